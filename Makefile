@@ -1,0 +1,63 @@
+# Two environments, each made once and remade only when what it is made of changes:
+#   .venv      what a user installs for the demo        .venv-dev  the test suite and the linters
+#
+#   make demo                                     the whole stage on small real models
+#   make test PYTEST_ARGS="tests/core -k digest"  the suite, or part of it
+#   make lint                                     ruff, mypy, import contracts
+#
+# Another interpreter: `make test PYTHON=/path/to/python3.12`. Another torch build, for instance one with CUDA: `TORCH=...`.
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: demo test lint lint-ruff lint-format lint-types lint-layers clean
+
+# The first of these that really runs and is new enough (a pyenv shim may be on the path and still refuse to run).
+CANDIDATES := python3 python3.13 python3.12 python3.11
+NEW_ENOUGH := -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' >/dev/null 2>&1
+ifndef PYTHON
+PYTHON := $(firstword $(foreach candidate,$(CANDIDATES),$(shell $(candidate) $(NEW_ENOUGH) && echo $(candidate))))
+endif
+
+# Pinned and installed first: left to a dependency's range, pip may pick a newer build with gigabytes of CUDA libraries.
+TORCH ?= torch==2.13.0
+CONSTRAINTS := requirements/dev-constraints.txt
+PIP := -m pip install --disable-pip-version-check --no-input -qq -c $(CONSTRAINTS)
+PYTEST_WORKERS ?= 2
+PYTEST_ARGS ?=
+
+demo: .venv/.installed
+	.venv/bin/compile-stage demo
+
+test: .venv-dev/.installed
+	.venv-dev/bin/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+# `make -k lint` runs all four, whatever one of them finds.
+lint: lint-ruff lint-format lint-types lint-layers
+
+lint-ruff: .venv-dev/.installed
+	.venv-dev/bin/ruff check .
+
+lint-format: .venv-dev/.installed
+	.venv-dev/bin/ruff format --check .
+
+lint-types: .venv-dev/.installed
+	.venv-dev/bin/mypy
+
+lint-layers: .venv-dev/.installed
+	.venv-dev/bin/lint-imports
+
+clean:
+	rm -rf .venv .venv-dev build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/.installed: EXTRA := demo
+.venv-dev/.installed: EXTRA := dev
+.venv/.installed .venv-dev/.installed: pyproject.toml $(CONSTRAINTS)
+	@$(or $(PYTHON),false) $(NEW_ENOUGH) || { \
+		echo "compile-stage needs Python 3.11 or newer, and $(or $(PYTHON),none of: $(CANDIDATES)) is not one that runs here."; \
+		echo "Install one (Debian: apt-get install python3 python3-venv) or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; \
+		exit 1; } >&2
+	@echo "Making $(@D) with $$($(PYTHON) --version): a few minutes, this once"
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python $(PIP) $(TORCH)
+	@$(@D)/bin/python $(PIP) -e '.[$(EXTRA)]'
+	@touch $@

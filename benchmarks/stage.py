@@ -1,0 +1,162 @@
+"""What the stage reaches on ResNet-50 and a 6-layer BERT, and what it costs itself.
+
+    python benchmarks/stage.py                      # both models, about fifteen minutes on two cores
+    python benchmarks/stage.py bert6 --seconds 30
+
+For each model: register it in an embedded MLflow, run the whole stage without a cache, and report the winner's speed-up over PyTorch eager FP32 (one interleaved
+run, 2 threads), the stage's own overhead (wall time against the workers' own time) and the stage's peak memory. Then, for the demo's CNN, a run
+that finds everything in the cache, `--help` and `lint`, each in turns with `python -c "import mlflow"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+POLICY = """\
+apiVersion: compile-stage/v1
+kind: OptimizationPolicy
+name: benchmark
+owner: benchmarks
+data:
+  validation: {{source: "mlflow-dataset:validation", max_samples: {samples}}}
+  calibration: {{source: "mlflow-dataset:calibration", max_samples: {samples}}}
+  min_samples: 32
+targets:
+  cpu: {{device: cpu, backends: [onnxruntime, openvino], precisions: [int8, int8-dynamic, bf16, fp32], batch_sizes: [1], threads: 2}}
+budget: {{measure_seconds: {seconds}}}
+"""
+
+# Runs in a process of its own, so that its peak memory is the stage's. Every call of a worker is timed where it is made; what is not
+# inside of a call is the stage's own.
+STAGE = """\
+import json, resource, sys, threading, time
+from compile_stage import api
+from compile_stage.engine import local
+busy, lock, call = [], threading.Lock(), local.LocalWorker.call
+def timed(self, function, /, **arguments):
+    began = time.monotonic()
+    try:
+        return call(self, function, **arguments)
+    finally:
+        with lock:
+            busy.append((began, time.monotonic()))
+local.LocalWorker.call = timed
+began = time.monotonic()
+result = api.run(sys.argv[1], sys.argv[2], out=sys.argv[3])
+wall = time.monotonic() - began
+print(json.dumps({"wall_s": wall, "workers_s": sum(e - b for b, e in busy),
+                  "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, "exit_code": result.exit_code}))
+"""
+
+
+def stage(uri: str, work: Path, seconds: float, samples: int, environment: dict[str, str]) -> dict[str, float]:
+    """One run without a cache; what it cost."""
+    policy = work / "policy.yaml"
+    policy.write_text(POLICY.format(seconds=seconds, samples=samples))
+    command = [sys.executable, "-c", STAGE, uri, str(policy), str(work / "out")]
+    done = subprocess.run(command, env=environment, cwd=work, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def register(script: str, arguments: list[str], work: Path, environment: dict[str, str]) -> str:
+    command = [sys.executable, str(ROOT / "examples" / script), *arguments]
+    done = subprocess.run(command, env=environment, cwd=work, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip().splitlines()[-1]
+
+
+def table(result: dict) -> str:
+    lines = [
+        "| backend | scheme | state | p50 ms | speed-up (95 % interval) | worst cosine | size MB | peak memory MB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for candidate in sorted(result["targets"][0]["candidates"], key=lambda c: -speedup(c)):
+        timing = (candidate["timing"] or {}).get("by_batch", {}).get("1")
+        if not timing:
+            continue
+        low, high = timing["speedup_interval"]
+        cosines = [
+            c["measured"]
+            for c in candidate["verdict"]["checks"]
+            if c["metric"] == "cosine" and c["measured"] is not None
+        ]
+        lines.append(
+            f"| {candidate['backend']} | {candidate['scheme']} | {candidate['state']} | {timing['p50_s'] * 1e3:.2f} | "
+            f"{timing['speedup']:.2f} ({low:.2f} to {high:.2f}) | {min(cosines, default=float('nan')):.5f} | "
+            f"{candidate['size_bytes'] / 1e6:.1f} | {candidate['timing']['peak_memory_bytes'] / 1e6:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def speedup(candidate: dict) -> float:
+    timing = (candidate["timing"] or {}).get("by_batch", {}).get("1")
+    return timing["speedup"] if timing else 0.0
+
+
+def wall(command: list[str], work: Path, environment: dict[str, str]) -> float:
+    began = time.monotonic()
+    subprocess.run(command, env=environment, cwd=work, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.monotonic() - began
+
+
+def start_up(work: Path, environment: dict[str, str], rounds: int) -> None:
+    """A cached run, `--help` and `lint`, in turns with MLflow's own import."""
+    uri = register("digits_cnn.py", [], work, environment)
+    program = [sys.executable, "-m", "compile_stage"]
+    policy = str(ROOT / "policies" / "cpu-server.yaml")
+    run = [*program, "run", uri, "-p", policy, "--set", "budget.measure_seconds=10", "--out", str(work / "cnn")]
+    commands = {
+        "import mlflow": [sys.executable, "-c", "import mlflow"],
+        "run, all cached": run,
+        "--help": [*program, "--help"],
+        "lint": [*program, "lint", policy],
+    }
+    wall(run, work, environment)
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, command in commands.items():
+            times[name].append(wall(command, work, environment))
+    print("\n| command | median wall s | over `import mlflow` s |\n|---|---|---|")
+    reference = statistics.median(times["import mlflow"])
+    for name, values in times.items():
+        print(f"| {name} | {statistics.median(values):.2f} | {statistics.median(values) - reference:+.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["resnet50", "bert6", "start-up"])
+    parser.add_argument("--seconds", type=float, default=60.0, help="measurement budget a model")
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7, help="turns of the start-up commands")
+    parser.add_argument("--keep", type=Path, help="folder to keep the reports in")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in chosen.models:
+            work = (chosen.keep or Path(scratch)).absolute() / name
+            work.mkdir(parents=True, exist_ok=True)
+            environment = {
+                **os.environ,
+                "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
+                "COMPILE_STAGE_CACHE": tempfile.mkdtemp(dir=scratch),
+            }
+            if name == "start-up":
+                start_up(work, environment, chosen.rounds)
+                continue
+            uri = register("models.py", [name], work, environment)
+            cost = stage(uri, work, chosen.seconds, chosen.samples, environment)
+            result = json.loads((work / "out" / "result.json").read_text())
+            print(f"\n### {name}: winner {result['targets'][0]['winner']}\n\n{table(result)}\n")
+            print(f"wall {cost['wall_s']:.1f} s = {cost['wall_s'] / cost['workers_s']:.2f} x the workers' own {cost['workers_s']:.1f} s; "
+                  f"peak memory of the stage's own process {cost['peak_mb']:.0f} MB", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""How a published model takes what it is given, and answers as the model that it was made from did.
+
+Vendored into every published model beside `compile_stage.flavor`. What comes in may be an array, a dict, or a data
+frame, with the types that JSON or pandas left it in; what goes to the runtime has exactly the names, types and shapes
+of its signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.tensors import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Array, Batch
+
+
+class InputRefusedError(ValueError):
+    """What was given can't be fed to the model; the message names the input and says what fits."""
+
+
+def to_batch(data: Any, signature: Signature, how: Mapping[str, Any]) -> Batch:
+    """The model's inputs by name, in its own types, from an array, a list, a dict, a series or a data frame.
+
+    Args:
+        data: As a user or the scoring server gives it. Axis 0 of every array is the batch.
+        how: The manifest's `answer`; its `columns` name the data frame's columns that make up a single input.
+
+    Raises:
+        InputRefusedError: A name, type or shape does not fit, or a value would be changed by more than rounding.
+    """
+    import pandas as pd
+
+    columns = how.get("columns")
+    if isinstance(data, pd.Series):
+        data = data.to_frame()
+    if isinstance(data, Mapping) and columns is not None and set(columns) <= {str(key) for key in data}:
+        data = pd.DataFrame(dict(data))
+    if isinstance(data, pd.DataFrame):
+        given = _from_frame(data, signature, columns)
+    elif isinstance(data, Mapping):
+        given = {str(name): _array(str(name), value) for name, value in data.items()}
+    elif len(signature.inputs) == 1:
+        name = signature.inputs[0].name
+        given = {name: _array(name, data)}
+    else:
+        names = ", ".join(spec.name for spec in signature.inputs)
+        raise InputRefusedError(
+            f"the model has {len(signature.inputs)} inputs; give a dict or a data frame with {names}"
+        )
+    known = {spec.name: spec for spec in signature.inputs}
+    batch = {name: _coerced(array, known[name]) if name in known else array for name, array in given.items()}
+    if (reason := signature.refuse(batch)) is not None:
+        raise InputRefusedError(reason)
+    return batch
+
+
+def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
+    """The answer to `data`: an array, a dict of arrays, or a data frame, as the source model answered.
+
+    Args:
+        outputs: All outputs of the runtime, by name.
+        data: What was asked with; a data frame may be answered with one, under its index.
+        how: The manifest's `answer` (`core.ports.Exporter.answer`).
+    """
+    import pandas as pd
+
+    names = how.get("outputs") or list(outputs)
+    chosen = {name: outputs[name] for name in names}
+    kind = how.get("kind", "dict")
+    framed = isinstance(data, pd.DataFrame)
+    if kind == "dataframe" or (framed and how.get("frame_in_frame_out", False)):
+        return _frame(chosen, kind, data.index if framed else None)
+    if kind == "array" and len(chosen) == 1:
+        return next(iter(chosen.values()))
+    return chosen
+
+
+def _from_frame(frame: Any, signature: Signature, columns: list[str] | None) -> dict[str, Array]:
+    held = {str(column): column for column in frame.columns}
+    inputs = signature.inputs
+    if columns is not None and len(inputs) == 1:
+        if missing := [column for column in columns if column not in held]:
+            raise InputRefusedError(
+                f"the data frame lacks {', '.join(map(repr, missing))}; the model takes {', '.join(columns)}"
+            )
+        return {inputs[0].name: _matrix(frame[[held[column] for column in columns]], inputs[0])}
+    if all(spec.name in held for spec in inputs):
+        return {spec.name: _column(frame[held[spec.name]].to_numpy(), spec) for spec in inputs}
+    if len(inputs) == 1:
+        return {inputs[0].name: _matrix(frame, inputs[0])}
+    missing = [spec.name for spec in inputs if spec.name not in held]
+    raise InputRefusedError(
+        f"the data frame lacks {', '.join(map(repr, missing))}: one column for each input of the model"
+    )
+
+
+def _matrix(frame: Any, spec: TensorSpec) -> Array:
+    if frame.shape[1] == 1:
+        return _column(frame.iloc[:, 0].to_numpy(), spec)
+    matrix: Array = frame.to_numpy()
+    return matrix
+
+
+def _column(values: Array, spec: TensorSpec) -> Array:
+    """A column as an array; cells that hold arrays are stacked."""
+    import numpy as np
+
+    if values.dtype == object and len(values) and isinstance(values[0], np.ndarray | list | tuple):
+        try:
+            return np.stack([np.asarray(value) for value in values])
+        except ValueError as error:
+            raise InputRefusedError(f"the cells of column {spec.name!r} do not all have one shape") from error
+    return values.reshape(-1, 1) if len(spec.shape) == 2 else values
+
+
+def _array(name: str, value: Any) -> Array:
+    import numpy as np
+
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise InputRefusedError(f"input {name!r} is not a regular array: {error}") from error
+
+
+def _coerced(array: Array, spec: TensorSpec) -> Array:
+    """The array in the input's type. JSON knows one kind of number and pandas prefers 64 bits, so rounding is allowed;
+    what is not: an overflow, a fraction cut off, a number for a text."""
+    import numpy as np
+
+    if spec.dtype == "str":
+        return _texts(array, spec)
+    try:
+        wanted = np.dtype(spec.dtype)
+    except TypeError as error:
+        raise InputRefusedError(f"input {spec.name!r} is {spec.dtype}, which NumPy does not know") from error
+    if array.dtype == wanted:
+        return array
+    if array.dtype == object:
+        array = _numbers(array, spec)
+    if array.dtype.kind not in "biuf":
+        raise InputRefusedError(f"input {spec.name!r} must be {spec.dtype}, not {array.dtype.name}")
+    if np.can_cast(array.dtype, wanted, "safe"):
+        return array.astype(wanted)
+    if wanted.kind == "f":
+        with np.errstate(over="ignore"):
+            cast = array.astype(wanted)
+        if bool(np.any(np.isinf(cast) & np.isfinite(array))):
+            raise InputRefusedError(f"input {spec.name!r} holds a value that {spec.dtype} can't hold")
+        return cast
+    if wanted.kind in "iu" and array.dtype.kind in "iu":
+        limits = np.iinfo(wanted)
+        if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+            raise InputRefusedError(f"input {spec.name!r} holds a value that {spec.dtype} can't hold")
+        return array.astype(wanted)
+    raise InputRefusedError(
+        f"input {spec.name!r} must be {spec.dtype}; {array.dtype.name} would lose what does not fit"
+    )
+
+
+def _texts(array: Array, spec: TensorSpec) -> Array:
+    import numpy as np
+
+    texts = array.astype(object)
+    if not all(isinstance(value, str) for value in texts.ravel()):
+        raise InputRefusedError(f"input {spec.name!r} must be text, not {array.dtype.name}")
+    return np.asarray(texts, dtype=object)
+
+
+def _numbers(array: Array, spec: TensorSpec) -> Array:
+    import numpy as np
+
+    try:
+        return np.asarray(array.tolist()) if array.size else np.empty(array.shape, dtype=spec.dtype)
+    except ValueError as error:
+        raise InputRefusedError(f"input {spec.name!r} is not a regular array of {spec.dtype}") from error
+
+
+def _frame(outputs: Mapping[str, Array], kind: str, index: Any) -> Any:
+    import pandas as pd
+
+    if kind == "array" and len(outputs) == 1:
+        only = next(iter(outputs.values()))
+        return pd.DataFrame(only if only.ndim <= 2 else {0: list(only)}, index=index)
+    if kind == "dict":  # MLflow's own ONNX flavor flattens each output, and drops the index
+        return pd.DataFrame({name: array.reshape(-1) for name, array in outputs.items()})
+    return pd.DataFrame({name: _cells(array) for name, array in outputs.items()}, index=index)
+
+
+def _cells(array: Array) -> Any:
+    return array.reshape(-1) if array.ndim <= 1 or array.shape[1:] == (1,) else list(array)

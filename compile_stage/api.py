@@ -1,0 +1,271 @@
+"""All that the command line and `pipelines/` may call: plan, run, verify, promote, rollback."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compile_stage.core import plugins
+from compile_stage.core.cache import Cache, cache_root
+from compile_stage.core.context import Context
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import UsageError
+from compile_stage.core.events import EventLog, Reporter
+from compile_stage.core.records import Plan, Receipt, RunResult, Verification
+from compile_stage.core.storage import demand_writable, storage_trouble
+from compile_stage.policy.load import load_policy
+
+if TYPE_CHECKING:
+    from compile_stage.debug.diagnosis import Diagnosis
+    from compile_stage.doctor import DoctorReport
+
+
+def plan(
+    model_uri: str, policy_path: str | os.PathLike[str], *, targets: Sequence[str] = (), sets: Sequence[str] = ()
+) -> Plan:
+    """What `run` would do: the jobs, what is refused and why, what the cache already holds. Downloads the model, compiles nothing.
+
+    Raises:
+        PolicyError: The policy is wrong, or is not meant for this model.
+        RegistryError: The registry can't be reached or does not hold the model.
+    """
+    from compile_stage.holdings import holdings
+    from compile_stage.pipeline import make_plan
+
+    policy = load_policy(Path(policy_path), sets=sets, targets=targets)
+    with _context(None, "local") as context:
+        made = make_plan(context, policy, model_uri)
+        return replace(made, held=holdings(context, made))
+
+
+def run(
+    model_uri: str,
+    policy_path: str | os.PathLike[str],
+    *,
+    targets: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    out: str | os.PathLike[str] | None = None,
+    publish: bool = True,
+    promote: bool = True,
+    engine: str = "local",
+    reporter: Reporter | None = None,
+) -> RunResult:
+    """Take a model through a policy: compile, prove, measure, publish, promote.
+
+    Args:
+        model_uri: `models:/name/version`, `models:/name@alias`, `models:/m-...`, `runs:/...` or `folder:/...`.
+        targets: Glob patterns over the policy's target names; empty for all.
+        sets: `path.to.key=value`, laid over the policy.
+        out: Folder for result.json, the reports and the bundles; by default `compile-stage-out/NAME-VERSION`.
+        publish: Push the winners to the registry.
+        promote: Move their aliases too; nothing is promoted that is not published.
+        reporter: Hears what happens, from several threads.
+
+    Returns:
+        The result; its `exit_code` is the command line's. A missed gate or a failed job is a result, not an exception.
+
+    Raises:
+        PolicyError: The policy is wrong, or is not meant for this model.
+        RegistryError: The registry can't be reached, or refuses.
+        StorageError: A disk is full, or `out` or the cache can't be written. Nothing is published half.
+    """
+    from compile_stage import pipeline, report
+
+    policy = load_policy(Path(policy_path), sets=sets, targets=targets)
+    with _context(reporter, engine) as context:
+        made = pipeline.make_plan(context, policy, model_uri)
+        context.events.planned(made)
+        folder = Path(out) if out is not None else default_out(made)
+        demand_writable(folder)
+
+        def render(result: RunResult) -> Mapping[str, Path]:
+            return report.write(result, folder)
+
+        order = pipeline.Order(out=folder.absolute(), render=render, publish=publish, promote=promote)
+        return pipeline.run(context, made, order)
+
+
+def default_out(made: Plan) -> Path:
+    """`compile-stage-out/NAME-VERSION` below the current folder."""
+    source = made.source
+    return Path("compile-stage-out") / (f"{source.name}-{source.version}" if source.version else source.name)
+
+
+def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = False) -> Verification:
+    """Is a published version, or a bundle on disk, what its manifest says, and does it still pass?
+
+    Args:
+        uri_or_bundle: A registry URI, or the folder of a bundle.
+        revalidate: Run the validation again too, against the pinned source; without it only the files are checked.
+        allow_pickle: The source may be a pickle, which runs code of its own. What is verified has no say in this.
+
+    Raises:
+        IntegrityError: A file, or the source, is not what was published.
+        SourceError: The source is refused; a pickle is, unless allowed.
+        RegistryError: The version, or its source, can't be had.
+    """
+    from compile_stage.manifest import check_integrity
+    from compile_stage.reproof import prove_again
+
+    with _context(None, "local") as context:
+        folder = _published(uri_or_bundle, context.scratch / "published")
+        manifest = check_integrity(folder)
+        notes = ["every file has the digest that the manifest gives it"]
+        if (fingerprint := manifest["fingerprint"]) != context.hardware.fingerprint:
+            notes.append(f"it was proven on {fingerprint}; this machine is {context.hardware.fingerprint}")
+        if not revalidate:
+            return Verification(uri=uri_or_bundle, passed=True, checks=(), notes=tuple(notes))
+        verdict, said = prove_again(context, manifest, folder, allow_pickle=allow_pickle)
+        return Verification(uri=uri_or_bundle, passed=verdict.passed, checks=verdict.checks, notes=(*notes, *said))
+
+
+def promote(uri: str, alias: str) -> Receipt:
+    """Move an alias to a published version by hand.
+
+    Its files must be what was published and its verdict must have passed; a waiver that it passed under must still hold. It is not compared with what the alias points to now: that is what
+    promotion within `run` does, and doing without it is the decision of whoever calls this.
+
+    Raises:
+        GateError: Its verdict did not pass, or passed under a waiver that has ended.
+        IntegrityError: It is not one of ours, or a file of it was changed.
+        RegistryError: The registry can't be reached, or refuses.
+    """
+    from compile_stage.manifest import check_integrity
+    from compile_stage.steps.promote import demand_passed
+
+    registry = plugins.registry_for(uri)
+    receipt = registry.published(uri)
+    with _context(None, "local") as context:
+        manifest = check_integrity(registry.fetch(receipt.uri, context.scratch / "published"))
+        demand_passed(manifest, context.today, uri)
+    return registry.promote(receipt, alias)
+
+
+def rollback(name: str, alias: str) -> Receipt:
+    """Move an alias back to the version that it pointed to before.
+
+    Raises:
+        RegistryError: There is no such alias, or nothing came before.
+    """
+    uri = name if ":" in name else f"models:/{name}@{alias}"
+    registry = plugins.registry_for(uri)
+    return registry.rollback(name, alias)
+
+
+def debug(
+    subject: str,
+    candidate: str | None = None,
+    *,
+    policy_path: str | os.PathLike[str] | None = None,
+    job: str = "*",
+    targets: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    backend: str | None = None,
+    data: str | None = None,
+    samples: int = 16,
+    out: str | os.PathLike[str] | None = None,
+    reporter: Reporter | None = None,
+) -> Diagnosis:
+    """Why a candidate's answers, or its compilation, go wrong.
+
+    Args:
+        subject: A model's URI (with `policy_path`), a `result.json`, an `.onnx` to compare `candidate` with, or an `.onnx` that `backend` may not take.
+        candidate: A second model file, `.onnx` or `.xml`.
+        job: Glob over job ids; the first that matches and does not pass is looked into.
+        data: File of samples, for two model files.
+        samples: How many of them are traced.
+        out: Folder for `debug.html`, `debug.json` and the bundle; by default `compile-stage-debug/NAME`.
+
+    Raises:
+        PolicyError: What was given can't be looked into; the message says why.
+        RegistryError: The model can't be had.
+        SourceError: The model is refused or unreadable.
+    """
+    from compile_stage import diagnose
+    from compile_stage.pipeline import make_plan
+    from compile_stage.report import debug_page
+
+    here = Path(subject)
+    with _context(reporter, "local") as context:
+        if candidate is not None or backend is not None:
+            folder = _folder(out, here.stem)
+            for file in (here, *([Path(candidate)] if candidate is not None else [])):
+                if not file.is_file():
+                    raise UsageError("there is no such file", where=str(file))
+            if candidate is not None:
+                found = diagnose.diagnose_files(
+                    context, here.absolute(), Path(candidate).absolute(), data, folder, count=samples
+                )
+            else:
+                found = diagnose.diagnose_compilation(context, here.absolute(), backend or "", folder)
+        else:
+            uri, policy, pattern = subject, policy_path, job
+            if here.suffix == ".json":
+                uri, policy, pattern = debug_page.read_result(here, job, policy_path)
+            if policy is None:
+                raise UsageError(
+                    f"nothing says how {subject!r} is to be looked into",
+                    fix="name a policy with -p, a second model file to compare with, or a backend with --backend",
+                )
+            made = make_plan(context, load_policy(Path(policy), sets=sets, targets=targets), uri)
+            folder = _folder(out, default_out(made).name)
+            found = diagnose.diagnose_job(context, made, pattern, folder, count=samples)
+        debug_page.write(found, folder)
+        return found
+
+
+def doctor() -> DoctorReport:
+    """What this machine has, what is missing, and the command that brings it."""
+    from compile_stage.doctor import examine
+
+    return examine()
+
+
+def demo(out: str | os.PathLike[str] = "demo-output", *, reporter: Reporter | None = None) -> list[RunResult]:
+    """Train small real models, register them in an embedded MLflow, and take each through the stage."""
+    from compile_stage.demo import demo as run_demo
+
+    return run_demo(Path(out), reporter)
+
+
+def _folder(out: str | os.PathLike[str] | None, name: str) -> Path:
+    """Absolute, since a worker has a current folder of its own."""
+    return (Path(out) if out is not None else Path("compile-stage-debug") / name).absolute()
+
+
+def _published(uri_or_bundle: str, into: Path) -> Path:
+    here = Path(uri_or_bundle)
+    if here.is_dir():
+        return here
+    if ":" not in uri_or_bundle:
+        raise UsageError(
+            f"{uri_or_bundle!r} is neither a folder nor a registry URI",
+            fix="give a bundle's folder, or a URI such as models:/NAME/VERSION",
+        )
+    return plugins.registry_for(uri_or_bundle).fetch(uri_or_bundle, into)
+
+
+@contextmanager
+def _context(reporter: Reporter | None, engine: str) -> Iterator[Context]:
+    """A run's surroundings; nothing of it is left behind but the cache."""
+    demand_writable(cache_root())
+    runner = plugins.load("engines", engine)
+    plugins.demand(runner)
+    with storage_trouble(), tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+        try:
+            yield Context(
+                cache=Cache(cache_root()),
+                engine=runner,
+                events=EventLog(reporter),
+                hardware=hardware(),
+                scratch=Path(scratch),
+                today=datetime.now(UTC).date(),
+            )
+        finally:
+            runner.close()

@@ -1,0 +1,366 @@
+"""ONNX Runtime on its CPU execution provider.
+
+The artifact is the ONNX graph itself; the runtime optimises it for the machine when it is opened. What comes out of that is
+read back at compile time: the optimised graph is dumped and counted, so that a provider that was not taken, or an int8 graph
+whose kernels stayed in float, is found here and not by a user.
+
+`open` needs nothing but onnxruntime and numpy; `compile` also reads the graph with onnx.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from compile_stage.core.digest import digest_tree, tree_size
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Session
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.tensors import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+PROVIDER = "CPUExecutionProvider"
+
+_LEVELS = {
+    "disabled": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+# Options of a target, with what each may be. `config` hands entries to the session untouched.
+_OPTIONS: Mapping[str, tuple[str, ...] | type] = {
+    "graph_optimization": tuple(_LEVELS),
+    "spinning": bool,
+    "memory_arena": bool,
+    "config": dict,
+}
+_DTYPES = {
+    "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16", "string": "str", "bool": "bool",
+    "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64",
+    "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64",
+}  # fmt: skip
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
+
+# Operators that do the arithmetic of a network, by what they compute in.
+_INTEGER_OPS = {
+    "QLinearConv", "QLinearMatMul", "QGemm", "QAttention", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat",
+    "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulNBits",
+}  # fmt: skip
+_FLOAT_OPS = {
+    "Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "Attention",
+    "MultiHeadAttention", "LSTM", "GRU", "RNN",
+}  # fmt: skip
+
+
+class OnnxRuntime:
+    """The backend (`core.ports.Backend`)."""
+
+    name: ClassVar[str] = "onnxruntime"
+    requires: ClassVar[tuple[str, ...]] = ("onnxruntime",)
+    extra: ClassVar[str] = ""
+    forms: ClassVar[tuple[str, ...]] = ("onnx",)
+    runtime: ClassVar[tuple[str, ...]] = ("onnxruntime",)
+
+    def toolchain(self) -> Mapping[str, str]:
+        return package_versions("onnxruntime", "onnx", "numpy")
+
+    def refuse_target(self, target: Target) -> str | None:
+        if target.device != "cpu":
+            return f"onnxruntime is served on the device cpu; {target.device!r} is not served by this backend yet"
+        return _refuse_options(target.options.get(self.name, {}))
+
+    def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
+        if target.device != "cpu":
+            return ()
+        return {
+            "fp32": (Scheme(precision="fp32", name="fp32", native=True),),
+            # Computed in float32 on a CPU: half the size, no more speed. Whether that is worth shipping is the policy's to say.
+            "fp16": (Scheme(precision="fp16", name="fp16", weights="float16"),),
+            "int8": _static_schemes(),
+            "int8-dynamic": (
+                Scheme(
+                    precision="int8-dynamic",
+                    name="int8-dynamic",
+                    activations="uint8",
+                    weights="int8",
+                    options=_saturation_guard(),
+                ),
+            ),
+        }.get(precision, ())
+
+    def refuse(self, model: PortableModel, target: Target) -> str | None:
+        if model.form not in self.forms:
+            return f"onnxruntime takes the forms {', '.join(self.forms)}, not {model.form}"
+        if (reason := model.signature.refuse_batch_sizes(target.batch_sizes)) is not None:
+            return reason
+        import onnx
+
+        graph = onnx.load(model.path, load_external_data=False).graph
+        for node in graph.node:
+            if node.domain not in _DOMAINS:
+                return f"operator {node.domain}.{node.op_type} (node {node.name!r}) is not one that ONNX Runtime knows"
+        for output in graph.output:
+            if not output.type.HasField("tensor_type"):
+                return f"output {output.name!r} is not a tensor but a {output.type.WhichOneof('value')}"
+        return None
+
+    def compile(
+        self,
+        model: PortableModel,
+        scheme: Scheme,
+        target: Target,
+        job_id: str,
+        into: Path,
+        calibration: SampleSet | None = None,  # the graph carries its calibration: no scheme here calibrates natively
+    ) -> Artifact:
+        asked = target.options.get(self.name, {})
+        if (reason := _refuse_options(asked)) is not None:
+            raise UsageError(reason)
+        into.mkdir(parents=True, exist_ok=True)
+        _copy_graph(Path(model.path), into)
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+            dump = Path(scratch) / "optimized.onnx"
+            session = _open_session(into / "model.onnx", asked, target.threads, dump=dump)
+            signature = _read_signature(session, model.signature)
+            executed, notes = _read_back(session, dump, scheme)
+        _demand_same(model.signature, signature)
+        return Artifact(
+            path=str(into),
+            entry="model.onnx",
+            digest=digest_tree(into),
+            job_id=job_id,
+            backend=self.name,
+            precision=scheme.precision,
+            toolchain=self.toolchain(),
+            hardware=hardware().fingerprint,
+            signature=signature,
+            size_bytes=tree_size(into),
+            made_from=model.digest,
+            options=dict(asked),
+            executed=executed,
+            notes=notes,
+        )
+
+    @contextmanager
+    def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
+        session = _OnnxSession(
+            _open_session(Path(artifact.path) / artifact.entry, artifact.options, threads), artifact.signature
+        )
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+class _OnnxSession:
+    """One open model. ONNX Runtime allocates new outputs for every call, so they are the caller's."""
+
+    def __init__(self, session: Any, described: Signature) -> None:
+        self._session = session
+        self.signature = _read_signature(session, described)
+
+    def run(self, batch: Batch) -> Batch:
+        if self._session is None:
+            raise UsageError("this session is closed; call it inside its context")
+        if (reason := self.signature.refuse(batch)) is not None:
+            raise UsageError(reason)
+        names = [spec.name for spec in self.signature.outputs]
+        return dict(zip(names, self._session.run(names, dict(batch)), strict=True))
+
+    def close(self) -> None:
+        self._session = None
+
+
+# ------------------------------------------------------------------------------------------------------------ schemes
+
+
+def _static_schemes() -> tuple[Scheme, ...]:
+    """Static schemes, measured in this order on x86 with VNNI; symmetric int8 activations are twice as slow there.
+
+    Every operator first (fastest on convolutional networks), then the heavy ones alone (more accurate, and faster on transformers,
+    where a quantised Softmax or LayerNormalization costs more than it saves).
+    """
+    if hardware().machine in ("aarch64", "arm64"):  # its kernels take signed activations with zero point 0
+        every = Scheme(precision="int8", name="int8-s8s8", activations="int8", weights="int8", symmetric=True)
+    else:
+        every = Scheme(
+            precision="int8", name="int8-u8s8", activations="uint8", weights="int8", options=_saturation_guard()
+        )
+    return every, replace(every, name=f"{every.name}-heavy", ops=("Conv", "Gemm", "MatMul"))
+
+
+def _saturation_guard() -> dict[str, Any]:
+    """Without VNNI, u8×s8 products are summed in 16 bits, which saturates: weights then take 7 bits."""
+    vnni = {"avx512_vnni", "avx_vnni", "amx_int8"} & set(hardware().features)
+    return {} if vnni or hardware().machine not in ("x86_64", "AMD64") else {"reduce_range": True}
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def _refuse_options(given: Mapping[str, Any]) -> str | None:
+    for key, value in given.items():
+        allowed = _OPTIONS.get(key)
+        if allowed is None:
+            return f"onnxruntime has no option {key!r}; it has {', '.join(_OPTIONS)}"
+        if isinstance(allowed, tuple) and value not in allowed:
+            return f"onnxruntime's option {key} can't be {value!r}; it can be {', '.join(allowed)}"
+        if isinstance(allowed, type) and not isinstance(value, Mapping if allowed is dict else allowed):
+            wanted = "a mapping" if allowed is dict else "true or false"
+            return f"onnxruntime's option {key} must be {wanted}, not {value!r}"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- the session
+
+
+def _open_session(path: Path, asked: Mapping[str, Any], threads: int, dump: Path | None = None) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    level = _LEVELS[asked.get("graph_optimization", "all")]
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.enable_cpu_mem_arena = asked.get("memory_arena", True)
+    options.log_severity_level = 3  # a dump at level ALL warns that it fits this machine only; it is thrown away
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if asked.get("spinning", True) else "0")
+    for key, value in asked.get("config", {}).items():
+        options.add_session_config_entry(str(key), str(value))
+    if dump is not None:
+        options.optimized_model_filepath = str(dump)
+        # Weights go to a file of their own, which is not read back.
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDER])
+    except Exception as error:  # onnxruntime's own errors share no base class
+        raise NothingCompiledError(f"ONNX Runtime can't load the graph: {_sentence(error)}") from error
+    session.disable_fallback()
+    if session.get_providers() != [PROVIDER]:
+        taken = ", ".join(session.get_providers())
+        raise NothingCompiledError(f"ONNX Runtime was asked for {PROVIDER} alone and took {taken}")
+    return session
+
+
+def _read_signature(session: Any, described: Signature) -> Signature:
+    """Names, types and shapes as the runtime reports them; where it has no name for a free dimension, the model's own."""
+
+    def read(values: Any, known: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(_read_spec(value, {spec.name: spec for spec in known}.get(value.name)) for value in values)
+
+    return Signature(
+        inputs=read(session.get_inputs(), described.inputs), outputs=read(session.get_outputs(), described.outputs)
+    )
+
+
+def _read_spec(value: Any, known: TensorSpec | None) -> TensorSpec:
+    inner = value.type.removeprefix("tensor(").removesuffix(")")
+    names = known.shape if known is not None and len(known.shape) == len(value.shape) else None
+    shape = tuple(
+        dim if isinstance(dim, int) else str((names[axis] if names else dim) or f"{value.name}_{axis}")
+        for axis, dim in enumerate(value.shape)
+    )
+    return TensorSpec(name=value.name, dtype=_DTYPES.get(inner, value.type), shape=shape)
+
+
+def _demand_same(model: Signature, runtime: Signature) -> None:
+    """An input or output that was lost, renamed or retyped on the way is an error here, not a surprise later."""
+    for word, wanted, found in (
+        ("inputs", model.inputs, runtime.inputs),
+        ("outputs", model.outputs, runtime.outputs),
+    ):
+        if [(s.name, s.dtype) for s in wanted] != [(s.name, s.dtype) for s in found]:
+            listed = "; ".join(map(str, found))
+            raise IntegrityError(
+                f"the {word} changed on the way: the model has {'; '.join(map(str, wanted))}, the runtime {listed}"
+            )
+
+
+# ------------------------------------------------------------------------------------------------------- what really ran
+
+
+def _read_back(session: Any, dump: Path, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the optimised graph holds, and what a reader should know of it. Raises when the precision was not taken."""
+    import onnx
+
+    nodes = list(onnx.load(dump, load_external_data=False).graph.node)
+    assigned: Counter[str] = Counter()
+    if hasattr(session, "get_provider_graph_assignment_info"):
+        for part in session.get_provider_graph_assignment_info():
+            assigned[part.ep_name] += len(part.get_nodes())
+    else:  # before 1.24 it can't say; with one provider and no fallback, that one has every node
+        assigned[PROVIDER] = len(nodes)
+    if set(assigned) - {PROVIDER}:
+        raise NothingCompiledError(
+            f"nodes were given to {', '.join(sorted(set(assigned) - {PROVIDER}))}, not to {PROVIDER}"
+        )
+    integer = sum(node.op_type in _INTEGER_OPS for node in nodes)
+    in_float = Counter(node.op_type for node in nodes if node.op_type in _FLOAT_OPS)
+    floating = sum(in_float.values())
+    executed = {
+        "providers": dict(sorted(assigned.items())),
+        "ops": dict(sorted(Counter(_op(node) for node in nodes).items())),
+        "precision": {"matrix_and_convolution": {"int8": integer, "float": floating}},
+    }
+    notes: list[str] = []
+    if scheme.precision == "fp32" and integer:
+        notes.append(f"the source's own graph is quantised: {integer} matrix and convolution operators run in int8")
+    if scheme.precision.startswith("int8"):
+        if not integer:
+            raise NothingCompiledError(
+                f"the graph is {scheme.precision}, and ONNX Runtime runs none of it in integers: "
+                f"{floating} matrix and convolution operators stayed in float"
+            )
+        if floating:
+            listed = ", ".join(f"{count} {op}" for op, count in sorted(in_float.items()))
+            notes.append(f"{integer} matrix and convolution operators run in int8, {floating} in float ({listed})")
+    if scheme.precision == "fp16":
+        casts = sum(node.op_type == "Cast" for node in nodes)
+        notes.append(
+            f"float16 is stored, not computed: this CPU's kernels work in float32 (the graph runs {casts} casts)"
+        )
+    return executed, tuple(notes)
+
+
+def _op(node: Any) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def _copy_graph(source: Path, into: Path) -> None:
+    """The graph as `model.onnx` with the external data that it names, and nothing else."""
+    import onnx
+    from onnx.external_data_helper import _get_all_tensors, uses_external_data
+
+    graph = onnx.load(source, load_external_data=False)
+    files = set()
+    for tensor in _get_all_tensors(graph):
+        if uses_external_data(tensor):
+            files.add({entry.key: entry.value for entry in tensor.external_data}["location"])
+    for name in sorted(files):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise IntegrityError(f"the graph keeps weights outside its folder: {name}", where=str(source))
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source.parent / name, into / name)
+    shutil.copyfile(source, into / "model.onnx")
+
+
+def _sentence(error: Exception) -> str:
+    """An error of the runtime without its code, its source location and its line breaks."""
+    words = " ".join(str(error).split())
+    return words.rpartition("[ONNXRuntimeError] : ")[2].partition(" : ")[2].partition(" : ")[2] or words

@@ -1,0 +1,460 @@
+"""OpenVINO on its CPU plug-in.
+
+The artifact is OpenVINO's own IR, compiled for the machine when it is opened. This plug-in picks bfloat16 by itself where the CPU
+has it, so every artifact names its execution precision; the hint is read back from the compiled model, and what each layer runs in
+is counted from the graph that the plug-in executes.
+
+`open` needs nothing but openvino and numpy; NNCF is needed only to compile the schemes that calibrate natively.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from compile_stage.core.digest import digest_tree, tree_size
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Session
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.sample_files import read_batches
+from compile_stage.core.tensors import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+# Options of a target: the plug-in's property, and what the option may be.
+_OPTIONS: Mapping[str, tuple[str, tuple[str, ...] | type]] = {
+    "performance_hint": ("PERFORMANCE_HINT", ("latency", "throughput", "cumulative_throughput")),
+    "num_streams": ("NUM_STREAMS", int),
+    "cpu_pinning": ("ENABLE_CPU_PINNING", bool),
+    "hyper_threading": ("ENABLE_HYPER_THREADING", bool),
+}
+_DTYPES = {
+    "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "boolean": "bool", "string": "str",
+    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+}  # fmt: skip
+
+# The plug-in's word for what it runs the floating-point part of a graph in.
+_HINTS = {"fp32": "f32", "bf16": "bf16"}
+
+# Layers that do the arithmetic of a network, and the precisions that count as integer.
+_HEAVY = ("Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq", "RNNCell", "ScaledDotProductAttention")
+_INTEGER = ("i8", "u8")
+_MATRIX_OPS = ("MatMul", "Convolution", "GroupConvolution")
+
+# Native int8 calibrates on at most so many samples; NNCF's own default.
+_CALIBRATION_SAMPLES = 300
+
+
+class OpenVino:
+    """The backend (`core.ports.Backend`)."""
+
+    name: ClassVar[str] = "openvino"
+    requires: ClassVar[tuple[str, ...]] = ("openvino",)
+    extra: ClassVar[str] = "openvino"
+    forms: ClassVar[tuple[str, ...]] = ("onnx",)
+    runtime: ClassVar[tuple[str, ...]] = ("openvino",)
+
+    def toolchain(self) -> Mapping[str, str]:
+        return package_versions("openvino", "nncf", "numpy")
+
+    def refuse_target(self, target: Target) -> str | None:
+        if target.device != "cpu":
+            return f"openvino is served on the device cpu; {target.device!r} is not served by this backend yet"
+        return _refuse_options(target.options.get(self.name, {}))
+
+    def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
+        if target.device != "cpu":
+            return ()
+        if precision == "fp32":
+            return (Scheme(precision="fp32", name="fp32", native=True, options={"hint": "f32"}),)
+        if precision == "bf16" and _has_bf16():
+            return (Scheme(precision="bf16", name="bf16", native=True, options={"hint": "bf16"}),)
+        if precision == "int8":
+            return _int8_schemes()
+        return ()  # an f16 hint runs as bf16 on a CPU; dynamic int8 has no kernels for ONNX's DynamicQuantizeLinear
+
+    def refuse(self, model: PortableModel, target: Target) -> str | None:
+        if model.form not in self.forms:
+            return f"openvino takes the forms {', '.join(self.forms)}, not {model.form}"
+        if (reason := model.signature.refuse_batch_sizes(target.batch_sizes)) is not None:
+            return reason
+        import openvino
+
+        try:
+            openvino.Core().read_model(model.path)
+        except RuntimeError as error:
+            return _why_unread(error)
+        return None
+
+    def compile(
+        self,
+        model: PortableModel,
+        scheme: Scheme,
+        target: Target,
+        job_id: str,
+        into: Path,
+        calibration: SampleSet | None = None,
+    ) -> Artifact:
+        import openvino
+
+        asked = target.options.get(self.name, {})
+        if (reason := _refuse_options(asked)) is not None:
+            raise UsageError(reason)
+        if scheme.native and scheme.precision == "int8" and calibration is None:
+            raise UsageError("int8 needs calibration samples: set data.calibration in the policy")
+        into.mkdir(parents=True, exist_ok=True)
+        options: dict[str, Any] = {
+            "config": _config(asked),
+            "hint": str(scheme.options.get("hint", _HINTS[scheme.float_type])),
+            "shapes": _known_shapes(model.signature, target),
+        }
+        core = openvino.Core()
+        graph = core.read_model(model.path)
+        if scheme.native and scheme.precision == "int8" and calibration is not None:
+            graph = _quantize(graph, model.signature, calibration)
+        openvino.save_model(graph, str(into / "model.xml"), compress_to_fp16=False)
+        try:
+            signature, executed, notes = _executed(into / "model.xml", options, target.threads, model, graph, scheme)
+        except NothingCompiledError:
+            if not options["shapes"]:
+                raise
+            # For a fixed shape the plug-in may fuse a small network into one kernel of another precision; for free ones it does not.
+            options["shapes"] = []
+            signature, executed, notes = _executed(into / "model.xml", options, target.threads, model, graph, scheme)
+        return Artifact(
+            path=str(into),
+            entry="model.xml",
+            digest=digest_tree(into),
+            job_id=job_id,
+            backend=self.name,
+            precision=scheme.precision,
+            toolchain=self.toolchain(),
+            hardware=hardware().fingerprint,
+            signature=signature,
+            size_bytes=tree_size(into),
+            made_from=model.digest,
+            options=options,
+            executed=executed,
+            notes=notes,
+        )
+
+    @contextlib.contextmanager
+    def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
+        path = Path(artifact.path) / artifact.entry
+        with _open(path, artifact.options, threads, artifact.signature) as session:
+            yield session
+
+
+class _OpenVinoSession:
+    """One open model: compiled for each of the shapes that are known beforehand, and for free shapes when a batch of another comes.
+
+    An infer request reuses its output buffers, so what is handed out are copies.
+    """
+
+    def __init__(self, core: Any, path: Path, options: Mapping[str, Any], threads: int, described: Signature) -> None:
+        self._core = core
+        self._path = path
+        self._options = options
+        self._threads = threads
+        self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self._free: Any = None
+        self._closed = False
+        self.signature = _read_signature(core.read_model(path), described)
+        self.compiled: Any = None  # the model for the first known shape, or for free ones: what is read back
+        for shapes in options["shapes"]:
+            compiled = self._compile({name: tuple(shape) for name, shape in shapes.items()})
+            self.compiled = self.compiled or compiled
+            key = tuple(tuple(shapes[spec.name]) for spec in self.signature.inputs)
+            self._requests[key] = compiled.create_infer_request()
+        if self.compiled is None:
+            self._free = self._free_request()
+
+    def run(self, batch: Batch) -> Batch:
+        if self._closed:
+            raise UsageError("this session is closed; call it inside its context")
+        if (reason := self.signature.refuse(batch)) is not None:
+            raise UsageError(reason)
+        arrays = [batch[spec.name] for spec in self.signature.inputs]
+        request = self._requests.get(tuple(array.shape for array in arrays))
+        if request is None:
+            request = self._free = self._free or self._free_request()
+        # Inputs are shared, not copied: they outlive the call, and the request is not used after they end.
+        request.infer(arrays, share_inputs=True)
+        outputs = request.output_tensors
+        return {spec.name: tensor.data.copy() for spec, tensor in zip(self.signature.outputs, outputs, strict=True)}
+
+    def close(self) -> None:
+        self._closed, self._free, self.compiled = True, None, None
+        self._requests.clear()
+
+    def _free_request(self) -> Any:
+        compiled = self._compile(None)
+        self.compiled = self.compiled or compiled
+        return compiled.create_infer_request()
+
+    def _compile(self, shapes: Mapping[str, tuple[int, ...]] | None) -> Any:
+        return _compile(self._core, self._path, self._options, self._threads, shapes)
+
+
+# ------------------------------------------------------------------------------------------------------------ schemes
+
+
+def _int8_schemes() -> tuple[Scheme, ...]:
+    """NNCF's own first: it equalises and corrects biases, and was both the fastest and the most accurate. Then our graphs:
+    symmetric activations run transformers best, unsigned ones convolutions."""
+    floats = ("bf16",) if _has_bf16() else ()
+    native = Scheme(
+        precision="int8", name="int8-nncf", native=True, activations="int8", weights="int8", options={"hint": "f32"}
+    )
+    symmetric = Scheme(
+        precision="int8",
+        name="int8-sym",
+        activations="int8",
+        weights="int8",
+        symmetric=True,
+        ops=("Conv", "Gemm", "MatMul"),
+        float_types=floats,
+    )
+    unsigned = Scheme(precision="int8", name="int8-u8", activations="uint8", weights="int8", float_types=floats)
+    return (native, symmetric, unsigned) if importlib.util.find_spec("nncf") else (symmetric, unsigned)
+
+
+def _has_bf16() -> bool:
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(hardware().features))
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def _refuse_options(given: Mapping[str, Any]) -> str | None:
+    for key, value in given.items():
+        if key not in _OPTIONS:
+            return f"openvino has no option {key!r}; it has {', '.join(_OPTIONS)}"
+        allowed = _OPTIONS[key][1]
+        if isinstance(allowed, tuple):
+            if value not in allowed:
+                return f"openvino's option {key} can't be {value!r}; it can be {', '.join(allowed)}"
+        elif allowed is bool and not isinstance(value, bool):
+            return f"openvino's option {key} must be true or false, not {value!r}"
+        elif allowed is int and (type(value) is not int or value < 1):
+            return f"openvino's option {key} must be a whole number of at least 1, not {value!r}"
+    return None
+
+
+# -------------------------------------------------------------------------------------------------------- quantisation
+
+
+def _quantize(graph: Any, signature: Signature, calibration: SampleSet) -> Any:
+    """NNCF's post-training quantisation, on the policy's samples in their order. The graph's batch stays free."""
+    # Its own switch against sending usage statistics: a compiler does not call home.
+    os.environ.setdefault("NNCF_CI", "1")
+    import nncf
+
+    items = list(islice(read_batches(calibration, signature), _CALIBRATION_SAMPLES))
+    if not items:
+        size = signature.fixed_batch or 1
+        raise UsageError(
+            f"int8 needs at least {size} calibration samples, and data.calibration gives {calibration.count}"
+        )
+    with contextlib.redirect_stdout(sys.stderr):  # it draws progress bars, and standard output is not ours to draw on
+        return nncf.quantize(
+            graph,
+            nncf.Dataset(items),
+            preset=nncf.QuantizationPreset.MIXED,
+            subset_size=len(items),
+            # An attention's products and normalisations need NNCF's transformer rules.
+            model_type=nncf.ModelType.TRANSFORMER if _has_attention(graph) else None,
+        )
+
+
+def _has_attention(graph: Any) -> bool:
+    """A Softmax whose answer reaches a MatMul, through what exporters put between (a guard against NaN, a reshape). A
+    classifier's last Softmax reaches none."""
+    return any(_reaches_matmul(operation) for operation in graph.get_ops() if operation.get_type_name() == "Softmax")
+
+
+def _reaches_matmul(operation: Any, steps: int = 4) -> bool:
+    users = [target.get_node() for output in operation.outputs() for target in output.get_target_inputs()]
+    if any(user.get_type_name() == "MatMul" for user in users):
+        return True
+    return steps > 0 and any(_reaches_matmul(user, steps - 1) for user in users)
+
+
+# --------------------------------------------------------------------------------------------------------- the session
+
+
+def _config(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The plug-in's properties that a target's options ask for."""
+    config = {_OPTIONS[key][0]: value for key, value in asked.items()}
+    return {"PERFORMANCE_HINT": "latency", **config}
+
+
+def _known_shapes(signature: Signature, target: Target) -> list[dict[str, tuple[int, ...]]]:
+    """The shapes that the target says will come: one for each batch size, where every other dimension is fixed or has a typical
+    size. The plug-in's kernels for them are 4 to 8 % faster than those for free shapes (int8 ResNet-50 and BERT)."""
+    known: list[dict[str, tuple[int, ...]]] = []
+    for batch_size in target.batch_sizes:
+        shapes = {}
+        for spec in signature.inputs:
+            typical = target.shapes[spec.name].typical if spec.name in target.shapes else spec.shape
+            shapes[spec.name] = (batch_size, *typical[1:])
+        if all(isinstance(size, int) for shape in shapes.values() for size in shape):
+            known.append(cast("dict[str, tuple[int, ...]]", shapes))
+    return known
+
+
+@contextlib.contextmanager
+def _open(path: Path, options: Mapping[str, Any], threads: int, described: Signature) -> Iterator[_OpenVinoSession]:
+    import openvino
+
+    session = _OpenVinoSession(openvino.Core(), path, options, threads, described)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _compile(
+    core: Any, path: Path, options: Mapping[str, Any], threads: int, shapes: Mapping[str, tuple[int, ...]] | None
+) -> Any:
+    """The compiled model, for these shapes or for free ones, with its execution precision asked for by name and read back."""
+    hint = options["hint"]
+    config = {key: value.upper() if isinstance(value, str) else value for key, value in options["config"].items()}
+    config |= {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
+    if hint == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise NothingCompiledError("OpenVINO's CPU plug-in says that this machine has no bfloat16")
+    try:
+        graph = core.read_model(path)
+        if shapes is not None:
+            graph.reshape({name: list(shape) for name, shape in shapes.items()})
+        compiled = core.compile_model(graph, "CPU", config)
+    except RuntimeError as error:
+        raise NothingCompiledError(f"OpenVINO can't compile the graph: {_sentence(error)}") from error
+    taken = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if taken != hint:
+        raise NothingCompiledError(f"OpenVINO was asked to run in {hint} and runs in {taken}")
+    if (devices := compiled.get_property("EXECUTION_DEVICES")) != ["CPU"]:
+        raise NothingCompiledError(f"OpenVINO was asked for the CPU alone and took {', '.join(devices)}")
+    return compiled
+
+
+def _read_signature(graph: Any, described: Signature) -> Signature:
+    """Names, types and shapes as the runtime's own graph reports them, in the model's order; a free dimension keeps the model's name."""
+    return Signature(
+        inputs=_read_specs("input", graph.inputs, described.inputs),
+        outputs=_read_specs("output", graph.outputs, described.outputs),
+    )
+
+
+def _read_specs(word: str, ports: Any, described: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    # An input or output that was lost, renamed, moved or retyped on the way is an error here, not a surprise later.
+    names = [sorted(port.get_names()) for port in ports]
+    kept = len(names) == len(described) and all(
+        spec.name in known for spec, known in zip(described, names, strict=True)
+    )
+    specs = tuple(_read_spec(port, spec) for port, spec in zip(ports, described, strict=True)) if kept else ()
+    if [(spec.name, spec.dtype) for spec in specs] != [(spec.name, spec.dtype) for spec in described]:
+        wanted = "; ".join(map(str, described))
+        found = "; ".join(map(str, specs)) or ", ".join("/".join(known) for known in names)
+        raise IntegrityError(f"the {word}s changed on the way: the model has {wanted}, the runtime {found}")
+    return specs
+
+
+def _read_spec(port: Any, described: TensorSpec) -> TensorSpec:
+    partial = port.get_partial_shape()
+    if partial.rank.is_dynamic:
+        shape = described.shape
+    else:
+        known = described.shape if len(described.shape) == len(partial) else (None,) * len(partial)
+        shape = tuple(
+            dim.get_length() if dim.is_static else str(known[axis] or f"{described.name}_{axis}")
+            for axis, dim in enumerate(partial)
+        )
+    kind = port.get_element_type().to_string()
+    return TensorSpec(name=described.name, dtype=_DTYPES.get(kind, kind), shape=shape)
+
+
+# ------------------------------------------------------------------------------------------------------- what really ran
+
+
+def _executed(
+    path: Path, options: Mapping[str, Any], threads: int, model: PortableModel, graph: Any, scheme: Scheme
+) -> tuple[Signature, dict[str, Any], tuple[str, ...]]:
+    with _open(path, options, threads, model.signature) as session:
+        return session.signature, *_read_back(session.compiled, graph, scheme)
+
+
+def _read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What each layer of the executed graph runs in. Raises when the precision that was asked for was not taken.
+
+    The plug-in may fuse matrix layers with their neighbours into one `Subgraph`; it is then told by the names of the layers in it.
+    """
+    matrices = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() in _MATRIX_OPS}
+    layers: Counter[str] = Counter()
+    precisions: Counter[str] = Counter()
+    heavy: Counter[str] = Counter()
+    for operation in compiled.get_runtime_model().get_ordered_ops():
+        info = operation.get_rt_info()
+        kind, precision = info["layerType"].astype(str), info["runtimePrecision"].astype(str)
+        if kind in ("Const", "Input", "Output"):
+            continue
+        layers[kind] += 1
+        precisions[precision] += 1
+        fused = set(info["originalLayersNames"].astype(str).split(",")) if "originalLayersNames" in info else set()
+        if kind in _HEAVY or (kind == "Subgraph" and fused & matrices):
+            heavy[precision] += 1
+    executed = {
+        "providers": {"CPU": sum(layers.values())},
+        "ops": dict(sorted(layers.items())),
+        "precision": {"matrix_and_convolution": dict(sorted(heavy.items())), "all": dict(sorted(precisions.items()))},
+    }
+    return executed, _judge(scheme, heavy)
+
+
+def _judge(scheme: Scheme, heavy: Counter[str]) -> tuple[str, ...]:
+    wanted = {"int8": _INTEGER, "bf16": ("bf16",), "fp32": ("f32",)}[scheme.precision]
+    taken = sum(heavy[precision] for precision in wanted)
+    rest = {precision: count for precision, count in sorted(heavy.items()) if precision not in wanted}
+    listed = ", ".join(f"{count} in {precision}" for precision, count in rest.items())
+    if scheme.precision == "fp32":
+        if rest:
+            raise NothingCompiledError(
+                f"the graph is fp32, and OpenVINO runs some of its layers in another precision: {listed}"
+            )
+        return ()
+    if not taken:
+        raise NothingCompiledError(
+            f"OpenVINO was asked for {scheme.precision} and runs none of the matrix and convolution layers in it"
+            + (f": {listed}" if listed else "; the graph has none")
+        )
+    return (f"{taken} matrix and convolution layers run in {scheme.precision}, {listed}",) if rest else ()
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def _why_unread(error: RuntimeError) -> str:
+    """OpenVINO lists the operators that it lacks behind a paragraph of its own internals; people need the list."""
+    _, found, operators = str(error).partition("No conversion rule found for operations:")
+    if found:
+        return f"OpenVINO does not know the operators {' '.join(operators.split('--')[0].split())}"
+    return f"OpenVINO can't read the graph: {_sentence(error)}"
+
+
+def _sentence(error: Exception) -> str:
+    """An error of the runtime without the places in its own source."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    said = [
+        line for line in lines if line and not line.startswith(("Exception from", "Check '")) and ".cpp:" not in line
+    ]
+    return " ".join(said)[:600] or " ".join(lines)[:600]

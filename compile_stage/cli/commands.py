@@ -1,0 +1,347 @@
+"""The commands: each parses, calls the API, shows the answer, and returns its exit code.
+
+Heavy imports stay inside the commands: `--help` and `lint` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from compile_stage.cli.debug import debug
+from compile_stage.cli.options import display as _display
+from compile_stage.cli.options import example as _example
+from compile_stage.cli.options import json_option as _json
+from compile_stage.cli.options import policy_option as _policy
+from compile_stage.cli.options import quiet_option as _quiet
+from compile_stage.cli.options import sets_option as _sets
+from compile_stage.cli.options import targets_option as _targets
+from compile_stage.cli.options import verbose_option as _verbose
+from compile_stage.cli.output import print_error, print_json, print_text
+from compile_stage.core import errors, plugins
+from compile_stage.core.errors import PolicyError, UsageError
+
+if TYPE_CHECKING:
+    from compile_stage.cli.render import Display
+    from compile_stage.core.records import Policy, RunResult
+
+
+class Commands(click.Group):
+    """A group that lists its commands in the order of a user's work, and knows what a mistyped one meant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            near = plugins.did_you_mean(args[0], list(self.commands))
+            hint = f"did you mean {near!r}?" if near else f"one of: {', '.join(self.commands)}"
+            raise UsageError(f"there is no command {args[0]!r}", fix=hint)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=_example(
+        "compile-stage demo",
+        "compile-stage run models:/fraud/7 -p policies/cpu-server.yaml",
+    ),
+)
+def cli() -> None:
+    """Pull a model from the registry, compile it, prove it, measure it, and publish it back."""
+
+
+@cli.command(
+    short_help="Compile, prove, measure and publish a model.",
+    epilog=_example(
+        "compile-stage run models:/fraud@candidate -p policies/cpu-server.yaml",
+        "compile-stage run models:/fraud/7 -p policy.yaml -t 'edge-*' --no-publish --out report",
+        "compile-stage run models:/fraud/7 -p policy.yaml --set performance.min_speedup=2 --json > result.json",
+    ),
+)
+@click.argument("model_uri")
+@_policy
+@_targets
+@_sets
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for result.json, report.html, report.md, junit.xml and the bundles.  [default: compile-stage-out/NAME-VERSION]",
+)
+@click.option("--publish/--no-publish", default=True, show_default=True, help="Push the winners to the registry.")
+@click.option("--promote/--no-promote", default=True, show_default=True, help="Move the policy's alias.")
+@click.option("--engine", default="local", show_default=True, metavar="NAME", help="Where workers run.")
+@_json
+@_quiet
+@_verbose
+def run(
+    model_uri: str,
+    policy_path: Path,
+    targets: tuple[str, ...],
+    sets: tuple[str, ...],
+    out: Path | None,
+    publish: bool,
+    promote: bool,
+    engine: str,
+    as_json: bool,
+    quiet: int,
+    verbose: int,
+) -> int:
+    """Compile MODEL_URI as the policy says, prove and measure it, publish what earned it.
+
+    MODEL_URI is models:/NAME/VERSION, models:/NAME@ALIAS, models:/m-ID, runs:/RUN_ID/NAME or folder:/PATH.
+    What is finished is kept: running again after an interruption goes on from there.
+    """
+    from compile_stage import api
+
+    if engine not in plugins.names("engines"):
+        plugins.load("engines", engine)  # raises, with the names that there are
+    with _display(as_json, quiet, verbose) as display:
+        result = api.run(
+            model_uri,
+            policy_path,
+            targets=targets,
+            sets=sets,
+            out=out,
+            publish=publish,
+            promote=promote,
+            engine=engine,
+            reporter=display,
+        )
+        display.close()
+        _show_result(display, result, out or _default_out(result), as_json)
+    return result.exit_code
+
+
+@cli.command(
+    short_help="Show what would run, what is refused and why, and what is cached.",
+    epilog=_example("compile-stage plan models:/fraud/7 -p policies/cpu-server.yaml -t cpu-server"),
+)
+@click.argument("model_uri")
+@_policy
+@_targets
+@_sets
+@_json
+@_verbose
+def plan(
+    model_uri: str,
+    policy_path: Path,
+    targets: tuple[str, ...],
+    sets: tuple[str, ...],
+    as_json: bool,
+    verbose: int,
+) -> None:
+    """Show what would run, what is refused and why, and what the cache already holds. Compiles nothing."""
+    from compile_stage import api
+
+    with _display(as_json, 0, verbose) as display:
+        found = api.plan(model_uri, policy_path, targets=targets, sets=sets)
+        if as_json:
+            print_json(found)
+        else:
+            display.show_plan(found)
+
+
+@cli.command(short_help="Check policy files.", epilog=_example("compile-stage lint policies/*.yaml"))
+@click.argument("policies", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_sets
+@_quiet
+def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
+    """Check policy files; every mistake is listed with file:line:column."""
+    from compile_stage.policy.load import load_policy
+
+    wrong = 0
+    said: set[str] = set()  # a base that several policies extend is at fault only once
+    for path in policies:
+        try:
+            policy = load_policy(path, sets, base=True)
+        except PolicyError as error:
+            wrong += 1
+            print_error(error, said)
+        else:
+            if not quiet:
+                click.echo(f"{path}: ok ({policy.name}, {_targets_named(policy)})")
+    if wrong:
+        click.echo(f"{wrong} of {len(policies)} policies can't be obeyed", err=True)
+        return errors.EXIT_USAGE
+    return errors.EXIT_OK
+
+
+@cli.command(
+    short_help="Show where each value of a policy comes from.",
+    epilog=_example("compile-stage explain policies/cpu-server.yaml -t cpu-server"),
+)
+@click.argument("policy", type=click.Path(path_type=Path))
+@click.option("-t", "--target", metavar="NAME", help="Show the values as this target sees them.")
+@_sets
+@_json
+def explain(policy: Path, target: str | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Show each resolved value of POLICY and the file:line that it came from."""
+    from compile_stage.policy.explain import explain as explain_policy
+
+    found = explain_policy(policy, sets, target)
+    if as_json:
+        print_json(found)
+        return
+    with _display(False, 0, 0) as display:
+        display.show_values(found)
+
+
+@cli.command(
+    short_help="Print the JSON Schema of a policy or a result.",
+    epilog=_example("compile-stage schema > policy.schema.json", "compile-stage schema result"),
+)
+@click.argument("document", type=click.Choice(["policy", "result"]), default="policy")
+def schema(document: str) -> None:
+    """Print the JSON Schema of a policy (for editors) or of result.json."""
+    if document == "policy":
+        from compile_stage.policy.json_schema import json_schema
+
+        print_json(json_schema())
+    else:
+        from compile_stage.report.result import result_json_schema
+
+        print_json(result_json_schema())
+
+
+@cli.command(short_help="Show this machine, and what is missing on it.", epilog=_example("compile-stage doctor"))
+@_json
+def doctor(as_json: bool) -> None:
+    """Show this machine, the installed backends and sources, the registry, and how to get what is missing."""
+    from compile_stage import api
+
+    found = api.doctor()
+    if as_json:
+        print_json(found)
+        return
+    with _display(False, 0, 0) as display:
+        display.show_doctor(found)
+
+
+@cli.command(
+    short_help="Check a published version or a bundle.",
+    epilog=_example(
+        "compile-stage verify models:/fraud-compiled@cpu-server-prod",
+        "compile-stage verify compile-stage-out/fraud-7/bundles/cpu-server --no-revalidate",
+    ),
+)
+@click.argument("uri")
+@click.option("--revalidate/--no-revalidate", default=True, show_default=True, help="Run the validation again.")
+@click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")
+@_json
+@_verbose
+def verify(uri: str, revalidate: bool, allow_pickle: bool, as_json: bool, verbose: int) -> int:
+    """Check what was published (a URI or a bundle's folder): digests, manifest, and the validation once more."""
+    from compile_stage import api
+
+    with _display(as_json, 0, verbose) as display:
+        found = api.verify(uri, revalidate=revalidate, allow_pickle=allow_pickle)
+        if as_json:
+            print_json(found)
+        else:
+            display.show_verification(found)
+    return errors.EXIT_OK if found.passed else errors.EXIT_INTEGRITY
+
+
+cli.add_command(debug)
+
+
+@cli.command(
+    short_help="Move an alias to a published version.",
+    epilog=_example("compile-stage promote models:/fraud-compiled/3 --alias cpu-server-prod"),
+)
+@click.argument("uri")
+@click.option("--alias", required=True, help="The alias to move.")
+@_json
+def promote(uri: str, alias: str, as_json: bool) -> None:
+    """Move an alias to a published version whose verdict passed."""
+    from compile_stage import api
+
+    receipt = api.promote(uri, alias)
+    if as_json:
+        print_json(receipt)
+        return
+    before = f" (before: version {receipt.previous})" if receipt.previous else ""
+    click.echo(f"{receipt.name}@{alias} is now version {receipt.version}{before}")
+
+
+@cli.command(
+    short_help="Move an alias back.", epilog=_example("compile-stage rollback fraud-compiled --alias cpu-server-prod")
+)
+@click.argument("name")
+@click.option("--alias", required=True, help="The alias to move back.")
+@_json
+def rollback(name: str, alias: str, as_json: bool) -> None:
+    """Move an alias back to the version that it pointed to before."""
+    from compile_stage import api
+
+    receipt = api.rollback(name, alias)
+    if as_json:
+        print_json(receipt)
+        return
+    click.echo(f"{receipt.name}@{alias} is back at version {receipt.version}")
+
+
+@cli.command(short_help="Take small real models through the whole stage.", epilog=_example("compile-stage demo"))
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("demo-output"),
+    show_default=True,
+    help="Folder for the registry and the reports.",
+)
+@_quiet
+@_verbose
+def demo(out: Path, quiet: int, verbose: int) -> int:
+    """Train small real models on real data, register them in an embedded MLflow, and run the whole stage."""
+    from compile_stage import api
+
+    with _display(False, quiet, verbose) as display:
+        results = api.demo(reporter=display, out=out)
+        display.close()
+        for result in results:
+            display.show_result(result, out / result.source.name)
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        click.echo(f"registry: mlflow ui --backend-store-uri sqlite:///{out.absolute()}/mlflow.db")
+    return max((result.exit_code for result in results), default=errors.EXIT_OK)
+
+
+@cli.command(short_help="Print the version.", epilog=_example("compile-stage version"))
+@_verbose
+def version(verbose: int) -> None:
+    """Print the version; with -v also those of the packages it stands on."""
+    from compile_stage import __version__
+
+    click.echo(f"compile-stage {__version__}")
+    if verbose:
+        for name, found in plugins.package_versions("mlflow", "mlflow-skinny", "onnx", "onnxruntime", "numpy").items():
+            click.echo(f"{name} {found}")
+
+
+# ------------------------------------------------------------------------------------------------ what they share
+
+
+def _default_out(result: RunResult) -> Path:
+    """Where `api.run` puts the files of a run whose caller named no folder."""
+    source = result.source
+    return Path("compile-stage-out") / (f"{source.name}-{source.version}" if source.version else source.name)
+
+
+def _targets_named(policy: Policy) -> str:
+    """`2 targets`; a file that names none is fine as a base, and can't be run."""
+    count = len(policy.targets)
+    return f"{count} target{'s' if count != 1 else ''}" if count else "a base for others: it names no target"
+
+
+def _show_result(display: Display, result: RunResult, folder: Path, as_json: bool) -> None:
+    if as_json:
+        from compile_stage.report.result import result_text
+
+        print_text(result_text(result))
+    display.show_result(result, folder)

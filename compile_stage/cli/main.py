@@ -1,0 +1,96 @@
+"""The program: one way in, and every way out is an exit code of `core.errors`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import IO, NoReturn
+
+import click
+
+from compile_stage.cli.commands import cli
+from compile_stage.cli.output import forget_reader, print_error
+from compile_stage.core import errors
+from compile_stage.core.errors import CompileStageError
+from compile_stage.core.storage import storage_error
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The program. Every way out is an exit code of `core.errors`; only a bug of ours shows where a traceback is."""
+    signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        _never_fail_on_text(stream)
+    try:
+        # Not `cli.main`: it ends with 1, which is none of our codes, when the reader of `--help` has gone.
+        with cli.make_context("compile-stage", list(sys.argv[1:] if arguments is None else arguments)) as context:
+            code = cli.invoke(context) or errors.EXIT_OK
+        sys.stdout.flush()
+    except click.exceptions.Exit as leave:
+        code = leave.exit_code
+    except CompileStageError as error:
+        print_error(error)
+        code = error.exit_code
+        if code == errors.EXIT_INTERNAL:
+            _save_traceback(error)
+    except click.ClickException as error:
+        _print_usage(error)
+        code = errors.EXIT_USAGE
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted: kept what is finished; run again to resume", err=True)
+        code = errors.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        forget_reader()
+        code = errors.EXIT_OK
+    except Exception as error:  # noqa: BLE001 - the last resort: whatever gets here is the machine's doing, or our bug
+        trouble = storage_error(error) or errors.InternalError(f"{type(error).__name__}: {error}")
+        print_error(trouble)
+        code = trouble.exit_code
+        if code == errors.EXIT_INTERNAL:
+            _save_traceback(error)
+    sys.exit(code)
+
+
+def _print_usage(error: click.ClickException) -> None:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    click.echo(f"error: {error.format_message()}", err=True)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "compile-stage"
+    click.echo(f"fix: {command} --help", err=True)
+
+
+def _save_traceback(error: BaseException) -> None:
+    from compile_stage.core.cache import cache_root
+
+    text = "".join(traceback.format_exception(error))
+    try:
+        folder = cache_root() / "crashes"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"crash-{os.getpid()}.txt"
+        path.write_text(f"{' '.join(sys.argv)}\n\n{text}", encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        click.echo(text, err=True)
+        click.echo("this is a bug of ours; please report it with the lines above", err=True)
+        return
+    click.echo(f"this is a bug of ours; please report it with the traceback in {path}", err=True)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """A scheduler's SIGTERM ends a run as Ctrl-C does: workers stopped, finished work kept."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the clean-up short
+    raise KeyboardInterrupt
+
+
+def _never_fail_on_text(stream: IO[str]) -> None:
+    """A model's name that the terminal's encoding lacks is shown escaped; it must not end a run."""
+    if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+        reconfigure(errors="backslashreplace")
+
+
+if __name__ == "__main__":
+    main()

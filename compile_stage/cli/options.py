@@ -1,0 +1,64 @@
+"""What several commands share: options, the end of a help text, and the display."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from compile_stage.cli import exits
+
+if TYPE_CHECKING:
+    from compile_stage.cli.render import Display
+
+
+def example(*lines: str) -> str:
+    """The end of a command's help: examples, then what the exit code can be."""
+    shown = "\n".join(f"  {line}" for line in lines)
+    return f"\b\nExample{'s' if len(lines) > 1 else ''}:\n{shown}\n\n{exits.help_text()}"
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+policy_option: Decorator = click.option(
+    "-p", "--policy", "policy_path", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Policy file."
+)
+targets_option: Decorator = click.option(
+    "-t", "--target", "targets", multiple=True, metavar="GLOB", help="Only targets whose name matches. Repeatable."
+)
+sets_option: Decorator = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one policy value, by its dotted path. Repeatable.",
+)
+json_option: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Put JSON on standard output; all else goes to standard error."
+)
+quiet_option: Decorator = click.option("-q", "--quiet", count=True, help="Say only how it ended.")
+verbose_option: Decorator = click.option("-v", "--verbose", count=True, help="Say more; -vv shows the libraries' logs.")
+
+
+@contextmanager
+def display(as_json: bool, quiet: int, verbose: int) -> Iterator[Display]:
+    """What people see, closed however the command ends, so that a live table never swallows an error message."""
+    from compile_stage.cli.render import Display
+
+    logging.basicConfig(
+        level=(logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)[min(3, verbose + (0 if quiet else 1))],
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    if not verbose:  # it tells of every try; what came of them all is told by us
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
+    shown = Display(sys.stderr if as_json else sys.stdout, quiet=bool(quiet), verbose=bool(verbose))
+    try:
+        yield shown
+    finally:
+        shown.close()

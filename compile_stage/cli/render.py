@@ -1,0 +1,376 @@
+"""What people see: a live table on a terminal, plain lines elsewhere, and the same tables at the end.
+
+Names come from models and policies of others: they are never read as markup, and control characters in them are shown escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from compile_stage.core.records import Plan, RunResult, TargetResult
+from compile_stage.report import numbers, summary
+
+if TYPE_CHECKING:
+    from compile_stage.core.records import Verification
+    from compile_stage.debug.diagnosis import Diagnosis
+    from compile_stage.doctor import DoctorReport
+    from compile_stage.policy.explain import Row
+
+_STATE_STYLES = {"won": "bold green", "failed": "red", "refused": "yellow", "compiled_not_validated": "red"}
+_OUTCOME_STYLES = {"done": "green", "cached": "cyan"}
+_ASCII = str.maketrans({"×": "x", "—": "-", "…": "...", "·": "|", "µ": "u", "∞": "inf", "−": "-", "→": "->"})
+_PLAIN_WIDTH = 140  # a log has no width; this is what CI systems show without a scroll bar
+_UNFOLDED_WIDTH = 4096
+_WIDE = 120  # from here on a table has room for a column of sentences
+
+
+class _Console(Console):
+    """A console whose reader may leave: a run that is piped into `head` goes on to its end."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+class _Progress:
+    """One job, or the run itself (job id empty), as the live table shows it."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self.step = ""
+        self.message = ""
+        self.outcome = ""
+        self.running = 0
+        self.began = time.monotonic()
+        self.seconds = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time in the running step and in all before it."""
+        return self.seconds + (time.monotonic() - self.began if self.running else 0.0)
+
+
+class Display:
+    """A `core.events.Reporter` that draws, and the tables that commands end with. Safe for several threads."""
+
+    def __init__(
+        self, stream: IO[str], *, quiet: bool = False, verbose: bool = False, width: int | None = None
+    ) -> None:
+        """Args:
+        stream: Standard output, or standard error when output is for a program.
+        width: Columns; None takes the terminal's.
+        """
+        probe = Console(file=stream)
+        self._folds = width is not None or probe.is_terminal
+        if not self._folds:
+            width = max(_PLAIN_WIDTH, probe.width)
+        self.console = _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+        self.quiet = quiet
+        self.verbose = verbose
+        self._unicode = (self.console.encoding or "").lower().startswith("utf")
+        self._box = box.SIMPLE_HEAD if self._unicode else box.ASCII2
+        self._live: Live | None = None
+        self._draws_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
+        self._jobs: dict[str, _Progress] = {}
+        self._started = time.monotonic()
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------------------------------------------ Reporter
+
+    def planned(self, plan: Plan) -> None:
+        with self._lock:
+            self._jobs = {"": self._jobs.get("", _Progress(""))}
+            self._jobs |= {job.id: _Progress(job.id) for job in plan.jobs}
+            if not self.quiet:
+                self.show_plan(plan)
+
+    def began(self, step: str, job_id: str) -> None:
+        with self._lock:
+            job = self._jobs.setdefault(job_id, _Progress(job_id))
+            job.step, job.message, job.outcome = step, "", ""
+            job.running += 1
+            if job.running == 1:
+                job.began = time.monotonic()
+            if self._draws_live and self._live is None:
+                self._live = Live(
+                    get_renderable=self._table, console=self.console, refresh_per_second=8, transient=True
+                )
+                self._live.start()
+            if self.verbose and not self._draws_live:
+                self._line(step, job_id, "began")
+
+    def progressed(self, step: str, job_id: str, message: str) -> None:
+        with self._lock:
+            job = self._jobs.setdefault(job_id, _Progress(job_id))
+            job.step, job.message = step, message
+            if self.verbose and not self._draws_live:
+                self._line(step, job_id, message)
+
+    def ended(self, step: str, job_id: str, seconds: float, outcome: str) -> None:
+        with self._lock:
+            job = self._jobs.setdefault(job_id, _Progress(job_id))
+            job.running = max(0, job.running - 1)
+            job.step, job.message, job.outcome = step, "", outcome
+            job.seconds += seconds
+            if self.quiet or self._draws_live:
+                return
+            took = numbers.duration(seconds)
+            self._line(step, job_id, f"done in {took}" if outcome == "done" else f"{outcome} ({took})")
+
+    def close(self) -> None:
+        """Take the live table away. Calling it twice does no harm."""
+        with self._lock:
+            live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    # -------------------------------------------------------------------------------------------------- tables
+
+    def show_plan(self, plan: Plan) -> None:
+        """Jobs by target, what is refused and why."""
+        source, policy = plan.source, plan.policy
+        self._say(f"{source.uri} ({source.flavor}) · policy {policy.name}", style="bold")
+        refused = f", {len(plan.refused)} refused" if plan.refused else ""
+        self._say(f"{numbers.count(len(plan.jobs), 'job')}{refused}")
+        for target_policy in policy.targets:
+            target = target_policy.target
+            batches = ", ".join(map(str, target.batch_sizes))
+            self._say(
+                f"\ntarget {target.name} · {target.device} · {numbers.count(target.threads, 'thread')} · batch {batches}"
+            )
+            jobs = [job for job in plan.jobs if job.target.name == target.name]
+            refusals = [refusal for refusal in plan.refused if refusal.target == target.name]
+            table = self._grid("", "job", "precision", "what")
+            for job in jobs:
+                held = plan.held.get(job.id, ())
+                steps = [] if job.scheme.native else ["lower"]
+                todo = [step for step in (*steps, "compile", "validate", "measure") if step not in held]
+                what = ", ".join(todo) + (f" (cached: {', '.join(held)})" if held else "")
+                mark = self._text("run", "green") if todo else self._text("cached", "cyan")
+                what = what if todo else "nothing: all of it is in the cache"
+                table.add_row(mark, *map(self._text, (job.id, job.scheme.precision, what)))
+            for refusal in refusals:
+                cells = map(self._text, (refusal.job_id, refusal.precision, refusal.reason))
+                table.add_row(self._text("refused", "yellow"), *cells)
+            self._list(table)
+        for note in plan.notes:
+            self._say(f"note: {note}", style="dim")
+
+    def show_result(self, result: RunResult, folder: Path) -> None:
+        """All candidates by target, the receipts, and where the report is."""
+        if not self.quiet:
+            for target in result.targets:
+                self._show_target(result, target)
+            for note in result.notes:
+                self._say(f"note: {note}", style="dim")
+        style = "bold green" if result.status == "passed" else "bold red"
+        self._say(f"{result.status}: {summary.headline(result)}", style=style)
+        for target in result.targets:
+            if (receipt := target.receipt) is not None:
+                words = "published" if receipt.created else "already published, nothing new"
+                alias = f", {receipt.name}@{receipt.promoted_to} points to it" if receipt.promoted_to else ""
+                self._say(f"{words}: {receipt.uri}{alias}")
+                if receipt.note:
+                    self._say(f"  {receipt.note}")
+        self._say(f"report: {folder / 'report.html'}")
+
+    def show_values(self, found: Iterable[Row]) -> None:
+        """Resolved policy values; those that the shipped defaults gave are dimmed."""
+        table = self._grid("key", "value", "from")
+        for row in found:
+            style = "dim" if row.is_default else ""
+            table.add_row(*(self._text(cell, style) for cell in (row.path, _scalar(row.value), row.origin)))
+        self._list(table)
+
+    def show_doctor(self, found: DoctorReport) -> None:
+        """This machine, then plug-ins and the registry, each with what is missing and how to get it."""
+        self._say("machine", style="bold")
+        table = self._grid("", "")
+        for key, text in found.machine.items():
+            table.add_row(self._text(key, "dim"), self._text(text))
+        self.console.print(table)
+        for kind in ("backend", "source", "precision", "engine", "registry"):
+            entries = [entry for entry in found.entries if entry.kind == kind]
+            if not entries:
+                continue
+            table = self._grid(kind, "", "version", "")
+            for entry in entries:
+                state = self._text("ready", "green") if entry.ready else self._text("missing", "yellow")
+                remark = f"{entry.reason}: {entry.fix}" if entry.fix else entry.reason
+                table.add_row(self._text(entry.name), state, self._text(entry.version), self._text(remark))
+            self._say("")
+            self.console.print(table)
+        self._say(f"\ncache: {found.cache}")
+
+    def show_verification(self, found: Verification) -> None:
+        """Every check, then one word."""
+        table = self._grid("", "check", "output", "measured", "limit", "why")
+        for check in found.checks:
+            word = summary.outcome_word(check)
+            style = "green" if word == "passed" else "red"
+            cells = (
+                check.gate.metric, check.output or "", summary.measured_text(check), summary.limit_text(check), check.reason
+            )  # fmt: skip
+            table.add_row(self._text(word, style), *map(self._text, cells))
+        if found.checks:
+            self.console.print(table)
+        for note in found.notes:
+            self._say(f"note: {note}", style="dim")
+        verdict = "verified" if found.passed else "NOT verified"
+        self._say(f"{verdict}: {found.uri}", style="bold green" if found.passed else "bold red")
+
+    def show_diagnosis(self, found: Diagnosis) -> None:
+        """The error of each node that is worth a line, what to keep in fp32, and the finding."""
+        from compile_stage.report.debug_page import decibels, notable
+
+        if found.trace is not None and not self.quiet:
+            columns = ("", "node", "operator", "SNR", "worst input", "drop", "of what")
+            table = self._grid(*columns, right=("SNR", "worst input", "drop"))
+            for error in notable(found.trace):
+                departs = error.node == found.trace.first
+                drop = decibels(error.drop_db) if 0 < error.drop_db < 1e9 else ("∞" if error.drop_db > 0 else "")
+                cells = (
+                    "departs" if departs else "", error.node, error.op, decibels(error.snr_db), decibels(error.input_db), drop,
+                    error.kind if error.drop_db > 3 else "",
+                )  # fmt: skip
+                table.add_row(*(self._text(cell, "red" if departs else "") for cell in cells))
+            self._list(table)
+            for output, (graph_db, served_db) in found.trace.outputs.items():
+                self._say(
+                    f"output {output}: {decibels(graph_db)} as the graph says, {decibels(served_db)} as it is served"
+                )
+        if found.kept is not None and not self.quiet:
+            for trial in found.kept.trials:
+                self._say(f"  {'passed' if trial.passed else 'failed'}, {len(trial.kept)} in fp32: {trial.reason}")
+        if not self.quiet:
+            for text in (*found.misses, *found.notes, *(found.trace.notes if found.trace else ())):
+                self._say(f"note: {text}", style="dim")
+        self._say(found.headline, style="bold")
+        if found.failed is not None and found.failed.reduced is not None:
+            self._say(f"it fails with: {found.failed.problem}")
+        if found.kept is not None:
+            if found.kept.nodes is not None:
+                less = ", and no fewer of them do" if found.kept.minimal else ""
+                self._say(f"in fp32 these make it pass{less}: {', '.join(found.kept.nodes)}")
+            if found.kept.note:
+                self._say(found.kept.note)
+        if found.bundle:
+            self._say(f"to attach to a bug report: {found.bundle}")
+
+    # ------------------------------------------------------------------------------------------------- drawing
+
+    def _show_target(self, result: RunResult, target: TargetResult) -> None:
+        rows = summary.rows(result, target)
+        wide = self.console.width >= _WIDE
+        spec = target.policy.target
+        self._say(f"\n{spec.name}{'' if spec.required else ' (not required)'}", style="bold")
+        columns = ["state", "backend", "scheme", "p50", "speedup", "error", "size"]
+        table = self._grid(*columns, *(["why"] if wide else []), right=("p50", "size"))
+        for row in rows:
+            style = _STATE_STYLES.get(row.state, "")
+            cells = [summary.STATE_WORDS[row.state], row.backend, row.scheme, *self._figures(row, wide)]
+            if wide:
+                cells.append(row.reason)
+            table.add_row(*map(self._text, cells), style=style if row.state == "won" else "")
+            table.columns[0]._cells[-1] = self._text(cells[0], style)
+        self.console.print(table)
+        if not wide:
+            for row in rows:
+                self._say(f"  {row.backend} {row.scheme}: {row.reason}")
+        if target.selection.winner is None:
+            self._say(f"no winner: {target.selection.reason}", style="red")
+
+    def _figures(self, row: summary.Row, wide: bool) -> list[str]:
+        """p50, speedup, error and size of a row; an unstable timing says so."""
+        speedup = numbers.ratio(row.timing.speedup) if row.timing is not None else numbers.DASH
+        if row.timing is not None and row.timing.speedup_interval is not None and wide:
+            speedup += f" ({numbers.span(row.timing.speedup_interval)})"
+        if row.timing is not None and not row.timing.stable:
+            speedup += " unstable"
+        return [
+            numbers.duration(summary.median_s(row.timing)),
+            speedup,
+            summary.error_text(row.error),
+            numbers.size(row.size_bytes),
+        ]
+
+    def _table(self) -> RenderableType:
+        """The live table: what runs now, what ended, as much as the screen has room for."""
+        with self._lock:
+            jobs = [job for job in self._jobs.values() if job.step or job.job_id]
+            room = max(3, self.console.height - 4)
+            ended = [job for job in jobs if not job.running]
+            hidden = ended[: max(0, len(jobs) - room)]
+            table = self._grid("job", "step", "state", "time", right=("time",))
+            for job in jobs:
+                if job in hidden:
+                    continue
+                state = "running" if job.running else (job.outcome or "waiting")
+                style = _OUTCOME_STYLES.get(state, "" if state in ("running", "waiting") else "red")
+                took = numbers.duration(job.elapsed_s) if job.step else ""
+                table.add_row(
+                    self._text(job.job_id or "run"),
+                    self._text(job.step),
+                    self._text(job.message or state, style),
+                    self._text(took),
+                )
+        more = self._text(f"  and {len(hidden)} that ended", "dim") if hidden else Text("")
+        return Group(table, more)
+
+    def _grid(self, *columns: str, right: Sequence[str] = ()) -> Table:
+        table = Table(
+            box=self._box,
+            padding=(0, 1, 0, 0) if self._unicode else (0, 1),
+            pad_edge=False,
+            show_edge=False,
+            show_header=any(columns),
+            header_style="dim",
+        )
+        for name in columns:
+            # Job ids and sentences may break anywhere; numbers may not.
+            table.add_column(
+                name, justify="right" if name in right else "left", no_wrap=name in ("p50", "size", "state", "time"),
+                overflow="fold",
+            )  # fmt: skip
+        return table
+
+    def _list(self, table: Table) -> None:
+        """Names that people search for stay whole where nothing limits a line."""
+        width = self.console.width
+        try:
+            self.console.width = width if self._folds else _UNFOLDED_WIDTH
+            self.console.print(table)
+        finally:
+            self.console.width = width
+
+    def _line(self, step: str, job_id: str, text: str) -> None:
+        elapsed = time.monotonic() - self._started
+        words = f"[{elapsed:6.1f}s] {step:<10} {job_id or '(run)'}  {text}"
+        self.console.print(self._text(words), soft_wrap=True)
+
+    def _say(self, text: str, style: str = "") -> None:
+        lead = len(text) - len(text.lstrip(" "))
+        body = self._text(text.lstrip(" "), style)
+        self.console.print(Padding(body, (0, 0, 0, lead)) if lead else body, soft_wrap=not lead)
+
+    def _text(self, text: str, style: str = "") -> Text:
+        clean = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+        return Text(clean if self._unicode else clean.translate(_ASCII), style=style)
+
+
+def _scalar(value: Any) -> str:
+    """As YAML would have it on one line."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

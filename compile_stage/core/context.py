@@ -1,0 +1,78 @@
+"""What every step is given, and what is done before and after each of them, here once so that no step forgets it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core.cache import Cache, Cached
+from compile_stage.core.digest import digest_file, digest_of
+from compile_stage.core.environment import Hardware, python_version
+from compile_stage.core.events import EventLog
+from compile_stage.core.ports import Engine, Needs, Worker
+
+
+@dataclass(frozen=True)
+class Context:
+    """The run that a step belongs to.
+
+    Attributes:
+        scratch: A folder that ends with the run.
+        today: The day by which waivers are judged.
+    """
+
+    cache: Cache
+    engine: Engine
+    events: EventLog
+    hardware: Hardware
+    scratch: Path
+    today: date
+
+    def cached(self, step: str, job_id: str, key: Mapping[str, Any], make: Callable[[Path], Any]) -> Cached:
+        """The step's result, from the cache or made by `make(folder)`, with its event.
+
+        Args:
+            step: `name/version`; raise the version when the step's meaning changes.
+            key: What the result depends on beside our own code and Python's version, which are always part of it.
+        """
+        with self.events.step(step.partition("/")[0], job_id) as mark:
+            found = self.cache.fetch(step, whole_key(key), make)
+            mark.cached = found.hit
+            return found
+
+    @contextmanager
+    def worker(self, name: str, needs: Needs) -> Iterator[Worker]:
+        """A worker that starts at its first call, so that a run which finds everything in the cache starts none."""
+        with ExitStack() as stack:
+            yield _LazyWorker(lambda: stack.enter_context(self.engine.worker(name, needs)))
+
+
+class _LazyWorker:
+    def __init__(self, start: Callable[[], Worker]) -> None:
+        self._start = start
+        self._worker: Worker | None = None
+        self._lock = threading.Lock()
+
+    def call(self, function: str, /, **arguments: Any) -> Any:
+        with self._lock:
+            if self._worker is None:
+                self._worker = self._start()
+        return self._worker.call(function, **arguments)
+
+
+def whole_key(key: Mapping[str, Any]) -> dict[str, Any]:
+    """The key of a step's result, as it is stored."""
+    return {**key, "code": code_digest(), "python": python_version()}
+
+
+@cache
+def code_digest() -> str:
+    """Of our own source files: an edit of ours must not find results of the code before it."""
+    package = Path(__file__).parents[1]
+    return digest_of({p.relative_to(package).as_posix(): digest_file(p) for p in sorted(package.rglob("*.py"))})

@@ -1,0 +1,148 @@
+"""Canonical JSON, and SHA-256 of records, files and trees.
+
+Canonical means: keys sorted, no blanks, UTF-8, no NaN (a NaN is written as the string `"NaN"` so that two runs
+with the same NaN agree), so equal values give equal bytes in any process and on any machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, Union
+
+T = TypeVar("T")
+
+_CHUNK = 1 << 20
+
+
+def plain(value: Any) -> Any:
+    """A record, or anything built of records, as dicts, lists, strings and numbers. Raises TypeError for anything
+    else."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} can't travel as JSON")
+
+
+def canonical_json(value: Any) -> str:
+    """The one spelling of a value."""
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def revive(kind: Any, value: Any) -> Any:
+    """The inverse of `plain`: a value of the type `kind` (a record, a tuple of records, ...) from plain JSON.
+
+    Unknown keys are ignored, so that a newer writer's records can be read. Raises TypeError or ValueError for a value
+    that does not fit.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind is object:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        for candidate in arguments:
+            if candidate is type(None):
+                continue
+            try:
+                return revive(candidate, value)
+            except (TypeError, ValueError):
+                continue
+        raise TypeError(f"{value!r} is none of {arguments}")
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ValueError(f"{value!r} is none of {arguments}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"{value!r} is not a list")
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(revive(arguments[0], item) for item in value)
+        if len(arguments) != len(value):
+            raise ValueError(f"{value!r} does not have {len(arguments)} items")
+        return tuple(revive(a, item) for a, item in zip(arguments, value, strict=True))
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{value!r} is not a mapping")
+        return {revive(arguments[0], key): revive(arguments[1], item) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{value!r} is not a {kind}")
+        hints = _hints(typing.cast("type", kind))
+        return typing.cast("type", kind)(
+            **{f.name: revive(hints[f.name], value[f.name]) for f in dataclasses.fields(kind) if f.name in value}
+        )
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise TypeError(f"{value!r} is not a number")
+        return float(value)  # float("NaN") undoes `plain`
+    if isinstance(kind, type):
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise TypeError(f"{value!r} is not a {kind.__name__}")
+        return value
+    raise TypeError(f"can't revive {kind!r}")
+
+
+def load_record(kind: type[T], text: str) -> T:
+    """A record from its canonical JSON."""
+    return typing.cast("T", revive(kind, json.loads(text)))
+
+
+def digest_of(value: Any) -> str:
+    """`sha256:...` of a value's canonical JSON."""
+    return "sha256:" + hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def digest_file(path: str | os.PathLike[str]) -> str:
+    """`sha256:...` of a file's bytes, read in pieces."""
+    sha = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            sha.update(chunk)
+    return "sha256:" + sha.hexdigest()
+
+
+def list_tree(root: str | os.PathLike[str], leave_out: Collection[str] = ()) -> list[str]:
+    """Every file under `root` as a sorted relative POSIX path, without those named in `leave_out`."""
+    base = Path(root)
+    found = (p.relative_to(base).as_posix() for p in base.rglob("*") if p.is_file())
+    return sorted(name for name in found if name not in leave_out)
+
+
+def digest_tree(root: str | os.PathLike[str], leave_out: Collection[str] = ()) -> str:
+    """`sha256:...` over the names and contents of all files of a folder. Renaming a file changes it."""
+    return digest_of({name: digest_file(Path(root) / name) for name in list_tree(root, leave_out)})
+
+
+def tree_size(root: str | os.PathLike[str]) -> int:
+    """Sum of the sizes of all files of a folder, in bytes."""
+    return sum((Path(root) / name).stat().st_size for name in list_tree(root))

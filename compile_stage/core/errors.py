@@ -1,0 +1,134 @@
+"""Every error that a user can meet, drawn once.
+
+    CompileStageError            base; carries problem, fix, where
+    ├── PolicyError          2   the policy (or the command line) is wrong
+    │   └── UsageError       2   the same exit code: both mean "what you wrote can't be obeyed"
+    ├── MissingDependencyError 2 a plug-in's package is not installed
+    ├── GateError            3   a required target has no winner
+    ├── RegistryError        4   the registry can't be reached, or refuses
+    ├── SourceError          5   the source model is refused or unreadable
+    ├── NothingCompiledError 6   no job yielded an artifact
+    ├── IntegrityError       7   a digest, a signature or a manifest does not hold
+    ├── StorageError         74  a disk of this machine is full, or a folder can't be written
+    ├── WorkerError          -   one job's failure; becomes that job's result, never the program's exit
+    └── InternalError        70  a bug of ours
+
+Ctrl-C is `KeyboardInterrupt`, exit code 130.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_GATE = 3
+EXIT_REGISTRY = 4
+EXIT_SOURCE = 5
+EXIT_NOTHING_COMPILED = 6
+EXIT_INTEGRITY = 7
+EXIT_INTERNAL = 70
+EXIT_STORAGE = 74
+EXIT_INTERRUPTED = 130
+
+FailureKind = Literal["crash", "out_of_memory", "timeout", "exception"]
+
+
+class CompileStageError(Exception):
+    """Base of all errors that are shown to people.
+
+    Args:
+        problem: What is wrong, as one sentence.
+        fix: How to mend it, as one sentence or a command. Empty when nothing can be advised.
+        where: `file:line:column`, a URI or a name. Empty when the problem names the place itself.
+    """
+
+    exit_code: ClassVar[int] = EXIT_INTERNAL
+
+    def __init__(self, problem: str, *, fix: str = "", where: str = "") -> None:
+        self.problem = problem
+        self.fix = fix
+        self.where = where
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        located = f"{self.where}: {self.problem}" if self.where else self.problem
+        return f"{located}\n  fix: {self.fix}" if self.fix else located
+
+
+class PolicyError(CompileStageError):
+    """One or more mistakes in policy files; `problems` holds one located line for each."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, problem: str, *, fix: str = "", where: str = "", problems: tuple[str, ...] = ()) -> None:
+        super().__init__(problem, fix=fix, where=where)
+        self.problems = problems
+
+
+class UsageError(PolicyError):
+    """The command line, or an argument of the API, can't be obeyed."""
+
+
+class GateError(CompileStageError):
+    """A required target has no winner, or an alias may not move to what was published."""
+
+    exit_code = EXIT_GATE
+
+
+class RegistryError(CompileStageError):
+    """The registry is unreachable, refuses, or does not hold what was asked for."""
+
+    exit_code = EXIT_REGISTRY
+
+
+class SourceError(CompileStageError):
+    """The source model is refused (with the reason) or can't be read."""
+
+    exit_code = EXIT_SOURCE
+
+
+class NothingCompiledError(CompileStageError):
+    """A backend could not make, or not open, an artifact as it was asked for. That is one job's failure; the program
+    ends with this code when it is true of every job."""
+
+    exit_code = EXIT_NOTHING_COMPILED
+
+
+class IntegrityError(CompileStageError):
+    """A digest, a signature or a manifest does not hold: the files are not what was published."""
+
+    exit_code = EXIT_INTEGRITY
+
+
+class InternalError(CompileStageError):
+    """Something that can't happen did: a bug of ours."""
+
+    exit_code = EXIT_INTERNAL
+
+
+class StorageError(CompileStageError):
+    """A disk of this machine is full, or a folder that we have to write into can't be written."""
+
+    exit_code = EXIT_STORAGE
+
+
+class WorkerError(CompileStageError):
+    """A worker's failure, told apart by kind. The engine raises it; the job's result records it.
+
+    Args:
+        kind: `crash` (the process died), `out_of_memory`, `timeout`, or `exception` (the call raised).
+        problem: One sentence.
+        detail: The traceback or the log's tail, for the report.
+    """
+
+    def __init__(self, kind: FailureKind, problem: str, *, detail: str = "", fix: str = "") -> None:
+        super().__init__(problem, fix=fix)
+        self.kind: FailureKind = kind
+        self.detail = detail
+
+
+class MissingDependencyError(CompileStageError):
+    """A plug-in's package is not installed. The fix is the exact pip line."""
+
+    exit_code = EXIT_USAGE

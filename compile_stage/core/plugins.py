@@ -1,0 +1,148 @@
+"""Name → plug-in, by entry point, lazily.
+
+Built-in plug-ins come through the same entry points as third-party ones, so that this door is always tested.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+from compile_stage.core.digest import digest_file
+from compile_stage.core.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from compile_stage.core.ports import Backend, Engine, Exporter, Lowering, Plugin, Registry
+
+Group: TypeAlias = Literal["backends", "sources", "lowerings", "registries", "engines"]
+
+
+@cache
+def _entries(group: Group) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=f"compile_stage.{group}")}
+
+
+def names(group: Group) -> tuple[str, ...]:
+    """All plug-in names of a group, sorted, installed dependencies or not."""
+    return tuple(sorted(_entries(group)))
+
+
+@overload
+def load(group: Literal["backends"], name: str) -> Backend: ...
+@overload
+def load(group: Literal["sources"], name: str) -> Exporter: ...
+@overload
+def load(group: Literal["lowerings"], name: str) -> Lowering: ...
+@overload
+def load(group: Literal["registries"], name: str) -> Registry: ...
+@overload
+def load(group: Literal["engines"], name: str) -> Engine: ...
+def load(group: Group, name: str) -> Any:
+    """An instance of the plug-in of that name.
+
+    Raises:
+        UsageError: There is no such plug-in; the nearest name is suggested.
+    """
+    entry = _entries(group).get(name)
+    if entry is None:
+        raise UsageError(f"there is no {_SINGULAR[group]} called {name!r}", fix=_suggest(name, names(group)))
+    return entry.load()()
+
+
+def made_by(group: Literal["backends", "sources", "lowerings"], name: str) -> Mapping[str, str]:
+    """Everything of a plug-in that has a say in what it makes, for the key of a result: the packages that it names, its
+    own distribution and version, and the digest of its file, since a third party's next version, or an edit of it,
+    answers otherwise."""
+    plugin: Any = load(group, name)
+    if group == "lowerings":
+        versions: Mapping[str, str] = package_versions(*plugin.requires, "numpy")
+    else:
+        versions = plugin.packages() if group == "sources" else plugin.toolchain()
+    return {**versions, **_identity(group, name)}
+
+
+@cache
+def _identity(group: Group, name: str) -> Mapping[str, str]:
+    entry = _entries(group)[name]
+    found = {"plug-in": f"{entry.dist.name} {entry.dist.version}" if entry.dist else ""}
+    spec = importlib.util.find_spec(entry.module)
+    if spec is not None and spec.origin is not None and spec.has_location:
+        found["plug-in file"] = digest_file(spec.origin)
+    return found
+
+
+def registry_for(uri: str) -> Registry:
+    """The registry that understands the URI. Raises UsageError when none does."""
+    for name in names("registries"):
+        registry = load("registries", name)
+        if registry.accepts(uri):
+            demand(registry)
+            return registry
+    raise UsageError(
+        f"no registry understands {uri!r}",
+        fix="name a model as models:/NAME/VERSION, models:/NAME@ALIAS, models:/m-ID, runs:/RUN_ID/NAME or folder:/PATH",
+    )
+
+
+def missing(plugin: Plugin) -> str | None:
+    """None when everything the plug-in needs is importable, or the reason with the exact pip line."""
+    absent = [module for module in plugin.requires if not _importable(module)]
+    if not absent:
+        return None
+    return f"{plugin.name} needs {', '.join(absent)}, which is not installed: {pip_line(plugin)}"
+
+
+def demand(plugin: Plugin) -> None:
+    """Raise MissingDependencyError unless everything the plug-in needs is importable."""
+    if (reason := missing(plugin)) is not None:
+        raise MissingDependencyError(reason.rpartition(": ")[0], fix=pip_line(plugin))
+
+
+def pip_line(plugin: Plugin) -> str:
+    """The command that brings what the plug-in needs."""
+    return (
+        f'pip install "compile-stage[{plugin.extra}]"' if plugin.extra else f"pip install {' '.join(plugin.requires)}"
+    )
+
+
+def package_versions(*distributions: str) -> dict[str, str]:
+    """Distribution → version of those that are installed."""
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def did_you_mean(word: str, allowed: tuple[str, ...] | list[str]) -> str:
+    """The nearest allowed word, or an empty string."""
+    near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
+    return near[0] if near else ""
+
+
+def _suggest(word: str, allowed: tuple[str, ...]) -> str:
+    near = did_you_mean(word, allowed)
+    listed = f"one of: {', '.join(allowed)}" if allowed else "none is installed; reinstall compile-stage"
+    return f"did you mean {near!r}? {listed}" if near else listed
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+_SINGULAR: dict[Group, str] = {
+    "backends": "backend",
+    "sources": "source",
+    "lowerings": "precision lowering",
+    "registries": "registry",
+    "engines": "engine",
+}

@@ -1,0 +1,83 @@
+"""A full disk, or a folder that can't be written: the machine's doing, told apart from a bug of ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from compile_stage.core.errors import CompileStageError, StorageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG)
+_FIX = "free space or give the rights there, or name other folders: --out for results, COMPILE_STAGE_CACHE for the cache, TMPDIR for the rest"
+
+
+@contextmanager
+def storage_trouble() -> Iterator[None]:
+    """Turn what the machine's disks and folders refuse into StorageError; everything else goes through as it is."""
+    try:
+        yield
+    except CompileStageError:
+        raise
+    except Exception as error:
+        if (found := storage_error(error)) is None:
+            raise
+        raise found from error
+
+
+def storage_error(error: BaseException | None, codes: Collection[int] = (*_FULL, *_REFUSED)) -> StorageError | None:
+    """What to say when a disk or a folder is at the bottom of `error`; None when it is something else.
+
+    Libraries wrap: what they caught is looked for too.
+    """
+    while error is not None:
+        code, place = _code_and_place(error)
+        if code in codes and code is not None:
+            return StorageError(_said(code), fix=_FIX, where=place)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def disk_full(error: BaseException) -> StorageError | None:
+    """What to say when a full disk of this machine is at the bottom of `error`; None when it is something else."""
+    return storage_error(error, _FULL)
+
+
+def disk_full_of_text(text: str, place: str) -> StorageError | None:
+    """The same for a library that keeps of an error only its text."""
+    said = next((said for code in _FULL if (said := os.strerror(code)) in text), None)
+    return StorageError("the disk is full", fix=_FIX, where=place) if said else None
+
+
+def _said(code: int | None) -> str:
+    return "the disk is full" if code in _FULL else f"it can't be written: {os.strerror(code or errno.EIO)}"
+
+
+def _code_and_place(error: BaseException) -> tuple[int | None, str]:
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        for _, target, reason in error.args[0]:  # of `copytree`, which keeps of each failure only the text
+            for code in (*_FULL, *_REFUSED):
+                if os.strerror(code) in str(reason):
+                    return code, str(target)
+    if isinstance(error, OSError) and error.errno in (*_FULL, *_REFUSED):
+        return error.errno, str(error.filename2 or error.filename or "")
+    return None, ""
+
+
+def demand_writable(folder: str | os.PathLike[str]) -> None:
+    """Make the folder, and a file in it, now: before hours of work whose results would have no place.
+
+    Raises:
+        StorageError: It can't be.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"?")
+    except OSError as error:
+        raise StorageError(_said(error.errno), fix=_FIX, where=os.fspath(folder)) from error

@@ -1,0 +1,90 @@
+"""Names, dtypes and shapes of a model's inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[np.generic]
+    Batch: TypeAlias = Mapping[str, Array]  # tensor name → array; axis 0 is the batch
+
+Dim: TypeAlias = int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One tensor.
+
+    Attributes:
+        name: As the source model calls it; kept through every step.
+        dtype: A NumPy dtype name: `float32`, `int64`, `bool`, ...; `str` for strings.
+        shape: A fixed size is an int, a symbolic dimension is a string (`batch`, `sequence`).
+            Axis 0 is the batch.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    @property
+    def batch(self) -> Dim:
+        """The batch dimension: a symbol when any batch size is taken, an int when the export fixed it."""
+        return self.shape[0] if self.shape else 1
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """Inputs and outputs, in the model's own order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def input(self, name: str) -> TensorSpec:
+        """The input of that name. Raises KeyError if there is none."""
+        for spec in self.inputs:
+            if spec.name == name:
+                return spec
+        raise KeyError(name)
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The one batch size the model takes, or None when the batch is symbolic."""
+        sizes = {spec.batch for spec in self.inputs if isinstance(spec.batch, int)}
+        return min(sizes) if sizes else None
+
+    def refuse_batch_sizes(self, wanted: Sequence[int]) -> str | None:
+        """None when the model takes batches of all these sizes, or the first that it does not take."""
+        fixed = self.fixed_batch
+        wrong = [size for size in wanted if fixed is not None and size != fixed]
+        return f"the model takes batches of {fixed} only, and the target asks for {wrong[0]}" if wrong else None
+
+    def refuse(self, batch: Batch) -> str | None:
+        """None when the arrays fit the inputs by name, dtype and shape, or the first reason why they don't."""
+        wanted = [spec.name for spec in self.inputs]
+        if missing := [name for name in wanted if name not in batch]:
+            return f"input {missing[0]!r} is missing; the model takes {', '.join(wanted)}"
+        if unknown := [name for name in batch if name not in wanted]:
+            return f"the model has no input {unknown[0]!r}; it takes {', '.join(wanted)}"
+        sizes: dict[str, int] = {}
+        for spec in self.inputs:
+            array = batch[spec.name]
+            given = "str" if array.dtype.kind in "OUST" else array.dtype.name
+            if given != spec.dtype:
+                return f"input {spec.name!r} must be {spec.dtype}, not {given}"
+            fits = len(array.shape) == len(spec.shape) and all(
+                size == (dim if isinstance(dim, int) else sizes.setdefault(dim, size))
+                for size, dim in zip(array.shape, spec.shape, strict=True)
+            )
+            if not fits:
+                return f"an array of shape {list(array.shape)} does not fit {spec}"
+            if 0 in array.shape:
+                return f"input {spec.name!r} is empty: its shape is {list(array.shape)}"
+        return None

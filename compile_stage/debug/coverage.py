@@ -1,0 +1,199 @@
+"""Does the calibration set show the model everything that the validation set holds?
+
+A static quantisation clips what lies outside of the ranges that it saw. Both sets run through the FP32 graph, one sample at a time; ranges and shares are
+reduced inside of the graph, so that no activation is kept.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compile_stage.core.records import PortableModel, SampleSet, record
+from compile_stage.measure.samples import open_samples
+from compile_stage.precision.onnx_graph import name_nodes, write_graph
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+NOTED_SHARE = 0.01
+_BY_CHANCE = 3.0
+
+
+@record
+class Clipped:
+    """One tensor's values of the validation set that lie outside of the range of the calibration set.
+
+    Attributes:
+        node: That computes it; empty for an input of the model.
+        share: Of its values, 0 to 1.
+        low, high: The calibrated range.
+    """
+
+    tensor: str
+    node: str
+    share: float
+    low: float
+    high: float
+
+
+@record
+class Coverage:
+    """All float tensors, the most clipped first.
+
+    Attributes:
+        limit: A share beyond it is no chance.
+    """
+
+    tensors: tuple[Clipped, ...]
+    limit: float
+    calibration: int
+    validation: int
+
+    @property
+    def uncovered(self) -> tuple[Clipped, ...]:
+        """The tensors that are clipped by more than chance explains."""
+        return tuple(tensor for tensor in self.tensors if tensor.share > self.limit)
+
+
+def noted_share(calibration: int) -> float:
+    """The largest share that is not worth a word: 1 %, or three times what chance gives.
+
+    One more value from the same distribution lies outside of the range of n others with probability 2 / (n + 1).
+    """
+    return max(NOTED_SHARE, _BY_CHANCE * 2 / (calibration + 1))
+
+
+def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet) -> Coverage:
+    """The clipped share of every float tensor of an FP32 ONNX graph."""
+    import onnx
+
+    graph = onnx.load(model.path)
+    name_nodes(graph.graph)
+    floats = _float_tensors(graph)
+    producer = {name: node.name for node in graph.graph.node for name in node.output}
+    low, high = dict.fromkeys(floats, np.inf), dict.fromkeys(floats, -np.inf)
+    for found in _reduced(graph, _range_nodes(floats), floats, _batches(model, calibration)):
+        for name, (least, most) in found.items():
+            low[name], high[name] = min(low[name], float(least)), max(high[name], float(most))
+    known = [name for name in floats if np.isfinite(low[name]) and np.isfinite(high[name])]
+    sums = dict.fromkeys(known, 0.0)
+    rounds = 0
+    for found in _reduced(graph, _share_nodes(known, low, high), known, _batches(model, validation)):
+        rounds += 1
+        for name, (below, above) in found.items():
+            sums[name] += float(below) + float(above)
+    tensors = [
+        Clipped(
+            tensor=name,
+            node=producer.get(name, ""),
+            share=sums[name] / max(rounds, 1),
+            low=low[name],
+            high=high[name],
+        )
+        for name in known
+    ]
+    return Coverage(
+        tensors=tuple(sorted(tensors, key=lambda tensor: -tensor.share)),
+        limit=noted_share(calibration.count),
+        calibration=calibration.count,
+        validation=validation.count,
+    )
+
+
+def coverage_note(found: Coverage, most: int = 3) -> str | None:
+    """One sentence about what is not covered; None when everything is."""
+    if not found.uncovered:
+        return None
+    worst = ", ".join(
+        f"{c.tensor}{f' (node {c.node})' if c.node else ' (an input)'} {c.share:.1%}" for c in found.uncovered[:most]
+    )
+    return (
+        f"the {found.calibration} calibration samples do not cover the validation samples: in {len(found.uncovered)} of "
+        f"{len(found.tensors)} tensors more than {found.limit:.1%} of the values lie outside of the calibrated range and would be "
+        f"clipped; most in {worst}. Take calibration samples from the data that the model will see"
+    )
+
+
+def overlap_note(shared: int, calibration: int, validation: int) -> str | None:
+    """One sentence about samples that both sets hold; None when there are none."""
+    if not shared:
+        return None
+    return (
+        f"{shared} different samples are in both sets ({calibration} for calibration, {validation} for validation): a model that is judged "
+        "on what it was calibrated on flatters itself; give data.calibration samples of its own"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- within
+
+
+def _float_tensors(model: Any) -> list[str]:
+    import onnx
+
+    inferred = onnx.shape_inference.infer_shapes(model) if model.ByteSize() < 2**31 - 1 else model
+    typed = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    constants = {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    names = [v.name for v in typed if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+    return [name for name in dict.fromkeys(names) if name not in weights | constants]
+
+
+def _range_nodes(tensors: Sequence[str]) -> Iterator[Any]:
+    from onnx import helper
+
+    for position, name in enumerate(tensors):
+        for op, word in (("ReduceMin", "a"), ("ReduceMax", "b")):
+            yield helper.make_node(op, [name], [_output(word, position)], keepdims=0)
+
+
+def _share_nodes(tensors: Sequence[str], low: Mapping[str, float], high: Mapping[str, float]) -> Iterator[Any]:
+    from onnx import TensorProto, helper
+
+    for position, name in enumerate(tensors):
+        for op, word, bound in (("Less", "a", low[name]), ("Greater", "b", high[name])):
+            # A value that another batch composition moved by a rounding is not clipped.
+            bound += (-1 if word == "a" else 1) * 1e-5 * max(abs(low[name]), abs(high[name]))
+            limit, outside, share = (f"{_output(word, position)}/{part}" for part in ("limit", "outside", "share"))
+            tensor = helper.make_tensor(limit, TensorProto.FLOAT, [], [bound])
+            yield helper.make_node("Constant", [], [limit], value=tensor)
+            yield helper.make_node(op, [name, limit], [outside])
+            yield helper.make_node("Cast", [outside], [share], to=TensorProto.FLOAT)
+            yield helper.make_node("ReduceMean", [share], [_output(word, position)], keepdims=0)
+
+
+def _reduced(
+    model: Any, nodes: Iterator[Any], tensors: Sequence[str], batches: Iterator[Batch]
+) -> Iterator[dict[str, tuple[Any, Any]]]:
+    """Two numbers for each tensor, batch by batch, from nodes that were added to the graph."""
+    import onnx
+    import onnxruntime
+
+    watched = onnx.ModelProto()
+    watched.CopyFrom(model)
+    watched.graph.node.extend(nodes)
+    wanted = [_output(word, position) for position in range(len(tensors)) for word in ("a", "b")]
+    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+        path = write_graph(watched, Path(scratch))
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        for batch in batches:
+            found = session.run(wanted, dict(batch))
+            yield {name: (found[2 * i], found[2 * i + 1]) for i, name in enumerate(tensors)}
+
+
+def _batches(model: PortableModel, samples: SampleSet) -> Iterator[Batch]:
+    size = model.signature.fixed_batch or 1
+    opened = open_samples(samples)
+    for start in range(0, opened.count - size + 1, size):
+        yield opened.batch(start, start + size)
+
+
+def _output(word: str, position: int) -> str:
+    return f"compile_stage/{word}/{position}"

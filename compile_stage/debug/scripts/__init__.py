@@ -1,0 +1,1 @@
+"""Scripts that are copied into bundles; they import public packages only."""

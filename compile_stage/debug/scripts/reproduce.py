@@ -1,0 +1,93 @@
+"""Run both graphs on the inputs beside this file, and say how far their answers lie apart.
+
+Needs numpy, onnx and onnxruntime, and openvino where a graph is a .xml file. Ends with 0 when the error is seen again, with 1 when it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def run(path: Path, batch: dict[str, Any], outputs: list[str], tensor: str, hint: str) -> tuple[list[Any], Any]:
+    """All outputs, and one tensor in between, as the graph says: without the runtime's optimisations."""
+    if path.suffix == ".onnx":
+        import onnx
+        import onnxruntime
+
+        model = onnx.load(path)
+        if tensor not in [value.name for value in (*model.graph.output, *model.graph.input)]:
+            model.graph.output.append(onnx.ValueInfoProto(name=tensor))
+        watched = path.with_name(f"watched-{path.name}")
+        onnx.save(model, watched)
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(watched), options, providers=["CPUExecutionProvider"])
+        found = list(session.run(outputs, batch))
+        watched.unlink()
+        return found, batch[tensor] if tensor in batch else session.run([tensor], batch)[0]
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(path)
+    listed = [name for port in model.outputs for name in port.get_names()]
+    if tensor not in listed and tensor not in batch:
+        model.add_outputs([tensor])
+    config = {"INFERENCE_PRECISION_HINT": hint, "LP_TRANSFORMS_MODE": "NO"}
+    compiled = core.compile_model(model, "CPU", config)
+    request = compiled.create_infer_request()
+    request.infer(batch)
+    arrays = [found.data.copy() for found in request.output_tensors]
+    if tensor in batch:
+        return arrays, batch[tensor]
+    position = next(i for i, port in enumerate(compiled.outputs) if tensor in port.get_names())
+    return arrays[: len(outputs)], arrays[position]
+
+
+def snr_db(candidate: Any, reference: Any) -> float:
+    """Signal to noise, in dB; larger is nearer."""
+    import numpy as np
+
+    a, b = np.asarray(candidate, np.float64), np.asarray(reference, np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return -np.inf
+    both = np.isfinite(a)
+    noise, signal = np.sum((a - b)[both] ** 2), np.sum(b[both] ** 2)
+    if noise == 0:
+        return np.inf
+    return float(10 * np.log10(signal / noise)) if signal else -np.inf
+
+
+def main() -> int:
+    """Compare, and compare with what was seen when the bundle was written."""
+    import numpy as np
+
+    facts = json.loads((HERE / "facts.json").read_text(encoding="utf-8"))
+    inputs, answers = np.load(HERE / "inputs.npz"), np.load(HERE / "answers.npz")
+    arrays = [inputs[f"input_{i}"] for i in range(len(facts["inputs"]))]
+    found = {}
+    for role, names, outputs in (
+        ("reference", facts["inputs"], facts["outputs"]),
+        ("candidate", facts["candidate_inputs"], facts["candidate_outputs"]),
+    ):
+        batch = dict(zip(names, arrays, strict=True))
+        found[role] = run(HERE / facts["files"][role], batch, outputs, facts["tensor"][role], facts["hint"])
+    print(facts["summary"])
+    again = snr_db(found["candidate"][1], found["reference"][1])
+    before = snr_db(answers["candidate/tensor"], answers["reference/tensor"])
+    print(f"tensor {facts['tensor']['reference']}: {again:.1f} dB here, {before:.1f} dB when this was written")
+    for position, name in enumerate(facts["outputs"]):
+        here = snr_db(found["candidate"][0][position], found["reference"][0][position])
+        print(f"output {name}: {here:.1f} dB")
+    seen = again == before or abs(again - before) < 3
+    print("seen again" if seen else "not seen here")
+    return 0 if seen else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

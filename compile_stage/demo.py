@@ -1,0 +1,97 @@
+"""The whole stage on small real models, with nothing to set up: an embedded MLflow in a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from compile_stage.core.errors import RegistryError, UsageError
+from compile_stage.core.events import Reporter, Silent
+from compile_stage.core.records import RunResult
+
+MODELS = {"digits-cnn": "digits_cnn.py", "digits-boosting": "digits_boosting.py"}
+"""Registered name → the example that trains it."""
+
+POLICY = "cpu-server.yaml"
+
+MEASURE_SECONDS = 12
+"""The policy measures for up to a minute a target; a demo need not."""
+
+_PACKAGE = Path(__file__).parent
+
+
+def demo(out: Path, reporter: Reporter | None = None) -> list[RunResult]:
+    """Train the models, register them, and take each through `policies/cpu-server.yaml`.
+
+    Args:
+        out: Holds everything: the registry (unless MLFLOW_TRACKING_URI names another one), a folder of reports and
+            bundles for each model.
+
+    Returns:
+        One result a model.
+
+    Raises:
+        UsageError: The examples, or what they need, are not installed.
+    """
+    from compile_stage.api import run
+
+    listener, out = reporter or Silent(), out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    examples, policy = shipped("examples", "digits_cnn.py").parent, shipped("policies", POLICY)
+    with _embedded_registry(out):
+        for name, script in MODELS.items():
+            _train(name, examples / script, listener)
+        return [
+            run(
+                f"models:/{name}@candidate",
+                policy,
+                out=out / name,
+                sets=[f"budget.measure_seconds={MEASURE_SECONDS}"],
+                reporter=listener,
+            )
+            for name in MODELS
+        ]
+
+
+def shipped(folder: str, name: str) -> Path:
+    """A file of `examples/` or `policies/`, which lie beside the package in a checkout and inside of it when
+    installed."""
+    for place in (_PACKAGE / f"_{folder}", _PACKAGE.parent / folder):
+        if (place / name).is_file():
+            return place / name
+    raise UsageError(f"{folder}/{name} is not part of this installation", fix="install compile-stage from a release")
+
+
+@contextlib.contextmanager
+def _embedded_registry(out: Path) -> Iterator[None]:
+    """MLflow on sqlite below `out`. It puts artifacts below the current folder, so that is where we go meanwhile."""
+    if "MLFLOW_TRACKING_URI" in os.environ:
+        yield
+        return
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{out}/mlflow.db"
+    try:
+        with contextlib.chdir(out):
+            yield
+    finally:
+        del os.environ["MLFLOW_TRACKING_URI"]
+
+
+def _train(name: str, script: Path, reporter: Reporter) -> None:
+    """Run an example as its reader would; it registers the model itself."""
+    reporter.began("train", name)
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        reporter.ended("train", name, time.monotonic() - began, last)
+        raise RegistryError(
+            f"training {name} failed: {last}",
+            fix='install what the demo needs: pip install "compile-stage[demo]"',
+            where=str(script),
+        )
+    reporter.ended("train", name, time.monotonic() - began, "done")

@@ -1,0 +1,127 @@
+"""What this machine can do, what is missing, and the command that brings it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+from compile_stage.core import plugins
+from compile_stage.core.cache import cache_root
+from compile_stage.core.environment import hardware, python_version
+from compile_stage.core.errors import CompileStageError
+from compile_stage.core.records import record
+
+Kind: TypeAlias = Literal["backend", "source", "precision", "engine", "registry"]
+
+_GROUPS: tuple[tuple[Kind, plugins.Group], ...] = (
+    ("backend", "backends"),
+    ("source", "sources"),
+    ("precision", "lowerings"),
+    ("engine", "engines"),
+    ("registry", "registries"),
+)
+
+
+@record
+class DoctorEntry:
+    """One plug-in.
+
+    Attributes:
+        version: Package and version of what it stands on, and where a registry is; empty when unknown or missing.
+        reason: Why it can't be used; empty when it can.
+        fix: The command that mends it; empty when there is none.
+    """
+
+    kind: Kind
+    name: str
+    ready: bool
+    version: str = ""
+    reason: str = ""
+    fix: str = ""
+
+
+@record
+class DoctorReport:
+    """The machine, and every plug-in by kind and name.
+
+    Attributes:
+        machine: What a human calls it → what it is, in reading order.
+        cache: Folder of the step cache, and what is wrong with it.
+    """
+
+    machine: Mapping[str, str]
+    hardware_fingerprint: str
+    entries: tuple[DoctorEntry, ...]
+    cache: str
+
+
+def examine() -> DoctorReport:
+    """Look at the machine and at every plug-in; ask each registry whether it can be reached."""
+    from compile_stage import __version__
+
+    found = hardware()
+    machine = {
+        "compile-stage": __version__,
+        "python": python_version(),
+        "system": f"{found.system} {found.machine}",
+        "cpu": found.cpu,
+        "cores": str(found.cores),
+        "instruction sets": " ".join(found.features) or "none that matter",
+        "accelerators": ", ".join(found.accelerators) or "none",
+        "fingerprint": found.fingerprint,
+    }
+    entries = tuple(_examine(kind, group, name) for kind, group in _GROUPS for name in plugins.names(group))
+    return DoctorReport(machine=machine, hardware_fingerprint=found.fingerprint, entries=entries, cache=_cache())
+
+
+def _examine(kind: Kind, group: plugins.Group, name: str) -> DoctorEntry:
+    try:
+        plugin: Any = plugins.load(group, name)
+    except Exception as error:  # noqa: BLE001 - a third party's plug-in that can't be imported is a finding, not our end
+        return DoctorEntry(
+            kind=kind, name=name, ready=False, reason=f"can't be loaded: {type(error).__name__}: {error}"
+        )
+    if (reason := plugins.missing(plugin)) is not None:
+        return DoctorEntry(
+            kind=kind, name=name, ready=False, reason=reason.rpartition(": ")[0], fix=plugins.pip_line(plugin)
+        )
+    said = list(_versions(plugin))
+    if kind == "registry":
+        reason = _registry_problem(plugin)
+        said += [f"at {plugin.place()}"] if hasattr(plugin, "place") else []
+    return DoctorEntry(kind=kind, name=name, ready=reason is None, version=", ".join(said), reason=reason or "")
+
+
+def _cache() -> str:
+    """The folder, and whether it can be used. It is not made here."""
+    folder = cache_root()
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK):
+        return str(folder)
+    return f"{folder} can't be written; COMPILE_STAGE_CACHE names another"
+
+
+def _registry_problem(registry: Any) -> str | None:
+    try:
+        answer: str | None = registry.check()
+    except CompileStageError as error:
+        return error.problem
+    except Exception as error:  # noqa: BLE001 - whatever a registry's client raises is the reason why it can't be used
+        return f"{type(error).__name__}: {error}"
+    return answer
+
+
+def _versions(plugin: Any) -> Iterator[str]:
+    """`onnxruntime 1.31.0`, of the distributions that bring the modules it requires."""
+    from importlib.metadata import packages_distributions
+
+    owners = packages_distributions()
+    wanted: dict[str, None] = {}
+    for module in plugin.requires:
+        top = module.partition(".")[0]
+        held = owners.get(top, [])
+        # Several distributions may share a package (mlflow, mlflow-skinny): the one of its name speaks for all.
+        wanted |= dict.fromkeys([top] if top in held else held[:1])
+    for name, version in plugins.package_versions(*wanted).items():
+        yield f"{name} {version}"

@@ -1,0 +1,1 @@
+"""Where steps run: workers, as processes here or elsewhere."""

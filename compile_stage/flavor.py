@@ -1,0 +1,389 @@
+"""The MLflow flavor `compile_stage`: a published artifact, loaded anywhere.
+
+    mlflow.pyfunc.load_model("models:/fraud-compiled@cpu-server-prod").predict(...)     answers as the source model did
+    compile_stage.flavor.load_model("models:/fraud-compiled/3").run({"input": array})   all outputs by name
+
+A published model carries this file, the part of `core` that it needs, and the one backend's file in `code/`, so that it
+serves where compile-stage is not installed: there must be MLflow, NumPy and the one runtime. It looks like this:
+
+    MLmodel, requirements.txt, ...   MLflow's own
+    code/compile_stage/              the vendored loader
+    data/artifact/                   what the backend compiled
+    data/manifest.json               what it is, what it was made from, and the digest of every file (`compile_stage.manifest`)
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import json
+import shutil
+import tempfile
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.answers import InputRefusedError, from_outputs, to_batch
+from compile_stage.core import plugins
+from compile_stage.core.digest import canonical_json, digest_file, list_tree
+from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
+from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.manifest import (
+    ARTIFACT_NAME,
+    DATA_NAME,
+    MANIFEST_NAME,
+    MANIFEST_SCHEMA,
+    artifact_of,
+    check_integrity,
+    data_folder,
+    read_manifest,
+    refuse_machine,
+)
+
+if TYPE_CHECKING:
+    from compile_stage.core.ports import Backend
+    from compile_stage.core.tensors import Batch
+
+__all__ = [
+    "FLAVOR_NAME",
+    "MANIFEST_SCHEMA",
+    "CompiledModel",
+    "check_integrity",
+    "load_model",
+    "read_manifest",
+    "save_model",
+]
+
+FLAVOR_NAME = "compile_stage"
+
+# No entry points exist where only the vendored files are; third-party backends are found by theirs.
+_BACKENDS = {
+    "onnxruntime": "compile_stage.backends.onnxruntime:OnnxRuntime",
+    "openvino": "compile_stage.backends.openvino:OpenVino",
+}
+_PACKAGE = Path(__file__).parent
+
+
+# ----------------------------------------------------------------------------------------------------------------- save
+
+
+def save_model(
+    data_dir: str | Path,
+    path: str | Path,
+    *,
+    manifest: Mapping[str, Any],
+    signature: Any = None,
+    source_model: str | Path | None = None,
+    input_example: Any = None,
+    pip_requirements: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a complete MLflow model directory.
+
+    Args:
+        data_dir: Folder with `artifact/`, the backend's files. It is copied.
+        path: A folder that does not exist yet, or is empty.
+        manifest: As in the module's docstring; `schema`, `files` and `code` are filled in here, from what was really
+            written.
+        signature: What MLflow enforces before `predict`: MLflow's own `ModelSignature`, or ours. It gives way to that
+            of `source_model`.
+        source_model: The source's model directory. Where the published model can keep the source's MLflow signature and
+            input example, it does, so that clients see one contract before and after.
+        input_example: As MLflow takes it. It gives way to that of `source_model`.
+        pip_requirements: What a serving environment needs; the manifest's runtime, NumPy and MLflow when None.
+        metadata: For `MLmodel`.
+
+    Raises:
+        IntegrityError: `data_dir` lacks the artifact that the manifest describes.
+    """
+    from mlflow import pyfunc
+    from mlflow.models.model import Model
+    from mlflow.models.utils import _save_example
+    from mlflow.utils.file_utils import get_total_file_size
+    from mlflow.utils.model_utils import _validate_and_copy_code_paths, _validate_and_prepare_target_save_path
+
+    data_dir, path = Path(data_dir), Path(path).absolute()
+    artifact = artifact_of(manifest, data_dir)
+    _validate_and_prepare_target_save_path(str(path))
+    shutil.copytree(data_dir / ARTIFACT_NAME, path / DATA_NAME / ARTIFACT_NAME)
+    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+        code = _validate_and_copy_code_paths([str(_stage_code(artifact.backend, Path(scratch)))], str(path))
+    _write_manifest(path, manifest)
+
+    model = Model()
+    model.metadata = dict(metadata) if metadata else None
+    kept = _source_contract(source_model, manifest.get("answer", {}), artifact.signature)
+    model.signature = kept.signature if kept else _mlflow_signature(signature)
+    if kept and kept.saved_input_example_info:
+        _copy_example(Path(str(source_model)), kept, path, model)
+    elif input_example is not None:
+        _save_example(model, input_example, str(path))
+    settings = {
+        "threads": int(manifest.get("threads", 1)),
+        "on_hardware_mismatch": manifest.get("on_hardware_mismatch", "error"),
+    }
+    environment = {"conda_env": "conda.yaml", "python_env": "python_env.yaml"}
+    # Only keys that are declared here can be set when the model is loaded.
+    pyfunc.add_to_model(
+        model, loader_module="compile_stage.flavor", data=DATA_NAME, code=code, model_config=settings, **environment
+    )
+    model.add_flavor(FLAVOR_NAME, schema=MANIFEST_SCHEMA, data=DATA_NAME, code=code, backend=artifact.backend)
+    _write_environment(path, pip_requirements or _requirements(manifest))
+    model.model_size_bytes = get_total_file_size(str(path))
+    model.save(str(path / "MLmodel"))
+
+
+def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    data, code = path / DATA_NAME, path / "code"
+    whole = {
+        **manifest,
+        "schema": MANIFEST_SCHEMA,
+        "files": {name: digest_file(data / name) for name in list_tree(data)},
+        "code": {f"code/{name}": digest_file(code / name) for name in list_tree(code)},
+    }
+    text = json.dumps(json.loads(canonical_json(whole)), indent=2, sort_keys=True, ensure_ascii=False)
+    (data / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def _stage_code(backend: str, scratch: Path) -> Path:
+    """A folder `compile_stage` with this file, the backend's, and what of ours these import, however indirectly."""
+    staged = scratch / "compile_stage"
+    waiting = ["compile_stage.flavor"]
+    if backend in _BACKENDS:
+        waiting.append(_BACKENDS[backend].partition(":")[0])
+    done: set[Path] = set()
+    while waiting:
+        parts = waiting.pop().split(".")[1:]
+        for depth in range(len(parts) + 1):
+            file = _source_file(parts[:depth])
+            if file is None or file in done:
+                continue
+            done.add(file)
+            copy = staged / file.relative_to(_PACKAGE)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+            waiting.extend(_our_imports(file))
+    return staged
+
+
+def _source_file(parts: Sequence[str]) -> Path | None:
+    base = _PACKAGE.joinpath(*parts)
+    return next((file for file in (base / "__init__.py", base.with_suffix(".py")) if file.is_file()), None)
+
+
+def _our_imports(file: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "compile_stage":
+            found |= {f"{node.module}.{name.name}" for name in node.names}  # a name may be a module of a package
+        elif isinstance(node, ast.Import):
+            found |= {name.name for name in node.names if name.name.partition(".")[0] == "compile_stage"}
+    return found
+
+
+def _requirements(manifest: Mapping[str, Any]) -> list[str]:
+    pinned = {**plugins.package_versions("mlflow", "numpy"), **manifest.get("runtime", {})}
+    return [f"{name}=={version}" for name, version in sorted(pinned.items())]
+
+
+def _write_environment(path: Path, requirements: Sequence[str]) -> None:
+    from mlflow.utils.environment import _process_pip_requirements, _PythonEnv
+    from mlflow.utils.yaml_utils import write_yaml
+
+    conda, pip, constraints = _process_pip_requirements(None, list(requirements))
+    write_yaml(str(path), "conda.yaml", conda, ensure_yaml_extension=False)
+    (path / "requirements.txt").write_text("\n".join(pip) + "\n", encoding="utf-8")
+    if constraints:
+        (path / "constraints.txt").write_text("\n".join(constraints) + "\n", encoding="utf-8")
+    _PythonEnv.current().to_yaml(str(path / "python_env.yaml"))
+
+
+def _source_contract(source_model: str | Path | None, answer: Mapping[str, Any], graph: Signature) -> Any:
+    """The source's `MLmodel`, if clients of the compiled model can keep to its signature; else None.
+
+    A signature of columns fits when we know which input the columns make up; one of text, in front of a tokenizer, does
+    not describe what the graph takes.
+    """
+    from mlflow.models.model import Model
+
+    if source_model is None:
+        return None
+    source = Model.load(str(source_model))
+    if source.signature is None or source.signature.inputs is None:
+        return None
+    inputs = source.signature.inputs
+    names = {spec.name for spec in graph.inputs}
+    fits = inputs.is_tensor_spec() or bool(answer.get("columns")) or set(inputs.input_names()) == names
+    return source if fits else None
+
+
+def _copy_example(source: Path, kept: Any, path: Path, model: Any) -> None:
+    info = dict(kept.saved_input_example_info)
+    model.saved_input_example_info = info
+    for key in ("artifact_path", "serving_input_path"):
+        if (name := info.get(key)) and (source / name).is_file():
+            shutil.copyfile(source / name, path / name)
+
+
+def _mlflow_signature(signature: Any) -> Any:
+    if not isinstance(signature, Signature):
+        return signature
+    from mlflow.models.signature import ModelSignature
+    from mlflow.types.schema import Schema
+
+    return ModelSignature(
+        inputs=Schema([_mlflow_tensor(spec) for spec in signature.inputs]),
+        outputs=Schema([_mlflow_tensor(spec) for spec in signature.outputs]),
+    )
+
+
+def _mlflow_tensor(spec: TensorSpec) -> Any:
+    import numpy as np
+    from mlflow.types.schema import TensorSpec as MlflowTensorSpec
+
+    shape = tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape)
+    return MlflowTensorSpec(np.dtype("str" if spec.dtype == "str" else spec.dtype), shape, name=spec.name)
+
+
+# ----------------------------------------------------------------------------------------------------------------- load
+
+
+class CompiledModel:
+    """A published model, open and ready to run. Safe for several threads; close it, or use it as a context manager.
+
+    Attributes:
+        manifest: What was published.
+        signature: As the runtime reports it.
+    """
+
+    def __init__(
+        self, model_dir: str | Path, *, threads: int | None = None, on_hardware_mismatch: str | None = None
+    ) -> None:
+        data = data_folder(model_dir)
+        self.manifest = check_integrity(data)
+        _accept_machine(self.manifest, on_hardware_mismatch or self.manifest.get("on_hardware_mismatch", "error"))
+        threads = threads if threads is not None else self.manifest.get("threads", 1)
+        if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+            raise UsageError(f"threads must be a whole number from 1, not {threads!r}")
+        artifact = artifact_of(self.manifest, data)
+        self._stack = ExitStack()
+        self._downloaded = self._stack.enter_context(ExitStack())  # ends last: the runtime may have mapped the files
+        self._session = self._stack.enter_context(_backend(artifact.backend, self.manifest).open(artifact, threads))
+        # A session promises nothing about threads, and one call already uses all the compute threads it was given.
+        self._lock = threading.Lock()
+        self._end = weakref.finalize(self, self._stack.close)  # for those who never close it
+        self.signature: Signature = self._session.signature
+
+    def run(self, batch: Batch) -> Batch:
+        """All outputs by name, for exactly the names, types and shapes of `signature`."""
+        with self._lock:
+            return self._session.run(batch)
+
+    def close(self) -> None:
+        """Give the runtime's memory back. A second call does nothing."""
+        with self._lock:
+            self._end()
+
+    def __enter__(self) -> CompiledModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load_model(
+    model_uri: str,
+    *,
+    threads: int | None = None,
+    on_hardware_mismatch: str | None = None,
+    dst_path: str | Path | None = None,
+) -> CompiledModel:
+    """Open a published model by URI (`models:/...`, `runs:/...`) or by the path of its folder.
+
+    Args:
+        threads: Compute threads; those of the manifest when None.
+        on_hardware_mismatch: `error`, `warn` or `ignore`; the manifest's when None.
+        dst_path: Where to download to; a temporary folder, which ends with the model, when None. A local folder is used
+            where it is.
+
+    Raises:
+        IntegrityError: A file is not what was published, or this is another machine and that is an error.
+        MissingDependencyError: The runtime is not installed.
+    """
+    if Path(model_uri).is_dir():
+        return CompiledModel(model_uri, threads=threads, on_hardware_mismatch=on_hardware_mismatch)
+    import mlflow.artifacts
+
+    with ExitStack() as stack:
+        if dst_path is None:
+            dst_path = tempfile.mkdtemp(prefix="compile-stage-model-")
+            stack.callback(shutil.rmtree, dst_path, ignore_errors=True)
+        Path(dst_path).mkdir(parents=True, exist_ok=True)
+        local = mlflow.artifacts.download_artifacts(artifact_uri=model_uri, dst_path=str(dst_path))
+        model = CompiledModel(local, threads=threads, on_hardware_mismatch=on_hardware_mismatch)
+        model._downloaded.push(stack.pop_all())
+        return model
+
+
+def _accept_machine(manifest: Mapping[str, Any], mode: str) -> None:
+    if mode not in ("error", "warn", "ignore"):
+        raise UsageError(f"on_hardware_mismatch can't be {mode!r}; it can be error, warn or ignore")
+    if mode == "ignore" or (reason := refuse_machine(manifest)) is None:
+        return
+    problem = f"the model was compiled and proven elsewhere ({reason}), so its accuracy and speed are not known here"
+    if mode == "warn":
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)
+        return
+    raise IntegrityError(
+        problem,
+        fix="run compile-stage on this kind of machine, or load it with model_config={'on_hardware_mismatch': 'warn'}",
+    )
+
+
+def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
+    if name in _BACKENDS:
+        module, _, attribute = _BACKENDS[name].partition(":")
+        backend: Backend = getattr(importlib.import_module(module), attribute)()
+    else:
+        backend = plugins.load("backends", name)
+    absent = [module for module in backend.requires if importlib.util.find_spec(module) is None]
+    if absent:
+        pinned = " ".join(f"{package}=={version}" for package, version in manifest.get("runtime", {}).items())
+        raise MissingDependencyError(
+            f"the model runs on {name}, which is not installed ({', '.join(absent)})",
+            fix=f"pip install {pinned or name}",
+        )
+    return backend
+
+
+class _Pyfunc:
+    """What MLflow's pyfunc calls."""
+
+    def __init__(self, model: CompiledModel) -> None:
+        self._model = model
+
+    def get_raw_model(self) -> CompiledModel:
+        return self._model
+
+    def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        how = self._model.manifest.get("answer", {})
+        try:
+            batch = to_batch(data, self._model.signature, how)
+        except InputRefusedError as error:  # the scoring server answers 400, with this sentence
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+        return from_outputs(self._model.run(batch), data, how)
+
+
+def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> _Pyfunc:
+    """Called by `mlflow.pyfunc.load_model` with the path of the data folder."""
+    settings = model_config or {}
+    return _Pyfunc(
+        CompiledModel(path, threads=settings.get("threads"), on_hardware_mismatch=settings.get("on_hardware_mismatch"))
+    )

@@ -1,0 +1,139 @@
+"""`manifest.json`: what a published model is, what it was made from, and the digest of every file.
+
+Vendored into every published model beside `compile_stage.flavor`. The fields:
+
+    schema                "compile-stage/manifest/v1"
+    artifact              the `Artifact` record; its path is relative to data/
+    files, code           relative path → sha256:..., of the files in data/ and in the model directory's code/
+    key                   idempotency key of the publication
+    source                {uri, name, version, flavor, digest, registry}
+    policy                {name, digest, owner}
+    job, target, scheme   the records; the job holds the gates
+    data                  what it was proven on: {spec, samples by role}
+    kept                  precision → nodes that stay in it
+    hardware, fingerprint the machine that it was compiled and proven on
+    toolchain, runtime    package → version: that made it; that must be there to run it
+    python                of the stage that made it
+    verdict, timing       the proof, and the measured medians
+    answer                how the source's pyfunc answered (`core.ports.Exporter.answer`)
+    threads               compute threads
+    on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
+    signature             names, types and shapes of the graph
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core import plugins
+from compile_stage.core.digest import canonical_json, digest_file, list_tree, revive
+from compile_stage.core.environment import Hardware, hardware
+from compile_stage.core.errors import IntegrityError
+from compile_stage.core.records import Artifact
+
+MANIFEST_SCHEMA = "compile-stage/manifest/v1"
+DATA_NAME = "data"
+ARTIFACT_NAME = "artifact"
+MANIFEST_NAME = "manifest.json"
+
+
+def read_manifest(model_dir: str | Path) -> dict[str, Any]:
+    """The manifest of a model directory (or of its `data` folder).
+
+    Raises:
+        IntegrityError: There is none, or it can't be read, or it is of a version that this code does not know.
+    """
+    file = data_folder(model_dir) / MANIFEST_NAME
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise IntegrityError("it has no manifest, so it was not published by compile-stage", where=str(file)) from error
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"the manifest can't be read: {error}", where=str(file)) from error
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != MANIFEST_SCHEMA:
+        raise IntegrityError(
+            f"the manifest is of the schema {schema!r}, and this version of compile-stage reads {MANIFEST_SCHEMA!r}",
+            fix="use the version of compile-stage that published it, or a newer one",
+            where=str(file),
+        )
+    return dict(manifest)
+
+
+def check_integrity(model_dir: str | Path) -> dict[str, Any]:
+    """Compare every file of a model directory with the manifest; returns the manifest.
+
+    Raises:
+        IntegrityError: A file was changed, is missing, or was added; the message names it.
+    """
+    data = data_folder(model_dir)
+    manifest = read_manifest(data)
+    files, code = manifest.get("files"), manifest.get("code", {})
+    if not isinstance(files, Mapping) or not isinstance(code, Mapping) or not files:
+        raise IntegrityError("the manifest lists no files", where=str(data / MANIFEST_NAME))
+    artifact_of(manifest, data)
+    present = {name: data / name for name in list_tree(data, leave_out=(MANIFEST_NAME,))}
+    if code:
+        inside = (name for name in list_tree(data.parent / "code") if "__pycache__" not in name)
+        present |= {f"code/{name}": data.parent / "code" / name for name in inside}
+    listed = {**files, **code}
+    for name in sorted(listed.keys() | present.keys()):
+        if name not in present:
+            raise IntegrityError(f"{name} is missing", fix="fetch the model again", where=str(data.parent))
+        if name not in listed:
+            raise IntegrityError(
+                f"{name} is not among the published files", fix="fetch the model again", where=str(data.parent)
+            )
+        if digest_file(present[name]) != listed[name]:
+            raise IntegrityError(
+                f"{name} is not what was published: its digest differs",
+                fix="fetch the model again",
+                where=str(data.parent),
+            )
+    return manifest
+
+
+def data_folder(model_dir: str | Path) -> Path:
+    """The `data` folder of a model directory, or the folder itself when it is one."""
+    folder = Path(model_dir)
+    return folder if (folder / MANIFEST_NAME).is_file() or not (folder / DATA_NAME).is_dir() else folder / DATA_NAME
+
+
+def artifact_of(manifest: Mapping[str, Any], data: Path) -> Artifact:
+    """The manifest's artifact, with its path below `data`."""
+    try:
+        artifact: Artifact = revive(Artifact, json.loads(canonical_json(manifest["artifact"])))
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"the manifest describes no artifact: {error}", where=str(data)) from error
+    artifact = replace(artifact, path=str(data / ARTIFACT_NAME))
+    entry = Path(artifact.entry)
+    if entry.is_absolute() or ".." in entry.parts or not (data / ARTIFACT_NAME / entry).exists():
+        raise IntegrityError(f"artifact/{artifact.entry} is missing", where=str(data))
+    return artifact
+
+
+def refuse_machine(manifest: Mapping[str, Any]) -> str | None:
+    """None when this machine and its runtime are those that the artifact was proven on, or what differs."""
+    here, differs = hardware(), []
+    if manifest.get("fingerprint") != here.fingerprint:
+        there = manifest.get("hardware", {})
+        for field in fields(Hardware):
+            now, then = json.loads(canonical_json(getattr(here, field.name))), there.get(field.name)
+            if now != then:
+                differs.append(f"{field.name}: {_shown(then)} there, {_shown(now)} here")
+        if not differs:
+            differs.append(f"fingerprint: {manifest.get('fingerprint')} there, {here.fingerprint} here")
+    proven = manifest.get("runtime", {})
+    installed = plugins.package_versions(*proven)
+    differs += [
+        f"{name}: {v} there, {installed[name]} here" for name, v in proven.items() if installed.get(name, v) != v
+    ]
+    return "; ".join(differs) or None
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,1 @@
+"""Pure numbers: samples, metrics, statistics, timing, memory. No registry, no YAML."""

@@ -1,0 +1,427 @@
+"""The gates of a verdict, looked at: candidate outputs against the baseline's.
+
+A check says PASS only when something real was compared and held. What could not be compared is NOT_RUN with the reason,
+and never a pass; an output that is lost, renamed, of another shape or newly NaN is a FAIL of its own, whatever the
+gates say.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compile_stage.core.records import Check, Gate, Outcome, Waiver
+from compile_stage.measure.classes import CLASS_METRICS, has_classes, measure_classes
+from compile_stage.measure.elementwise import (
+    DISTANCE_METRICS,
+    Distances,
+    Measured,
+    NotMeasurableError,
+    agreement,
+    allclose,
+    distances,
+)
+from compile_stage.measure.stats import bootstrap
+from compile_stage.measure.tasks import HIGHER_IS_BETTER, TaskResult, classifies, measure_task, scored_output
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Array
+
+STRUCTURE = ("samples", "outputs", "shape", "finite")
+"""Checks of our own making: no policy asks for them, no policy can leave them out, and no waiver reaches them."""
+
+CLASSES_ONLY = "classes_only"
+"""Option of a task gate that nobody asked for by name: it holds where there are classes, and is left out, with a word,
+for a regression."""
+
+_FLOAT_METRICS = (*DISTANCE_METRICS, "allclose")
+
+
+def check_outputs(
+    gates: Sequence[Gate],
+    candidate: Mapping[str, Array],
+    baseline: Mapping[str, Array],
+    labels: Array | None,
+    *,
+    batch_size: int,
+    seed: int,
+    min_samples: int,
+    real: bool,
+) -> tuple[Check, ...]:
+    """One check for each gate and output that it applies to, and the structural ones of `STRUCTURE`.
+
+    A gate that names an output takes the place, for that output, of a gate of the same metric that names none. Every
+    output that no gate looks at gets a NOT_RUN.
+
+    Args:
+        candidate: Output name → array (memory-mapped ones are read in pieces), axis 0 being the sample.
+        baseline: What the original model answered for the same samples, in the same order.
+        labels: True labels, one row for each sample; None when there are none.
+        batch_size: The size that the candidate was run at, for the record.
+        seed: Of the bootstrap.
+        min_samples: Fewer real samples than this prove nothing: what would have passed or failed is NOT_RUN.
+        real: False for synthetic samples, which prove nothing either.
+    """
+    proof = _Proof(candidate, baseline, labels, batch_size, seed)
+    left_out = [gate for gate in gates if gate.options.get(CLASSES_ONLY) and not _classifies(baseline, labels)]
+    gates = [gate for gate in gates if gate not in left_out]
+    checks = [proof.samples(min_samples, real)]
+    if left_out:
+        said = f"the shipped limit on {_list([gate.metric for gate in left_out])} is left out: the labels are no classes of an output"
+        checks = [replace(checks[0], reason=f"{checks[0].reason}; {said}")]
+    if proof.count == 0:
+        return (*checks, *(proof.not_run(gate, "there are no samples") for gate in gates))
+    checks += proof.structure()
+    found = [check for gate in gates for check in proof.gate(gate, gates)]
+    seen = {check.output for check in found}
+    found += [proof.unseen(name) for name in baseline if name not in seen]
+    if checks[0].outcome is Outcome.NOT_RUN:
+        found = [_unproven(check, checks[0].reason) for check in found]
+    return (*checks, *found)
+
+
+def apply_waivers(checks: Sequence[Check], waivers: Sequence[Waiver], target: str, today: date) -> tuple[Check, ...]:
+    """The checks, with failures of gates that hold a waiver for this target marked. The outcome stays FAIL.
+
+    Not waived are NOT_RUN (nothing is known that could be waived), structural failures, and what a waiver past its end
+    names.
+    """
+    held = {w.gate: w for w in waivers if w.target == target and date.fromisoformat(w.expires) >= today}
+    return tuple(
+        replace(check, waived=held[check.gate.metric])
+        if check.outcome is Outcome.FAIL and check.gate.metric in held and check.gate.metric not in STRUCTURE
+        else check
+        for check in checks
+    )
+
+
+@dataclass
+class _Proof:
+    """One candidate at one batch size. `broken` says, by output, why its values are not to be compared."""
+
+    candidate: Mapping[str, Array]
+    baseline: Mapping[str, Array]
+    labels: Array | None
+    batch_size: int
+    seed: int
+    broken: dict[str, str] = field(default_factory=dict)
+    _distances: dict[str, Distances] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return max((len(array) for array in self.baseline.values() if array.ndim), default=0)
+
+    # ------------------------------------------------------------------------------------------------------ structure
+
+    def samples(self, min_samples: int, real: bool) -> Check:
+        gate = Gate(metric="samples", limit=float(min_samples), direction="at_least")
+        if self.count == 0:
+            outcome, reason = Outcome.NOT_RUN, "there are no samples, so nothing was compared"
+        elif not real:
+            outcome = Outcome.NOT_RUN
+            reason = (
+                f"the {self.count} samples are synthetic, and synthetic samples prove nothing about a model's answers"
+            )
+        elif self.count < min_samples:
+            outcome = Outcome.NOT_RUN
+            reason = f"{self.count} real samples are fewer than the {min_samples} that the policy asks for (data.min_samples)"
+        else:
+            outcome, reason = Outcome.PASS, f"{self.count} real samples, at least {min_samples} are asked for"
+        return self._check(gate, outcome, float(self.count), reason)
+
+    def structure(self) -> Iterator[Check]:
+        yield self._outputs()
+        for name, expected in self.baseline.items():
+            if name not in self.candidate:
+                self.broken[name] = "the candidate does not have it"
+                continue
+            check = self._shape(name, self.candidate[name], expected)
+            yield check
+            if check.outcome is Outcome.FAIL:
+                self.broken[name] = "its shape or kind is wrong"
+            elif expected.dtype.kind == "f":
+                check = self._finite(name)
+                yield check
+                if check.outcome is Outcome.FAIL:
+                    self.broken[name] = "it is not finite where the baseline is, or the other way round"
+
+    def _outputs(self) -> Check:
+        gate = Gate(metric="outputs", limit=0, direction="at_most")
+        lost = [name for name in self.baseline if name not in self.candidate]
+        extra = [name for name in self.candidate if name not in self.baseline]
+        if not lost and not extra:
+            return self._check(gate, Outcome.PASS, 0.0, f"it has the baseline's outputs: {_list(self.baseline)}")
+        parts = [f"it lost {_list(lost)}"] if lost else []
+        parts += [f"it has {_list(extra)}, which the baseline has not"] if extra else []
+        return self._check(gate, Outcome.FAIL, float(len(lost) + len(extra)), "; ".join(parts))
+
+    def _shape(self, name: str, own: Array, expected: Array) -> Check:
+        gate = Gate(metric="shape", limit=0, direction="at_most", output=name)
+        problem = ""
+        if own.ndim == 0 or expected.ndim == 0:
+            problem = "a single number has no axis of samples"
+        elif len(own) != len(expected):
+            problem = f"it has answers for {len(own)} samples, the baseline for {len(expected)}"
+        elif len(expected) != self.count:
+            problem = f"the baseline has {len(expected)} answers for it, and {self.count} for other outputs"
+        elif own.shape != expected.shape:
+            problem = f"each sample has the shape {list(own.shape[1:])}, the baseline's {list(expected.shape[1:])}"
+        elif expected.size == 0:
+            problem = f"it is empty (shape {list(expected.shape)}), so there is nothing to compare"
+        elif _kind(own) != _kind(expected):
+            problem = f"it holds {own.dtype}, the baseline {expected.dtype}"
+        if problem:
+            return self._check(gate, Outcome.FAIL, 1.0, f"output {name!r}: {problem}")
+        kept = f"{own.dtype}{list(own.shape[1:])}"
+        change = "" if own.dtype == expected.dtype or _kind(own) == "text" else f" (the baseline's is {expected.dtype})"
+        return self._check(gate, Outcome.PASS, 0.0, f"output {name!r} is {kept} for each of {len(own)} samples{change}")
+
+    def _finite(self, name: str) -> Check:
+        gate = Gate(metric="finite", limit=0, direction="at_most", output=name)
+        found = self.distances(name)
+        strange, shared = int(found.strange.sum()), int(found.shared.sum())
+        note = f"; {_values(shared)} the same NaN or infinity on both sides, and left out" if shared else ""
+        if strange:
+            samples = int(np.count_nonzero(found.strange))
+            reason = f"output {name!r}: {_values(strange)} NaN or infinite on one side only, in {samples} of {self.count} samples{note}"
+            return self._check(gate, Outcome.FAIL, float(strange), reason, worst=Measured(0, found.strange).worst())
+        return self._check(gate, Outcome.PASS, 0.0, f"output {name!r} is finite wherever the baseline is{note}")
+
+    def distances(self, name: str) -> Distances:
+        """Computed once, for all the metrics that are made of it."""
+        if name not in self._distances:
+            self._distances[name] = distances(self.candidate[name], self.baseline[name])
+        return self._distances[name]
+
+    # ----------------------------------------------------------------------------------------------------------- gates
+
+    def gate(self, gate: Gate, gates: Sequence[Gate]) -> Iterator[Check]:
+        if gate.output is not None and gate.output not in self.baseline:
+            reason = f"{gate.metric} is asked of output {gate.output!r}, and the model has {_list(self.baseline)}"
+            yield self.not_run(gate, reason)
+        elif gate.metric in HIGHER_IS_BETTER:
+            yield self._task(gate)
+        else:
+            overridden = {g.output for g in gates if g.metric == gate.metric} if gate.output is None else set()
+            named = [gate.output] if gate.output is not None else [n for n in self.baseline if n not in overridden]
+            suited = [name for name in named if gate.output is not None or _suits(gate, self.baseline[name])]
+            for name in suited:
+                yield self._measure(gate, name)
+            # Floats without an axis of classes are no reason to pass over a gate in silence.
+            if not suited and gate.metric in CLASS_METRICS and not overridden - {None}:
+                yield self.not_run(gate, f"{gate.metric} needs scores of at least two classes, and no output has them")
+
+    def _measure(self, gate: Gate, name: str) -> Check:
+        if name in self.broken:
+            return self.not_run(gate, f"output {name!r} was not measured: {self.broken[name]}", name)
+        try:
+            return self._judge(gate, name, self._value(gate, name))
+        except NotMeasurableError as error:
+            return self.not_run(gate, f"output {name!r}: {error}", name)
+
+    def _value(self, gate: Gate, name: str) -> Measured:
+        own, expected = self.candidate[name], self.baseline[name]
+        if gate.metric in _FLOAT_METRICS:
+            if expected.dtype.kind != "f":
+                raise NotMeasurableError(f"{gate.metric} is for floats, and it holds {expected.dtype}; use agreement")
+            found = self.distances(name)
+            if not found.compared.any():
+                raise NotMeasurableError("no value is finite, so there is nothing to compare")
+            return (
+                allclose(own, expected, gate.options)
+                if gate.metric == "allclose"
+                else DISTANCE_METRICS[gate.metric](found)
+            )
+        if gate.metric in CLASS_METRICS:
+            return measure_classes(gate.metric, own, expected, gate.options)
+        if gate.metric == "agreement":
+            return agreement(own, expected)
+        if gate.metric.startswith("python:"):
+            return Measured(_own_metric(gate.metric, own, expected, self.labels))
+        raise NotMeasurableError(f"there is no metric {gate.metric!r}")
+
+    def _judge(self, gate: Gate, name: str, found: Measured) -> Check:
+        if math.isnan(found.value):
+            return self.not_run(gate, f"output {name!r}: {gate.metric} came out as NaN", name)
+        ends = self._interval(gate, found)
+        worse = found.value if ends is None else _worse_end(gate, ends)
+        holds = _holds(gate, worse)
+        unit = f" {gate.unit}" if gate.unit else ""
+        sign = {"at_most": ("<=", ">"), "at_least": (">=", "<")}[gate.direction][0 if holds else 1]
+        what = f"{gate.metric} of output {name!r} is {found.value:.4g}"
+        if ends is not None:
+            what += f", its {gate.confidence:.0%} interval's worse end {worse:.4g}"
+        reason = f"{what} {sign} {gate.limit:g}{unit} over {self.count} samples"
+        return self._check(
+            gate,
+            Outcome.PASS if holds else Outcome.FAIL,
+            found.value,
+            f"{reason} ({found.note})" if found.note else reason,
+            output=name,
+            interval=ends,
+            worst=found.worst(),
+        )
+
+    def _interval(self, gate: Gate, found: Measured) -> tuple[float, float] | None:
+        if gate.confidence is None:
+            return None
+        parts = found.parts
+        if parts is None:
+            raise NotMeasurableError(
+                f"{gate.metric} is no mean over samples, so it has no interval; leave `confidence` out"
+            )
+        interval = bootstrap(
+            lambda weights: weights @ parts / weights.sum(axis=1),
+            len(parts),
+            seed=self.seed,
+            confidence=gate.confidence,
+        )
+        if interval is None:
+            raise NotMeasurableError(f"{len(parts)} samples are too few for an interval of {gate.metric}")
+        return interval.low, interval.high
+
+    def _task(self, gate: Gate) -> Check:
+        if self.labels is None:
+            reason = f"{gate.metric} needs labels, and the samples have none: name them as data.validation.labels"
+            return self.not_run(gate, reason)
+        name = gate.output
+        try:
+            name = name or scored_output(gate.metric, self.baseline, self.labels)
+            if name in self.broken:
+                raise NotMeasurableError(self.broken[name])
+            result = measure_task(gate, self.candidate[name], self.baseline[name], self.labels, seed=self.seed)
+        except (NotMeasurableError, ValueError) as error:  # scikit-learn says what it can't do as ValueError
+            return self.not_run(gate, f"{gate.metric} was not measured: {error}", name)
+        if math.isnan(result.value):
+            return self.not_run(gate, f"{gate.metric} came out as NaN", name)
+        return self._judge_task(gate, name, result)
+
+    def _judge_task(self, gate: Gate, name: str, result: TaskResult) -> Check:
+        ends = (result.interval.low, result.interval.high) if result.interval else (result.value, result.value)
+        worse = _worse_end(gate, (min(ends[0], result.value), max(ends[1], result.value)))
+        holds = _holds(gate, worse)
+        spread = f" ({gate.confidence:.0%} interval {ends[0]:.4g} to {ends[1]:.4g})" if result.interval else ""
+        if result.interval and ends[0] == ends[1]:  # the bootstrap can't see a difference of which it has no example
+            spread = f" (no resample of the {self.count} samples says otherwise)"
+        reason = (
+            f"{gate.metric} {_change(gate, result.value)}{spread}, from {result.baseline:.4g} to {result.candidate:.4g} "
+            f"over {self.count} samples; {gate.direction.replace('_', ' ')} {gate.limit:g} is {'allowed' if gate.direction == 'at_most' else 'asked for'}"
+        )
+        if not holds and _holds(gate, result.value):
+            reason += f", and so few samples can't rule out {worse:.4g}"
+        return self._check(
+            gate,
+            Outcome.PASS if holds else Outcome.FAIL,
+            result.value,
+            reason,
+            output=name,
+            interval=ends if result.interval else None,
+            worst=Measured(result.value, result.badness).worst(),
+        )
+
+    def unseen(self, name: str) -> Check:
+        """The check of an output that no gate looks at."""
+        kind = self.baseline[name].dtype
+        metric = "max_abs" if kind.kind == "f" else "agreement"
+        gate = Gate(metric="covered", limit=1, direction="at_least", output=name)
+        advice = f"give the precision's tolerances one for {kind} outputs, such as {metric}"
+        return self.not_run(gate, f"no gate looks at output {name!r}; {advice}", name)
+
+    def not_run(self, gate: Gate, reason: str, output: str | None = None) -> Check:
+        return self._check(gate, Outcome.NOT_RUN, None, reason, output=output)
+
+    def _check(
+        self,
+        gate: Gate,
+        outcome: Outcome,
+        measured: float | None,
+        reason: str,
+        *,
+        output: str | None = None,
+        interval: tuple[float, float] | None = None,
+        worst: tuple[int, ...] = (),
+    ) -> Check:
+        return Check(
+            gate=gate,
+            outcome=outcome,
+            measured=measured,
+            reason=reason,
+            output=output if output is not None else gate.output,
+            batch_size=self.batch_size,
+            interval=interval,
+            samples=self.count,
+            worst=worst,
+        )
+
+
+def _holds(gate: Gate, value: float) -> bool:
+    return value <= gate.limit if gate.direction == "at_most" else value >= gate.limit
+
+
+def _worse_end(gate: Gate, ends: tuple[float, float]) -> float:
+    return ends[1] if gate.direction == "at_most" else ends[0]
+
+
+def _change(gate: Gate, value: float) -> str:
+    """In words that fit a higher log loss and a lower accuracy alike."""
+    if gate.options.get("drop") is None:
+        return f"is {value:.4g}"
+    if value == 0:
+        return "does not change"
+    share = " of the baseline's" if gate.options["drop"] == "max_relative_drop" else ""
+    return f"gets {'worse' if value > 0 else 'better'} by {abs(value):.4g}{share}"
+
+
+def _suits(gate: Gate, output: Array) -> bool:
+    """Whether a gate that names no output looks at this one."""
+    floats = output.dtype.kind == "f"
+    if gate.metric in _FLOAT_METRICS:
+        return floats
+    if gate.metric in CLASS_METRICS:
+        return floats and has_classes(output, gate.options)
+    return not floats if gate.metric == "agreement" else True
+
+
+def _classifies(baseline: Mapping[str, Array], labels: Array | None) -> bool:
+    """Without labels nothing is known, and the gate says so itself."""
+    return labels is None or classifies(baseline, np.asarray(labels))
+
+
+def _kind(array: Array) -> str:
+    """What a consumer has to treat alike: float16 and float32 are both floats, an int is not a truth value."""
+    return {"f": "float", "i": "integer", "u": "integer", "b": "bool", "U": "text", "S": "text", "c": "complex"}.get(
+        array.dtype.kind, array.dtype.kind
+    )
+
+
+def _unproven(check: Check, why: str) -> Check:
+    """What a check would have said, had there been enough to prove it with."""
+    said = "" if check.outcome is Outcome.NOT_RUN else f"it would {check.outcome.value}: "
+    return replace(check, outcome=Outcome.NOT_RUN, reason=f"{said}{check.reason}; but {why}")
+
+
+def _own_metric(path: str, own: Array, expected: Array, labels: Array | None) -> float:
+    """A user's function of (candidate, baseline, labels)."""
+    module, _, name = path.removeprefix("python:").partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise NotMeasurableError(f"{path} can't be imported: {error}; put its folder on PYTHONPATH") from error
+    try:
+        return float(function(own, expected, labels))
+    except Exception as error:
+        raise NotMeasurableError(f"{path} raised {type(error).__name__}: {error}") from error
+
+
+def _values(count: int) -> str:
+    return "1 value is" if count == 1 else f"{count} values are"
+
+
+def _list(names: Mapping[str, object] | Sequence[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"

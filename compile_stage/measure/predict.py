@@ -1,0 +1,142 @@
+"""Run a model over all samples; its outputs go to disk as they come, so that nobody holds them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compile_stage.core.errors import IntegrityError, SourceError
+from compile_stage.core.ports import Session
+from compile_stage.measure.samples import Samples, tensor_files
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Array, Batch
+
+
+def predict(session: Session, samples: Samples, batch_size: int, into: Path) -> dict[str, str]:
+    """The outputs for all samples.
+
+    Every batch has `batch_size` rows, except that a model with a symbolic batch gets the rest as it is. Where the model
+    takes one size only, or there are fewer samples than one batch, rows are repeated to fill it, and their outputs are
+    dropped.
+
+    Returns:
+        Output name → `.npy` file below `into`, axis 0 being the sample.
+
+    Raises:
+        SourceError: the model does not take that batch size, or what it answers can't be laid out by sample: an output
+            without the batch on axis 0, one whose shape or dtype changes from batch to batch, or other names than its
+            signature.
+    """
+    fixed = session.signature.fixed_batch
+    if fixed is not None and fixed != batch_size:
+        raise SourceError(
+            f"the model takes batches of {fixed} only, and batches of {batch_size} are wanted",
+            fix="export it with a dynamic batch, or ask for that batch size in the policy",
+        )
+    if samples.count == 0:
+        raise SourceError("there are no samples to run the model on")
+    into.mkdir(parents=True, exist_ok=True)
+    names = tuple(tensor.name for tensor in session.signature.outputs)
+    writers = {name: _Writer(name, into / file, samples.count) for name, file in tensor_files(names).items()}
+    keep_whole = fixed is not None or samples.count < batch_size
+    for start, batch, rows in _batches(samples, batch_size, keep_whole):
+        outputs = session.run(batch)
+        if set(outputs) != set(names):
+            raise SourceError(
+                f"the model answered with {_names(outputs)}, and its signature says {_names(dict.fromkeys(names))}"
+            )
+        size = len(next(iter(batch.values())))
+        for name, writer in writers.items():
+            writer.write(start, rows, size, np.asarray(outputs[name]))
+    return {name: writer.close() for name, writer in writers.items()}
+
+
+def open_outputs(files: Mapping[str, str] | Path) -> dict[str, Array]:
+    """Outputs as `predict` wrote them, memory-mapped.
+
+    Args:
+        files: Output name → `.npy` file, as `predict` returns it; or the folder, for outputs whose names are file
+            names.
+    """
+    if isinstance(files, Path):
+        files = {path.stem: str(path) for path in sorted(files.glob("*.npy"))}
+    try:
+        return {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in files.items()}
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"the model's outputs can't be read back: {error}") from error
+
+
+def _batches(samples: Samples, size: int, keep_whole: bool) -> Iterator[tuple[int, Batch, int]]:
+    """(first sample, batch, how many of its rows are samples)."""
+    for start in range(0, samples.count, size):
+        rows = min(size, samples.count - start)
+        batch = samples.batch(start, start + rows)
+        if rows < size and keep_whole:
+            fill = np.arange(size) % rows
+            batch = {name: np.ascontiguousarray(array[fill]) for name, array in batch.items()}
+        yield start, batch, rows
+
+
+class _Writer:
+    """One output on its way to disk. The first batch decides shape and dtype."""
+
+    def __init__(self, name: str, path: Path, count: int) -> None:
+        self._name = name
+        self._path = path
+        self._count = count
+        self._file: np.memmap[Any, np.dtype[Any]] | None = None
+        self._text: list[Array] = []  # the longest text is only known at the end; labels are small
+
+    def write(self, start: int, rows: int, size: int, array: Array) -> None:
+        array = plain_array(self._name, array)
+        if array.ndim == 0 or len(array) != size:
+            shape = list(array.shape)
+            raise SourceError(
+                f"output {self._name!r} has the shape {shape} for a batch of {size}; its axis 0 must be the batch"
+            )
+        if array.dtype.kind == "U":
+            self._text.append(array[:rows])
+            return
+        if self._file is None:
+            npy: Any = np.lib.format  # NumPy leaves it untyped
+            self._file = npy.open_memmap(
+                self._path, mode="w+", dtype=array.dtype, shape=(self._count, *array.shape[1:])
+            )
+        if array.shape[1:] != self._file.shape[1:] or array.dtype != self._file.dtype:
+            raise SourceError(
+                f"output {self._name!r} is {array.dtype}{list(array.shape[1:])} for the samples from {start} on and "
+                f"{self._file.dtype}{list(self._file.shape[1:])} for those before: what depends on the values in its shape can't be compared"
+            )
+        self._file[start : start + rows] = array[:rows]
+
+    def close(self) -> str:
+        if self._text:
+            try:
+                np.save(self._path, np.concatenate(self._text), allow_pickle=False)
+            except ValueError as error:
+                raise SourceError(f"output {self._name!r} changes its shape from batch to batch") from error
+        elif self._file is not None:
+            self._file.flush()
+            self._file = None
+        return str(self._path)
+
+
+def plain_array(name: str, array: Array) -> Array:
+    """An output as a dtype that `.npy` knows. Raises SourceError for one that holds neither numbers nor text."""
+    if array.dtype.kind == "V" and array.dtype.names is None:  # bfloat16, float8: every value is a float32 too
+        return array.astype(np.float32)
+    if array.dtype.kind == "S":
+        return array.astype(str)
+    if array.dtype == object:
+        if all(isinstance(item, str) for item in array.flat):
+            return array.astype(str)
+        raise SourceError(f"output {name!r} holds Python objects; numbers or text can be compared")
+    return array
+
+
+def _names(outputs: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, outputs)) or "nothing"

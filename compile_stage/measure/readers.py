@@ -1,0 +1,284 @@
+"""Where samples come from → named arrays and labels, nothing chosen or converted yet."""
+
+from __future__ import annotations
+
+import importlib
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile_stage.core.errors import PolicyError, SourceError
+from compile_stage.core.records import DataSpec, ShapeRange
+from compile_stage.core.tensors import Dim, Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Array, Batch
+
+_npy: Any = np.lib.format  # NumPy leaves it untyped
+
+UNKNOWN_SIZE = 16
+"""What a synthetic sample has for a symbolic dimension of which the policy says nothing."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One array by rows: its whole shape is known, and rows are read when they are wanted.
+
+    Attributes:
+        take: Sorted row numbers → those rows.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    take: Callable[[NDArray[np.int64]], Array]
+
+    @staticmethod
+    def of(array: Array) -> Rows:
+        """Of an array in memory."""
+        return Rows(array.shape, array.dtype, lambda indices: array[indices])
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a source holds.
+
+    Attributes:
+        columns: Name → rows; `labels` is not among them.
+        labels: None when the source has none.
+    """
+
+    columns: Mapping[str, Rows]
+    labels: Rows | None = None
+    real: bool = True
+    notes: tuple[str, ...] = field(default=())
+
+
+def read(
+    spec: DataSpec,
+    signature: Signature,
+    *,
+    seed: int,
+    example: Batch | None,
+    dataset: Path | None,
+    shapes: Mapping[str, ShapeRange],
+) -> Table:
+    """The source that a policy names. Raises PolicyError or SourceError, in words, when it can't be read."""
+    kind, _, rest = spec.source.partition(":")
+    if kind == "input_example":
+        if not example:
+            raise SourceError(
+                "the model was logged without an input example",
+                fix="log it with input_example=..., or name other samples under `data` in the policy",
+                where=spec.source,
+            )
+        return _from_arrays(spec, dict(example), None)
+    if kind == "file":
+        return _from_file(spec, Path(rest))
+    if kind == "mlflow-dataset":
+        if dataset is None:
+            raise PolicyError(f"the data set {rest!r} was not fetched", where=spec.source)
+        return _from_file(spec, dataset)
+    if kind == "python":
+        return _from_function(spec, rest)
+    if kind == "synthetic":
+        return _synthetic(spec, signature, seed, shapes)
+    raise PolicyError(
+        f"{spec.source!r} is no source of samples",
+        fix="use input_example, file:PATH (.npz, .parquet, .csv), mlflow-dataset:NAME, python:package.module:function or synthetic",
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- files
+
+
+def _from_file(spec: DataSpec, path: Path) -> Table:
+    readers = {".npz": _npz, ".parquet": _frame, ".csv": _frame}
+    if path.suffix not in readers:
+        raise PolicyError(
+            f"{path.name}: samples are read from .npz, .parquet and .csv, not from {path.suffix or 'a file without a suffix'!r}",
+            where=spec.source,
+        )
+    if not path.is_file():
+        raise PolicyError("there is no such file", fix="correct data.*.source in the policy", where=str(path))
+    try:
+        return _split(spec, readers[path.suffix](spec, path))
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise PolicyError(f"the file can't be read: {error}", where=str(path)) from error
+
+
+def _npz(spec: DataSpec, path: Path) -> dict[str, Rows]:
+    with zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+        return {name.removesuffix(".npy"): _npz_rows(spec, path, archive, name) for name in members}
+
+
+def _npz_rows(spec: DataSpec, path: Path, archive: zipfile.ZipFile, member: str) -> Rows:
+    """A member whose chosen rows are read in passing, so that a data set larger than memory can be sampled."""
+    name = member.removesuffix(".npy")
+    with archive.open(member) as stream:
+        shape, fortran, dtype = _header(stream)
+    if dtype.hasobject:
+        raise _pickled(spec, name)
+
+    def take(indices: NDArray[np.int64]) -> Array:
+        with zipfile.ZipFile(path) as again, again.open(member) as stream:
+            if fortran or not shape:
+                whole: Array = _npy.read_array(stream, allow_pickle=False)
+                return whole[indices]
+            _header(stream)
+            row_bytes = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+            taken = np.empty((len(indices), *shape[1:]), dtype)
+            here = 0
+            for position, index in enumerate(indices):
+                stream.seek((int(index) - here) * row_bytes, 1)
+                data = stream.read(row_bytes)
+                taken[position] = np.frombuffer(data, dtype).reshape(shape[1:])
+                here = int(index) + 1
+            return taken
+
+    return Rows(shape, dtype, take)
+
+
+def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = _npy.read_magic(stream)
+    read_header = _npy.read_array_header_1_0 if version == (1, 0) else _npy.read_array_header_2_0
+    shape, fortran, dtype = read_header(stream)
+    return tuple(shape), bool(fortran), dtype
+
+
+def _frame(spec: DataSpec, path: Path) -> dict[str, Rows]:
+    import pandas
+
+    frame = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+    return {str(name): Rows.of(_column(spec, str(name), frame[name])) for name in frame.columns}
+
+
+def _column(spec: DataSpec, name: str, series: Any) -> Array:
+    """A data frame's column. Cells may be numbers, text, or lists of one length (a tensor for each row)."""
+    values: Array = series.to_numpy()
+    if values.dtype != object:
+        return values
+    cells = [c for c in values if c is not None and not (isinstance(c, float) and c != c)]  # pandas' two empties
+    if cells and all(isinstance(cell, str) for cell in cells):
+        if len(cells) != len(values):
+            raise PolicyError(f"column {name!r} has {len(values) - len(cells)} empty cells", where=spec.source)
+        return values.astype(str)
+    if cells and all(isinstance(cell, list | tuple | np.ndarray) for cell in values):
+        try:
+            stacked = np.array([np.array(_nested(cell)) for cell in values])
+        except ValueError as error:
+            raise PolicyError(f"the lists in column {name!r} differ in length", where=spec.source) from error
+        if stacked.dtype != object:
+            return stacked
+    if len(cells) != len(values):
+        raise PolicyError(f"column {name!r} has {len(values) - len(cells)} empty cells", where=spec.source)
+    raise PolicyError(f"column {name!r} mixes values that are no numbers and no text", where=spec.source)
+
+
+def _nested(cell: Any) -> Any:
+    """A parquet cell of nested lists is an array of arrays; NumPy stacks lists only."""
+    return [_nested(item) for item in cell] if isinstance(cell, list | tuple | np.ndarray) else cell
+
+
+# ------------------------------------------------------------------------------------------------------ python, synthetic
+
+
+def _from_function(spec: DataSpec, path: str) -> Table:
+    module_name, _, function_name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PolicyError(
+            f"the function {path!r} can't be imported: {error}",
+            fix="write python:package.module:function, and put the package's folder on PYTHONPATH",
+            where=spec.source,
+        ) from error
+    try:
+        answer = function()
+    except Exception as error:
+        raise PolicyError(f"{path} raised {type(error).__name__}: {error}", where=spec.source) from error
+    labels = None
+    if isinstance(answer, tuple) and len(answer) == 2:
+        answer, labels = answer
+    if not isinstance(answer, Mapping):
+        raise PolicyError(
+            f"{path} answered with {type(answer).__name__}; a dict of arrays is wanted, or (dict, labels)",
+            where=spec.source,
+        )
+    return _from_arrays(spec, answer, labels)
+
+
+def _synthetic(spec: DataSpec, signature: Signature, seed: int, shapes: Mapping[str, ShapeRange]) -> Table:
+    generator = np.random.default_rng(seed)
+    sizes: dict[str, int] = {}
+    for tensor in signature.inputs:
+        if tensor.name in shapes:
+            typical = shapes[tensor.name].typical
+            sizes |= {d: n for d, n in zip(tensor.shape[1:], typical[1:], strict=False) if isinstance(d, str)}
+    columns: dict[str, Rows] = {}
+    for tensor in signature.inputs:
+        size = (spec.max_samples, *(_size(dim, sizes) for dim in tensor.shape[1:]))
+        columns[tensor.name] = Rows.of(_random(generator, tensor, size))
+    notes = ["synthetic samples: they show that the model runs, and prove nothing about its answers"]
+    guessed = {d for t in signature.inputs for d in t.shape[1:] if isinstance(d, str) and d not in sizes}
+    if guessed:
+        notes.append(f"nothing is known of the size of {', '.join(sorted(guessed))}; {UNKNOWN_SIZE} was taken")
+    return Table(columns, None, real=False, notes=tuple(notes))
+
+
+def _size(dim: Dim, sizes: Mapping[str, int]) -> int:
+    return dim if isinstance(dim, int) else sizes.get(dim, UNKNOWN_SIZE)
+
+
+def _random(generator: np.random.Generator, tensor: TensorSpec, size: tuple[int, ...]) -> Array:
+    if tensor.dtype == "str":
+        return np.full(size, "a")
+    dtype = np.dtype(tensor.dtype)
+    if dtype.kind in "iub":  # 0 and 1 are in every vocabulary, and good as masks
+        return generator.integers(0, 2, size).astype(dtype)
+    return generator.standard_normal(size).astype(dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------------- shared
+
+
+def _from_arrays(spec: DataSpec, arrays: Mapping[str, Any], labels: Any) -> Table:
+    columns = {str(name): Rows.of(_plain(spec, str(name), np.asarray(a))) for name, a in arrays.items()}
+    if labels is None:
+        return _split(spec, columns)
+    return Table(columns, Rows.of(_plain(spec, "the labels", np.asarray(labels))))
+
+
+def _plain(spec: DataSpec, name: str, array: Array) -> Array:
+    if array.dtype == object:
+        if all(isinstance(item, str) for item in array.flat):
+            return array.astype(str)
+        raise _pickled(spec, name)
+    return array
+
+
+def _pickled(spec: DataSpec, name: str) -> PolicyError:
+    return PolicyError(
+        f"array {name!r} holds Python objects (a pickle, or rows of different lengths), which are not read",
+        fix="save it with a number or text dtype: np.savez(path, x=np.asarray(x, dtype=np.float32))",
+        where=spec.source,
+    )
+
+
+def _split(spec: DataSpec, columns: dict[str, Rows]) -> Table:
+    """Take the labels out of the columns."""
+    if spec.labels is None:
+        return Table(columns)
+    if spec.labels not in columns:
+        raise PolicyError(
+            f"there are no labels {spec.labels!r} in the samples, which have {', '.join(map(repr, columns)) or 'nothing'}",
+            fix="correct data.*.labels in the policy, or leave it out when there are no labels",
+            where=spec.source,
+        )
+    labels = columns[spec.labels]
+    return Table({name: rows for name, rows in columns.items() if name != spec.labels}, labels)

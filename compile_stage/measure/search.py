@@ -1,0 +1,199 @@
+"""Which nodes stay in higher precision: a search that is bounded, always holds the best it has seen, and knows nothing of models.
+
+It is given the nodes in the order in which keeping them pays (`order`), and a function that evaluates a set of kept nodes for real. First the
+shortest prefix of that order that passes is found by doubling and bisection; then the same for other float types, where what
+is kept costs less; then nodes are given back in ever smaller groups. There is no chance in it: the same answers give the same search.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from compile_stage.core.records import Check, Outcome, Sensitivity, Trial, record
+
+Evaluate = Callable[[tuple[str, ...], str], Trial]
+"""(kept nodes, float type) → what became of them, measured for real."""
+
+NOISE = 0.05
+"""Two quick latencies closer than this are equal, and then the set with fewer nodes is the better."""
+
+_COST_FLOOR = 0.01  # of the model's multiplications: what any node costs, since its tensors change type around it
+
+
+@record
+class Found:
+    """What a search ended with.
+
+    Attributes:
+        best: The best passing trial; None when none passed.
+        trials: All of them, in order: the proof of what was tried.
+        exhausted: The budget ended the search, not the search itself.
+    """
+
+    best: Trial | None
+    trials: tuple[Trial, ...]
+    exhausted: bool
+
+    @property
+    def closest(self) -> Trial | None:
+        """The best passing trial, or the one that missed by least."""
+        return self.best or max(self.trials, key=lambda trial: margin(trial.decisive), default=None)
+
+
+def order(sensitivities: Sequence[Sensitivity]) -> tuple[str, ...]:
+    """Nodes by what keeping them gains (error) over what it costs (multiplications), best first."""
+    total = sum(s.cost for s in sensitivities) or 1.0
+
+    def worth(position: int) -> tuple[float, int]:
+        found = sensitivities[position]
+        return -found.effect / (found.cost / total + _COST_FLOOR), position
+
+    return tuple(sensitivities[position].node for position in sorted(range(len(sensitivities)), key=worth))
+
+
+def margin(check: Check | None) -> float:
+    """By how much a check holds (negative: misses) its limit at the interval's worse end, relative to the limit, or to what is
+    left up to 1 for a share such as a cosine; -inf if unknown."""
+    if check is None or check.measured is None or check.outcome is Outcome.NOT_RUN:
+        return -math.inf
+    upward = check.gate.direction == "at_least"
+    low, high = check.interval or (check.measured, check.measured)
+    gap = low - check.gate.limit if upward else check.gate.limit - high
+    limit = check.gate.limit
+    scale = 1 - limit if upward and not check.gate.unit and 0 < limit < 1 else abs(limit)
+    return -math.inf if math.isnan(gap) else gap / max(scale, 1e-12)
+
+
+def better(trial: Trial, than: Trial | None) -> bool:
+    """True when `trial` is the better answer: it passes, is faster by more than the noise, or as fast with fewer nodes kept."""
+    if than is None or not trial.passed or not than.passed:
+        return trial.passed
+    if trial.latency_s is not None and than.latency_s is not None:
+        if trial.latency_s < than.latency_s * (1 - NOISE):
+            return True
+        if trial.latency_s > than.latency_s * (1 + NOISE):
+            return False
+    return len(trial.kept) < len(than.kept)
+
+
+def search(
+    ranked: Sequence[str],
+    evaluate: Evaluate,
+    *,
+    max_evaluations: int,
+    max_seconds: float,
+    float_types: Sequence[str] = (),
+    costs: Mapping[str, float] | None = None,
+    ceiling_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """Find a set of nodes that, kept in higher precision, passes while it stays as fast as possible.
+
+    Args:
+        ranked: Nodes, those first whose keeping pays most.
+        max_evaluations: Never more than so many calls of `evaluate`.
+        max_seconds: None is begun later than this; a call under way is the caller's to end.
+        float_types: Beside fp32, in what the kept nodes may run.
+        costs: Of nodes; those that cost most are given back first.
+        ceiling_s: Latency of what passes already: what is slower can't be of use, nor can what keeps more than it.
+    """
+    run = _Search(tuple(ranked), evaluate, max_evaluations, clock() + max_seconds, costs or {}, ceiling_s, clock)
+    try:
+        run.all(tuple(float_types))
+    except _BudgetEndedError:
+        return Found(best=run.best, trials=tuple(run.trials), exhausted=True)
+    return Found(best=run.best, trials=tuple(run.trials), exhausted=False)
+
+
+class _BudgetEndedError(Exception):
+    pass
+
+
+class _Search:
+    def __init__(
+        self,
+        ranked: tuple[str, ...],
+        evaluate: Evaluate,
+        evaluations: int,
+        ends: float,
+        costs: Mapping[str, float],
+        ceiling_s: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._ranked, self._evaluate, self._costs = ranked, evaluate, costs
+        self._evaluations, self._ends, self._clock = evaluations, ends, clock
+        self._ceiling_s = ceiling_s
+        self._known: dict[tuple[frozenset[str], str], Trial] = {}
+        self.trials: list[Trial] = []
+        self.best: Trial | None = None
+
+    def all(self, float_types: tuple[str, ...]) -> None:
+        shortest = self._prefix("fp32", 0)
+        if shortest is None:
+            return  # another float type is less exact: it would not pass either
+        for float_type in float_types:
+            # What rounds more needs at least as many nodes.
+            self._prefix(float_type, shortest - 1)
+        if self.best is not None:
+            self._give_back(self.best)
+
+    def _prefix(self, float_type: str, failing: int) -> int | None:
+        """Length of the shortest passing prefix, by doubling from one that is known to fail, then bisection. All nodes at once are
+        not tried: that is the float model itself, a candidate of its own."""
+        most, step, passing = len(self._ranked) - 1, 1, None
+        while passing is None and failing < most:
+            length = min(failing + step, most)
+            trial = self._try(self._ranked[:length], float_type)
+            if trial.passed:
+                passing = length
+            elif self._too_slow(trial):
+                return None
+            else:
+                failing, step = length, step * 2
+        while passing is not None and passing - failing > 1:
+            middle = (failing + passing) // 2
+            if self._try(self._ranked[:middle], float_type).passed:
+                passing = middle
+            else:
+                failing = middle
+        return passing
+
+    def _give_back(self, start: Trial) -> None:
+        """Quantise again what is not needed: groups of half the set, then smaller, down to single nodes."""
+        held, size = start, (len(start.kept) + 1) // 2
+        while size >= 1 and len(held.kept) > 1:
+            groups = self._groups(held.kept, size)
+            for group in groups:
+                fewer = tuple(node for node in held.kept if node not in group)
+                if not fewer or len(fewer) == len(held.kept):
+                    continue
+                trial = self._try(fewer, held.float_type)
+                if better(trial, held):
+                    held = trial
+            size = size // 2
+
+    def _groups(self, kept: tuple[str, ...], size: int) -> list[frozenset[str]]:
+        place = {node: position for position, node in enumerate(self._ranked)}
+        costly = sorted(kept, key=lambda node: (-self._costs.get(node, 0.0), -place[node]))
+        return [frozenset(costly[start : start + size]) for start in range(0, len(costly), size)]
+
+    def _too_slow(self, trial: Trial) -> bool:
+        return (
+            self._ceiling_s is not None
+            and trial.latency_s is not None
+            and trial.latency_s > self._ceiling_s * (1 + NOISE)
+        )
+
+    def _try(self, kept: tuple[str, ...], float_type: str) -> Trial:
+        key = (frozenset(kept), float_type)
+        if key in self._known:
+            return self._known[key]
+        if len(self.trials) >= self._evaluations or self._clock() >= self._ends:
+            raise _BudgetEndedError
+        trial = self._known[key] = self._evaluate(kept, float_type)
+        self.trials.append(trial)
+        if better(trial, self.best):
+            self.best = trial
+        return trial

@@ -1,0 +1,353 @@
+"""Task metrics: how well each model does against the true labels, and how much the candidate loses.
+
+Values come from scikit-learn's own functions. For the bootstrap each metric is written once more as a function of
+sample weights, since thousands of resamples through scikit-learn would take minutes; the tests hold both to the same
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile_stage.core.records import Gate
+from compile_stage.measure.classes import is_distribution, log_probabilities
+from compile_stage.measure.elementwise import F64, NotMeasurableError
+from compile_stage.measure.stats import Interval, Statistic, bootstrap
+
+if TYPE_CHECKING:
+    from compile_stage.core.records import JsonMap
+    from compile_stage.core.tensors import Array
+
+HIGHER_IS_BETTER = {
+    "accuracy": True,
+    "f1": True,
+    "roc_auc": True,
+    "log_loss": False,
+    "mae": False,
+    "rmse": False,
+    "r2": True,
+}
+"""The task metrics, and which way is better."""
+
+_OF_LABELS = ("accuracy", "f1")
+_OF_SCORES = ("roc_auc", "log_loss")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """A task metric of both models.
+
+    Attributes:
+        value: What the gate compares with its limit: the drop, the relative drop, or the candidate's own score.
+        interval: Of that value, when the gate asks for confidence and it can be had.
+        badness: `[samples]`: how much more the candidate loses than the baseline; None for metrics of pairs of samples.
+    """
+
+    candidate: float
+    baseline: float
+    value: float
+    interval: Interval | None
+    badness: F64 | None
+
+
+@dataclass(frozen=True)
+class _Score:
+    value: float
+    of: Statistic
+    losses: F64 | None
+
+
+def measure_task(gate: Gate, a: Array, b: Array, labels: Array, *, seed: int) -> TaskResult:
+    """A gate's task metric, of candidate output `a` and baseline output `b` (both `[n, ...]`) against `labels` (`[n]`
+    or `[n, k]`).
+
+    Raises NotMeasurableError, with the reason, when output and labels don't make sense together.
+    """
+    if len(labels) != len(b):
+        raise NotMeasurableError(f"there are {len(labels)} labels for {len(b)} samples")
+    truth = np.asarray(labels)
+    own = _score(gate.metric, truth, np.asarray(a), np.asarray(b), gate.options)
+    base = _score(gate.metric, truth, np.asarray(b), np.asarray(b), gate.options)
+    sign = 1.0 if HIGHER_IS_BETTER[gate.metric] else -1.0
+    kind = gate.options.get("drop")
+
+    def compared(cand: F64, ref: F64) -> F64:
+        if kind is None:
+            return cand
+        drop = sign * (ref - cand)
+        if kind == "max_drop":
+            return drop
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = drop / np.abs(ref)
+        return np.where(ref == 0, np.where(drop == 0, 0.0, np.nan), share)
+
+    value = float(compared(np.array(own.value), np.array(base.value)))
+    if np.isnan(value):
+        raise NotMeasurableError(f"the {gate.metric} of the baseline is {base.value:.6g}, of which there is no share")
+    interval = None
+    if gate.confidence is not None:
+        interval = bootstrap(lambda w: compared(own.of(w), base.of(w)), len(b), seed=seed, confidence=gate.confidence)
+        if interval is None:
+            raise NotMeasurableError(f"{len(b)} samples are too few to put an interval around {gate.metric}")
+    badness = own.losses - base.losses if own.losses is not None and base.losses is not None else None
+    return TaskResult(own.value, base.value, value, interval, badness)
+
+
+def classifies(outputs: Mapping[str, Array], labels: Array) -> bool:
+    """Whether the labels look like classes that some output tells apart; if not, this is a regression, or something
+    else.
+
+    Whole numbers alone say little (a house's price is one): there must be an output of predicted labels, one of scores
+    `[n, classes]`, or a single score and no more than two labels.
+    """
+    if labels.ndim != 1 or (labels.dtype.kind == "f" and bool(np.any(labels != np.floor(labels)))):
+        return False
+    flat = [o for o in outputs.values() if o.ndim == 1 or (o.ndim == 2 and o.shape[1] == 1)]
+    if any(o.dtype.kind != "f" for o in flat):
+        return True
+    if any(o.dtype.kind == "f" and o.ndim == 2 and o.shape[1] >= 2 for o in outputs.values()):
+        return True
+    return bool(flat) and len(np.unique(labels)) <= 2
+
+
+def scored_output(metric: str, outputs: Mapping[str, Array], labels: Array) -> str:
+    """Which output a task metric reads when the gate names none. Raises NotMeasurableError when that is not clear.
+
+    Predicted labels, when there is one such output, else scores `[n, classes]`, else one score for each sample.
+    """
+    flat = {n: o for n, o in outputs.items() if o.ndim == 1 or (o.ndim == 2 and o.shape[1] == 1)}
+    choices: list[list[str]]
+    if metric in _OF_LABELS or metric in _OF_SCORES:
+        classes = [n for n, o in outputs.items() if o.dtype.kind == "f" and o.ndim == 2 and o.shape[1] >= 2]
+        single = [n for n, o in flat.items() if o.dtype.kind == "f"]
+        predicted = [n for n, o in flat.items() if o.dtype.kind != "f"]
+        choices = [predicted, classes, single] if metric in _OF_LABELS else [classes, single]
+    else:
+        width = 1 if labels.ndim == 1 else int(np.prod(labels.shape[1:]))
+        numbers = [n for n, o in outputs.items() if o.dtype.kind == "f"]
+        choices = [[n for n in numbers if int(np.prod(outputs[n].shape[1:])) == width]]
+    for names in choices:
+        if len(names) == 1:
+            return names[0]
+        if len(names) > 1:
+            raise NotMeasurableError(
+                f"outputs {' and '.join(map(repr, names))} could each be read for {metric}; name one of them as the gate's output"
+            )
+    held = ", ".join(f"{n!r} {o.dtype}{list(o.shape[1:])}" for n, o in outputs.items())
+    raise NotMeasurableError(f"no output can be read for {metric}: the model has {held}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- scores
+
+
+def _score(metric: str, truth: Array, output: Array, baseline: Array, options: JsonMap) -> _Score:
+    if output.ndim == 2 and output.shape[1] == 1:
+        output, baseline = output[:, 0], baseline[:, 0]
+    if metric in _OF_LABELS:
+        return _of_labels(metric, *_codes(truth, _predicted(truth, output, baseline, options)), options)
+    if metric in _OF_SCORES:
+        codes, logs = _probabilities(truth, output, baseline, options)
+        return _log_loss(codes, logs) if metric == "log_loss" else _roc_auc(codes, logs)
+    return _regression(metric, truth, output)
+
+
+def _predicted(truth: Array, output: Array, baseline: Array, options: JsonMap) -> Array:
+    """Labels as they are, or those of the best scores. How scores are read is decided by the baseline's."""
+    if output.dtype.kind != "f":
+        if output.ndim != 1:
+            raise NotMeasurableError(f"predicted labels have one axis, and the shape is {list(output.shape)}")
+        return output
+    if output.ndim == 2:
+        best = np.argmax(output, axis=1)
+        return np.asarray(_classes(truth, output.shape[1], options)[best])
+    if output.ndim != 1:
+        raise NotMeasurableError(f"scores are [n, classes], and the shape is {list(output.shape)}")
+    probabilities = _within_one(baseline)
+    threshold = float(options.get("threshold", 0.5 if probabilities else 0.0))
+    return _classes(truth, 2, options)[(output.astype(np.float64) > threshold).astype(np.int64)]
+
+
+def _within_one(scores: Array) -> bool:
+    values = scores.astype(np.float64)
+    return bool(np.all((values >= 0) & (values <= 1)))
+
+
+def _classes(truth: Array, count: int, options: JsonMap) -> Array:
+    """Class number → label."""
+    if "classes" in options:
+        named: Array = np.asarray(options["classes"])
+        if len(named) != count:
+            raise NotMeasurableError(f"the gate names {len(named)} classes, and the output has {count}")
+        return named
+    seen = np.unique(_labels(truth))
+    if seen.dtype.kind in "iu" and seen[0] >= 0 and seen[-1] < count:
+        return np.arange(count)
+    if len(seen) == count:
+        return seen  # sorted, as scikit-learn orders its classes
+    raise NotMeasurableError(
+        f"the output has {count} classes and the labels have {len(seen)} values ({seen[0]} ... {seen[-1]}), so which is which is "
+        "not known; give the gate the option `classes`"
+    )
+
+
+def _labels(values: Array) -> Array:
+    """Labels that came as floats or truth values, as whole numbers."""
+    if values.ndim != 1:
+        raise NotMeasurableError(f"labels of classes have one axis, and these have the shape {list(values.shape)}")
+    if values.dtype.kind == "f":
+        whole = values.astype(np.int64)
+        if not bool(np.all(whole == values)):
+            raise NotMeasurableError("the labels are fractions, so they are no classes")
+        return whole
+    return values.astype(np.int64) if values.dtype.kind == "b" else values
+
+
+def _codes(truth: Array, predicted: Array) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
+    """Both as class numbers, and the classes."""
+    truth, predicted = _labels(truth), _labels(predicted)
+    if (truth.dtype.kind == "U") != (predicted.dtype.kind == "U"):
+        raise NotMeasurableError(f"labels are {truth.dtype} and predictions {predicted.dtype}, which are never equal")
+    classes, codes = np.unique(np.concatenate([truth, predicted]), return_inverse=True)
+    return codes[: len(truth)], codes[len(truth) :], classes
+
+
+def _of_labels(
+    metric: str, truth: NDArray[np.int64], predicted: NDArray[np.int64], classes: Array, options: JsonMap
+) -> _Score:
+    from sklearn.metrics import accuracy_score, f1_score
+
+    right = (truth == predicted).astype(np.float64)
+    if metric == "accuracy":
+        return _Score(float(accuracy_score(truth, predicted)), _mean(right), 1 - right)
+    binary = classes.dtype.kind in "iu" and set(classes.tolist()) <= {0, 1}
+    average = str(options.get("average", "binary" if binary else "macro"))
+    if average not in ("binary", "macro", "weighted"):
+        raise NotMeasurableError(f"f1 is averaged as binary, macro or weighted, not as {average!r}")
+    if average == "binary" and 1 not in classes:
+        raise NotMeasurableError("f1 of two classes needs the class 1 among labels or predictions")
+    positive = int(np.flatnonzero(classes == 1)[0]) if average == "binary" else 1
+    value = f1_score(truth, predicted, average=average, pos_label=positive, zero_division=0)
+    hot_truth, hot_predicted = (np.eye(len(classes))[codes] for codes in (truth, predicted))
+
+    def of(weights: F64) -> F64:
+        hits = weights @ (hot_truth * hot_predicted)
+        support, total = weights @ hot_truth, weights @ hot_truth + weights @ hot_predicted
+        scores = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
+        if average == "binary":
+            return np.asarray(scores[:, positive])
+        share = support if average == "weighted" else (total > 0).astype(np.float64)
+        return np.asarray((scores * share).sum(axis=1) / share.sum(axis=1))
+
+    return _Score(float(value), of, 1 - right)
+
+
+def _probabilities(truth: Array, output: Array, baseline: Array, options: JsonMap) -> tuple[NDArray[np.int64], F64]:
+    """Class numbers of the labels, and `[n, classes]` log-probabilities."""
+    if output.ndim not in (1, 2) or output.dtype.kind != "f":
+        raise NotMeasurableError(f"scores are floats [n, classes], and this is {output.dtype}{list(output.shape)}")
+    if output.ndim == 1:
+        inside = _within_one(baseline)
+        # A logit z is the pair (0, z), a probability p the pair (1 - p, p).
+        output, baseline = (
+            np.stack([1 - s if inside else np.zeros_like(s), s], axis=1)
+            for s in (output.astype(np.float64), baseline.astype(np.float64))
+        )
+        logits = not inside
+    else:
+        logits = not is_distribution(baseline)
+    if not logits and not is_distribution(output):
+        raise NotMeasurableError("the baseline's scores are probabilities, and the candidate's are not")
+    classes = _classes(truth, output.shape[1], options)
+    known = _labels(truth)
+    order = np.argsort(classes, kind="stable")
+    places = np.clip(np.searchsorted(classes[order], known), 0, len(classes) - 1)
+    codes = order[places]
+    if not bool(np.all(classes[codes] == known)):
+        raise NotMeasurableError("some labels are none of the classes")
+    return codes, log_probabilities(output, logits=logits)
+
+
+def _log_loss(codes: NDArray[np.int64], logs: F64) -> _Score:
+    from sklearn.metrics import log_loss
+
+    losses = -logs[np.arange(len(codes)), codes]
+    probabilities = np.exp(logs)
+    value = log_loss(codes, probabilities / probabilities.sum(axis=1, keepdims=True), labels=range(logs.shape[1]))
+    return _Score(float(value), _mean(losses), losses)
+
+
+def _roc_auc(codes: NDArray[np.int64], logs: F64) -> _Score:
+    """Of two classes that of the second one's score; of more the mean of each against the rest."""
+    from sklearn.metrics import roc_auc_score
+
+    count = logs.shape[1]
+    missing = sorted(set(range(count)) - set(codes.tolist()))
+    if missing:
+        raise NotMeasurableError(f"no sample is of class number {missing[0]}, so roc_auc is not defined")
+    if count == 2:
+        margin = logs[:, 1] - logs[:, 0]
+        return _Score(float(roc_auc_score(codes, margin)), _auc(codes == 1, margin), None)
+    probabilities = np.exp(logs)
+    value = roc_auc_score(codes, probabilities, multi_class="ovr", labels=range(count))
+    each = [_auc(codes == c, probabilities[:, c]) for c in range(count)]
+    return _Score(float(value), lambda weights: np.mean([of(weights) for of in each], axis=0), None)
+
+
+def _auc(positive: NDArray[np.bool_], scores: F64) -> Statistic:
+    """Weighted share of (positive, negative) pairs in the right order; a tie counts half."""
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf) > 0)
+    starts = starts if len(starts) and starts[0] == 0 else np.concatenate([[0], starts])
+    hot = positive[order].astype(np.float64)
+
+    def of(weights: F64) -> F64:
+        ordered = weights[:, order]
+        ups = np.add.reduceat(ordered * hot, starts, axis=1)
+        downs = np.add.reduceat(ordered * (1 - hot), starts, axis=1)
+        below = np.cumsum(downs, axis=1) - downs
+        pairs = ups.sum(axis=1) * downs.sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray((ups * (below + downs / 2)).sum(axis=1) / np.where(pairs > 0, pairs, np.nan))
+
+    return of
+
+
+def _regression(metric: str, truth: Array, output: Array) -> _Score:
+    from sklearn import metrics
+
+    if truth.dtype.kind not in "iuf" or output.dtype.kind != "f":
+        raise NotMeasurableError(f"{metric} compares numbers, and these are {truth.dtype} and {output.dtype}")
+    y, p = (values.reshape(len(values), -1).astype(np.float64) for values in (truth, output))
+    if y.shape != p.shape:
+        raise NotMeasurableError(f"labels have {y.shape[1]} values for each sample, and the output has {p.shape[1]}")
+    functions: dict[str, Callable[..., Any]] = {
+        "mae": metrics.mean_absolute_error,
+        "rmse": metrics.root_mean_squared_error,
+        "r2": metrics.r2_score,
+    }
+    if metric == "r2" and (len(y) < 2 or bool(np.any(np.ptp(y, axis=0) == 0))):
+        raise NotMeasurableError("r2 needs labels that differ")
+    value = float(functions[metric](y, p))
+    errors, centred = np.abs(y - p), y - y.mean(axis=0)
+    losses = errors.mean(axis=1)
+    if metric == "mae":
+        return _Score(value, _mean(losses), losses)
+
+    def rmse(weights: F64) -> F64:
+        return np.asarray(np.sqrt(weights @ errors**2 / weights.sum(axis=1, keepdims=True)).mean(axis=1))
+
+    def r2(weights: F64) -> F64:
+        total = weights @ centred**2 - (weights @ centred) ** 2 / weights.sum(axis=1, keepdims=True)
+        scale = np.where(total > 1e-12 * (weights @ centred**2), total, np.nan)
+        return np.asarray((1 - weights @ errors**2 / scale).mean(axis=1))
+
+    return _Score(value, rmse if metric == "rmse" else r2, losses)
+
+
+def _mean(values: F64) -> Statistic:
+    return lambda weights: np.asarray(weights @ values / weights.sum(axis=1))

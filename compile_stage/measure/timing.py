@@ -1,0 +1,121 @@
+"""Taking turns at the stopwatch.
+
+`warm_up` and `turn` run in a worker, beside the model. The rest is pure: who runs when (`schedule`) and when it is
+enough (`enough`), so that both can be tested with machines that drift as one likes.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from compile_stage.measure.stats import RESOLUTION, Interval, median, ratio_interval
+
+MIN_ROUNDS = 6
+"""Fewer rounds are never enough, however well they agree: with so few, agreement may be luck."""
+
+STEADY_WITHIN = 0.05
+"""Warm when the medians of three successive windows lie within 5 % of each other (perf_analyzer asks for 10 %)."""
+
+_WINDOWS = 3
+_WINDOW_S = 0.02
+_WINDOW_CALLS = 5
+
+
+def warm_up(call: Callable[[], Any], *, max_seconds: float) -> dict[str, Any]:
+    """Call until the latencies are steady: caches filled, kernels chosen, clocks up. At least one call is made.
+
+    Args:
+        max_seconds: Give up after so long; a slow or restless model is then timed as it is.
+
+    Returns:
+        `{"calls": how many, "seconds": how long, "steady": whether it got there}`.
+    """
+    began = time.perf_counter()
+    windows: list[float] = []
+    calls = 0
+    while True:
+        latencies: list[float] = []
+        opened = time.perf_counter()
+        while len(latencies) < _WINDOW_CALLS or time.perf_counter() - opened < _WINDOW_S:
+            before = time.perf_counter()
+            call()
+            latencies.append(time.perf_counter() - before)
+            if time.perf_counter() - began >= max_seconds:
+                return {
+                    "calls": calls + len(latencies),
+                    "seconds": time.perf_counter() - began,
+                    "steady": steady(windows),
+                }
+        calls += len(latencies)
+        windows.append(median(latencies))
+        if steady(windows):
+            return {"calls": calls, "seconds": time.perf_counter() - began, "steady": True}
+
+
+def steady(windows: Sequence[float]) -> bool:
+    """True when the last windows' medians agree, which rules out that they still fall."""
+    last = windows[-_WINDOWS:]
+    return len(last) == _WINDOWS and max(last) <= min(last) * (1 + STEADY_WITHIN)
+
+
+def turn(call: Callable[[], Any], *, seconds: float, min_calls: int = 1) -> list[float]:
+    """One turn: seconds per call, for about `seconds` and at least `min_calls` calls.
+
+    One call comes before the clock starts: the others' turns have emptied the caches, and each would pay for that with
+    its first call, the one with the fewest calls per turn the most. The garbage collector waits meanwhile, as in
+    `timeit`.
+    """
+    call()
+    latencies: list[float] = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        ends = time.perf_counter() + seconds
+        while len(latencies) < min_calls or time.perf_counter() < ends:
+            before = time.perf_counter()
+            call()
+            latencies.append(time.perf_counter() - before)
+    finally:
+        if collecting:
+            gc.enable()
+    return latencies
+
+
+def schedule(names: Sequence[str], round_number: int, seed: int) -> tuple[str, ...]:
+    """The order of one round: rounds come in pairs, a shuffled order and then its mirror image (A B C, C B A).
+
+    Over such a pair everybody's average position in time is the same, so a steady drift cancels; shuffling anew for
+    each pair breaks up what is periodic.
+    """
+    order = sorted(names)
+    random.Random(f"{seed}:{round_number // 2}").shuffle(order)  # noqa: S311  (a schedule, not a secret)
+    return tuple(order if round_number % 2 == 0 else reversed(order))
+
+
+def narrow(ratio: Interval) -> bool:
+    """True when the interval's half width is at most 2 % of the ratio: as fine as a ratio is resolved."""
+    return (ratio.high - ratio.low) / 2 <= RESOLUTION * ratio.value
+
+
+def enough(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int, min_calls: int = 0) -> bool:
+    """True when every ratio to the baseline is known narrowly enough to stop.
+
+    The rule looks at the intervals' width only, never at where they lie, so that stopping does not favour an answer.
+
+    Args:
+        rounds: Participant → latencies of each of its rounds so far. The budget is the caller's to watch.
+        min_calls: So many calls must each participant have made, for a percentile that a gate looks at
+            (`stats.samples_needed`).
+    """
+    if any(sum(map(len, turns)) < min_calls for turns in rounds.values()):
+        return False
+    done = min((len(turns) for turns in rounds.values()), default=0)
+    if done < MIN_ROUNDS or done % 2:  # a half pair of mirrored rounds leans to one side
+        return False
+    return all(
+        narrow(ratio_interval(rounds[baseline], turns, seed=seed)) for name, turns in rounds.items() if name != baseline
+    )

@@ -1,0 +1,245 @@
+"""The story: a model goes from the registry through the policy and back, once.
+
+What a step does stands in its own file in `compile_stage.steps`; here is only the order, and how a run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from compile_stage.attempt import attempt_all
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import plain
+from compile_stage.core.environment import python_version
+from compile_stage.core.errors import (
+    EXIT_GATE,
+    EXIT_NOTHING_COMPILED,
+    EXIT_OK,
+    GateError,
+    NothingCompiledError,
+    SourceError,
+    UsageError,
+    WorkerError,
+)
+from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.records import (
+    Ending,
+    Plan,
+    Policy,
+    RunResult,
+    SourceModel,
+    TargetPolicy,
+    TargetResult,
+)
+from compile_stage.mixing import mix_missed
+from compile_stage.steps.benchmark import benchmark_candidates, benchmark_successor
+from compile_stage.steps.export import export, inspect
+from compile_stage.steps.package import package
+from compile_stage.steps.plan import plan
+from compile_stage.steps.promote import Incumbent, alias_of, incumbent, promote, shipped
+from compile_stage.steps.publish import publish
+from compile_stage.steps.resolve import refuse_policy, resolve
+from compile_stage.steps.sample import compare_samples, samples_for
+from compile_stage.steps.select import judge_performance, select, waive
+from compile_stage.steps.validate import reference
+
+Render = Callable[[RunResult], Mapping[str, Path]]
+"""Writes the reports of a result and says where they are: file name → path."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the caller wants done with the winners."""
+
+    out: Path
+    render: Render
+    publish: bool = True
+    promote: bool = True
+
+
+def make_plan(context: Context, policy: Policy, uri: str) -> Plan:
+    """Resolve the source and expand the policy into jobs and refusals."""
+    source = resolve(context, uri)
+    if (reason := refuse_policy(source, policy.applies_to)) is not None:
+        raise UsageError(reason, where=source.uri, fix="choose another policy, or widen applies_to")
+    return plan(source, policy, context.hardware)
+
+
+def run(context: Context, made: Plan, order: Order) -> RunResult:
+    """Everything after the plan. Never raises for a job that fails or a gate that is missed: the result says so.
+
+    Raises:
+        RegistryError: Publication could not be finished; running again finishes it.
+    """
+    framework = ""
+    try:
+        with context.worker("source", Needs.within(made.policy.budget)) as home:
+            with _source_trouble(made.source):
+                origin = inspect(context, home, made.source, made.policy.compliance)
+            framework = origin.framework
+            targets = _prove_all(context, home, made)
+    except SourceError as error:
+        ending = Ending(status="refused", exit_code=error.exit_code, problem=str(error))
+        return _rendered(_result(context, made, framework, (), ending), order)
+    targets = tuple(package(context, made, target, origin.answer, order.out) for target in targets)
+    ending = _ending(targets)
+    if order.publish:
+        files = order.render(_result(context, made, framework, targets, ending))
+        targets = tuple(publish(context, made.source, target, files) for target in targets)
+        if order.promote and ending.exit_code == EXIT_OK:
+            targets, ending = _promote_all(context, made, targets)
+    return _rendered(_result(context, made, framework, targets, ending), order)
+
+
+def _prove_all(context: Context, home: Worker, made: Plan) -> tuple[TargetResult, ...]:
+    """Every target. What the source can't do for one of them, such as a batch size, is that target's reason to have no winner.
+
+    Raises:
+        SourceError: No target could have the source.
+    """
+    proven: list[TargetResult] = []
+    refused: list[SourceError] = []
+    for target in made.policy.targets:
+        try:
+            with _source_trouble(made.source):
+                proven.append(_prove(context, home, made, target))
+        except SourceError as error:
+            refused.append(error)
+            selection = replace(select((), target), reason=error.problem)
+            proven.append(TargetResult(policy=target, candidates=(), selection=selection))
+    if refused and len(refused) == len(proven):
+        raise refused[0]
+    return tuple(proven)
+
+
+@contextmanager
+def _source_trouble(source: SourceModel) -> Iterator[None]:
+    """A crash, a time-out or an error of the worker that holds the original is no job's failure: without the original nothing is proven."""
+    try:
+        yield
+    except WorkerError as error:
+        last = error.detail.strip().splitlines()[-1:] if error.kind == "crash" else []
+        raise SourceError(
+            ": ".join(["the original model could not be exported, run or measured", error.problem, *last]),
+            fix="load and run it in its own framework first; budget.job_minutes and job_memory_mb bound it here",
+            where=source.uri,
+        ) from error
+
+
+def _prove(context: Context, home: Worker, made: Plan, target_policy: TargetPolicy) -> TargetResult:
+    """One target, from the export to the selection. `home` is the worker that holds the source."""
+    source, policy, target = made.source, made.policy, target_policy.target
+    jobs = [job for job in made.jobs if job.target.name == target.name]
+    if not jobs:
+        return TargetResult(policy=target_policy, candidates=(), selection=select((), target_policy))
+    portable = export(context, home, source, target)
+    samples = samples_for(context, home, source, policy.data, portable.signature, jobs)
+    notes = compare_samples(context, Needs.within(policy.budget), portable, samples)
+    expected = reference(context, home, source, samples["validation"], target)
+    candidates = attempt_all(context, policy, jobs, portable, samples, expected)
+    candidates = [waive(c, target_policy, policy.waivers, context.today) for c in candidates]
+    candidates = mix_missed(context, policy, target_policy, candidates, portable, samples, expected)
+    measured, baseline = benchmark_candidates(context, made, target_policy, candidates, samples["validation"])
+    judged = tuple(judge_performance(c, target_policy, policy.waivers, context.today) for c in measured)
+    return TargetResult(
+        policy=target_policy,
+        candidates=judged,
+        selection=select(judged, target_policy),
+        samples=samples,
+        baseline=baseline,
+        notes=notes,
+    )
+
+
+def _promote_all(
+    context: Context, made: Plan, targets: Sequence[TargetResult]
+) -> tuple[tuple[TargetResult, ...], Ending]:
+    """Move each target's alias, or say why it stays; one that stays keeps no other from moving, and a required one fails the run."""
+    moved, problems = [], []
+    for target in targets:
+        try:
+            moved.append(_promote(context, made, target))
+        except GateError as error:
+            if target.policy.target.required:
+                problems.append(str(error))
+            moved.append(_noted(target, error.problem))
+    problem = "\n".join(problems)
+    return tuple(moved), Ending(status="failed", exit_code=EXIT_GATE, problem=problem) if problem else Ending()
+
+
+def _promote(context: Context, made: Plan, target: TargetResult) -> TargetResult:
+    alias = alias_of(target)
+    if alias is None or target.receipt is None:
+        return target
+    artifact = shipped(context, made.source, target)
+    before, successor = incumbent(context, made.source, target.receipt, alias, artifact), None
+    try:
+        successor = benchmark_successor(context, made.policy, target, artifact, before.artifact)
+    except (WorkerError, SourceError, UsageError, NothingCompiledError) as error:
+        before = Incumbent(
+            obstacle=f"what the alias points to now does not run on this run's samples ({error.problem})"
+        )
+    return replace(target, receipt=promote(context, made.source, target, alias, before, successor))
+
+
+# ------------------------------------------------------------------------------------------------------- how it ends
+
+
+def _ending(targets: Sequence[TargetResult]) -> Ending:
+    """How the run stands before anything is published."""
+    lost = [t for t in targets if t.selection.winner is None]
+    required = [t for t in lost if t.policy.target.required]
+    # Also where no target was required: a run that made nothing is not green.
+    if not any(c.artifact for t in targets for c in t.candidates):
+        problem = "nothing could be compiled\n" + "\n".join(map(_without_winner, lost))
+        return Ending(status="failed", exit_code=EXIT_NOTHING_COMPILED, problem=problem)
+    if required:
+        return Ending(status="failed", exit_code=EXIT_GATE, problem="\n".join(map(_without_winner, required)))
+    return Ending()
+
+
+def _without_winner(target: TargetResult) -> str:
+    kind = "required target" if target.policy.target.required else "target"
+    return f"{kind} {target.policy.target.name!r} has no winner: {target.selection.reason}"
+
+
+def _noted(target: TargetResult, note: str) -> TargetResult:
+    return replace(target, receipt=replace(target.receipt, note=note)) if target.receipt else target
+
+
+def _result(
+    context: Context, made: Plan, framework: str, targets: tuple[TargetResult, ...], ending: Ending
+) -> RunResult:
+    """The whole truth so far."""
+    return RunResult(
+        status=ending.status,
+        exit_code=ending.exit_code,
+        problem=ending.problem,
+        source=made.source,
+        policy=made.policy,
+        environment={
+            "hardware": plain(context.hardware),
+            "hardware_fingerprint": context.hardware.fingerprint,
+            "python": python_version(),
+            "packages": plugins.package_versions(
+                "compile-stage", "mlflow", "mlflow-skinny", "numpy", "onnx", "onnxruntime"
+            ),
+        },
+        targets=targets,
+        refused=made.refused,
+        baseline_framework=framework,
+        baseline={t.policy.target.name: t.baseline for t in targets if t.baseline is not None},
+        samples={role: found for t in targets for role, found in t.samples.items()},
+        duration_s=context.events.elapsed_s,
+        events=context.events.events,
+        notes=tuple(dict.fromkeys([*made.notes, *(note for t in targets for note in t.notes)])),
+    )
+
+
+def _rendered(result: RunResult, order: Order) -> RunResult:
+    order.render(result)
+    return result

@@ -1,0 +1,1 @@
+"""The policy language: the only place that knows YAML and the schema library."""

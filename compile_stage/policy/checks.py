@@ -1,0 +1,227 @@
+"""What the schema can't say: values that don't go together, names of things that don't exist, dates that have passed.
+
+Each check reads the resolved tree and tolerates holes in it, since it also runs when other values were wrong and cut
+out.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path as FilePath
+
+from compile_stage.core import plugins
+from compile_stage.policy.metrics import METRICS, PERFORMANCE
+from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
+
+# What MLflow takes as an alias; `latest` and `v1` mean something else to it.
+_ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[A-Za-z0-9_-]+\Z")
+
+
+def check_whole(tree: Node, today: date) -> Iterator[Problem]:
+    """All problems of the resolved policy."""
+    for role in ("validation", "calibration"):
+        yield from _data_file(tree, ("data", role, "source"))
+    yield from _backend_names(tree, ("compliance", "allowed_backends"))
+    yield from _template(tree, ("publish", "name"), "model")
+    yield from _template(tree, ("promote", "alias"), "target")
+    for precision, _ in tree.items("tolerances"):
+        yield from _limits(tree, ("tolerances", precision))
+        for output, _ in tree.items("tolerances", precision, "outputs"):
+            yield from _limits(tree, ("tolerances", precision, "outputs", output))
+    for name, target in tree.items("targets"):
+        path: Path = ("targets", name)
+        yield from _backend_names(tree, (*path, "backends"))
+        yield from _allowed_backends(tree, (*path, "backends"))
+        yield from _option_names(tree, (*path, "options"))
+        yield from _shapes(tree, path)
+        yield from _template(tree, (*path, "promote", "alias"), "target")
+        yield from _alias(tree, (*path, "promote", "alias"), name)
+        for precision, _ in target.items("tolerances"):
+            yield from _limits(tree, (*path, "tolerances", precision))
+            for output, _ in target.items("tolerances", precision, "outputs"):
+                yield from _limits(tree, (*path, "tolerances", precision, "outputs", output))
+    for index, waiver in enumerate(tree.elements("waivers")):
+        yield from _waiver(tree, waiver, ("waivers", index), today)
+
+
+# -------------------------------------------------------------------------------------------------------------- data
+
+
+def data_file(node: Node) -> str | None:
+    """The absolute path that a `file:` source means: relative to the file that names it; None for another source."""
+    kind, _, name = str(node.value).partition(":")
+    if kind != "file":
+        return None
+    folder = FilePath(node.place.file).parent if node.place.line else FilePath()
+    return str((folder / name).resolve())
+
+
+def _data_file(tree: Node, path: Path) -> Iterator[Problem]:
+    node = tree.get(*path)
+    file = data_file(node) if node is not None else None
+    if node is not None and file is not None and not FilePath(file).is_file():
+        wrong = f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
+        yield Problem(node.place, show_path(path), wrong, "a path is relative to the policy file that names it")
+
+
+# ---------------------------------------------------------------------------------------------------------- backends
+
+
+def _unknown_backend(place: Place, path: Path, name: str) -> Problem:
+    known = plugins.names("backends")
+    allowed = f"one of: {', '.join(known)}"
+    return Problem(place, show_path(path), f"there is no backend {name!r}", allowed, plugins.did_you_mean(name, known))
+
+
+def _backend_names(tree: Node, path: Path) -> Iterator[Problem]:
+    for index, node in enumerate(tree.elements(*path)):
+        if node.value == "auto":
+            said = "`auto` stands alone", "write `backends: auto`, or name the backends"
+            yield Problem(node.place, show_path((*path, index)), *said)
+        elif node.value not in plugins.names("backends"):
+            yield _unknown_backend(node.place, (*path, index), str(node.value))
+
+
+def _option_names(tree: Node, path: Path) -> Iterator[Problem]:
+    for name, _ in tree.items(*path):
+        if name not in plugins.names("backends"):
+            yield _unknown_backend(tree.place_of((*path, name), of_key=True), (*path, name), name)
+
+
+def _allowed_backends(tree: Node, path: Path) -> Iterator[Problem]:
+    allowed = [node.value for node in tree.elements("compliance", "allowed_backends")]
+    if not allowed:
+        return
+    rule = tree.place_of(("compliance", "allowed_backends")).origin
+    for index, node in enumerate(tree.elements(*path)):
+        if node.value in plugins.names("backends") and node.value not in allowed:
+            said = f"{node.value} is forbidden by compliance.allowed_backends ({rule})"
+            yield Problem(node.place, show_path((*path, index)), said, f"one of: {', '.join(allowed)}")
+
+
+# ------------------------------------------------------------------------------------------------------------ shapes
+
+
+def _shapes(tree: Node, target: Path) -> Iterator[Problem]:
+    batches = tree.elements(*target, "batch_sizes")
+    for name, shape in tree.items(*target, "shapes"):
+        path = (*target, "shapes", name)
+        ranges = {key: [d.value for d in shape.elements(key)] for key in ("min", "typical", "max") if shape.get(key)}
+        if len({len(dims) for dims in ranges.values()}) > 1:
+            ranks = ", ".join(f"{key} has {len(dims)}" for key, dims in ranges.items())
+            yield Problem(shape.place, show_path(path), f"the shapes have different ranks: {ranks}", "equal ranks")
+            continue
+        for low, high in (("min", "typical"), ("typical", "max"), ("min", "max")):
+            wrong = _axis_out_of_order(ranges.get(low), ranges.get(high))
+            if wrong is not None and not (low == "min" and high == "max" and "typical" in ranges):
+                said = f"axis {wrong} of {low} ({ranges[low][wrong]}) is larger than that of {high} ({ranges[high][wrong]})"
+                place = shape.place_of((low,))
+                yield Problem(place, show_path((*path, low)), said, "min <= typical <= max in every axis")
+        if "min" in ranges and "max" in ranges and ranges["min"][0] <= ranges["max"][0]:
+            for index, batch in enumerate(batches):
+                if not ranges["min"][0] <= batch.value <= ranges["max"][0]:
+                    said = f"batch size {batch.value} is outside the shapes of input {name!r}"
+                    allowed = f"axis 0 goes from {ranges['min'][0]} to {ranges['max'][0]}"
+                    yield Problem(batch.place, show_path((*target, "batch_sizes", index)), said, allowed)
+
+
+def _axis_out_of_order(low: list[int] | None, high: list[int] | None) -> int | None:
+    if low is None or high is None:
+        return None
+    return next((axis for axis, (a, b) in enumerate(zip(low, high, strict=True)) if a > b), None)
+
+
+# ------------------------------------------------------------------------------------------------- names and aliases
+
+
+def _template(tree: Node, path: Path, field: str) -> Iterator[Problem]:
+    node = tree.get(*path)
+    if node is None or not isinstance(node.value, str):
+        return
+    try:
+        used = {name for _, name, _, _ in string.Formatter().parse(node.value) if name is not None}
+    except ValueError as error:
+        yield Problem(
+            node.place, show_path(path), f"{node.value!r} is no template: {error}", f"it may hold {{{field}}}"
+        )
+        return
+    for unknown in sorted(used - {field}):
+        said = f"{{{unknown}}} stands for nothing here"
+        yield Problem(node.place, show_path(path), said, f"it may hold {{{field}}}")
+
+
+def _alias(tree: Node, path: Path, target: str) -> Iterator[Problem]:
+    node = tree.get(*path)
+    if node is None or not isinstance(node.value, str):
+        return
+    alias = node.value.replace("{target}", target)
+    if "{" not in alias and not _ALIAS.match(alias):
+        allowed = "letters, digits, `_` and `-`; not `latest`, not `v1`"
+        yield Problem(node.place, show_path(path), f"{alias!r} can't be an alias", allowed)
+
+
+# ------------------------------------------------------------------------------------------------ limits and waivers
+
+
+def _limits(tree: Node, path: Path) -> Iterator[Problem]:
+    labels = tree.get("data", "validation", "labels")
+    for metric, node in tree.items(*path):
+        if metric not in METRICS or METRICS[metric].family != "task" or not node.is_map:
+            continue
+        here = show_path((*path, metric))
+        given = [
+            key for key in ("max_drop", "max_relative_drop") if (n := node.get(key)) is not None and n.value is not None
+        ]
+        if len(given) != 1:
+            wrong = "max_drop and max_relative_drop are both given" if given else "no limit is given"
+            yield Problem(node.place, here, wrong, "exactly one of max_drop, max_relative_drop")
+        if labels is not None and labels.value is None and not node.place.is_shipped:
+            said = "this needs labels, and data.validation.labels is null, so it could never pass"
+            yield Problem(node.place, here, said, "name the array or column that holds them")
+
+
+def gate_name(word: str) -> str:
+    """What a waiver calls a gate → the gate's metric: `min_speedup` is `speedup`."""
+    return PERFORMANCE.get(word, word)
+
+
+def _waiver(tree: Node, waiver: Node, path: Path, today: date) -> Iterator[Problem]:
+    expires = waiver.get("expires")
+    day = expires.value if expires is not None else None
+    last = date.fromisoformat(day) if isinstance(day, str) else day
+    if expires is not None and isinstance(last, date) and last < today:
+        said = f"the waiver expired on {last}, {(today - last).days} days ago"
+        yield Problem(expires.place, show_path((*path, "expires")), said, "remove it, or have its owner renew it")
+    gate, target = waiver.get("gate"), waiver.get("target")
+    if target is None:
+        return
+    names = [name for name, _ in tree.items("targets")]
+    if target.value not in names:
+        allowed = f"one of: {', '.join(names) or 'none'}"
+        near = plugins.did_you_mean(str(target.value), names)
+        yield Problem(target.place, show_path((*path, "target")), f"there is no target {target.value!r}", allowed, near)
+        return
+    gates = _gates(tree, str(target.value))
+    if gate is not None and gate_name(str(gate.value)) not in gates:
+        said = f"target {target.value!r} has no gate {gate.value!r}"
+        near = plugins.did_you_mean(str(gate.value), gates)
+        yield Problem(gate.place, show_path((*path, "gate")), said, f"one of: {', '.join(gates)}", near)
+
+
+def _gates(tree: Node, target: str) -> list[str]:
+    """The metrics that a target has limits on, in any precision."""
+    found: dict[str, None] = {}
+    base = ("targets", target, "tolerances")
+    for precision, _ in tree.items(*base):
+        groups: list[Path] = [(*base, precision)]
+        groups += [(*base, precision, "outputs", output) for output, _ in tree.items(*base, precision, "outputs")]
+        for group in groups:
+            found |= {
+                metric: None for metric, node in tree.items(*group) if metric != "outputs" and node.value is not None
+            }
+    performance = tree.items("targets", target, "performance")
+    found |= {PERFORMANCE[key]: None for key, node in performance if key in PERFORMANCE and node.value is not None}
+    return list(found)

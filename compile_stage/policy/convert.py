@@ -1,0 +1,172 @@
+"""The resolved tree → `core.records.Policy`, which is all that the rest of the program ever sees of the YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from compile_stage.core import records
+from compile_stage.core.digest import digest_of, plain
+from compile_stage.policy import schema
+from compile_stage.policy.checks import data_file, gate_name
+from compile_stage.policy.metrics import METRICS, PERFORMANCE
+from compile_stage.policy.nodes import Node, Path
+
+
+def to_policy(document: schema.PolicyDocument, tree: Node, files: tuple[str, ...]) -> records.Policy:
+    """The record of a document that has no problems left. `tree` is what it was made from, for origins."""
+    made = records.Policy(
+        name=document.name,
+        owner=document.owner,
+        digest="",
+        files=files,
+        data=records.Data(
+            validation=_data_spec(document.data.validation),
+            calibration=_data_spec(document.data.calibration),
+            min_samples=document.data.min_samples,
+            seed=document.data.seed,
+        ),
+        targets=tuple(_target(name, target, tree) for name, target in document.targets.items()),
+        applies_to=records.AppliesTo(names=tuple(document.applies_to.names), tags=document.applies_to.tags),
+        budget=records.Budget(**document.budget.model_dump()),
+        compliance=_compliance(document.compliance),
+        waivers=tuple(_waiver(waiver) for waiver in document.waivers),
+        publish_name=document.publish.name,
+    )
+    made = replace(made, digest=_digest(made))
+    return replace(made, data=_located_data(made.data, tree))
+
+
+def _digest(policy: records.Policy) -> str:
+    """Of what the policy means: not of where it was written, and of data files by the name that the policy gives
+    them."""
+    return digest_of(_without_origins({**plain(policy), "files": [], "digest": ""}))
+
+
+def _without_origins(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_origins(item) for key, item in value.items() if key != "origin"}
+    return [_without_origins(item) for item in value] if isinstance(value, list) else value
+
+
+def _data_spec(data: schema.DataSet) -> records.DataSpec:
+    return records.DataSpec(source=data.source, labels=data.labels, max_samples=data.max_samples)
+
+
+def _located_data(data: records.Data, tree: Node) -> records.Data:
+    def located(spec: records.DataSpec, role: str) -> records.DataSpec:
+        node = tree.get("data", role, "source")
+        file = data_file(node) if node is not None else None
+        return spec if file is None else replace(spec, source=f"file:{file}")
+
+    return replace(
+        data, validation=located(data.validation, "validation"), calibration=located(data.calibration, "calibration")
+    )
+
+
+def _compliance(compliance: schema.Compliance) -> records.Compliance:
+    allowed = compliance.allowed_backends
+    return records.Compliance(
+        allow_pickle=compliance.allow_pickle,
+        allowed_backends=None if allowed is None else tuple(allowed),
+        require_signature=compliance.require_signature,
+        on_hardware_mismatch=compliance.on_hardware_mismatch,
+    )
+
+
+def _waiver(waiver: schema.Waiver) -> records.Waiver:
+    return records.Waiver(
+        gate=gate_name(waiver.gate),
+        target=waiver.target,
+        reason=waiver.reason,
+        owner=waiver.owner,
+        expires=waiver.expires.isoformat(),
+    )
+
+
+def _target(name: str, target: schema.Target, tree: Node) -> records.TargetPolicy:
+    path: Path = ("targets", name)
+    return records.TargetPolicy(
+        target=records.Target(
+            name=name,
+            device=target.device,
+            backends=(target.backends,) if isinstance(target.backends, str) else tuple(target.backends),
+            precisions=tuple(dict.fromkeys(target.precisions)),
+            shapes={
+                tensor: records.ShapeRange(min=tuple(s.min), typical=tuple(s.typical), max=tuple(s.max))
+                for tensor, s in target.shapes.items()
+            },
+            batch_sizes=tuple(dict.fromkeys(target.batch_sizes)),
+            threads=target.threads,
+            required=target.required,
+            hardware={str(key): value for key, value in target.hardware.items()},
+            options=target.options,
+        ),
+        tolerances={
+            str(precision): tuple(_tolerance_gates(tolerance, tree, (*path, "tolerances", precision)))
+            for precision, tolerance in target.tolerances.items()
+            if tolerance is not None
+        },
+        performance=tuple(_performance_gates(target.performance, tree, (*path, "performance"))),
+        prefer=target.select.prefer,
+        fallback=records.Fallback(**target.fallback.model_dump()),
+        promote=records.Promotion(**target.promote.model_dump()),
+    )
+
+
+def _performance_gates(performance: schema.Performance, tree: Node, path: Path) -> Iterator[records.Gate]:
+    for key, name in PERFORMANCE.items():
+        limit = getattr(performance, key)
+        if limit is not None:
+            metric = METRICS[name]
+            origin = tree.place_of((*path, key)).origin
+            yield records.Gate(metric=name, limit=limit, direction=metric.direction, unit=metric.unit, origin=origin)
+
+
+def _tolerance_gates(tolerance: schema.Tolerance, tree: Node, path: Path) -> Iterator[records.Gate]:
+    yield from _limit_gates(tolerance, tree, path, None)
+    for output, limits in (tolerance.outputs or {}).items():
+        if limits is not None:
+            yield from _limit_gates(limits, tree, (*path, "outputs", output), output)
+
+
+def _limit_gates(limits: schema.Limits, tree: Node, path: Path, output: str | None) -> Iterator[records.Gate]:
+    values = {name: getattr(limits, name) for name in type(limits).model_fields if name != "outputs"}
+    for metric, value in {**values, **(limits.model_extra or {})}.items():
+        if value is not None:
+            place = tree.place_of((*path, metric))
+            gate = _gate(metric, value, output, place.origin)
+            shipped_task = place.is_shipped and "drop" in gate.options
+            yield replace(gate, options={**gate.options, "classes_only": True}) if shipped_task else gate
+
+
+def _gate(metric: str, value: Any, output: str | None, origin: str) -> records.Gate:
+    if isinstance(value, schema.CustomLimit):
+        return records.Gate(metric=metric, limit=value.limit, direction=value.direction, output=output, origin=origin)
+    known = METRICS[metric]
+    limit, confidence, options = _limit(value)
+    return records.Gate(
+        metric=metric,
+        limit=limit,
+        direction=known.direction,
+        unit=known.unit,
+        output=output,
+        confidence=confidence,
+        options=options,
+        origin=origin,
+    )
+
+
+def _limit(value: Any) -> tuple[float, float | None, dict[str, Any]]:
+    """(limit, confidence, options) of one limit in its written-out form."""
+    match value:
+        case schema.Drop(max_drop=float(limit)):
+            return limit, value.confidence, {"drop": "max_drop"}
+        case schema.Drop(max_relative_drop=float(limit)):
+            return limit, value.confidence, {"drop": "max_relative_drop"}
+        case schema.Closeness():
+            return 1.0, None, {"rtol": value.rtol, "atol": value.atol}
+        case schema.TopK():
+            return value.limit, None, {"k": value.k}
+    return float(value), None, {}

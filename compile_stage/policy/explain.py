@@ -1,0 +1,61 @@
+"""Where every resolved value of a policy comes from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from compile_stage.policy.load import as_error, match_targets, read_policy
+from compile_stage.policy.nodes import leaves, show_path
+from compile_stage.policy.schema import OVERRIDABLE, PolicyDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One resolved value.
+
+    Attributes:
+        path: Dotted: `targets.edge.tolerances.int8.cosine`.
+        value: A plain JSON value; None where a limit was taken away.
+        origin: `file:line`, or the `--set` argument.
+        is_default: The value is the shipped default.
+    """
+
+    path: str
+    value: Any
+    origin: str
+    is_default: bool
+
+
+def explain(
+    path: str | os.PathLike[str],
+    sets: Sequence[str] = (),
+    target: str | None = None,
+    *,
+    today: date | None = None,
+) -> list[Row]:
+    """Every resolved value with its origin. Sections that a target may override are listed as each target has them.
+
+    Args:
+        target: A name or a glob; only these targets' rows (beside the policy's own) are listed. None: all.
+
+    Raises:
+        PolicyError: The policy has mistakes, or no target matches.
+    """
+    resolved = read_policy(path, sets, today=today, base=True)
+    names = [name for name, _ in resolved.tree.items("targets")]
+    kept, unmatched = match_targets(names, [target] if target is not None else [])
+    if resolved.problems or unmatched:
+        raise as_error(path, [*(str(problem) for problem in resolved.problems), *unmatched])
+    order = list(PolicyDocument.model_fields)
+    rows = []
+    for where, node in sorted(leaves(resolved.tree), key=lambda leaf: order.index(str(leaf[0][0]))):
+        if where[0] in OVERRIDABLE or (where[0] == "targets" and where[1] not in kept):
+            continue
+        value = node.plain()
+        value = value.isoformat() if isinstance(value, date) else value
+        rows.append(Row(show_path(where), value, node.place.origin, node.place.is_shipped))
+    return rows

@@ -1,0 +1,325 @@
+"""Which files have a say, and how they are laid over each other.
+
+shipped defaults < `extends`, in order < the file < the target's own block < `--set key=value`. Maps merge, lists and
+scalars replace.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path as FilePath
+from typing import TypeAlias
+
+from compile_stage.core.errors import InternalError
+from compile_stage.core.plugins import did_you_mean
+from compile_stage.policy.messages import check_schema
+from compile_stage.policy.metrics import METRICS
+from compile_stage.policy.nodes import SHIPPED, Node, Path, Place, Problem, a_map, merge, show_path, without
+from compile_stage.policy.parse import MAX_BYTES, parse_bytes, parse_text
+from compile_stage.policy.schema import OVERRIDABLE
+from compile_stage.policy.versions import check_version
+
+MAX_EXTENDS = 8  # files deep
+Change: TypeAlias = Callable[[str, Node], Node]
+NodeChange: TypeAlias = Callable[[Node], Node]
+
+_DEFAULTS = FilePath(__file__).parent / "defaults.yaml"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_SET_KEY = re.compile(r'"([^"]*)"|([^."]+)')
+
+
+@dataclass
+class Layers:
+    """What was read.
+
+    Attributes:
+        files: All files' values, merged in layer order, without the shipped defaults.
+        sets: What `--set` says.
+        names: Every file that had a say, in layer order.
+        cut: Paths of values that were wrong and are left out, so that the rest can be checked.
+        incomplete: A file could not be read at all.
+    """
+
+    files: Node
+    sets: Node
+    names: tuple[str, ...] = ()
+    problems: list[Problem] = field(default_factory=list)
+    cut: set[Path] = field(default_factory=set)
+    incomplete: bool = False
+
+
+@cache
+def shipped() -> Node:
+    """The shipped defaults, with `each_target` and `each_limit`."""
+    tree, problems = parse_bytes(_DEFAULTS.read_bytes(), SHIPPED)
+    if tree is None or problems:
+        raise InternalError(f"the shipped defaults are damaged: {problems[0]}")
+    return tree
+
+
+def read_layers(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> Layers:
+    """Read a policy, all that it extends and the `--set` arguments; problems are collected, not raised."""
+    reader = _FileReader()
+    tree = reader.read(os.fspath(path), (), None, "")
+    layers = Layers(
+        files=tree or Node({}, Place(os.fspath(path), 1, 1)),
+        sets=Node({}, Place("--set")),
+        names=(SHIPPED, *reader.names),
+        problems=reader.problems,
+        cut=reader.cut,
+        incomplete=reader.incomplete,
+    )
+    for argument in sets:
+        _add_set(layers, argument)
+    return layers
+
+
+class _FileReader:
+    """Reads a file and, before it, what it extends. Each file is read once, however many extend it."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.cut: set[Path] = set()
+        self.names: list[str] = []
+        self.incomplete = False
+        self._done: dict[str, Node | None] = {}
+
+    def read(self, shown: str, chain: tuple[str, ...], named: Place | None, path: str) -> Node | None:
+        """The file's values laid over those it extends; None when it can't be read."""
+        tree = self._read(shown, chain, named, path)
+        self.incomplete |= tree is None
+        return tree
+
+    def _read(self, shown: str, chain: tuple[str, ...], named: Place | None, path: str) -> Node | None:
+        place = named or Place(shown)
+        if "\0" in shown:
+            self.problems.append(Problem(place, path, f"{shown!r} is no file name"))
+            return None
+        real = os.path.realpath(shown)
+        if real in chain:
+            circle = " -> ".join(FilePath(p).name for p in (*chain[chain.index(real) :], real))
+            self.problems.append(
+                Problem(place, path, f"the files extend each other in a circle: {circle}", "remove one")
+            )
+            return None
+        if real in self._done:
+            return self._done[real]
+        if len(chain) >= MAX_EXTENDS:
+            said = f"{shown} is the {len(chain) + 1}th file of a chain of extends"
+            self.problems.append(Problem(place, path, said, f"at most {MAX_EXTENDS} files deep"))
+            return None
+        raw = _read_bytes(FilePath(shown))
+        if isinstance(raw, str):
+            self.problems.append(Problem(place, path, raw if named is None else f"{shown} {raw}"))
+            self._done[real] = None
+            return None
+        tree, problems = parse_bytes(raw, shown)
+        self.problems += problems
+        if tree is not None and not tree.is_map:
+            kind = "a list" if tree.is_list else "a single value"
+            allowed = "a policy starts with apiVersion: compile-stage/v1"
+            self.problems.append(Problem(Place(shown, 1, 1), "", f"the file holds {kind}, not a map", allowed))
+            tree = None
+        merged = self._checked(tree, shown, (*chain, real)) if tree is not None else None
+        self._done[real] = merged
+        return merged
+
+    def _checked(self, tree: Node, shown: str, chain: tuple[str, ...]) -> Node:
+        version = check_version(tree)
+        self.problems += version
+        tree = without(tree, {(problem.path,) for problem in version})
+        problems, bad, _ = check_schema(tree, whole=False)
+        self.problems += problems
+        self.cut |= bad
+        self.cut |= {(problem.path,) for problem in version}
+        own = normalise(without(tree, bad))
+        merged: Node | None = None
+        for index, element in enumerate(own.elements("extends")):
+            under = self._extended(element, shown, chain, f"extends[{index}]")
+            if under is not None:
+                merged = under if merged is None else merge(merged, under)
+        if shown not in self.names:
+            self.names.append(shown)
+        return own if merged is None else merge(merged, own)
+
+    def _extended(self, element: Node, shown: str, chain: tuple[str, ...], path: str) -> Node | None:
+        name = str(element.value)
+        if _URL.match(name):
+            said = f"{name} is not a local file"
+            self.problems.append(
+                Problem(element.place, path, said, "copy the file into your repository and name it here")
+            )
+            return None
+        return self.read(os.path.normpath(FilePath(shown).parent / name), chain, element.place, path)
+
+
+def _read_bytes(path: FilePath) -> bytes | str:
+    """The file's bytes, or why there are none."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            return "is a folder; name a policy file"
+        if not stat.S_ISREG(mode):
+            return "is not a regular file; name a policy file"
+        with path.open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return _no_such_file(path)
+    except OSError as error:
+        return f"can't be read: {error.strerror}"
+
+
+def _no_such_file(path: FilePath) -> str:
+    try:
+        near = did_you_mean(path.name, sorted(sibling.name for sibling in path.parent.iterdir()))
+    except OSError:
+        near = ""
+    return f"does not exist; did you mean {path.with_name(near)}?" if near else "does not exist"
+
+
+# ----------------------------------------------------------------------------------------------------------- --set
+
+
+def _add_set(layers: Layers, argument: str) -> None:
+    """Lay one `--set key=value` over the ones before."""
+    place = Place(f"--set {argument}")
+    key, equals, text = argument.partition("=")
+    words = tuple(quoted or bare for quoted, bare in _SET_KEY.findall(key))
+    if not equals or not words:
+        layers.problems.append(
+            Problem(place, "", "no KEY=VALUE", "write for example --set tolerances.int8.cosine=0.98")
+        )
+        return
+    value, problems = parse_text(text, place.file, located=False) if text.strip() else (Node(None, place), [])
+    if value is None or problems:
+        first = problems[0]
+        layers.problems.append(Problem(place, show_path(words), first.wrong, first.allowed))
+        return
+    if words[0] in ("apiVersion", "kind", "extends"):
+        layers.problems.append(Problem(place, words[0], "can't be set here", "change it in the file"))
+        return
+    node = value
+    for word in reversed(words):
+        node = Node({word: node}, place, keys={word: place})
+    if words[0] == "targets" and len(words) > 1 and layers.files.get("targets", words[1]) is None:
+        known = [name for name, _ in layers.files.items("targets")]
+        said = "there is no such target", f"one of: {', '.join(known) or 'none'}"
+        layers.problems.append(Problem(place, show_path(words[:2]), *said, did_you_mean(words[1], known)))
+        return
+    found, bad, _ = check_schema(node, whole=False)
+    layers.problems += found
+    layers.sets = merge(layers.sets, normalise(without(node, bad)))
+
+
+# ------------------------------------------------------------------------------------------------ the resolved whole
+
+
+def resolve(layers: Layers) -> Node:
+    """The whole policy: every option has a value, every target its own resolved sections, every value its place."""
+    defaults = shipped()
+    base = {key: node for key, node in defaults.value.items() if key not in ("each_target", "each_limit")}
+    top = merge(normalise(a_map(base, defaults)), layers.files)
+    resolved = merge(top, layers.sets)
+    resolved.place = layers.files.place
+    labels = resolved.get("data", "validation", "labels")
+    has_labels = labels is not None and labels.value is not None
+    targets = {name: _target(name, top, layers, has_labels) for name, _ in layers.files.items("targets")}
+    holder = a_map(targets, top.value["targets"])
+    sections = {"targets": holder, "tolerances": _filled(resolved.value["tolerances"])}
+    return Node({**resolved.value, **sections}, resolved.place, keys=resolved.keys)
+
+
+def _target(name: str, top: Node, layers: Layers, has_labels: bool) -> Node:
+    """One target's block over the defaults of a target, and its own sections over the policy's."""
+    own = layers.files.get("targets", name)
+    over = layers.sets.get("targets", name)
+    each = shipped().value["each_target"]
+    block = each if own is None else merge(each, own)
+    sections = {}
+    for section in OVERRIDABLE:
+        node = top.value[section]
+        for layer in (own and own.get(section), layers.sets.get(section), over and over.get(section)):
+            node = merge(node, layer) if layer is not None else node
+        sections[section] = _over_map(_filled(node), partial(_fitting, has_labels)) if section == "tolerances" else node
+    merged = block if over is None else merge(block, over)
+    return Node({**merged.value, **sections}, merged.place, keys=merged.keys)
+
+
+def _fitting(has_labels: bool, limits: Node) -> Node:
+    """The limits of a precision without the shipped task metric where that makes no sense.
+
+    It is for data with labels, and gives way to a task metric that the policy chose itself: nobody who asks for r2
+    wants accuracy too. Whether the labels are classes is seen only when they are read (`measure.metrics.CLASSES_ONLY`).
+    """
+    tasks = {key: node for key, node in limits.items() if key in METRICS and METRICS[key].family == "task"}
+    if has_labels and all(node.place.is_shipped or node.value is None for node in tasks.values()):
+        return limits
+    dropped = {key for key, node in tasks.items() if node.place.is_shipped}
+    return a_map({key: node for key, node in limits.items() if key not in dropped}, limits) if limits.is_map else limits
+
+
+def normalise(tree: Node) -> Node:
+    """Short forms written out, so that layers merge: `accuracy: 0.01` is {max_drop: 0.01}, `topk_agreement: 0.9` is
+    {limit: 0.9}."""
+    return _each_tolerance(tree, _written_out)
+
+
+def _written_out(metric: str, node: Node) -> Node:
+    if isinstance(node.value, bool) or not isinstance(node.value, int | float):
+        return node
+    if metric in METRICS and METRICS[metric].family == "task":
+        return Node({"max_drop": node}, node.place, keys={"max_drop": node.place})
+    if metric == "topk_agreement":
+        return Node({"limit": node}, node.place, keys={"limit": node.place})
+    return node
+
+
+def _filled(tolerances: Node) -> Node:
+    """What a limit does not say, from `each_limit`."""
+    defaults = shipped().value["each_limit"]
+
+    def fill(metric: str, node: Node) -> Node:
+        family = METRICS[metric].family if metric in METRICS else ""
+        default = defaults.get("task" if family == "task" else metric)
+        return merge(default, node) if default is not None and node.is_map else node
+
+    holder = Node({"tolerances": tolerances}, tolerances.place)
+    filled: Node = _each_tolerance(holder, fill).value["tolerances"]
+    return filled
+
+
+def _each_tolerance(tree: Node, change: Change) -> Node:
+    """The tree with every limit changed, wherever tolerances stand."""
+
+    def limits(node: Node) -> Node:
+        if not node.is_map:
+            return node
+        changed = {
+            key: _over_map(child, limits) if key == "outputs" else change(key, child)
+            for key, child in node.value.items()
+        }
+        return Node(changed, node.place, keys=node.keys)
+
+    def section(node: Node) -> Node:
+        if not node.is_map or "tolerances" not in node.value:
+            return node
+        return Node(
+            {**node.value, "tolerances": _over_map(node.value["tolerances"], limits)}, node.place, keys=node.keys
+        )
+
+    tree = section(tree)
+    if tree.get("targets") is not None:
+        targets = _over_map(tree.value["targets"], section)
+        tree = Node({**tree.value, "targets": targets}, tree.place, keys=tree.keys)
+    return tree
+
+
+def _over_map(node: Node, change: NodeChange) -> Node:
+    if not node.is_map:
+        return node
+    return Node({key: change(child) for key, child in node.value.items()}, node.place, keys=node.keys)

@@ -1,0 +1,129 @@
+"""Policy files → `core.records.Policy`, or every mistake in them at once."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+
+from compile_stage.core.errors import PolicyError
+from compile_stage.core.plugins import did_you_mean
+from compile_stage.core.records import Policy
+from compile_stage.policy.checks import check_whole
+from compile_stage.policy.convert import to_policy
+from compile_stage.policy.layers import read_layers, resolve
+from compile_stage.policy.messages import check_schema
+from compile_stage.policy.nodes import Node, Problem
+from compile_stage.policy.schema import PolicyDocument
+
+_INHERITED = re.compile(r'targets\.("[^"]*"|[^.\[]+)\.')
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A policy read and checked.
+
+    Attributes:
+        tree: Every option with its value and place, the targets' sections resolved.
+        document: The same, typed; None when there are problems.
+        files: Every file that had a say, in layer order.
+        problems: In the order of the files and of their lines.
+    """
+
+    tree: Node
+    document: PolicyDocument | None
+    files: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def load_policy(
+    path: PathLike,
+    sets: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    *,
+    today: date | None = None,
+    base: bool = False,
+) -> Policy:
+    """Read a policy with all its layers.
+
+    Args:
+        path: The policy file.
+        sets: `key=value` each, laid over everything: `targets.edge.threads=4`, `tolerances.int8.cosine=0.98`.
+        targets: Glob patterns; only targets that match one are kept. The policy's digest does not depend on them.
+        today: The day by which waivers are judged; the current day when None.
+        base: The file may be one that others extend, and name no target.
+
+    Raises:
+        PolicyError: With one located line in `problems` for each mistake.
+    """
+    resolved = read_policy(path, sets, today=today, base=base)
+    names = [name for name, _ in resolved.tree.items("targets")]
+    kept, unmatched = match_targets(names, targets)
+    problems = [*map(str, resolved.problems), *unmatched]
+    if problems or resolved.document is None:
+        raise as_error(path, problems)
+    policy = to_policy(resolved.document, resolved.tree, resolved.files)
+    return replace(policy, targets=tuple(t for t in policy.targets if t.target.name in kept))
+
+
+def lint(paths: Iterable[PathLike], *, today: date | None = None) -> list[str]:
+    """Every problem of these policies as `file:line:column: path: what is wrong; what is allowed; did you mean ...`;
+    empty when all is well."""
+    found: dict[str, None] = {}  # a base that several extend is at fault only once
+    for path in paths:
+        found |= {str(problem): None for problem in read_policy(path, today=today, base=True).problems}
+    return list(found)
+
+
+def read_policy(path: PathLike, sets: Sequence[str] = (), *, today: date | None = None, base: bool = False) -> Resolved:
+    """Read, resolve and check; problems are collected, not raised."""
+    layers = read_layers(path, sets)
+    tree = resolve(layers)
+    problems = list(layers.problems)
+    document = None
+    # What an unreadable file would have said is not missing.
+    if not layers.incomplete:
+        found, _, document = check_schema(tree, whole=True, forgiven=layers.cut)
+        problems += found
+        problems += check_whole(tree, today or date.today())
+        if not base and not tree.items("targets") and not any(path[0] == "targets" for path in layers.cut):
+            place = tree.place_of(("targets",)) if layers.files.get("targets") else tree.place
+            said = "the policy names no target", "say where it must run, such as targets: {cpu-server: {device: cpu}}"
+            problems.append(Problem(place, "targets", *said))
+    ordered = _in_order(problems, layers.names)
+    return Resolved(tree=tree, document=None if ordered else document, files=layers.names, problems=ordered)
+
+
+def match_targets(names: Sequence[str], patterns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(the names that match a pattern, in order; a problem for each pattern that matches none). No patterns match
+    all."""
+    if not patterns:
+        return list(names), []
+    problems = []
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            near = "" if set(pattern) & set("*?[") else did_you_mean(pattern, list(names))
+            meant = f"; did you mean {near}?" if near else ""
+            problems.append(
+                f"--target {pattern}: matches no target of the policy; one of: {', '.join(names) or 'none'}{meant}"
+            )
+    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)], problems
+
+
+def as_error(path: PathLike, problems: Sequence[str]) -> PolicyError:
+    """One error that carries every problem."""
+    count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+    listed = "\n".join(f"  {problem}" for problem in problems)
+    return PolicyError(f"the policy {os.fspath(path)} has {count}:\n{listed}", problems=tuple(problems))
+
+
+def _in_order(problems: Sequence[Problem], files: Sequence[str]) -> tuple[Problem, ...]:
+    """By file in layer order, then by line; the same mistake is said once, though every target inherits it."""
+    shortest_last = sorted(problems, key=lambda p: -len(p.path))
+    once = {(p.place, _INHERITED.sub("", p.path), p.wrong): p for p in shortest_last}
+    rank = {file: index for index, file in enumerate(files)}
+    return tuple(sorted(once.values(), key=lambda p: (rank.get(p.place.file, len(rank)), p.place, p.path)))

@@ -1,0 +1,319 @@
+"""What the schema finds wrong, in words: located, with what is allowed and the nearest right word."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Collection, Iterator, Sequence
+from datetime import date
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from compile_stage.core.plugins import did_you_mean
+from compile_stage.policy.metrics import CUSTOM, tolerance_names
+from compile_stage.policy.nodes import Node, Path, Problem, show_path, without
+from compile_stage.policy.schema import (
+    AS_LIST,
+    AS_MAP,
+    AS_NUMBER,
+    AS_WORD,
+    FUNCTION_METRIC,
+    SOURCE,
+    CustomLimit,
+    PolicyDocument,
+)
+
+_TAGS = {AS_LIST, AS_MAP, AS_NUMBER, AS_WORD}
+_KEY = "[key]"  # pydantic's mark of an error in a map's key
+_NUMBER_WITH_UNIT = re.compile(r"([-+]?\d[\d_.]*)\s*([A-Za-z%]+)\Z")
+_SCIENTIFIC = re.compile(r"([-+]?\d+)(\.\d*)?[eE]([-+]?)(\d+)\Z")
+_UNITS = {
+    "s": "seconds", "sec": "seconds", "secs": "seconds", "second": "seconds", "seconds": "seconds",
+    "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "millis": "milliseconds",
+    "min": "minutes", "mins": "minutes", "minute": "minutes", "minutes": "minutes", "h": "hours", "hours": "hours",
+    "b": "bytes", "bytes": "bytes", "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes", "mib": "mebibytes", "gib": "gibibytes",
+    "db": "decibels", "percent": "per cent", "pct": "per cent",
+}  # fmt: skip
+
+
+def check_schema(
+    tree: Node, *, whole: bool, forgiven: Collection[Path] = ()
+) -> tuple[list[Problem], set[Path], PolicyDocument | None]:
+    """Hold the tree against the schema.
+
+    Args:
+        whole: Nothing may be missing. A single layer may leave out anything.
+        forgiven: Paths whose absence has been explained already.
+
+    Returns:
+        The problems, the paths of the values that are wrong, and the document when nothing is.
+    """
+    problems, bad = _unknown_metrics(tree)
+    try:
+        return problems, bad, PolicyDocument.model_validate(without(tree, bad).plain())
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    for item in found:
+        path = tuple(key for key in item["loc"] if key not in _TAGS and key != _KEY)
+        if item["type"] == "missing":
+            if whole and not any(cut[: len(path)] == path for cut in forgiven):
+                said = "is missing", _about(path)
+                problems.append(Problem(tree.place_of(path[:-1]), show_path(path), *said))
+            continue
+        if path in bad:
+            continue
+        bad.add(path)
+        node = tree.get(*path)
+        if node is not None and node.broken:
+            continue
+        problems.append(_problem(tree, path, item["type"], item.get("ctx", {}), in_key=_KEY in item["loc"]))
+    return problems, bad, None
+
+
+def _unknown_metrics(tree: Node) -> tuple[list[Problem], set[Path]]:
+    """Own metrics make `Limits` take any key, so words that are no metric are looked for here."""
+    problems: list[Problem] = []
+    bad: set[Path] = set()
+
+    def look(path: Path, known: tuple[str, ...]) -> None:
+        for key, _ in tree.items(*path):
+            if key in known or re.match(FUNCTION_METRIC, key):
+                continue
+            here = (*path, key)
+            bad.add(here)
+            place = tree.place_of(here, of_key=True)
+            if key.startswith(CUSTOM):
+                said = "is no function's path", "write python:package.module:function"
+                problems.append(Problem(place, show_path(here), *said))
+            else:
+                problems.append(_unknown_key(tree, here, known, "metric"))
+
+    sections: list[Path] = [("tolerances",)]
+    sections += [("targets", name, "tolerances") for name, _ in tree.items("targets")]
+    for section in sections:
+        for precision, _ in tree.items(*section):
+            look((*section, precision), (*tolerance_names(), "outputs"))
+            for output, _ in tree.items(*section, precision, "outputs"):
+                look((*section, precision, "outputs", output), tolerance_names())
+    return problems, bad
+
+
+def _problem(tree: Node, path: Path, kind: str, context: dict[str, Any], *, in_key: bool) -> Problem:
+    shown = show_path(path)
+    if kind == "extra_forbidden":
+        return _unknown_key(tree, path, keys_at(path[:-1]), "key")
+    if in_key:
+        return _bad_key(tree, path, kind, context)
+    node = tree.get(*path)
+    place = tree.place_of(path)
+    if node is None:  # a wrong value is always there; this guards the message, not the policy
+        return Problem(place, shown, kind.replace("_", " "))
+    wrong, allowed, meant = _explain(node, path, kind, context)
+    return Problem(place, shown, wrong, allowed, meant)
+
+
+def _unknown_key(tree: Node, path: Path, known: Sequence[str], what: str) -> Problem:
+    key = str(path[-1])
+    place = tree.place_of(path, of_key=True)
+    shown = show_path(path)
+    if (right := _with_right_unit(key, known)) is not None:
+        unit = _UNITS.get(right.rpartition("_")[2], "another unit")
+        return Problem(place, shown, f"unknown {what}", f"this is given in {unit}: use {right}")
+    near = did_you_mean(key, list(known))
+    return Problem(place, shown, f"unknown {what}", f"one of: {', '.join(known)}", near)
+
+
+def _with_right_unit(key: str, known: Sequence[str]) -> str | None:
+    """The known key that says the same with another unit, or with a unit at all."""
+    stem = _stem(key)
+    return next((k for k in known if k != key and _stem(k) == stem and _stem(k) != k), None)
+
+
+def _stem(key: str) -> str:
+    head, _, tail = key.rpartition("_")
+    return head if tail in _UNITS else key
+
+
+def _bad_key(tree: Node, path: Path, kind: str, context: dict[str, Any]) -> Problem:
+    key, place, shown = str(path[-1]), tree.place_of(path, of_key=True), show_path(path)
+    if kind == "literal_error":
+        words = _words(context)
+        what = {"tolerances": "precision", "hardware": "hardware field"}.get(str(path[-2]), "key")
+        return Problem(place, shown, f"unknown {what}", f"one of: {', '.join(words)}", did_you_mean(key, list(words)))
+    if kind == "string_pattern_mismatch":
+        return Problem(place, shown, f"{key!r} can't be a name", _NAMES)
+    return Problem(place, shown, f"{key!r} can't be a name", "between 1 and 64 characters")
+
+
+_NAMES = "letters, digits, `_` and single `-`, since it becomes part of job ids and aliases"
+
+
+def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tuple[str, str, str]:
+    """(what is wrong, what is allowed, did you mean) of one value."""
+    text = node.text or repr(node.plain())
+    if kind == "literal_error":
+        words = _words(context)
+        if words == ("auto",):
+            return f"`{text}` is no list of backends", f"write `auto`, or a list: [{text}]", ""
+        if isinstance(node.value, bool):
+            return (
+                f"`{text}` is read by YAML as {str(node.value).lower()}",
+                f"one of, in quotes if need be: {', '.join(words)}",
+                "",
+            )
+        return (
+            f"unknown value {node.value!r}" if node.value is not None else "has no value",
+            f"one of: {', '.join(words)}",
+            did_you_mean(text, list(words)),
+        )
+    if kind in _RANGES:
+        word, key = _RANGES[kind]
+        return f"{text} is out of range", f"a number {word} {context[key]:g}", ""
+    if kind == "string_pattern_mismatch":
+        return _explain_pattern(node, context)
+    if kind in ("too_short", "string_too_short"):
+        return "is empty", f"at least one {'entry' if kind == 'too_short' else 'character'}: {_about(path)}", ""
+    if kind == "string_too_long":
+        return "is too long", f"at most {context['max_length']} characters", ""
+    return (*_explain_type(node, text, kind, path), "")
+
+
+_RANGES = {
+    "greater_than": (">", "gt"),
+    "greater_than_equal": (">=", "ge"),
+    "less_than": ("<", "lt"),
+    "less_than_equal": ("<=", "le"),
+}
+
+
+def _explain_pattern(node: Node, context: dict[str, Any]) -> tuple[str, str, str]:
+    if context["pattern"] != SOURCE:
+        return f"{node.value!r} can't be a name", _NAMES, ""
+    forms = "input_example, synthetic, file:PATH, mlflow-dataset:NAME or python:package.module:function"
+    kind, colon, rest = str(node.value).partition(":")
+    if kind == "file" and rest:
+        return f"{rest!r} is no data file that can be read", "file:PATH ends in .npz, .parquet or .csv", ""
+    if kind == "python" and rest:
+        return f"{rest!r} is no function's path", "write python:package.module:function", ""
+    if not colon and str(node.value).endswith((".npz", ".parquet", ".csv")):
+        return f"{node.value!r} is no data source", f"one of: {forms}", f"file:{node.value}"
+    near = did_you_mean(kind, ["input_example", "synthetic", "file", "mlflow-dataset", "python"])
+    return f"{node.value!r} is no data source", f"one of: {forms}", f"{near}{colon}{rest}" if near != kind else ""
+
+
+def _explain_type(node: Node, text: str, kind: str, path: Path) -> tuple[str, str]:
+    value, wanted = node.value, _WANTED.get(kind, f"another kind of value ({kind.replace('_', ' ')})")
+    if value is None:
+        return "has no value", f"{wanted} is needed here: {_about(path)}"
+    if kind in ("float_type", "int_type", "int_from_float", "finite_number"):
+        return _explain_number(node, text, wanted)
+    if kind == "bool_type":
+        return f"`{text}` is text or a number, not a yes or no", "write true or false, without quotes"
+    if kind == "string_type" and not isinstance(value, dict | list):
+        what = "true/false" if isinstance(value, bool) else "a date" if isinstance(value, date) else "a number"
+        return f"`{text}` is read by YAML as {what}, and a text is needed", f'put it in quotes: "{text}"'
+    if kind.startswith("date"):
+        return f"`{text}` is no date", "write YYYY-MM-DD, such as 2027-01-31"
+    if kind == "list_type":
+        return "is not a list", f"write [{text}]" if not isinstance(value, dict) else "write [a, b]"
+    if isinstance(value, dict | list):
+        return f"is a {'map' if isinstance(value, dict) else 'list'}", f"{wanted} is needed here: {_about(path)}"
+    return f"`{text}` is a single value", f"{wanted} is needed here: {_about(path)}"
+
+
+_WANTED = {
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "date_type": "a date",
+    "string_type": "a text",
+    "list_type": "a list",
+    "dict_type": "a map",
+    "model_type": "a map",
+    "model_attributes_type": "a map",
+}
+
+
+def _explain_number(node: Node, text: str, wanted: str) -> tuple[str, str]:
+    value = node.value
+    if isinstance(value, bool):
+        return f"`{text}` is read by YAML as {str(value).lower()}", f"write {wanted}"
+    if isinstance(value, float):
+        return f"{text} is not whole", "write a whole number, without a point"
+    if not isinstance(value, str):
+        return f"is {'a map' if node.is_map else 'a list' if node.is_list else 'no number'}", f"write {wanted}"
+    if (with_unit := _NUMBER_WITH_UNIT.match(text)) and with_unit[2].lower() in {*_UNITS, "%", "x"}:
+        return f"`{text}` is text: the unit stands in the key's name", f"write {with_unit[1]}"
+    try:
+        float(text)
+    except ValueError:
+        return f"`{text}` is text", f"write {wanted}"
+    if node.quoted:
+        return f"the number {text} is in quotes, which makes it text", f"write {text} without quotes"
+    return (
+        f"`{text}` is text to YAML 1.1, which wants a point in it and a sign in its exponent",
+        f"write {_yaml_float(text)}",
+    )
+
+
+def _yaml_float(text: str) -> str:
+    """A number as YAML 1.1 wants it: `1e-4` is 1.0e-4."""
+    parts = _SCIENTIFIC.match(text)
+    if parts is None:
+        return repr(float(text))
+    whole, fraction, sign, exponent = parts.groups()
+    return f"{whole}{fraction if fraction and fraction != '.' else '.0'}e{sign or '+'}{exponent}"
+
+
+def _words(context: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(re.findall(r"'([^']*)'", str(context.get("expected", ""))))
+
+
+def _about(path: Path) -> str:
+    """The schema's own description of a field, its first sentence."""
+    model = _model_at(path[:-1])
+    info = model.model_fields.get(str(path[-1])) if model and path else None
+    return (info.description or "").rstrip(".") if info else ""
+
+
+def keys_at(path: Path) -> tuple[str, ...]:
+    """The keys that the map at that path may have; none when any may stand there."""
+    model = _model_at(path)
+    return tuple(model.model_fields) if model else ()
+
+
+def _model_at(path: Path) -> type[BaseModel] | None:
+    kind: Any = PolicyDocument
+    for key in path:
+        kind = _step(kind, key)
+    return _model_in(kind)
+
+
+def _step(kind: Any, key: str | int) -> Any:
+    """The type of a map's entry or a list's element."""
+    if isinstance(key, int):
+        return next((get_args(k)[0] for k in _alternatives(kind) if get_origin(k) is list), None)
+    model = _model_in(kind)
+    if model is not None:
+        info = model.model_fields.get(key)
+        return info.annotation if info else CustomLimit if key.startswith(CUSTOM) else None
+    return next((get_args(k)[1] for k in _alternatives(kind) if get_origin(k) is dict), None)
+
+
+def _model_in(kind: Any) -> type[BaseModel] | None:
+    return next((k for k in _alternatives(kind) if isinstance(k, type) and issubclass(k, BaseModel)), None)
+
+
+def _alternatives(kind: Any) -> Iterator[Any]:
+    """The members of a type that may be a union, annotated, or both."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        yield from _alternatives(get_args(kind)[0])
+    elif origin in (Union, types.UnionType):
+        for member in get_args(kind):
+            yield from _alternatives(member)
+    else:
+        yield kind

@@ -1,0 +1,108 @@
+"""The words of the tolerance language: each metric, its formula, its direction and its unit.
+
+`a` is the candidate's output, `b` the baseline's, over all samples. The numbers themselves are computed elsewhere; this
+table is what a policy may ask for, and the reference in docs/policy.md is printed from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from compile_stage.core.records import Direction
+
+Family = Literal["elementwise", "discrete", "task", "performance"]
+
+CUSTOM = "python:"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One word.
+
+    Attributes:
+        family: `elementwise` looks at floating outputs, `discrete` at integer, bool and string outputs, `task` needs
+            labels.
+        formula: As the reference shows it.
+        direction: Which side of the limit is good. For a task metric that of its drop: always `at_most`.
+        better: For a task metric, whether a higher or a lower value is better.
+    """
+
+    name: str
+    family: Family
+    formula: str
+    direction: Direction
+    unit: str = ""
+    better: Literal["", "higher", "lower"] = ""
+
+
+def _task(name: str, formula: str, better: Literal["higher", "lower"]) -> Metric:
+    return Metric(name, "task", formula, "at_most", better=better)
+
+
+_ALL = (
+    Metric("max_abs", "elementwise", "max |a - b|", "at_most"),
+    Metric("mean_abs", "elementwise", "mean |a - b|", "at_most"),
+    Metric("max_rel", "elementwise", "max |a - b| / max |b|: relative to the output's range", "at_most"),
+    Metric("allclose", "elementwise", "max |a - b| / (atol + rtol * |b|), at most 1", "at_most"),
+    Metric("cosine", "elementwise", "a.b / (|a| |b|) per sample, the worst sample's", "at_least"),
+    Metric("mean_cosine", "elementwise", "the same, the mean over the samples", "at_least"),
+    Metric(
+        "snr_db", "elementwise", "10 log10(sum b^2 / sum (a - b)^2) per sample, the worst sample's", "at_least", "dB"
+    ),
+    Metric(
+        "mean_snr_db",
+        "elementwise",
+        "the same over all samples at once: powers are added, not decibels",
+        "at_least",
+        "dB",
+    ),
+    Metric(
+        "psnr_db",
+        "elementwise",
+        "10 log10(max |b|^2 / mean (a - b)^2) per sample, the peak being that of all samples; the worst sample's",
+        "at_least",
+        "dB",
+    ),
+    Metric("mean_psnr_db", "elementwise", "the same over all samples at once", "at_least", "dB"),
+    Metric(
+        "kl",
+        "elementwise",
+        "sum b ln(b / a) over the classes (last axis), after softmax where b holds logits; the worst sample's",
+        "at_most",
+    ),
+    Metric("mean_kl", "elementwise", "the same, the mean over the samples", "at_most"),
+    Metric("top1_agreement", "elementwise", "share of samples where argmax a = argmax b", "at_least"),
+    Metric(
+        "topk_agreement", "elementwise", "share of the k largest of b that are among the k largest of a", "at_least"
+    ),
+    Metric("agreement", "discrete", "share of equal elements: for labels, tokens and texts", "at_least"),
+    _task("accuracy", "share of right labels", "higher"),
+    _task("f1", "F1 of class 1 where the labels are 0 and 1, else the macro average over the classes", "higher"),
+    _task("roc_auc", "area under the ROC curve; one against the rest for several classes", "higher"),
+    _task("log_loss", "mean of -ln(probability of the true label)", "lower"),
+    _task("mae", "mean |prediction - truth|", "lower"),
+    _task("rmse", "root of the mean squared error", "lower"),
+    _task("r2", "coefficient of determination", "higher"),
+    Metric(
+        "speedup", "performance", "baseline's median latency / own median latency, interleaved", "at_least", "ratio"
+    ),
+    Metric("p95_latency_ms", "performance", "95th percentile of the latency of one call", "at_most", "ms"),
+    Metric("size_mb", "performance", "size of the artifact on disk, 1 MB = 10^6 bytes", "at_most", "MB"),
+    Metric("memory_mb", "performance", "peak memory of a fresh process that loads and runs it", "at_most", "MB"),
+)
+
+METRICS = {metric.name: metric for metric in _ALL}
+
+# The key under `performance` → the metric that it limits.
+PERFORMANCE = {
+    "min_speedup": "speedup",
+    "p95_latency_ms": "p95_latency_ms",
+    "max_size_mb": "size_mb",
+    "max_memory_mb": "memory_mb",
+}
+
+
+def tolerance_names() -> tuple[str, ...]:
+    """What a tolerance may name, in the reference's order."""
+    return tuple(m.name for m in _ALL if m.family != "performance")

@@ -1,0 +1,237 @@
+"""YAML text → a tree of values that know their places. YAML's traps are met here, each with its own message.
+
+Only the safe subset is read: no tags, no duplicate keys, no aliases that blow up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import yaml
+
+from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
+
+MAX_BYTES = 256 * 1024  # a policy is written by people; the largest one known is a hundredth of this
+MAX_VALUES = 20_000  # after aliases are expanded
+MAX_DEPTH = 40
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = ("null", "bool", "int", "float", "str", "timestamp")
+_PLAIN_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)\Z")
+_KINDS = {"bool": "a yes/no value", "int": "a number", "float": "a number", "timestamp": "a date", "null": "nothing"}
+
+
+def parse_bytes(raw: bytes, file: str) -> tuple[Node | None, list[Problem]]:
+    """The tree of a file's bytes, and what is wrong with it. `file` is the name that messages use.
+
+    The tree is None when the text is no YAML at all; it is as complete as can be when single values are wrong.
+    """
+    if len(raw) > MAX_BYTES:
+        return None, [_whole(file, f"is {len(raw):,} bytes long", f"a policy has at most {MAX_BYTES:,}")]
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        place = Place(file, before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1)
+        return None, [Problem(place, "", f"byte 0x{raw[error.start]:02x} is not UTF-8", "save the file as UTF-8")]
+    return parse_text(text, file)
+
+
+def parse_text(text: str, file: str, *, located: bool = True) -> tuple[Node | None, list[Problem]]:
+    """The same for text. With `located=False` every value's place is the file alone, as for `--set`."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        place = Place(file, before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1)
+        return None, [Problem(place, "", f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")]
+    except yaml.MarkedYAMLError as error:
+        return None, [_syntax(error, text, file)]
+    except RecursionError:
+        return None, [_whole(file, "is nested too deeply", f"at most {MAX_DEPTH} levels")]
+    if root is None:
+        return None, [_whole(file, "is empty", "a policy starts with apiVersion: compile-stage/v1")]
+    if (bomb := _refuse_bomb(root, file)) is not None:
+        return None, [bomb]
+    reader = _Reader(file, located)
+    return reader.read(root, ()), reader.problems
+
+
+def _whole(file: str, wrong: str, allowed: str = "") -> Problem:
+    return Problem(Place(file, 1, 1), "", f"the file {wrong}", allowed)
+
+
+def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line, mark.column) if mark else (0, 0)
+    place = Place(file, line + 1, column + 1)
+    problem = error.problem or "can't be read"
+    lines = text.splitlines()
+    here = lines[line] if line < len(lines) else ""
+    if "\t" in here[: len(here) - len(here.lstrip())] or "'\\t'" in problem:
+        return Problem(place, "", "a tab stands where YAML wants blanks", "indent with blanks only")
+    if "expected a single document" in problem or "expected a single document" in (error.context or ""):
+        return Problem(place, "", "a second YAML document starts here", "a policy file holds one")
+    if "undefined alias" in problem:
+        return Problem(place, "", f"not valid YAML: {problem}", "define the anchor (&name) above its use (*name)")
+    if "mapping values are not allowed" in problem:
+        advice = "quote a text that holds `: `, and put each key on its own line"
+        return Problem(place, "", "not valid YAML: a second `:` on this line, or a wrong indentation", advice)
+    if error.context and error.context_mark is not None and error.context_mark.line != line:
+        problem += f" ({error.context}, which starts on line {error.context_mark.line + 1})"
+    return Problem(place, "", f"not valid YAML: {problem}")
+
+
+def _refuse_bomb(root: yaml.Node, file: str) -> Problem | None:
+    """Count what expanding the aliases would make, without expanding them."""
+    sizes: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    open_now: set[int] = set()
+
+    def measure(node: yaml.Node) -> Problem | None:
+        if id(node) in open_now:
+            return Problem(_place(node, file), "", "an anchor holds itself", "anchors may not be recursive")
+        if id(node) in sizes:
+            return None
+        open_now.add(id(node))
+        size = depth = 1
+        for child in _children(node):
+            if (problem := measure(child)) is not None:
+                return problem
+            size += sizes[id(child)]
+            depth = max(depth, depths[id(child)] + 1)
+        open_now.discard(id(node))
+        sizes[id(node)], depths[id(node)] = size, depth
+        return None
+
+    try:
+        problem = measure(root)
+    except RecursionError:
+        return _whole(file, "is nested too deeply", f"at most {MAX_DEPTH} levels")
+    if problem is not None:
+        return problem
+    if sizes[id(root)] > MAX_VALUES:
+        said = f"holds {sizes[id(root)]:,} values once its aliases (*name) are expanded"
+        return _whole(file, said, f"at most {MAX_VALUES:,}: write fewer aliases of aliases")
+    if depths[id(root)] > MAX_DEPTH:
+        return _whole(file, "is nested too deeply", f"at most {MAX_DEPTH} levels")
+    return None
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _place(node: yaml.Node, file: str) -> Place:
+    return Place(file, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+class _Reader:
+    """Makes the tree, collecting problems instead of stopping at the first."""
+
+    def __init__(self, file: str, located: bool) -> None:
+        self.problems: list[Problem] = []
+        self._file = file
+        self._located = located
+        self._scalars = yaml.constructor.SafeConstructor()
+
+    def read(self, node: yaml.Node, path: Path) -> Node:
+        place = self._place(node)
+        if isinstance(node, yaml.MappingNode):
+            return self._map(node, path, place)
+        if isinstance(node, yaml.SequenceNode):
+            if node.tag != f"{_TAG}seq":
+                self._report(place, path, f"the tag {_short(node.tag)} is not allowed", "plain YAML values only")
+            return Node([self.read(child, (*path, index)) for index, child in enumerate(node.value)], place)
+        return self._scalar(node, path, place)
+
+    def _place(self, node: yaml.Node) -> Place:
+        return _place(node, self._file) if self._located else Place(self._file)
+
+    def _report(self, place: Place, path: Path, wrong: str, allowed: str = "") -> None:
+        self.problems.append(Problem(place, show_path(path), wrong, allowed))
+
+    def _map(self, node: yaml.MappingNode, path: Path, place: Place) -> Node:
+        if node.tag != f"{_TAG}map":
+            self._report(place, path, f"the tag {_short(node.tag)} is not allowed", "plain YAML values only")
+        made = Node({}, place)
+        inherited: dict[str, Node] = {}
+        for key_node, value_node in node.value:
+            key_place = self._place(key_node)
+            if key_node.tag == f"{_TAG}merge":
+                inherited |= self._merged(value_node, path)
+                continue
+            key = self._key(key_node, path, key_place)
+            if key is None:
+                continue
+            if key in made.value:
+                first = made.keys[key]
+                said = (
+                    f"the key is given twice (first on line {first.line})" if first.line else "the key is given twice"
+                )
+                self._report(key_place, (*path, key), said, "each key once")
+                continue
+            made.value[key] = self.read(value_node, (*path, key))
+            made.keys[key] = key_place
+        for key, child in inherited.items():
+            if key not in made.value:
+                made.value[key], made.keys[key] = child, child.place
+        return made
+
+    def _merged(self, node: yaml.Node, path: Path) -> dict[str, Node]:
+        """What `<<: *anchor` brings; of several anchors the first one wins, as YAML says."""
+        brought: dict[str, Node] = {}
+        for source in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(source, yaml.MappingNode):
+                self._report(self._place(source), (*path, "<<"), "only a map can be merged in", "<<: *anchor of a map")
+                continue
+            brought |= self.read(source, path).value
+        return brought
+
+    def _key(self, node: yaml.Node, path: Path, place: Place) -> str | None:
+        if not isinstance(node, yaml.ScalarNode):
+            self._report(place, path, "a key is a list or a map", "keys are plain words")
+            return None
+        kind = node.tag.removeprefix(_TAG)
+        if kind != "str":
+            said = f"the key `{node.value}` is read by YAML as {_KINDS.get(kind, _short(node.tag))}, not as text"
+            self._report(place, path, said, f'put it in quotes: "{node.value}"')
+        return str(node.value)
+
+    def _scalar(self, node: yaml.Node, path: Path, place: Place) -> Node:
+        text, kind = str(node.value), node.tag.removeprefix(_TAG)
+        made = Node(text, place, text=text, quoted=getattr(node, "style", None) in ("'", '"', "|", ">"))
+        if kind not in _SCALARS:
+            # `=` and `<<` as values have tags of their own in YAML 1.1; they are plain text to everybody else.
+            if kind not in ("value", "merge"):
+                made.broken = True
+                self._report(place, path, f"the tag {_short(node.tag)} is not allowed", "plain YAML values only")
+            return made
+        try:
+            made.value = self._construct(node)
+        # What PyYAML raises for `!!bool x`, `!!timestamp x`.
+        except (ValueError, LookupError, AttributeError, yaml.YAMLError):
+            made.value, made.broken = None, True
+            self._report(place, path, f"`{text}` is no valid {'date' if kind == 'timestamp' else 'value'}")
+            return made
+        if kind == "int" and not _PLAIN_INT.match(text):
+            self._report(
+                place, path, f"`{text}` is read by YAML as {made.value}", f"write {made.value}, or quote a text"
+            )
+        if isinstance(made.value, float) and not math.isfinite(made.value):
+            self._report(place, path, f"`{text}` is no finite number", "null switches a limit off")
+            made.value, made.broken = None, True
+        return made
+
+    def _construct(self, node: yaml.Node) -> Any:
+        value = self._scalars.construct_object(node)
+        self._scalars.constructed_objects = {}
+        return value
+
+
+def _short(tag: str) -> str:
+    return "!!" + tag.removeprefix(_TAG) if tag.startswith(_TAG) else tag

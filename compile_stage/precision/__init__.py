@@ -1,0 +1,1 @@
+"""Lowerings: a portable graph at another precision."""

@@ -1,0 +1,282 @@
+"""Mixed precision: which nodes of a lowered graph can be given back, and the graph with some of them given back.
+
+A source graph and its quantised twin share most tensors by name. Between two shared tensors the twin holds a *unit*: quantise, compute,
+dequantise. To give a node back is to put the source's nodes in the place of the unit, so that they read and write the shared
+tensors in float32. Nothing is calibrated again, so a mixed graph costs well under a second, and it does not matter which lowering wrote the twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core.errors import UsageError
+from compile_stage.core.records import PortableModel
+from compile_stage.precision.onnx_graph import QUANTISED_OPS, finish, name_nodes
+
+_HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "Attention")
+_CLIPPING = ("Relu", "Clip")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One node of the source that the twin computes in integers.
+
+    Attributes:
+        node: Its name in the source; of several that the twin has merged (Conv, BatchNormalization, Relu), the heaviest.
+        tensors: What it produces, shared by both graphs.
+        cone: The twin's nodes that produce `tensors` from shared tensors and constants.
+        source: The source's nodes that do the same.
+    """
+
+    node: str
+    op: str
+    tensors: tuple[str, ...]
+    cone: tuple[Any, ...]
+    source: tuple[Any, ...]
+
+
+def mix(model: PortableModel, lowered: PortableModel, keep: Sequence[str], into: Path) -> PortableModel:
+    """The lowered graph with the source's nodes named in `keep` given back. Same input, same bytes.
+
+    Raises:
+        UsageError: A name is no quantised node of the source, or none would remain quantised.
+    """
+    source, twin = load_pair(model, lowered)
+    restored = restore_activations(source.graph, twin.graph)
+    units = {unit.node: unit for unit in find_units(source.graph, twin.graph)}
+    if unknown := [name for name in keep if name not in units]:
+        raise UsageError(f"the lowered graph has no quantised node called {unknown[0]!r} that could stay in fp32")
+    kept = tuple(name for name in units if name in set(keep))
+    if len(kept) == len(units):
+        raise UsageError("every quantised node would stay in fp32: that is the fp32 model itself")
+    _give_back(source.graph, twin, [units[name] for name in kept])
+    _merge_activations(twin.graph, restored)
+    mixed = finish(twin, model, into, lowered.precision, notes=lowered.notes)
+    return replace(mixed, kept={**lowered.kept, "fp32": kept}, made_from=lowered.digest)
+
+
+def load_pair(model: PortableModel, lowered: PortableModel) -> tuple[Any, Any]:
+    """Both graphs, the source with names for all nodes, in the same version of ONNX's operators."""
+    import onnx
+
+    source, twin = onnx.load(model.path), onnx.load(lowered.path)
+    wanted = _opset(twin)
+    if _opset(source) != wanted:
+        source = onnx.version_converter.convert_version(source, wanted)
+    name_nodes(source.graph)
+    known = {entry.domain for entry in twin.opset_import}
+    twin.opset_import.extend(entry for entry in source.opset_import if entry.domain not in known)
+    return source, twin
+
+
+def restore_activations(source: Any, twin: Any) -> list[str]:
+    """Put back each Relu or Clip that a quantizer dropped because the rounding after it clips just so.
+
+    Without it a node that reads the tensor in float32 would see values that the source never has. Returns the tensors.
+    """
+    made_by_twin = _producers(twin)
+    restored = []
+    for node in source.node:
+        twin_node = made_by_twin.get(node.output[0]) if node.output else None
+        if node.op_type not in _CLIPPING or twin_node is None or twin_node.op_type in (*_CLIPPING, "DequantizeLinear"):
+            continue
+        name = node.output[0]
+        copy = type(node)()
+        copy.CopyFrom(node)
+        copy.input[0] = f"{name}.unclipped"
+        limits = [_constant(source, limit) if limit else None for limit in node.input[1:]]
+        for place, limit in enumerate(limits, start=1):
+            if limit is not None:
+                copy.input[place] = f"{name}.limit{place}"
+                twin.initializer.append(_renamed(limit, copy.input[place]))
+        twin_node.output[:] = [copy.input[0] if out == name else out for out in twin_node.output]
+        twin.node.append(copy)
+        restored.append(name)
+    sort_nodes(twin)
+    return restored
+
+
+def find_units(source: Any, twin: Any) -> list[Unit]:
+    """The source's nodes that the twin computes in integers, in the source's order."""
+    made_by_source, made_by_twin = _producers(source), _producers(twin)
+    shared = (made_by_source.keys() & made_by_twin.keys()) | {value.name for value in source.input}
+    wanted = _used(twin)
+    units: list[Unit] = []
+    for node in source.node:
+        tensors = tuple(name for name in node.output if name in shared)
+        if not tensors:
+            continue
+        cone = _cone(tensors, shared, made_by_twin, twin)
+        roots = {name for tensor in tensors for name in made_by_twin[tensor].output}
+        whole = not (roots & wanted) - set(tensors)  # a root that also makes what the source has not can't be replaced
+        if whole and any(part.op_type in QUANTISED_OPS for part in cone) and not any(map(_has_subgraph, cone)):
+            replacement = _cone(tensors, shared, made_by_source, source)
+            named = next((part for part in reversed(replacement) if part.op_type in _HEAVY), node)
+            if named.name in {unit.node for unit in units}:  # it feeds two units; each needs a name of its own
+                named = node
+            units.append(Unit(named.name, named.op_type, tensors, tuple(cone), tuple(replacement)))
+    return units
+
+
+def sort_nodes(graph: Any) -> None:
+    """Order the nodes so that each comes after what it reads, otherwise as they are."""
+    available = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer} | {""}
+    made = {name for node in graph.node for name in node.output}
+    waiting, ordered = list(graph.node), []
+    while waiting:
+        later = []
+        for node in waiting:
+            if all(name in available or name not in made for name in reads(node)):
+                ordered.append(node)
+                available.update(node.output)
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            raise UsageError("the two graphs compute their shared tensors in different orders, so they can't be mixed")
+        waiting = later
+    del graph.node[:]
+    graph.node.extend(ordered)
+
+
+def reads(node: Any) -> set[str]:
+    """All tensors that a node reads, those that its subgraphs take from around it among them."""
+    found = {name for name in node.input if name}
+    for attribute in node.attribute:
+        graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
+        for graph in graphs:
+            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+            inner = {name for part in graph.node for name in reads(part)} | {v.name for v in graph.output}
+            found |= inner - own - {name for part in graph.node for name in part.output}
+    return found
+
+
+def _give_back(source: Any, twin_model: Any, units: Iterable[Unit]) -> None:
+    """Replace each unit's cone by the source's nodes, and drop what nothing reads any more."""
+    twin = twin_model.graph
+    weights = {tensor.name: tensor for tensor in source.initializer}
+    replaced = {tensor for unit in units for tensor in unit.tensors}
+    nodes = [node for node in twin.node if not replaced.intersection(node.output)]
+    present = {name for node in nodes for name in node.output}
+    taken = {tensor.name for tensor in twin.initializer} | {name for node in twin.node for name in node.output}
+    names = {node.name for node in nodes}
+    renamed: dict[str, str] = {}
+    for unit in units:
+        for part in unit.source:
+            if present.intersection(part.output):  # a node between shared tensors, given back for another unit already
+                continue
+            for name in part.input:
+                if name in weights and name not in renamed:
+                    renamed[name] = _fresh(f"{name}.fp32", taken) if name in taken else name
+                    twin.initializer.append(_renamed(weights[name], renamed[name]))
+                    taken.add(renamed[name])
+            copy = type(part)()
+            copy.CopyFrom(part)
+            copy.name = _fresh(part.name, names) if part.name in names else part.name
+            names.add(copy.name)
+            copy.input[:] = [renamed.get(name, name) for name in part.input]
+            nodes.append(copy)
+            present.update(part.output)
+    del twin.node[:]
+    twin.node.extend(nodes)
+    del twin.value_info[:]  # runtimes infer them; those of tensors that are gone would be wrong
+    _drop_unused(twin)
+    sort_nodes(twin)
+
+
+def _merge_activations(twin: Any, restored: Sequence[str]) -> None:
+    """Drop again the activations whose every reader rounds: so they were before, and so runtimes fuse them."""
+    outputs = {value.name for value in twin.output}
+    readers: dict[str, list[Any]] = {}
+    for node in twin.node:
+        for name in reads(node):
+            readers.setdefault(name, []).append(node)
+    for name in restored:
+        raw = f"{name}.unclipped"
+        found = readers.get(name, [])
+        if raw not in readers or name in outputs or any(node.op_type != "QuantizeLinear" for node in found):
+            continue
+        for node in list(twin.node):
+            if raw in node.input:
+                twin.node.remove(node)
+            elif raw in node.output:
+                node.output[:] = [name if out == raw else out for out in node.output]
+    _drop_unused(twin)
+
+
+def _drop_unused(graph: Any) -> None:
+    needed = {value.name for value in graph.output}
+    makers, alive, queue = _producers(graph), set(), [value.name for value in graph.output]
+    while queue:
+        node = makers.get(queue.pop())
+        if node is None or id(node) in alive:
+            continue
+        alive.add(id(node))
+        found = reads(node)
+        needed |= found
+        queue.extend(found)
+    makers_alive = [node for node in graph.node if any(id(makers[name]) in alive for name in node.output if name)]
+    weights = [tensor for tensor in graph.initializer if tensor.name in needed]
+    del graph.node[:]
+    graph.node.extend(makers_alive)
+    del graph.initializer[:]
+    graph.initializer.extend(weights)
+
+
+def _cone(tensors: Sequence[str], shared: set[str], makers: Mapping[str, Any], graph: Any) -> list[Any]:
+    """The nodes from shared tensors and constants to `tensors`, in the graph's order."""
+    found: dict[str, Any] = {}
+    queue = list(tensors)
+    while queue:
+        name = queue.pop()
+        if name in found or (name in shared and name not in tensors):
+            continue
+        node = makers.get(name)
+        if node is None:  # a constant
+            continue
+        found.update(dict.fromkeys((out for out in node.output if out), node))
+        queue.extend(reads(node))
+    members = {node.output[0] for node in found.values()}
+    return [node for node in graph.node if node.output and node.output[0] in members]
+
+
+def _producers(graph: Any) -> dict[str, Any]:
+    return {name: node for node in graph.node for name in node.output if name}
+
+
+def _used(graph: Any) -> set[str]:
+    return {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
+
+
+def _has_subgraph(node: Any) -> bool:
+    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+
+
+def _constant(graph: Any, name: str) -> Any:
+    """The tensor of that name, be it an initializer or what a Constant node holds."""
+    for tensor in graph.initializer:
+        if tensor.name == name:
+            return tensor
+    for node in graph.node:
+        if node.op_type == "Constant" and name in node.output and node.attribute[0].HasField("t"):
+            return node.attribute[0].t
+    raise UsageError(f"the limit {name!r} of an activation is computed, not constant, so it can't be put back")
+
+
+def _renamed(tensor: Any, name: str) -> Any:
+    copy = type(tensor)()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    return copy
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _opset(model: Any) -> int:
+    return next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))

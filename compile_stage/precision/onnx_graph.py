@@ -1,0 +1,176 @@
+"""What the lowerings share: reading a graph, naming its nodes, simplifying it, and writing it the same way every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core import sample_files
+from compile_stage.core.digest import digest_tree
+from compile_stage.core.errors import UsageError
+from compile_stage.core.records import PortableModel, SampleSet
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+# Protobuf can't hold more than 2 GiB in one message; beyond this, weights go to a file beside the graph.
+INLINE_LIMIT_BYTES = 1_500_000_000
+WEIGHTS = "model.onnx.data"
+
+QUANTISED_OPS = (
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "QLinearConv",
+    "QLinearMatMul",
+    "MatMulInteger",
+    "ConvInteger",
+)
+
+
+def read_ops(model: PortableModel) -> set[str]:
+    """Operator types of the graph, without its weights."""
+    import onnx
+
+    return {node.op_type for node in onnx.load(model.path, load_external_data=False).graph.node}
+
+
+def refuse_form(model: PortableModel, precision: str) -> str | None:
+    """The reasons that hold for every lowering: another form, or a graph that is not in float32 any more."""
+    if model.form != "onnx":
+        return f"the lowering to {precision} rewrites ONNX graphs, and this model is in the form {model.form}"
+    if model.precision != "fp32":
+        return f"the model is in {model.precision} already; a lowering starts from fp32"
+    if found := sorted(read_ops(model).intersection(QUANTISED_OPS)):
+        return f"the graph is quantised already (it holds {', '.join(found)})"
+    return None
+
+
+def name_nodes(graph: Any) -> None:
+    """Give a name to every node that has none or shares one: `Conv_12`, by position, so that it is the same in every run."""
+    taken = {node.name for node in graph.node if node.name}
+    seen: set[str] = set()
+    for position, node in enumerate(graph.node):
+        if not node.name or node.name in seen:
+            name = f"{node.op_type}_{position}"
+            while name in taken:
+                name += "_"
+            node.name = name
+            taken.add(name)
+        seen.add(node.name)
+
+
+def simplify(source: Path, into: Path) -> Path:
+    """The graph with constants folded, batch normalisation merged into convolutions, and shapes inferred.
+
+    ONNX Runtime's portable optimisations only (level BASIC): the result holds standard operators. Names of inputs, outputs and
+    of the nodes that remain are kept. Returns the file, below `into`.
+    """
+    import onnx
+    import onnxruntime
+    from onnxruntime.quantization.quant_utils import add_pre_process_metadata
+
+    named = onnx.load(source)
+    name_nodes(named.graph)
+    write_graph(named, into / "named")
+    del named
+    optimised = into / "optimised.onnx"
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(optimised)
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimised.data")
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    onnxruntime.InferenceSession(str(into / "named" / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    inferred = into / "inferred.onnx"
+    onnx.shape_inference.infer_shapes_path(str(optimised), str(inferred))
+    model = onnx.load(inferred)
+    name_nodes(model.graph)
+    # ONNX Runtime also notes the shapes of weights; the quantizer transposes some of them and would stumble over the old shape.
+    weights = {tensor.name for tensor in model.graph.initializer}
+    shapes = [value for value in model.graph.value_info if value.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(shapes)
+    add_pre_process_metadata(model)  # or the quantizer asks for what was just done
+    return write_graph(model, into / "simplified")
+
+
+def map_kept(source: Path, simplified: Path, keep: Sequence[str]) -> tuple[str, ...]:
+    """The nodes of the simplified graph that stand for the source nodes named in `keep`, in graph order.
+
+    A node that was merged into another is found by the tensor that it produced.
+
+    Raises:
+        UsageError: A name is no node of the source.
+    """
+    import onnx
+
+    if not keep:
+        return ()
+    before = onnx.load(source, load_external_data=False).graph
+    name_nodes(before)
+    known = {node.name: node for node in before.node}
+    if unknown := [name for name in keep if name not in known]:
+        raise UsageError(f"the graph has no node called {unknown[0]!r} that could stay in fp32")
+    tensors = {tensor for name in keep for tensor in known[name].output}
+    after = onnx.load(simplified, load_external_data=False).graph
+    return tuple(node.name for node in after.node if node.name in keep or tensors.intersection(node.output))
+
+
+def write_graph(model: Any, into: Path) -> Path:
+    """Write `into/model.onnx`, weights beside it when they are too large for one message. Same graph, same bytes.
+
+    Returns the file.
+    """
+    import onnx
+
+    into.mkdir(parents=True, exist_ok=True)
+    path = into / "model.onnx"
+    (into / WEIGHTS).unlink(missing_ok=True)  # onnx would append to it
+    size = model.ByteSize() if _inline_bytes(model) < INLINE_LIMIT_BYTES else INLINE_LIMIT_BYTES
+    if size >= INLINE_LIMIT_BYTES:
+        onnx.save_model(
+            model,
+            str(path),
+            save_as_external_data=True,
+            all_tensors_to_one_file=True,
+            location=WEIGHTS,
+            size_threshold=1024,
+        )
+    else:
+        path.write_bytes(model.SerializeToString(deterministic=True))
+    return path
+
+
+def finish(model: Any, source: PortableModel, into: Path, precision: str, **changes: Any) -> PortableModel:
+    """Write a lowered graph and describe it.
+
+    Raises:
+        UsageError: The inputs or outputs are not those of the source any more.
+    """
+    del model.metadata_props[:]  # tool marks: they say nothing of the model, and would differ between versions
+    model.producer_name, model.producer_version, model.doc_string = "compile-stage", "", ""
+    model.graph.name = "model"
+    wanted = [spec.name for spec in (*source.signature.inputs, *source.signature.outputs)]
+    found = [value.name for value in (*model.graph.input, *model.graph.output)]
+    if wanted != found:
+        raise UsageError(f"the lowering to {precision} changed inputs or outputs from {wanted} to {found}")
+    path = write_graph(model, into)
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    lowered = replace(
+        source, path=str(path), precision=precision, made_from=source.digest, opset=opset, digest=digest_tree(into)
+    )
+    return replace(lowered, **changes)
+
+
+def read_batches(model: PortableModel, calibration: SampleSet) -> Iterator[Batch]:
+    """The calibration samples in order, in batches that the model takes, read from disk one at a time."""
+    return sample_files.read_batches(calibration, model.signature)
+
+
+def _inline_bytes(model: Any) -> int:
+    """Bytes of the weights, summed without asking protobuf, whose own count fails past 2 GiB."""
+    return sum(len(tensor.raw_data) + 4 * len(tensor.float_data) for tensor in model.graph.initializer)

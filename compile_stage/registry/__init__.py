@@ -1,0 +1,1 @@
+"""Where models live: MLflow, or a plain folder."""

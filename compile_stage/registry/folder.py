@@ -1,0 +1,397 @@
+"""A registry that is a plain folder: for tests, for air-gapped places, and for a model that lies in no registry at all.
+
+    ROOT/NAME/VERSION/version.json   key, digest, tags, metrics, params: the record of the version
+    ROOT/NAME/VERSION/model/         an MLflow model directory
+    ROOT/NAME/VERSION/files/         report.html, ...
+    ROOT/NAME/aliases.json           alias → version
+    ROOT/NAME/.lock                  held by the one writer
+
+URIs are `folder:/ROOT/NAME/VERSION`, `folder:/ROOT/NAME@ALIAS`, `folder:/ROOT/NAME/latest`, and, for a source only,
+`folder:/PATH/TO/MODEL` of an MLflow model directory. A version is written beside its place, flushed and renamed, so that a reader, or a
+crash, sees all of it or nothing.
+
+Publications go to the root that the source came from; to `$COMPILE_STAGE_FOLDER_REGISTRY` when that is set; and for a model directory
+outside of any registry, to the folder `compiled-models` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from filelock import FileLock
+
+from compile_stage.core.cache import flush_tree
+from compile_stage.core.digest import digest_tree
+from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
+from compile_stage.core.records import Bundle, Receipt, SourceModel, record
+from compile_stage.registry.model_files import (
+    DATASET_SUFFIXES,
+    DIGEST_TAG,
+    KEY_TAG,
+    check_alias,
+    check_dataset_name,
+    check_name,
+    copy_model,
+    keep,
+    payload_digest,
+    prefixed,
+    previous_tag,
+    read_model,
+)
+
+_SCHEME = "folder:"
+_ROOT_VARIABLE = "COMPILE_STAGE_FOLDER_REGISTRY"
+_FORMS = "write folder:/ROOT/NAME/VERSION, folder:/ROOT/NAME@ALIAS or folder:/PATH/TO/MODEL"
+
+
+@record
+class _Place:
+    """Where a version is: `version` is empty for a model directory outside of any registry."""
+
+    root: Path
+    name: str
+    version: str
+    model: Path
+
+
+class FolderRegistry:
+    """Resolve, publish, promote and roll back in a folder; the same rules as in MLflow."""
+
+    name: ClassVar[str] = "folder"
+    requires: ClassVar[tuple[str, ...]] = ("mlflow",)  # to read MLmodel
+    extra: ClassVar[str] = ""
+
+    def accepts(self, uri: str) -> bool:
+        return uri.startswith(_SCHEME)
+
+    def resolve(self, uri: str, into: Path) -> SourceModel:
+        place = _locate(uri)
+        tags = _version(place).get("tags", {}) if place.version else {}
+        exact = _uri(place)
+        if KEY_TAG in tags:
+            raise SourceError(
+                "this version was published by compile-stage: it is already compiled and can't be a source",
+                fix=f"name the model that it was made from: {tags.get('compile_stage.source', 'see version.json')}",
+                where=exact,
+            )
+        if not (place.model / "MLmodel").is_file():
+            read_model(place.model, exact)  # raises with the reason
+        with _file_trouble(exact):
+            folder = keep(Path(into), exact, lambda part: copy_model(place.model, part / "model"))
+        files, digest = read_model(folder, exact), payload_digest(folder)
+        return SourceModel(
+            uri=exact if place.version else f"{exact}#{digest}",
+            name=place.name,
+            version=place.version,
+            flavor=files.flavor,
+            path=str(folder),
+            digest=digest,
+            described=files.described,
+            signature=files.signature,
+            registry="folder",
+            tags=tags,
+        )
+
+    def dataset(self, source: SourceModel, name: str, into: Path) -> Path:
+        """From `datasets/NAME.npz|parquet|csv` in the version's folder, in the registry's root, or beside the model directory."""
+        check_dataset_name(name)
+        place = _locate(source.uri)
+        homes = (place.model.parent, place.root) if place.version else (place.model.parent,)
+        for file in (home / "datasets" / f"{name}{suffix}" for home in homes for suffix in DATASET_SUFFIXES):
+            if file.is_file():
+                Path(into).mkdir(parents=True, exist_ok=True)
+                with _file_trouble(str(file)):
+                    return Path(shutil.copy2(file, Path(into) / file.name))
+        raise RegistryError(
+            f"there is no data set called {name!r}",
+            fix=f"put it at {homes[0] / 'datasets' / f'{name}.npz'} (.parquet and .csv do as well)",
+            where=source.uri,
+        )
+
+    def publication_name(self, source: SourceModel, name: str) -> str:
+        if name.startswith((_SCHEME, "/")):
+            return _SCHEME + str(_home(name))
+        check_name(name)
+        root = Path(os.environ[_ROOT_VARIABLE]) if os.environ.get(_ROOT_VARIABLE) else _root_beside(source)
+        return f"{_SCHEME}{root.absolute() / name}"
+
+    def find(self, name: str, key: str) -> Receipt | None:
+        return _find(_home(name), key)
+
+    def published(self, uri: str) -> Receipt:
+        place = _locate(uri)
+        if not place.version or KEY_TAG not in _version(place).get("tags", {}):
+            raise RegistryError("this is not a version that compile-stage published", where=_uri(place))
+        return _receipt(place.root / place.name, place.version)
+
+    def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
+        home = _home(self.publication_name(source, bundle.name))
+        check_name(home.name)
+        with _writing(home):
+            if (held := _find(home, bundle.key)) is not None:
+                return held
+            version = str(max((int(v) for v in _versions(home)), default=0) + 1)
+            tags = prefixed(
+                {"source": source.uri, "source_digest": source.digest, "target": bundle.target}
+                | {**bundle.tags, "key": bundle.key, "digest": bundle.digest}
+            )
+            part = Path(tempfile.mkdtemp(prefix=".part-", dir=home))
+            try:
+                copy_model(Path(bundle.path), part / "model")
+                _write_files(part / "files", files)
+                described = {
+                    "name": home.name,
+                    "version": version,
+                    "tags": tags,
+                    "metrics": dict(bundle.metrics),
+                    "params": dict(bundle.params),
+                }
+                (part / "version.json").write_text(json.dumps(described, indent=2, sort_keys=True))
+                flush_tree(part)
+                part.chmod(0o755)  # mkdtemp makes it private
+                part.rename(home / version)
+                _flush_folder(home)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+            return _receipt(home, version, created=True)
+
+    def current(self, name: str, alias: str) -> Receipt | None:
+        check_alias(alias)
+        home = _home(name)
+        version = _aliases(home).get(alias)
+        return _receipt(home, version) if version else None
+
+    def promote(self, receipt: Receipt, alias: str) -> Receipt:
+        check_alias(alias)
+        home = _home(receipt.name)
+        if not (home / receipt.version / "version.json").is_file():
+            raise RegistryError(f"there is no version {receipt.uri}", where=str(home))
+        with _writing(home):
+            before = _aliases(home).get(alias, "")
+            tag = previous_tag(alias)
+            if before == receipt.version:
+                previous = _tags(home, before).get(tag)
+                return replace(receipt, promoted_to=alias, previous=previous, note="the alias was already there")
+            _retag(home, receipt.version, {tag: before})
+            _set_alias(home, alias, receipt.version)
+        return replace(receipt, promoted_to=alias, previous=before or None)
+
+    def rollback(self, name: str, alias: str) -> Receipt:
+        check_alias(alias)
+        home = _home(name)
+        with _writing(home):
+            now = _aliases(home).get(alias)
+            if now is None:
+                raise RegistryError(
+                    f"{home.name!r} has no alias {alias!r}, so there is nothing to roll back", where=str(home)
+                )
+            previous = _tags(home, now).get(previous_tag(alias))
+            if not previous:
+                raise RegistryError(
+                    f"no version is recorded that {alias!r} pointed to before {_SCHEME}{home / now}",
+                    fix=f"name one: compile-stage promote {_SCHEME}{home}/VERSION --alias {alias}",
+                )
+            if not (home / previous / "version.json").is_file():
+                raise RegistryError(
+                    f"version {previous}, which {alias!r} pointed to before, is no longer there", where=str(home)
+                )
+            _set_alias(home, alias, previous)
+        return replace(_receipt(home, previous), promoted_to=alias, previous=now)
+
+    def fetch(self, uri: str, into: Path) -> Path:
+        place, into = _locate(uri), Path(into)
+        if not (place.model / "MLmodel").is_file():
+            raise RegistryError(
+                "the registry lists the model, but its files are not there (no MLmodel)", where=_uri(place)
+            )
+        shutil.rmtree(into, ignore_errors=True)
+        with _file_trouble(uri):
+            copy_model(place.model, into)
+        published = _version(place).get("tags", {}).get(DIGEST_TAG) if place.version else None
+        if published and digest_tree(into / "data") != published:
+            raise IntegrityError(
+                f"the files are not those that were published (data/ does not have the digest {published})",
+                fix="publish again under a new version; find out who changed the registry's files",
+                where=_uri(place),
+            )
+        return into
+
+    def check(self) -> str | None:
+        root = os.environ.get(_ROOT_VARIABLE)
+        if root is None:
+            return None
+        nearest = next(path for path in (Path(root).absolute(), *Path(root).absolute().parents) if path.exists())
+        return None if os.access(nearest, os.W_OK) else f"${_ROOT_VARIABLE} is {root}, and {nearest} can't be written"
+
+
+# ------------------------------------------------------------------------------------------------------ names and places
+
+
+def _locate(uri: str) -> _Place:
+    """The version or model directory that a URI means now."""
+    text = uri.removeprefix(_SCHEME).partition("#")[0]
+    path = Path(text).expanduser().absolute()
+    if (path / "MLmodel").is_file():
+        return _Place(root=path.parent, name=path.name, version="", model=path)
+    if "@" in path.name:
+        name, _, alias = path.name.rpartition("@")
+        check_alias(alias)
+        aliases = _aliases(path.parent / name)
+        if alias not in aliases:
+            listed = f"it has: {', '.join(sorted(aliases))}" if aliases else "it has none"
+            raise RegistryError(f"{name!r} has no alias {alias!r}", fix=listed, where=uri)
+        path = path.parent / name / aliases[alias]
+    elif path.name == "latest":
+        if not (versions := _versions(path.parent)):
+            raise RegistryError(f"{path.parent.name!r} has no version", fix=_FORMS, where=uri)
+        path = path.parent / max(versions, key=int)
+    if not path.name.isdigit():
+        raise RegistryError(
+            "there is no model: neither an MLflow model directory nor a version of one", fix=_FORMS, where=uri
+        )
+    if not path.is_dir():
+        raise RegistryError(f"there is no version {path.name} of {path.parent.name!r}", fix=_FORMS, where=uri)
+    return _Place(root=path.parents[1], name=path.parent.name, version=path.name, model=path / "model")
+
+
+def _uri(place: _Place) -> str:
+    return _SCHEME + str(place.model.parent if place.version else place.model)
+
+
+def _home(name: str) -> Path:
+    """The folder of a registered name, given as `folder:/ROOT/NAME`, as a path, or alone when the root is in the environment."""
+    text = name.removeprefix(_SCHEME)
+    if Path(text).is_absolute():
+        return Path(text)
+    check_name(text)
+    if root := os.environ.get(_ROOT_VARIABLE):
+        return Path(root).absolute() / text
+    raise RegistryError(
+        f"{name!r} does not say in which folder the registry is",
+        fix=f"write {_SCHEME}/ROOT/{text}, or set {_ROOT_VARIABLE}",
+    )
+
+
+def _root_beside(source: SourceModel) -> Path:
+    if source.registry != "folder":
+        raise RegistryError(
+            f"{source.uri} does not come from a folder, so there is none to publish to", fix=f"set {_ROOT_VARIABLE}"
+        )
+    place = _locate(source.uri)
+    return place.root if place.version else place.model.parent / "compiled-models"
+
+
+# ------------------------------------------------------------------------------------------------------ reading and writing
+
+
+@contextmanager
+def _file_trouble(where: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RegistryError(
+            f"files of the registry can't be read or written: {error.strerror or error}", where=where
+        ) from error
+
+
+@contextmanager
+def _writing(home: Path) -> Iterator[None]:
+    """Be the only writer of a registered name; what a dead writer left behind is cleared away first."""
+    with _file_trouble(str(home)):
+        home.mkdir(parents=True, exist_ok=True)
+        with FileLock(home / ".lock"):
+            for part in (*home.glob(".part-*"), *home.glob("*/.part-*")):
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
+            yield
+
+
+def _versions(home: Path) -> list[str]:
+    return [path.name for path in home.iterdir() if path.name.isdigit()] if home.is_dir() else []
+
+
+def _find(home: Path, key: str) -> Receipt | None:
+    for version in sorted(_versions(home), key=int):
+        if _tags(home, version).get(KEY_TAG) == key:
+            return _receipt(home, version)
+    return None
+
+
+def _receipt(home: Path, version: str, *, created: bool = False) -> Receipt:
+    return Receipt(
+        uri=f"{_SCHEME}{home / version}",
+        name=f"{_SCHEME}{home}",
+        version=version,
+        digest=_tags(home, version).get(DIGEST_TAG, ""),
+        created=created,
+    )
+
+
+def _version(place: _Place) -> dict[str, Any]:
+    return _read_json(place.model.parent / "version.json")
+
+
+def _tags(home: Path, version: str) -> dict[str, str]:
+    tags: dict[str, str] = _read_json(home / version / "version.json").get("tags", {})
+    return tags
+
+
+def _aliases(home: Path) -> dict[str, str]:
+    return _read_json(home / "aliases.json")
+
+
+def _set_alias(home: Path, alias: str, version: str) -> None:
+    _write_json(home / "aliases.json", {**_aliases(home), alias: version})
+
+
+def _retag(home: Path, version: str, tags: Mapping[str, str]) -> None:
+    file = home / version / "version.json"
+    described = _read_json(file)
+    _write_json(file, {**described, "tags": {**described.get("tags", {}), **tags}})
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}  # a model that was put there by hand has no record, a name without aliases no list of them
+    except (OSError, ValueError) as error:
+        raise RegistryError(f"the registry's record can't be read: {error}", where=str(file)) from error
+    return read
+
+
+def _write_json(file: Path, value: Mapping[str, Any]) -> None:
+    """All of it or nothing, also after a power cut."""
+    descriptor, part = tempfile.mkstemp(prefix=".part-", dir=file.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        json.dump(value, stream, indent=2, sort_keys=True)
+        stream.flush()
+        os.fsync(stream.fileno())
+    Path(part).chmod(0o644)
+    Path(part).replace(file)
+    _flush_folder(file.parent)
+
+
+def _write_files(folder: Path, files: Mapping[str, Path]) -> None:
+    for name, path in files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise RegistryError(f"{name!r} is no name for a published file")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / name)
+
+
+def _flush_folder(folder: Path) -> None:
+    """fsync the folder itself: without it, a rename may be undone by a power cut."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,181 @@
+"""The registry that is MLflow: an embedded database by default, or any tracking server by MLflow's own variables."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from compile_stage.core.digest import digest_tree
+from compile_stage.core.errors import IntegrityError, RegistryError
+from compile_stage.core.records import Bundle, Receipt, SourceModel
+from compile_stage.registry import mlflow_publish, mlflow_source
+from compile_stage.registry.mlflow_connection import connect, is_code, reason_unreachable, single_writer, trouble, where
+from compile_stage.registry.model_files import (
+    DIGEST_TAG,
+    KEY_TAG,
+    check_alias,
+    check_name,
+    previous_tag,
+)
+
+
+class MLflowRegistry:
+    """Resolve, publish, promote and roll back in an MLflow registry.
+
+    Every method raises RegistryError, in words, when the registry can't be reached, refuses, or lacks what was asked
+    for.
+    """
+
+    name: ClassVar[str] = "mlflow"
+    requires: ClassVar[tuple[str, ...]] = ("mlflow",)
+    extra: ClassVar[str] = ""
+
+    def accepts(self, uri: str) -> bool:
+        return uri.startswith(("models:/", "runs:/"))
+
+    def resolve(self, uri: str, into: Path) -> SourceModel:
+        return mlflow_source.resolve(connect(), uri, Path(into))
+
+    def dataset(self, source: SourceModel, name: str, into: Path) -> Path:
+        return mlflow_source.dataset(connect(), source, name, Path(into))
+
+    def publication_name(self, source: SourceModel, name: str) -> str:
+        return name
+
+    def find(self, name: str, key: str) -> Receipt | None:
+        check_name(name)
+        client = connect()
+        with trouble(name):
+            return mlflow_publish.find(client, name, key)
+
+    def published(self, uri: str) -> Receipt:
+        client = connect()
+        pinned = mlflow_source.pin(client, uri)
+        if KEY_TAG not in pinned.tags or not pinned.version:
+            raise RegistryError("this is not a version that compile-stage published", where=pinned.uri)
+        with trouble(pinned.uri):
+            return mlflow_publish.receipt_of(client.get_model_version(pinned.name, pinned.version))
+
+    def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
+        return mlflow_publish.push(connect(), bundle, source, files)
+
+    def current(self, name: str, alias: str) -> Receipt | None:
+        check_name(name)
+        check_alias(alias)
+        client = connect()
+        with trouble(f"models:/{name}@{alias}"):
+            return self._current(client, name, alias)
+
+    def promote(self, receipt: Receipt, alias: str) -> Receipt:
+        check_alias(alias)
+        client = connect()
+        with trouble(receipt.uri, missing=f"there is no version {receipt.uri}"), single_writer(client, receipt.name):
+            client.get_model_version(receipt.name, receipt.version)
+            before = self._current(client, receipt.name, alias)
+            if before is not None and before.version == receipt.version:
+                return replace(
+                    receipt,
+                    promoted_to=alias,
+                    previous=self._previous(client, before, alias),
+                    note="the alias was already there",
+                )
+            previous = before.version if before else ""
+            # Written first: should we die between the two calls, the tag says nothing until the alias points here.
+            self._remember(client, receipt, alias, previous)
+            self._move(client, receipt.name, alias, previous, receipt.version)
+            return replace(receipt, promoted_to=alias, previous=previous or None)
+
+    def rollback(self, name: str, alias: str) -> Receipt:
+        check_name(name)
+        check_alias(alias)
+        client, uri = connect(), f"models:/{name}@{alias}"
+        with trouble(uri), single_writer(client, name):
+            now = self._current(client, name, alias)
+            if now is None:
+                raise RegistryError(f"{name!r} has no alias {alias!r}, so there is nothing to roll back", where=uri)
+            previous = self._previous(client, now, alias)
+            if previous is None:
+                raise RegistryError(
+                    f"no version is recorded that {alias!r} pointed to before {now.uri}",
+                    fix=f"name one: compile-stage promote models:/{name}/VERSION --alias {alias}",
+                    where=uri,
+                )
+            with trouble(uri, missing=f"version {previous}, which {alias!r} pointed to before, is no longer there"):
+                target = client.get_model_version(name, previous)
+            self._move(client, name, alias, now.version, previous)
+            return replace(mlflow_publish.receipt_of(target), promoted_to=alias, previous=now.version)
+
+    def fetch(self, uri: str, into: Path) -> Path:
+        client, into = connect(), Path(into)
+        pinned = mlflow_source.pin(client, uri)
+        shutil.rmtree(into, ignore_errors=True)
+        into.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder = mlflow_source.download(pinned.download, into, pinned.uri)
+            if not (folder / "MLmodel").is_file():
+                raise RegistryError(
+                    "the registry lists the model, but its files are not there (no MLmodel)", where=pinned.uri
+                )
+        except BaseException:
+            shutil.rmtree(into, ignore_errors=True)
+            raise
+        published = pinned.tags.get(DIGEST_TAG)
+        if published and digest_tree(folder / "data") != published:
+            raise IntegrityError(
+                f"the files are not those that were published (data/ does not have the digest {published})",
+                fix="publish again under a new version; find out who changed the registry's files",
+                where=pinned.uri,
+            )
+        return folder
+
+    def check(self) -> str | None:
+        return reason_unreachable()
+
+    def place(self) -> str:
+        """The tracking URI that MLflow's variables name, without its password."""
+        return where()
+
+    def _current(self, client: Any, name: str, alias: str) -> Receipt | None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            version = client.get_registered_model(name).aliases.get(alias)
+        except MlflowException as error:
+            if is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+                return None
+            raise
+        if version is None:
+            return None
+        return mlflow_publish.receipt_of(client.get_model_version(name, str(version)))
+
+    def _previous(self, client: Any, receipt: Receipt, alias: str) -> str | None:
+        tags = client.get_model_version(receipt.name, receipt.version).tags or {}
+        return tags.get(previous_tag(alias)) or None
+
+    def _remember(self, client: Any, receipt: Receipt, alias: str, previous: str) -> None:
+        tag, held = previous_tag(alias), client.get_model_version(receipt.name, receipt.version).tags or {}
+        if previous:
+            client.set_model_version_tag(receipt.name, receipt.version, tag, previous)
+        elif tag in held:
+            client.delete_model_version_tag(receipt.name, receipt.version, tag)
+
+    def _move(self, client: Any, name: str, alias: str, expected: str, version: str) -> None:
+        """Set the alias, and read it before and after: MLflow has no compare-and-set, and other tools don't know our
+        lock."""
+        now = self._current(client, name, alias)
+        if (now.version if now else "") != expected:
+            raise self._lost(name, alias, now)
+        client.set_registered_model_alias(name, alias, version)
+        now = self._current(client, name, alias)
+        if now is None or now.version != version:
+            raise self._lost(name, alias, now)
+
+    def _lost(self, name: str, alias: str, now: Receipt | None) -> RegistryError:
+        return RegistryError(
+            f"somebody else moved {alias!r} meanwhile: it points to {now.uri if now else 'nothing'}",
+            fix="look at who did, and run again",
+            where=f"models:/{name}@{alias}",
+        )

@@ -1,0 +1,212 @@
+"""The way to an MLflow server or database: bounded waiting, and every kind of trouble as one sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from filelock import FileLock, Timeout
+
+from compile_stage.core.cache import cache_root
+from compile_stage.core.digest import digest_of
+from compile_stage.core.errors import CompileStageError, RegistryError
+from compile_stage.core.storage import disk_full
+
+# MLflow retries a dead server for about four minutes. The first two bound it to seconds; whoever set a variable keeps
+# it.
+_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is ours: it may be JSON
+}
+_PROBE_S = 10  # a server that is alive answers /health at once, however busy its database is
+_LOCK_S = 1800.0
+
+# MLflow quotes the URI that it was given in some of its messages, and messages end up in CI logs and reports.
+_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s]*@")
+_PASSWORD_PARAMETER = re.compile(r"([?&](?:password|token)=)[^&\s'\"]+", re.IGNORECASE)
+
+_UNREACHABLE_FIX = "check MLFLOW_TRACKING_URI and that the server runs; `compile-stage doctor` shows what is used"
+_AUTH_FIX = (
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of an account with the rights"
+)
+
+
+def connect() -> Any:
+    """An `MlflowClient` for the URIs that MLflow's own environment variables name.
+
+    Raises:
+        RegistryError: The server does not answer.
+    """
+    for variable, value in _DEFAULTS.items():
+        os.environ.setdefault(variable, value)
+    import mlflow
+    from mlflow import MlflowClient
+
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells every step of making a database
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with trouble(where()):
+        _probe(str(mlflow.get_tracking_uri()))
+        return MlflowClient()
+
+
+def where() -> str:
+    """The tracking URI without its password, for messages."""
+    import mlflow
+
+    return without_password(str(mlflow.get_tracking_uri()))
+
+
+def without_password(uri: str) -> str:
+    """`postgresql://user:secret@host/db` → `postgresql://user@host/db`; also of every URI within a longer text."""
+    return _PASSWORD_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1@", uri))
+
+
+def reason_unreachable() -> str | None:
+    """None when the registry answers, or the reason. Creates no database that isn't there yet."""
+    import mlflow
+
+    uri = str(mlflow.get_tracking_uri())
+    if (file := _database_file(uri)) is not None and not file.exists():
+        return _refused_folder(file)
+    try:
+        client = connect()
+        with trouble(where()):
+            client.search_experiments(max_results=1)
+            client.search_registered_models(max_results=1)
+    except RegistryError as error:
+        return f"{error.where}: {error.problem}" if error.where else error.problem
+    return None
+
+
+@contextmanager
+def trouble(place: str, missing: str = "") -> Iterator[None]:
+    """Turn whatever MLflow, HTTP or the database raises into a RegistryError.
+
+    Args:
+        place: What was being reached: a URI or the server.
+        missing: What to say when it does not exist.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except CompileStageError:
+        raise
+    except MlflowException as error:
+        raise disk_full(error) or _explained(error, place, missing) from error
+    except Exception as error:
+        if (full := disk_full(error)) is not None:
+            raise full from error
+        family = type(error).__module__.partition(".")[0]
+        if family in ("requests", "urllib3"):
+            problem = f"the registry can't be reached: {_short_network(str(error))}"
+        elif family in ("sqlalchemy", "sqlite3", "psycopg2", "alembic"):
+            problem = f"the registry's database fails: {_sentence(error)}"
+        elif isinstance(error, OSError):
+            raise RegistryError(
+                f"the registry's files can't be read or written: {without_password(str(error))}", where=place
+            ) from error
+        else:
+            raise
+        raise RegistryError(problem, fix=_UNREACHABLE_FIX, where=place) from error
+
+
+@contextmanager
+def single_writer(client: Any, name: str) -> Iterator[str]:
+    """Hold this machine's one writer's place for a registered model; yields an identity that all holders of it share.
+
+    What another holder of the same place left unfinished was left by a process that is dead.
+    """
+    folder = cache_root() / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / f"{digest_of([without_password(client._registry_uri), name])[7:31]}.lock"
+    try:
+        with FileLock(place, timeout=_LOCK_S):
+            yield digest_of([platform.node(), str(place)])[7:23]
+    except Timeout as error:
+        raise RegistryError(
+            f"another process has been writing {name!r} for {_LOCK_S / 60:.0f} minutes",
+            fix="wait for it, or end it; the lock ends with the process that holds it",
+            where=str(place),
+        ) from error
+
+
+def is_code(error: Exception, *codes: str) -> bool:
+    """True for an MLflow error of one of these codes."""
+    return getattr(error, "error_code", None) in codes
+
+
+def _database_file(uri: str) -> Path | None:
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(unquote(uri.removeprefix("sqlite:///")).partition("?")[0]).absolute()
+
+
+def _refused_folder(file: Path) -> str | None:
+    folder = next(place for place in file.parents if place.exists())
+    return None if os.access(folder, os.W_OK) else f"{file} does not exist, and {folder} can't be written"
+
+
+def _probe(uri: str) -> None:
+    # MLflow would try for minutes to make a database where none can be.
+    if (file := _database_file(uri)) is not None and not file.exists() and (reason := _refused_folder(file)):
+        raise RegistryError(reason, fix=_UNREACHABLE_FIX, where=uri)
+    if urlsplit(uri).scheme not in ("http", "https"):
+        return
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    # Any answer will do: a proxy in front of the server may not let /health through.
+    http_request(
+        get_default_host_creds(uri), "/health", "GET",
+        max_retries=2, backoff_factor=1, timeout=_PROBE_S, raise_on_status=False,
+    )  # fmt: skip
+
+
+def _explained(error: Any, place: str, missing: str) -> RegistryError:
+    code, text = str(error.error_code), _sentence(error)
+    status = getattr(error, "get_http_status_code", lambda: 500)()
+    if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND", "ENDPOINT_NOT_FOUND") or status == 404:
+        return RegistryError(
+            missing or text,
+            fix="check the name and MLFLOW_TRACKING_URI; the registry's page lists what there is",
+            where=place,
+        )
+    if code in ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or status in (401, 403):
+        return RegistryError(f"the registry refuses: {text}", fix=_AUTH_FIX, where=place)
+    if "Max retries exceeded" in text or "failed with exception" in text or code == "TEMPORARILY_UNAVAILABLE":
+        return RegistryError(
+            f"the registry can't be reached: {_short_network(text)}", fix=_UNREACHABLE_FIX, where=place
+        )
+    if code == "INVALID_PARAMETER_VALUE":
+        return RegistryError(f"the registry refuses: {text}", where=place)
+    return RegistryError(f"the registry fails: {text}", fix=_UNREACHABLE_FIX, where=place)
+
+
+def _short_network(text: str) -> str:
+    """The innermost cause of a nested network message (`... Connection refused`)."""
+    for cause in (
+        "Connection refused",
+        "Name or service not known",
+        "timed out",
+        "No route to host",
+        "certificate verify failed",
+    ):
+        if cause.lower() in text.lower():
+            return cause[0].lower() + cause[1:]
+    return without_password(text)
+
+
+def _sentence(error: Exception) -> str:
+    text = str(getattr(error, "message", "") or error) or type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return without_password(lines[0] if lines else type(error).__name__)[:400]

@@ -1,0 +1,345 @@
+"""MLflow, the way back: a bundle → one registered version with its lineage, exactly once.
+
+Nothing that a reader takes for a publication exists before the version does, and the version is made in one call with
+all its tags. Everything before it can be found again by tag and is completed, or thrown away, by the next push of the
+same key; so a process may be killed between any two calls.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core.digest import digest_of, list_tree
+from compile_stage.core.errors import RegistryError
+from compile_stage.core.records import Bundle, Receipt, SourceModel, record
+from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
+from compile_stage.registry.model_files import DIGEST_TAG, KEY_TAG, TAG, check_name, link_or_copy, prefixed
+
+_RUN_TAG = TAG + "run_key"
+_WRITER_TAG = TAG + "writer"
+_PUSH_TAG = TAG + "push"
+_EXPERIMENT = "compile-stage"
+_NOTE_CHARS = 7500  # MLflow cuts a run's tags at 8000
+_PARAM_CHARS = 6000
+_REFUSED = ("PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
+_ABANDONED_S = 3600  # what another machine began and left for so long is dead
+
+
+@record
+class Runs:
+    """The runs of a publication: one parent for source and policy, one child for each target."""
+
+    experiment_id: str
+    parent: str
+    child: str
+
+
+def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
+    """Publish the bundle, or find it published: same key, same version.
+
+    Raises:
+        RegistryError: The registry can't be reached or refuses; nothing half-done is visible then.
+    """
+    check_name(bundle.name)
+    with trouble(bundle.name), single_writer(client, bundle.name) as writer:
+        if (held := find(client, bundle.name, bundle.key)) is not None:
+            _end_runs(client, bundle.name, held)
+            return held
+        runs = _runs(client, bundle, source)
+        _describe(client, runs, bundle, source, files)
+        model = _logged_model(client, bundle, source, runs, writer)
+        _lineage(client, runs, model, source)
+        _measurements(client, runs, model, bundle)
+        receipt = _version(client, bundle, source, runs, model)
+        _end_runs(client, bundle.name, receipt)
+        return receipt
+
+
+def find(client: Any, name: str, key: str) -> Receipt | None:
+    """The published version with that key: the lowest, should a dying writer have left a second."""
+    versions = _versions(client, name, key)
+    return receipt_of(versions[0]) if versions else None
+
+
+def receipt_of(version: Any, *, created: bool = False) -> Receipt:
+    """What is said of a version that the registry holds."""
+    return Receipt(
+        uri=f"models:/{version.name}/{version.version}",
+        name=version.name,
+        version=str(version.version),
+        digest=(version.tags or {}).get(DIGEST_TAG, ""),
+        created=created,
+    )
+
+
+def _versions(client: Any, name: str, key: str) -> list[Any]:
+    found = client.search_model_versions(f"name = '{name}' and tags.`{KEY_TAG}` = '{key}'")
+    return sorted(found, key=lambda version: int(version.version))
+
+
+def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model: Any) -> Receipt:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(
+            bundle.name, tags={TAG + "role": "compiled"}, description=f"Compiled from {source.name} by compile-stage."
+        )
+    except MlflowException as error:
+        if not is_code(error, "RESOURCE_ALREADY_EXISTS"):
+            raise
+    push_id = secrets.token_hex(8)
+    tags = {**_tags(bundle, source), _PUSH_TAG: push_id}
+    made = client.create_model_version(
+        bundle.name,
+        f"models:/{model.model_id}",
+        run_id=runs.child,
+        tags=tags,
+        model_id=model.model_id,
+        await_creation_for=0,
+    )
+    first = _versions(client, bundle.name, bundle.key)[0]
+    if first.version == made.version:
+        return receipt_of(made, created=True)
+    client.delete_model_version(bundle.name, made.version)
+    if (first.tags or {}).get(_PUSH_TAG) == push_id:
+        return receipt_of(first, created=True)  # our own call, whose answer was lost and which HTTP then sent again
+    # Another machine was faster: its version stands, ours goes with its files.
+    client.delete_logged_model(model.model_id)
+    return receipt_of(first)
+
+
+def _tags(bundle: Bundle, source: SourceModel) -> dict[str, str]:
+    lineage = {"source": source.uri, "source_digest": source.digest}
+    if source.logged_model_id:
+        lineage["source_model_id"] = source.logged_model_id
+    if source.run_id:
+        lineage["source_run_id"] = source.run_id
+    return prefixed({**lineage, "target": bundle.target, **bundle.tags, "key": bundle.key, "digest": bundle.digest})
+
+
+# ------------------------------------------------------------------------------------------------------ the logged model
+
+
+def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, writer: str) -> Any:
+    """A READY logged model with the bundle's files: one that an earlier push finished, or a new one."""
+    held = client.search_logged_models([runs.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{bundle.key}'")
+    for model in held:
+        if model.status == "READY" and model.tags.get(DIGEST_TAG) == bundle.digest:
+            return model
+    for model in held:
+        if model.status != "READY" and _is_abandoned(model, writer):
+            client.delete_logged_model(model.model_id)
+    model = client.create_logged_model(
+        runs.experiment_id,
+        name=_logged_model_name(bundle),
+        source_run_id=runs.child,
+        tags={**_tags(bundle, source), _WRITER_TAG: writer},
+        params={key: str(value)[:_PARAM_CHARS] for key, value in bundle.params.items()},
+        model_type="compiled",
+    )
+    with tempfile.TemporaryDirectory(prefix="compile-stage-push-") as scratch:
+        staged = _staged(bundle, model, runs, Path(scratch) / "model")
+        client.log_model_artifacts(model.model_id, str(staged))
+        _compare(client, model.model_id, staged)
+    client.finalize_logged_model(model.model_id, "READY")
+    return client.get_logged_model(model.model_id)
+
+
+def _is_abandoned(model: Any, writer: str) -> bool:
+    """An unfinished upload of this place's earlier holder, who is dead since we hold the place; or one that is very
+    old."""
+    age_s = time.time() - model.creation_timestamp / 1000
+    return bool(model.tags.get(_WRITER_TAG) == writer or age_s > _ABANDONED_S)
+
+
+def _logged_model_name(bundle: Bundle) -> str:
+    forbidden = str.maketrans(dict.fromkeys("/:.%\"'", "-"))  # more than a registered model's name may not hold
+    return f"{bundle.name}-{bundle.target}".translate(forbidden)
+
+
+def _staged(bundle: Bundle, model: Any, runs: Runs, into: Path) -> Path:
+    """The bundle with the logged model's ids in `MLmodel`; the bundle itself is never changed."""
+    from mlflow.models.model import Model
+
+    shutil.copytree(
+        bundle.path,
+        into,
+        copy_function=link_or_copy,
+        ignore=shutil.ignore_patterns("__pycache__", "registered_model_meta"),
+    )
+    described = Model.load(str(into))
+    described.model_id = model.model_id
+    described.model_uuid = model.model_id
+    described.run_id = runs.child
+    described.artifact_path = model.artifact_location
+    (into / "MLmodel").unlink()  # it may be a hard link to the bundle's own
+    described.save(str(into / "MLmodel"))
+    return into
+
+
+def _compare(client: Any, model_id: str, staged: Path) -> None:
+    wanted = {name: (staged / name).stat().st_size for name in list_tree(staged)}
+    got: dict[str, int] = {}
+    folders: list[str | None] = [None]
+    while folders:
+        for file in client.list_logged_model_artifacts(model_id, folders.pop()):
+            if file.is_dir:
+                folders.append(file.path)
+            else:
+                got[file.path] = int(file.file_size or 0)
+    if got != wanted:
+        differ = sorted(name for name in wanted.keys() | got.keys() if wanted.get(name) != got.get(name))
+        raise RegistryError(
+            f"the upload is incomplete: {', '.join(differ[:5])}" + (" ..." if len(differ) > 5 else ""),
+            fix="run again; a proxy's limit on the size of a request is a usual cause",
+            where=f"models:/{model_id}",
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ runs and lineage
+
+
+def _runs(client: Any, bundle: Bundle, source: SourceModel) -> Runs:
+    """Parent and child run, in the source's own experiment where that is allowed: only there MLflow's page shows the
+    lineage."""
+    from mlflow.exceptions import MlflowException
+
+    if os.environ.get("MLFLOW_EXPERIMENT_ID") or os.environ.get("MLFLOW_EXPERIMENT_NAME") or not source.experiment_id:
+        return _runs_in(client, _experiment(client), bundle, source)
+    try:
+        return _runs_in(client, source.experiment_id, bundle, source)
+    except MlflowException as error:
+        if not is_code(error, *_REFUSED):
+            raise
+    return _runs_in(client, _experiment(client), bundle, source)
+
+
+def _runs_in(client: Any, experiment: str, bundle: Bundle, source: SourceModel) -> Runs:
+    policy = prefixed(bundle.tags).get(TAG + "policy_digest", "")
+    parent_key = digest_of({"source": source.digest, "uri": source.uri, "policy": policy, "name": bundle.name})
+    common = prefixed({"source": source.uri, "source_digest": source.digest})
+    parent = _run(client, experiment, parent_key, f"compile {source.name} {source.version}".strip(), common)
+    tags = {**common, **_tags(bundle, source), "mlflow.parentRunId": parent}
+    return Runs(
+        experiment_id=experiment, parent=parent, child=_run(client, experiment, bundle.key, bundle.target, tags)
+    )
+
+
+def _run(client: Any, experiment: str, key: str, name: str, tags: Mapping[str, str]) -> str:
+    """The run with that key, made if it isn't there. Two machines that make it at once agree on the older."""
+    if (held := _oldest_run(client, experiment, key)) is None:
+        made = client.create_run(experiment, run_name=name, tags={**tags, _RUN_TAG: key}).info.run_id
+        held = _oldest_run(client, experiment, key) or made
+        if held != made:
+            client.delete_run(made)
+    return held
+
+
+def _oldest_run(client: Any, experiment: str, key: str) -> str | None:
+    found = client.search_runs([experiment], filter_string=f"tags.`{_RUN_TAG}` = '{key}'", max_results=100)
+    oldest = min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+    return str(oldest.info.run_id) if oldest else None
+
+
+def _experiment(client: Any) -> str:
+    """The experiment that MLflow's variables name, or ours."""
+    from mlflow.exceptions import MlflowException
+
+    if named := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+        return named
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
+    if (held := client.get_experiment_by_name(name)) is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException as error:  # another process made it meanwhile
+            if not is_code(error, "RESOURCE_ALREADY_EXISTS"):
+                raise
+            held = client.get_experiment_by_name(name)
+    if held is None or held.lifecycle_stage != "active":
+        raise RegistryError(
+            f"experiment {name!r} can't be used: it was deleted", fix="restore it, or set MLFLOW_EXPERIMENT_NAME"
+        )
+    return str(held.experiment_id)
+
+
+def _describe(client: Any, runs: Runs, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> None:
+    from mlflow.entities import Param, RunTag
+
+    held = client.get_run(runs.child).data.params
+    fresh = [Param(key, str(value)[:_PARAM_CHARS]) for key, value in bundle.params.items() if key not in held]
+    client.log_batch(runs.child, params=fresh)
+    for run in (runs.child, runs.parent):
+        for name, path in files.items():
+            _log_file(client, run, name, Path(path))
+        if (report := files.get("report.md")) is not None:
+            note = Path(report).read_text(encoding="utf-8")
+            if len(note) > _NOTE_CHARS:
+                note = note[:_NOTE_CHARS].rpartition("\n")[0] + "\n\n(The rest is in the artifact report.md.)"
+            client.log_batch(run, tags=[RunTag("mlflow.note.content", note)])
+
+
+def _log_file(client: Any, run: str, name: str, path: Path) -> None:
+    """Log a file under the name it is known by, which its path may not end with."""
+    folder, _, base = name.rpartition("/")
+    if path.name == base:
+        client.log_artifact(run, str(path), folder or None)
+        return
+    with tempfile.TemporaryDirectory(prefix="compile-stage-file-") as scratch:
+        renamed = shutil.copy2(path, Path(scratch) / base)
+        client.log_artifact(run, str(renamed), folder or None)
+
+
+def _lineage(client: Any, runs: Runs, model: Any, source: SourceModel) -> None:
+    from mlflow.entities import LoggedModelInput, LoggedModelOutput
+    from mlflow.exceptions import MlflowException
+
+    run = client.get_run(runs.child)
+    if model.model_id not in {m.model_id for m in (run.outputs.model_outputs if run.outputs else ())}:
+        client.log_outputs(runs.child, [LoggedModelOutput(model.model_id, step=0)])
+    if not source.logged_model_id:
+        return
+    for run_id in (runs.child, runs.parent):
+        held = client.get_run(run_id).inputs
+        if source.logged_model_id in {m.model_id for m in (held.model_inputs if held else ())}:
+            continue
+        try:
+            client.log_inputs(run_id, models=[LoggedModelInput(source.logged_model_id)])
+        except MlflowException as error:
+            # The source's experiment may be closed to us; the tags say where it came from.
+            if not is_code(error, *_REFUSED):
+                raise
+
+
+def _measurements(client: Any, runs: Runs, model: Any, bundle: Bundle) -> None:
+    from mlflow.entities import Metric
+
+    # The model's own time stamp: logging again after a crash adds nothing.
+    metrics = [
+        Metric(_metric_name(key), float(value), model.creation_timestamp, 0, model_id=model.model_id, run_id=runs.child)
+        for key, value in sorted(bundle.metrics.items())
+    ]
+    for start in range(0, len(metrics), 500):
+        client.log_batch(runs.child, metrics=metrics[start : start + 500])
+
+
+def _metric_name(key: str) -> str:
+    return "".join(c if c.isalnum() or c in "_-./ :" else "_" for c in key)[:250]
+
+
+def _end_runs(client: Any, name: str, receipt: Receipt) -> None:
+    """Mark the runs of a published version as finished, also those of a push that was killed before it could."""
+    child_id = client.get_model_version(name, receipt.version).run_id
+    if not child_id:
+        return
+    child = client.get_run(child_id)
+    parent_id = child.data.tags.get("mlflow.parentRunId")
+    for run in (child, client.get_run(parent_id) if parent_id else None):
+        if run is not None and run.info.status == "RUNNING" and run.info.lifecycle_stage == "active":
+            client.set_terminated(run.info.run_id, "FINISHED")

@@ -1,0 +1,346 @@
+"""MLflow, the way in: a model URI → one immutable version, its files in our cache; and the data sets of its run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core.errors import RegistryError, SourceError
+from compile_stage.core.plugins import did_you_mean
+from compile_stage.core.records import SourceModel, record
+from compile_stage.core.storage import disk_full_of_text
+from compile_stage.registry.mlflow_connection import is_code, trouble
+from compile_stage.registry.model_files import (
+    DATASET_SUFFIXES,
+    KEY_TAG,
+    check_alias,
+    check_dataset_name,
+    check_name,
+    keep,
+    payload_digest,
+    read_model,
+)
+
+_FORMS = "write models:/NAME/VERSION, models:/NAME@ALIAS, models:/NAME/latest, models:/m-ID or runs:/RUN_ID/NAME"
+_MODEL_ID = re.compile(r"m-[0-9a-f]{32}")
+_SUGGESTED_FROM = 500  # names that a mistyped one is compared with
+_COPIES = 8  # a version copied from a copy of a copy ...; more than that is a circle
+
+
+@record
+class Pinned:
+    """What a URI stands for, once.
+
+    Attributes:
+        uri: Immutable, as published in lineage.
+        download: What its files are fetched by.
+    """
+
+    uri: str
+    download: str
+    name: str
+    version: str = ""
+    model_id: str = ""
+    run_id: str = ""
+    experiment_id: str = ""
+    tags: dict[str, str]
+
+
+def resolve(client: Any, uri: str, into: Path) -> SourceModel:
+    """Pin the URI and copy its files into a folder below `into`, named by digest.
+
+    Raises:
+        RegistryError: There is no such model, version, alias or file; or the registry refuses.
+        SourceError: The model was published by us, or its `MLmodel` can't be parsed.
+    """
+    pinned = pin(client, uri)
+    if KEY_TAG in pinned.tags:
+        raise SourceError(
+            "this version was published by compile-stage: it is already compiled and can't be a source",
+            fix=f"name the model that it was made from: {pinned.tags.get('compile_stage.source', 'see its tags')}",
+            where=pinned.uri,
+        )
+    folder = keep(into, pinned.uri, lambda part: download(pinned.download, part / "model", pinned.uri))
+    files = read_model(folder, pinned.uri)
+    return SourceModel(
+        uri=pinned.uri,
+        name=pinned.name,
+        version=pinned.version,
+        flavor=files.flavor,
+        path=str(folder),
+        digest=payload_digest(folder),
+        described=files.described,
+        signature=files.signature,
+        registry="mlflow",
+        logged_model_id=pinned.model_id,
+        run_id=pinned.run_id or files.run_id,
+        experiment_id=pinned.experiment_id,
+        tags=pinned.tags,
+    )
+
+
+def pin(client: Any, uri: str) -> Pinned:
+    """The immutable thing that the URI means now."""
+    scheme, _, rest = uri.partition(":")
+    if scheme == "runs":
+        return _pin_run(client, uri, rest)
+    if not rest.startswith("/") or rest.startswith("//"):
+        raise RegistryError(f"{uri!r} is not a model URI that can be resolved", fix=_FORMS)
+    path = rest.strip("/")
+    if _MODEL_ID.fullmatch(path):
+        return _pin_logged_model(client, uri, path)
+    name, slash, version = path.partition("/")
+    alias = ""
+    if not slash:
+        name, _, alias = path.rpartition("@")
+        if not name:
+            raise RegistryError(f"{uri!r} names no version", fix=_FORMS)
+    check_name(name)
+    if "/" in version or (slash and not (version.isdigit() or version == "latest")):
+        raise RegistryError(
+            f"{version!r} is not a version number",
+            fix=f"{_FORMS}; MLflow's stages are deprecated, use an alias",
+            where=uri,
+        )
+    return _pin_version(client, uri, name, version, alias)
+
+
+def download(uri: str, into: Path, place: str) -> Path:
+    """Fetch a model's files into the new folder `into`; returns the folder that holds `MLmodel`.
+
+    A destination is always given: without one, MLflow answers with a local registry's own folder and writes into it.
+    """
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    into.mkdir(parents=True)
+    into = into.resolve()
+    with trouble(place, missing="the registry lists the model, but its files are not there"):
+        try:
+            got = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(into))).resolve()
+        except MlflowException as error:  # of files that could not be written it keeps the text
+            if (full := disk_full_of_text(str(error), str(into))) is not None:
+                raise full from error
+            raise
+    if into not in (got, *got.parents):
+        raise RegistryError("MLflow put the files outside of the folder that it was given", where=place)
+    return got
+
+
+def dataset(client: Any, source: SourceModel, name: str, into: Path) -> Path:
+    """A data set of the run that made the source, as one file below `into`.
+
+    Found as a data set that was logged as an input of the run under that name and whose source is a readable
+    file, or as an artifact `datasets/NAME.npz|parquet|csv` of the run. MLflow keeps only digest and profile of the
+    values themselves, so one that was logged from memory has nothing to be fetched.
+    """
+    check_dataset_name(name)
+    if not source.run_id:
+        raise RegistryError(
+            f"the data set {name!r} can't be found: no run is known that made {source.uri}",
+            fix="use data.*.source: file:PATH in the policy",
+        )
+    into.mkdir(parents=True, exist_ok=True)
+    into = into.resolve()
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=into))
+    try:
+        found = _logged_input(client, source, name, part) or _run_artifact(client, source, name, part)
+        if found is None:
+            raise RegistryError(
+                f"run {source.run_id} has no data set called {name!r} that can be fetched",
+                fix=f"log the file as artifact datasets/{name}.npz of that run, or name samples of yours under data in the policy (source: file:PATH)",
+                where=source.uri,
+            )
+        final = into / f"{name}{found.suffix}"
+        return found.replace(final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _pin_version(client: Any, uri: str, name: str, version: str, alias: str) -> Pinned:
+    with trouble(uri, missing=f"there is no model version {uri}"), _naming_what_is_missing(client, uri, name):
+        if alias:
+            check_alias(alias)
+            version = _aliased(client, uri, name, alias)
+        elif version == "latest":
+            client.get_registered_model(name)  # so that a missing model is named as such
+            newest = client.search_model_versions(f"name = '{name}'", max_results=1, order_by=["version_number DESC"])
+            if not newest:
+                raise RegistryError(f"the registered model {name!r} has no version", where=uri)
+            version = str(newest[0].version)
+        found = client.get_model_version(name, version)
+    exact = f"models:/{name}/{found.version}"
+    model = _origin(client, found, exact)
+    return Pinned(
+        uri=exact,
+        download=exact,
+        name=name,
+        version=str(found.version),
+        model_id=model.model_id if model else "",
+        run_id=found.run_id or (model.source_run_id if model else "") or "",
+        experiment_id=(model.experiment_id if model else _experiment_of(client, found.run_id)) or "",
+        tags={str(k): str(v) for k, v in (found.tags or {}).items()},
+    )
+
+
+@contextmanager
+def _naming_what_is_missing(client: Any, uri: str, name: str) -> Iterator[None]:
+    """Say which word of the URI is wrong: MLflow answers alike for a model that is missing and for a version."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if not is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+            raise
+        held = [model.name for model in client.search_registered_models(max_results=_SUGGESTED_FROM)]
+        if name in held:
+            raise
+        near = did_you_mean(name, held)
+        hint = f"did you mean {near!r}?" if near else "check the name and MLFLOW_TRACKING_URI"
+        raise RegistryError(f"there is no registered model {name!r}", fix=hint, where=uri) from error
+
+
+def _aliased(client: Any, uri: str, name: str, alias: str) -> str:
+    aliases = client.get_registered_model(name).aliases
+    if alias not in aliases:
+        listed = (
+            f"it has: {', '.join(sorted(aliases))}" if aliases else "it has none; name a version: models:/NAME/VERSION"
+        )
+        raise RegistryError(f"the registered model {name!r} has no alias {alias!r}", fix=listed, where=uri)
+    return str(aliases[alias])
+
+
+def _origin(client: Any, version: Any, uri: str) -> Any:
+    """The logged model behind a version, through copies of versions; None when it was registered from plain files."""
+    for _ in range(_COPIES):
+        if version.model_id:
+            return _logged_model(client, version.model_id)
+        path = str(version.source).removeprefix("models:/")
+        if _MODEL_ID.fullmatch(path):
+            return _logged_model(client, path)
+        if not str(version.source).startswith("models:/"):
+            return None
+        name, _, number = path.rpartition("/")
+        with trouble(uri, missing=f"it is a copy of {version.source}, which is no longer there"):
+            version = client.get_model_version(name, number)
+    raise RegistryError("it is a copy of a copy without end", where=uri)
+
+
+def _logged_model(client: Any, model_id: str) -> Any:
+    """The logged model, or None where one may read the version but not the experiment that the model belongs to."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        with trouble(f"models:/{model_id}"):
+            return client.get_logged_model(model_id)
+    except RegistryError as error:
+        cause = error.__cause__
+        if isinstance(cause, MlflowException) and is_code(cause, "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED"):
+            return None
+        raise
+
+
+def _pin_logged_model(client: Any, uri: str, model_id: str) -> Pinned:
+    with trouble(uri, missing=f"there is no logged model {model_id}"):
+        model = client.get_logged_model(model_id)
+    _demand_ready(model, uri)
+    return _pinned_model(model)
+
+
+def _pin_run(client: Any, uri: str, rest: str) -> Pinned:
+    run_id, _, path = rest.strip("/").partition("/")
+    if not path or rest.startswith("//"):
+        raise RegistryError(f"{uri!r} names no model of the run", fix=_FORMS)
+    with trouble(uri, missing=f"there is no run {run_id}"):
+        run = client.get_run(run_id)
+        models = client.search_logged_models([run.info.experiment_id], filter_string=f"source_run_id = '{run_id}'")
+    named = [model for model in models if model.name == path]
+    if named:
+        ready = [model for model in named if model.status == "READY"]
+        # A run may log the same name at several steps; MLflow itself takes the newest.
+        newest = max(ready or named, key=lambda model: (model.creation_timestamp, model.model_id))
+        _demand_ready(newest, uri)
+        return _pinned_model(newest)
+    with trouble(uri):
+        held = [file.path for file in client.list_artifacts(run_id, path)]
+    if f"{path}/MLmodel" not in held:
+        names = sorted({model.name for model in models})
+        listed = f"it has: {', '.join(names)}" if names else "it has none"
+        raise RegistryError(f"run {run_id} has no model {path!r}", fix=listed, where=uri)
+    exact = f"runs:/{run_id}/{path}"  # logged by MLflow 2, as plain artifacts of the run
+    return Pinned(
+        uri=exact,
+        download=exact,
+        name=path.rpartition("/")[2],
+        run_id=run_id,
+        experiment_id=run.info.experiment_id,
+        tags={},
+    )
+
+
+def _pinned_model(model: Any) -> Pinned:
+    uri = f"models:/{model.model_id}"
+    return Pinned(
+        uri=uri,
+        download=uri,
+        name=model.name or model.model_id,
+        model_id=model.model_id,
+        run_id=model.source_run_id or "",
+        experiment_id=str(model.experiment_id),
+        tags={str(k): str(v) for k, v in (model.tags or {}).items()},
+    )
+
+
+def _demand_ready(model: Any, uri: str) -> None:
+    if model.status != "READY":
+        status = getattr(model.status, "value", model.status)
+        raise RegistryError(
+            f"the logged model {model.model_id} is {status}, not READY: its upload never ended",
+            fix="log the model again",
+            where=uri,
+        )
+
+
+def _experiment_of(client: Any, run_id: str | None) -> str:
+    if not run_id:
+        return ""
+    try:
+        with trouble(f"runs:/{run_id}"):
+            return str(client.get_run(run_id).info.experiment_id)
+    except RegistryError:
+        return ""  # lineage goes to tags then; the model itself can still be read
+
+
+def _logged_input(client: Any, source: SourceModel, name: str, part: Path) -> Path | None:
+    from mlflow.data import get_source
+
+    with trouble(source.uri, missing=f"run {source.run_id} is no longer there"):
+        inputs = client.get_run(source.run_id).inputs.dataset_inputs
+    found = None
+    for entry in inputs:
+        if entry.dataset.name != name or entry.dataset.source_type in ("code", "delta_table"):
+            continue
+        folder = part / "input"
+        folder.mkdir(exist_ok=True)
+        with trouble(f"data set {name} of run {source.run_id}", missing="its file is no longer there"):
+            got = Path(get_source(entry).load(dst_path=str(folder)))
+        if folder not in got.parents:  # never move a file that is somebody's own
+            got = Path(shutil.copy2(got, folder / got.name)) if got.is_file() else got
+        if got.suffix in DATASET_SUFFIXES and got.is_file():
+            found = got
+    return found
+
+
+def _run_artifact(client: Any, source: SourceModel, name: str, part: Path) -> Path | None:
+    with trouble(source.uri):
+        held = {file.path for file in client.list_artifacts(source.run_id, "datasets")}
+        for suffix in DATASET_SUFFIXES:
+            if (path := f"datasets/{name}{suffix}") in held:
+                return Path(client.download_artifacts(source.run_id, path, str(part)))
+    return None

@@ -1,0 +1,229 @@
+"""An MLflow model directory as files: what both registries read from it and how it gets into the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from compile_stage.core.cache import flush_tree
+from compile_stage.core.digest import digest_of, digest_tree
+from compile_stage.core.errors import RegistryError, SourceError
+from compile_stage.core.records import record
+from compile_stage.core.tensors import Signature, TensorSpec
+
+TAG = "compile_stage."
+KEY_TAG = TAG + "key"
+DIGEST_TAG = TAG + "digest"
+OUR_FLAVOR = "compile_stage"
+DATASET_SUFFIXES = (".npz", ".parquet", ".csv")
+
+# MLmodel carries ids and times, registered_model_meta the name under which it was downloaded: neither is the model.
+NOT_PAYLOAD = ("MLmodel", "registered_model_meta")
+
+# The parts of MLmodel that decide how the payload is read.
+_DESCRIPTION = ("flavors", "signature", "saved_input_example_info")
+
+# One model directory often lists several flavors; the first of these that is there reads it best.
+_FLAVOR_ORDER = ("onnx", "pytorch", "transformers", "xgboost", "lightgbm", "catboost", "sklearn", "keras", "tensorflow")
+_GENERIC = "python_function"
+
+_ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_VERSION_LIKE = re.compile(r"v\d+", re.IGNORECASE)
+_MODEL_ID_LIKE = re.compile(r"m-[0-9a-f]*")
+_NAME_FORBIDS = set("/:@'\"`\\%")
+
+
+@record
+class ModelFiles:
+    """What `MLmodel` says.
+
+    Attributes:
+        flavor: The flavor that reads it best; `python_function` when it has no other.
+        model_id: MLflow's `m-...` as written in the file; empty when there is none.
+        described: Digest of what the file says of how the model is read, without ids and times.
+    """
+
+    flavor: str
+    signature: Signature | None
+    model_id: str
+    run_id: str
+    described: str
+
+
+def read_model(folder: Path, uri: str) -> ModelFiles:
+    """Read `MLmodel` of a model directory.
+
+    Raises:
+        RegistryError: The folder holds no `MLmodel`: its files are gone, or were never uploaded.
+        SourceError: `MLmodel` can't be parsed, or names a model that compile-stage itself published.
+    """
+    from mlflow.models.model import Model
+
+    if not (folder / "MLmodel").is_file():
+        raise RegistryError(
+            "the registry lists the model, but its files are not there (no MLmodel)",
+            fix="log the model again; a version stays READY even after its artifacts were deleted",
+            where=uri,
+        )
+    try:
+        model = Model.load(str(folder))
+        flavors = list(model.flavors)
+        signature = _tensor_signature(model.signature)
+        described = digest_of(json.loads(json.dumps([model.to_dict().get(part) for part in _DESCRIPTION], default=str)))
+    except Exception as error:  # a damaged file may raise whatever the YAML, JSON or schema reader likes
+        raise SourceError(
+            f"MLmodel can't be parsed: {_first_line(error)}", fix="log the model again", where=uri
+        ) from error
+    if OUR_FLAVOR in flavors:
+        raise SourceError(
+            "this model was published by compile-stage: it is already compiled and can't be a source",
+            fix="name the model that it was made from; its tag compile_stage.source says which",
+            where=uri,
+        )
+    if not flavors:
+        raise SourceError(
+            "MLmodel names no flavor, so nothing can read the model", fix="log the model again", where=uri
+        )
+    return ModelFiles(
+        flavor=pick_flavor(flavors),
+        signature=signature,
+        model_id=model.model_id or "",
+        run_id=model.run_id or "",
+        described=described,
+    )
+
+
+def pick_flavor(flavors: list[str]) -> str:
+    """The flavor that reads the model best; `python_function` only when nothing else is there."""
+    for known in _FLAVOR_ORDER:
+        if known in flavors:
+            return known
+    own = [flavor for flavor in flavors if flavor != _GENERIC]
+    return own[0] if own else _GENERIC
+
+
+def payload_digest(folder: Path) -> str:
+    """Digest of a source model's files without ids, times and registry names."""
+    return digest_tree(folder, leave_out=NOT_PAYLOAD)
+
+
+def keep(into: Path, uri: str, fill: Callable[[Path], Path]) -> Path:
+    """Bring a model directory into the cache folder `into`, under a name that is the digest of its files.
+
+    `fill(folder)` downloads below a temporary folder and returns the model directory in it. Safe for several
+    processes at once. A folder that is already there is verified, and replaced when it does not hold.
+    """
+    into = into.resolve()  # MLflow answers with resolved paths
+    into.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=into))
+    try:
+        filled = fill(part)
+        if not (filled / "MLmodel").is_file():
+            read_model(filled, uri)  # raises with the reason
+        (filled / "registered_model_meta").unlink(missing_ok=True)
+        # MLmodel is part of this name, though not of the payload's digest: the same weights may be logged with another
+        # signature.
+        digest = digest_tree(filled)
+        final = into / digest[7:]
+        with FileLock(f"{final}.lock"):
+            if not final.is_dir() or digest_tree(final) != digest:
+                shutil.rmtree(final, ignore_errors=True)
+                flush_tree(filled)
+                filled.rename(final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return final
+
+
+def copy_model(source: Path, into: Path) -> Path:
+    """Copy a model directory into the folder `into`; symbolic links are followed, and compiled Python is left
+    behind."""
+    shutil.copytree(source, into, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    return into
+
+
+def link_or_copy(source: str, destination: str) -> str:
+    """For `shutil.copytree`: a hard link where the file system allows it, so that gigabytes of weights are not copied
+    to change one small file."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copy2(source, destination)
+    return destination
+
+
+def check_name(name: str) -> None:
+    """Raise RegistryError for a model name that can't be told from another kind of reference."""
+    bad = "".join(sorted(_NAME_FORBIDS & set(name)))
+    if not name.strip() or bad or name.startswith(".") or len(name) > 250:
+        raise RegistryError(
+            f"{name!r} can't be used as a model name" + (f": it holds {bad}" if bad else ""),
+            fix="use letters, digits, blanks and . _ -; at most 250 of them, not starting with a dot",
+        )
+    if _MODEL_ID_LIKE.fullmatch(name):
+        raise RegistryError(
+            f"{name!r} is ambiguous: it reads as the id of a logged model", fix="rename the registered model"
+        )
+
+
+def check_alias(alias: str) -> None:
+    """Raise RegistryError for an alias that a registry refuses or would confuse with a version."""
+    if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or _VERSION_LIKE.fullmatch(alias) or alias.isdigit():
+        raise RegistryError(
+            f"{alias!r} can't be an alias",
+            fix="use letters, digits, _ and -; neither 'latest' nor a version such as 'v1' or '3'",
+        )
+
+
+def previous_tag(alias: str) -> str:
+    """The tag of a version that says what the alias pointed to before it pointed here."""
+    return f"{TAG}previous.{alias}"
+
+
+def prefixed(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags under our prefix; a tag that has it, or that is MLflow's own, stays as it is."""
+    return {key if key.startswith((TAG, "mlflow.")) else TAG + key: str(value) for key, value in tags.items()}
+
+
+def check_dataset_name(name: str) -> None:
+    """Raise RegistryError for a data set name that would leave its folder."""
+    if not name or name.startswith(".") or set(name) & set("/\\\0"):
+        raise RegistryError(f"{name!r} can't be a data set's name", fix="use a plain name, without slashes")
+
+
+def _tensor_signature(signature: Any) -> Signature | None:
+    """MLflow's signature as tensor specs; None when it is missing or describes columns or text."""
+    if signature is None or signature.inputs is None or not signature.inputs.is_tensor_spec():
+        return None
+    outputs = signature.outputs
+    if outputs is None or not outputs.is_tensor_spec():
+        return None
+    return Signature(inputs=_specs(signature.inputs, "input"), outputs=_specs(outputs, "output"))
+
+
+def _specs(schema: Any, unnamed: str) -> tuple[TensorSpec, ...]:
+    found = []
+    for spec in schema.inputs:
+        name = spec.name or unnamed  # MLflow leaves a model's only tensor without a name
+        shape = tuple(_dim(name, axis, size) for axis, size in enumerate(spec.shape))
+        dtype = "str" if spec.type.kind in "OUS" else spec.type.name
+        found.append(TensorSpec(name=name, dtype=dtype, shape=shape))
+    return tuple(found)
+
+
+def _dim(name: str, axis: int, size: int) -> int | str:
+    if size >= 0:
+        return int(size)
+    return "batch" if axis == 0 else f"{name}_{axis}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,52 @@
+"""A result's files, each written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from compile_stage.core.records import RunResult
+
+
+def write(result: RunResult, out: Path) -> dict[str, Path]:
+    """Write `result.json`, `report.html`, `report.md` and `junit.xml` into the folder `out`, which is made if need be.
+
+    Each is written under a temporary name, flushed and renamed, so that a reader, or a run that is cut short, never
+    sees half a file.
+
+    Returns:
+        File name → path.
+    """
+    from compile_stage.report.html import render_html
+    from compile_stage.report.junit import render_junit
+    from compile_stage.report.markdown import render_markdown
+    from compile_stage.report.result import result_text
+
+    out.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "result.json": result_text(result),
+        "report.html": render_html(result),
+        "report.md": render_markdown(result),
+        "junit.xml": render_junit(result),
+    }
+    return {name: write_text(out / name, text) for name, text in texts.items()}
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Replace a file's content in one step; readable by all whom the umask lets."""
+    descriptor, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as stream:
+            # A lone surrogate in a file's name must not cost the report.
+            stream.write(text.encode("utf-8", "backslashreplace").decode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(part).chmod(0o666 & ~umask)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+    return path

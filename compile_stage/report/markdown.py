@@ -1,0 +1,165 @@
+"""The run as Markdown: for a pull request's comment, a job summary and MLflow's note."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from compile_stage.core.records import Check, RunResult, TargetResult
+from compile_stage.report import numbers, summary
+
+GITHUB_COMMENT_LIMIT = 65_536  # characters; MLflow's tags hold more
+
+_MARKS = {"passed": "✅", "failed": "❌", "refused": "🚫"}
+_STATE_MARKS = {"won": "🏆 won", "lost": "lost", "failed": "❌ failed", "compiled_not_validated": "❌ not proven"}
+
+
+def render_markdown(result: RunResult, limit: int = GITHUB_COMMENT_LIMIT) -> str:
+    """The text, most important parts first.
+
+    Args:
+        limit: Characters at most. Sections that no longer fit are left out from the end, and the text says so.
+    """
+    sections = ["\n".join(section) for section in _sections(result)]
+    cut = "\n_Cut here: the rest is in report.html and result.json._\n"
+    text = sections[0] + "\n"
+    for section in sections[1:]:
+        if len(text) + len(section) + len(cut) + 2 > limit:
+            return text[: limit - len(cut)] + cut
+        text += "\n" + section + "\n"
+    return text if len(text) <= limit else text[: limit - len(cut)] + cut
+
+
+def _sections(result: RunResult) -> Iterator[list[str]]:
+    source, policy = result.source, result.policy
+    yield [
+        f"## {_MARKS[result.status]} {_cell(source.name)} {_cell(source.version)}: {result.status}".rstrip(),
+        "",
+        _cell(summary.headline(result)),
+        "",
+        f"Source {_code(source.uri)} ({_cell(source.flavor)}), policy {_code(policy.name)}, "
+        f"{numbers.duration(result.duration_s)}, exit code {result.exit_code}. {_data(result)}",
+    ]
+    for target in result.targets:
+        yield _target(result, target)
+    for target in result.targets:
+        if broken := list(_broken(target)):
+            title = f"Checks of {_cell(target.policy.target.name)} that did not pass"
+            yield ["<details><summary>" + title + "</summary>", "", *broken, "", "</details>"]
+    hardware = result.environment.get("hardware", {})
+    packages = ", ".join(f"{name} {version}" for name, version in result.environment.get("packages", {}).items())
+    yield [
+        f"Measured on {_cell(str(hardware.get('cpu', 'an unknown CPU')))} "
+        f"({_code(str(result.environment.get('hardware_fingerprint', '')))}) against {_cell(result.baseline_framework)}. "
+        f"{_cell(packages)}",
+        *(f"- {_cell(note)}" for note in result.notes),
+    ]
+
+
+def _data(result: RunResult) -> str:
+    said = [
+        f"{_cell(role).capitalize()}: {samples.count} {'real' if samples.real else '**synthetic**'} samples "
+        f"of {_code(samples.source)}."
+        for role, samples in result.samples.items()
+    ]
+    return " ".join(said)
+
+
+def _target(result: RunResult, target: TargetResult) -> list[str]:
+    spec = target.policy.target
+    lines = [f"### {_cell(spec.name)}{'' if spec.required else ' (not required)'}", ""]
+    if target.selection.winner is None:
+        lines += [f"**No winner:** {_cell(target.selection.reason)}", ""]
+    lines += _table(
+        ("", "backend", "scheme", f"p50, batch {spec.batch_sizes[0]}", "speedup", "error", "size", "why"),
+        (
+            (
+                _STATE_MARKS.get(row.state, row.state),
+                _cell(row.backend),
+                _cell(row.scheme),
+                numbers.duration(summary.median_s(row.timing)),
+                _speedup(row),
+                _cell(summary.error_text(row.error)),
+                numbers.size(row.size_bytes),
+                _cell(row.reason),
+            )
+            for row in summary.rows(result, target)
+        ),
+    )
+    if (receipt := target.receipt) is not None:
+        what = "Published" if receipt.created else "Already published"
+        alias = f", {_code(f'{receipt.name}@{receipt.promoted_to}')} points to it" if receipt.promoted_to else ""
+        before = f" (before: version {_cell(receipt.previous)})" if receipt.promoted_to and receipt.previous else ""
+        lines += ["", f"{what}: {_code(receipt.uri)}{alias}{before}. {_cell(receipt.note)}".rstrip()]
+    winner = summary.winner_of(target)
+    for waiver in winner.verdict.waivers if winner is not None and winner.verdict is not None else ():
+        lines += [
+            "",
+            f"⚠️ **{_cell(waiver.gate)} is waived** until {_cell(waiver.expires)} by {_cell(waiver.owner)}: "
+            f"{_cell(waiver.reason)}",
+        ]
+    return lines
+
+
+def _broken(target: TargetResult) -> Iterator[str]:
+    rows = [
+        (candidate.job.backend, candidate.job.scheme.name, check)
+        for candidate in target.candidates
+        for check in summary.checks_of(candidate)
+        if summary.outcome_word(check) != "passed"
+    ]
+    if not rows:
+        return
+    yield from _table(
+        ("backend", "scheme", "check", "measured", "limit", "outcome", "why"),
+        (
+            (
+                _cell(backend),
+                _cell(scheme),
+                _cell(_place(check)),
+                summary.measured_text(check),
+                summary.limit_text(check),
+                summary.outcome_word(check),
+                _cell(check.reason),
+            )
+            for backend, scheme, check in rows
+        ),
+    )
+
+
+def _place(check: Check) -> str:
+    batch = f"batch {check.batch_size}" if check.batch_size else ""
+    return " ".join(part for part in (check.gate.metric, check.output or "", batch) if part)
+
+
+def _speedup(row: summary.Row) -> str:
+    if row.timing is None or row.timing.speedup is None:
+        return numbers.DASH
+    text = f"{numbers.ratio(row.timing.speedup)} ({numbers.span(row.timing.speedup_interval)})"
+    return text.replace(" ()", "") + ("" if row.timing.stable else ", unstable")
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    names = list(header)
+    lines = [_row(names), _row(["---"] * len(names))]
+    return lines + [_row(row) for row in rows]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(text: str) -> str:
+    """Text of others in a table's cell: it can neither end the cell nor be read as markup, a link or a mention."""
+    flat = " ".join(text.split())
+    flat = re.sub(r"([\\`*\[\]|~#])", r"\\\1", flat)
+    return flat.replace("<", "&lt;").replace(">", "&gt;").replace("@", "@\u200b")
+
+
+def _code(text: str) -> str:
+    """Text of others as code, however many backticks it holds."""
+    flat = " ".join(text.split()).replace("|", "\\|")
+    longest = max((len(run) for run in re.findall("`+", flat)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if longest else ""
+    return f"{fence}{pad}{flat}{pad}{fence}"

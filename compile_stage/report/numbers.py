@@ -1,0 +1,93 @@
+"""Numbers as people read them: units chosen by size, four significant digits at most, a dash where there is none."""
+
+from __future__ import annotations
+
+import math
+
+DASH = "—"
+
+
+def quantity(value: float | None) -> str:
+    """`0.9987`, `1 − 4e-14`, `1.2e-06`, `NaN`; a dash for None. Never rounded to a perfect 1."""
+    if value is None:
+        return DASH
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    if 0.99 < value < 1:  # a cosine or an accuracy: what matters is how far it is from 1
+        away = 1 - value
+        if away < 1e-6:
+            return f"1 − {away:.1g}"
+        return f"{value:.{max(4, -math.floor(math.log10(away)))}f}".rstrip("0")
+    return f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """`0.41 ms`, `12.3 ms`, `2.1 s`, `3 min 05 s`; a dash for None."""
+    if seconds is None:
+        return DASH
+    if seconds < 0.9995:
+        return f"{_three(seconds * 1e3)} ms" if seconds >= 1e-4 else f"{_three(seconds * 1e6)} µs"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def rate(per_second: float | None) -> str:
+    """`38,870`, `493.1`; a dash for None."""
+    if per_second is None or per_second < 1000:
+        return quantity(per_second)
+    return f"{per_second:,.0f}"
+
+
+def size(size_bytes: int | None) -> str:
+    """`512 B`, `14.2 kB`, `97.8 MB`, in powers of ten; a dash for None."""
+    if size_bytes is None:
+        return DASH
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    units, value = ["kB", "MB", "GB", "TB"], size_bytes / 1000
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{_three(value)} {units[0]}"
+
+
+def ratio(value: float | None) -> str:
+    """`6.52×`; a dash for None."""
+    return DASH if value is None else f"{value:.2f}×"
+
+
+def span(interval: tuple[float, float] | None) -> str:
+    """`6.40 to 6.61`, with as many digits as tell the ends apart; empty for None."""
+    if interval is None:
+        return ""
+    low, high = interval
+    if 0.1 <= abs(high) < 1000 and f"{low:.2f}" != f"{high:.2f}":
+        return f"{low:.2f} to {high:.2f}"
+    return f"{quantity(low)} to {quantity(high)}"
+
+
+def short(digest: str) -> str:
+    """The first 12 hex digits of a `sha256:` digest, enough for the eye; the whole digest is in result.json."""
+    return digest.removeprefix("sha256:")[:12]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 job`, `3 jobs`, `2 batches`."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
+
+
+def _three(value: float) -> str:
+    """Three significant digits without an exponent."""
+    if value >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

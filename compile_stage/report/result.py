@@ -1,0 +1,288 @@
+"""`result.json`: the whole truth of a run, under names that others rely on.
+
+The fields of `docs/result.md` keep their name and meaning within `compile-stage/result/v1`; more may be added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from compile_stage.core.digest import plain
+from compile_stage.core.records import (
+    Candidate,
+    Check,
+    Measurement,
+    Refusal,
+    RunResult,
+    SampleSet,
+    TargetResult,
+    Timing,
+    Trial,
+    Waiver,
+)
+from compile_stage.report.summary import reason_of, state_of
+
+SCHEMA = "compile-stage/result/v1"
+
+_PERCENTILES = {"p50_s": 0.5, "p90_s": 0.9, "p95_s": 0.95, "p99_s": 0.99}
+
+
+def result_json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) that every `result.json` of this version satisfies."""
+    text = files("compile_stage.report").joinpath("result-v1.schema.json").read_text(encoding="utf-8")
+    schema: dict[str, Any] = json.loads(text)
+    return schema
+
+
+def result_text(result: RunResult) -> str:
+    """The content of `result.json`: indented, keys in the documented order, ending in a newline."""
+    return _indented(result_document(result), "\n") + "\n"
+
+
+def _indented(value: Any, newline: str) -> str:
+    """JSON for people: a list of plain values, such as tens of thousands of timings, stands on one line."""
+    deeper = newline + "  "
+    if isinstance(value, dict) and value:
+        items = [f"{json.dumps(key, ensure_ascii=False)}: {_indented(item, deeper)}" for key, item in value.items()]
+        return "{" + deeper + f",{deeper}".join(items) + newline + "}"
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return "[" + deeper + f",{deeper}".join(_indented(item, deeper) for item in value) + newline + "]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def result_document(result: RunResult) -> dict[str, Any]:
+    """A run as plain JSON values. A measured NaN or infinity is a string, since JSON has no such number."""
+    source, policy = result.source, result.policy
+    document = {
+        "schema": SCHEMA,
+        "status": result.status,
+        "exit_code": result.exit_code,
+        "problem": result.problem or None,
+        "source": {
+            "uri": source.uri,
+            "name": source.name,
+            "version": source.version,
+            "digest": source.digest,
+            "flavor": source.flavor,
+            "registry": source.registry,
+            "logged_model_id": source.logged_model_id,
+            "run_id": source.run_id,
+        },
+        "policy": {"name": policy.name, "owner": policy.owner, "digest": policy.digest, "files": policy.files},
+        "environment": result.environment,
+        "data": {role: _samples(samples) for role, samples in result.samples.items()},
+        "targets": [_target(result, target) for target in result.targets],
+        "baseline": _baseline(result),
+        "duration_s": result.duration_s,
+        "events": result.events,
+        "notes": result.notes,
+    }
+    plain_document: dict[str, Any] = plain(document)
+    return plain_document
+
+
+def timing_summary(timing: Timing) -> dict[str, Any]:
+    """One batch size, without the raw samples."""
+    from compile_stage.measure.stats import percentile
+
+    summary: dict[str, Any] = {key: percentile(timing.latency_s, q) for key, q in _PERCENTILES.items()}
+    median = summary["p50_s"]
+    return summary | {
+        "throughput_per_s": timing.batch_size / median if median else None,
+        "speedup": timing.speedup,
+        "speedup_interval": timing.speedup_interval,
+        "rounds": timing.rounds,
+        "stable": timing.stable,
+        "hardware_fingerprint": timing.environment,
+    }
+
+
+def _samples_s(timing: Timing) -> list[float]:
+    """Every call. No clock ticks finer than a nanosecond: further digits are noise of a subtraction, and half of the file."""
+    import numpy as np
+
+    rounded: list[float] = np.round(np.asarray(timing.latency_s, dtype=np.float64), 9).tolist()
+    return rounded
+
+
+def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
+    selection, spec = target.selection, target.policy.target
+    seen = {candidate.job.id for candidate in target.candidates}
+    refused = [r for r in result.refused if r.target == spec.name and r.job_id not in seen]
+    return {
+        "name": spec.name,
+        "required": spec.required,
+        "device": spec.device,
+        "threads": spec.threads,
+        "batch_sizes": spec.batch_sizes,
+        "prefer": target.policy.prefer,
+        "winner": selection.winner,
+        "reason": selection.reason if selection.winner is None else None,
+        "receipt": _receipt(target),
+        "bundle": _bundle(target),
+        "candidates": [_candidate(target, c) for c in target.candidates] + [_refusal(r) for r in refused],
+    }
+
+
+def _receipt(target: TargetResult) -> dict[str, Any] | None:
+    receipt = target.receipt
+    if receipt is None:
+        return None
+    return {
+        "uri": receipt.uri,
+        "name": receipt.name,
+        "version": receipt.version,
+        "digest": receipt.digest,
+        "alias": receipt.promoted_to,
+        "previous": receipt.previous,
+        "created": receipt.created,
+        "note": receipt.note,
+    }
+
+
+def _bundle(target: TargetResult) -> dict[str, Any] | None:
+    bundle = target.bundle
+    return None if bundle is None else {"digest": bundle.digest, "key": bundle.key, "name": bundle.name}
+
+
+def _candidate(target: TargetResult, candidate: Candidate) -> dict[str, Any]:
+    job, artifact, failure = candidate.job, candidate.artifact, candidate.failure
+    portable = candidate.portable
+    return {
+        "job_id": job.id,
+        "backend": job.backend,
+        "precision": job.scheme.precision,
+        "scheme": job.scheme.name,
+        "form": portable.form if portable is not None else None,
+        "state": state_of(target, candidate),
+        "reason": reason_of(target, candidate),
+        "error": None
+        if failure is None
+        else {
+            "kind": failure.kind,
+            "step": failure.step,
+            "problem": failure.problem,
+            "detail": failure.detail or failure.problem,
+        },
+        "kept": portable.kept if portable is not None else {},
+        "trials": [_trial(trial) for trial in candidate.trials],
+        "cache": candidate.cache,
+        "verdict": None
+        if candidate.verdict is None
+        else {
+            "passed": candidate.verdict.passed,
+            "checks": [_check(check) for check in candidate.verdict.checks],
+            "waivers": [_waiver(waiver) for waiver in candidate.verdict.waivers],
+        },
+        "timing": _measurement(candidate.measurement),
+        "size_bytes": artifact.size_bytes if artifact is not None else None,
+        "compile_s": candidate.compile_s,
+        "artifact_digest": artifact.digest if artifact is not None else None,
+        "toolchain": artifact.toolchain if artifact is not None else {},
+        "executed": artifact.executed if artifact is not None else {},
+        "notes": [*(portable.notes if portable is not None else ()), *(artifact.notes if artifact is not None else ())],
+    }
+
+
+def _refusal(refusal: Refusal) -> dict[str, Any]:
+    """A job that the plan refused, in the shape of a candidate."""
+    return {
+        "job_id": refusal.job_id,
+        "backend": refusal.backend,
+        "precision": refusal.precision,
+        "scheme": None,
+        "form": None,
+        "state": "refused",
+        "reason": refusal.reason,
+        "error": None,
+        "kept": {},
+        "trials": [],
+        "cache": {},
+        "verdict": None,
+        "timing": None,
+        "size_bytes": None,
+        "compile_s": 0.0,
+        "artifact_digest": None,
+        "toolchain": {},
+        "executed": {},
+        "notes": [],
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {
+        "kept": trial.kept,
+        "float_type": trial.float_type,
+        "passed": trial.passed,
+        "decisive": None if trial.decisive is None else _check(trial.decisive),
+        "latency_s": trial.latency_s,
+        "problem": trial.problem or None,
+    }
+
+
+def _check(check: Check) -> dict[str, Any]:
+    return {
+        "metric": check.gate.metric,
+        "output": check.output,
+        "batch_size": check.batch_size,
+        "limit": check.gate.limit,
+        "direction": check.gate.direction,
+        "unit": check.gate.unit,
+        "confidence": check.gate.confidence,
+        "options": check.gate.options,
+        "measured": check.measured,
+        "interval": check.interval,
+        "samples": check.samples,
+        "worst_samples": check.worst,
+        "outcome": check.outcome,
+        "reason": check.reason,
+        "waiver": None if check.waived is None else _waiver(check.waived),
+        "origin": check.gate.origin,
+    }
+
+
+def _waiver(waiver: Waiver) -> dict[str, Any]:
+    return {
+        "gate": waiver.gate,
+        "target": waiver.target,
+        "reason": waiver.reason,
+        "owner": waiver.owner,
+        "expires": waiver.expires,
+    }
+
+
+def _measurement(measurement: Measurement | None) -> dict[str, Any] | None:
+    if measurement is None:
+        return None
+    return {
+        "by_batch": {
+            str(timing.batch_size): timing_summary(timing) | {"samples_s": _samples_s(timing)}
+            for timing in measurement.timings
+        },
+        "load_s": measurement.load_s,
+        "peak_memory_bytes": measurement.peak_memory_bytes,
+    }
+
+
+def _baseline(result: RunResult) -> dict[str, Any]:
+    by_target: Mapping[str, Any] = {name: _measurement(taken) for name, taken in result.baseline.items()}
+    return {
+        "framework": result.baseline_framework,
+        # The first target's, which is the only one of most policies; threads and batch sizes differ by target.
+        "timing": next(iter(by_target.values()), None),
+        "by_target": by_target,
+    }
+
+
+def _samples(samples: SampleSet) -> dict[str, Any]:
+    return {
+        "source": samples.source,
+        "count": samples.count,
+        "real": samples.real,
+        "has_labels": samples.has_labels,
+        "digest": samples.digest,
+        "notes": samples.notes,
+    }

@@ -1,0 +1,240 @@
+"""A run in the words of its readers: one row a candidate, one sentence a verdict.
+
+The terminal, the HTML page, the Markdown and the JUnit file all draw from here, so that they can't disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from compile_stage.core.records import (
+    Candidate,
+    CandidateState,
+    Check,
+    Measurement,
+    Outcome,
+    RunResult,
+    TargetResult,
+    Timing,
+    record,
+)
+from compile_stage.report import numbers
+
+PERFORMANCE_METRICS = ("speedup", "p95_latency_ms", "size_mb", "memory_mb", "max_slowdown")
+
+# The error that stands for a candidate in a table's one cell: what a user of the model feels comes first.
+_HEADLINE_METRICS = (
+    "accuracy", "f1", "roc_auc", "log_loss", "mae", "rmse", "r2",
+    "top1_agreement", "topk_agreement", "agreement", "cosine", "snr_db", "psnr_db", "max_rel", "allclose", "max_abs",
+)  # fmt: skip
+
+_STATE_ORDER: tuple[CandidateState, ...] = ("won", "lost", "failed", "compiled_not_validated", "refused")
+
+STATE_WORDS: dict[CandidateState, str] = {
+    "won": "won",
+    "lost": "lost",
+    "failed": "failed",
+    "compiled_not_validated": "not proven",
+    "refused": "refused",
+}
+
+
+@record
+class Row:
+    """One candidate of one target.
+
+    Attributes:
+        scheme: Name of the scheme, or the precision of a job that was refused before it had one.
+        timing: At the batch size that selection looks at; None when nothing was measured.
+        error: The check that stands for its error; None when nothing was checked.
+        candidate: None for a job that the plan refused.
+    """
+
+    job_id: str
+    backend: str
+    precision: str
+    scheme: str
+    state: CandidateState
+    reason: str
+    timing: Timing | None = None
+    error: Check | None = None
+    size_bytes: int | None = None
+    candidate: Candidate | None = None
+
+
+def rows(result: RunResult, target: TargetResult) -> tuple[Row, ...]:
+    """All candidates of a target, those that the plan refused among them: the winner first, then by state and speed."""
+    found = [_row(target, candidate) for candidate in target.candidates]
+    known = {row.job_id for row in found}
+    found += [
+        Row(
+            job_id=refusal.job_id,
+            backend=refusal.backend,
+            precision=refusal.precision,
+            scheme=refusal.precision,
+            state="refused",
+            reason=refusal.reason,
+        )
+        for refusal in result.refused
+        if refusal.target == target.policy.target.name and refusal.job_id not in known
+    ]
+    return tuple(sorted(found, key=lambda row: (_STATE_ORDER.index(row.state), -_speedup(row), row.job_id)))
+
+
+def headline(result: RunResult) -> str:
+    """The run in one sentence."""
+    if result.problem:
+        return result.problem
+    parts = []
+    for target in result.targets:
+        name, winner = target.policy.target.name, winner_of(target)
+        if winner is None:
+            parts.append(f"{name} has no winner")
+            continue
+        timing = main_timing(target, winner.measurement)
+        faster = f", {numbers.ratio(timing.speedup)} the baseline's speed" if timing and timing.speedup else ""
+        doubt = " (unstable)" if timing and not timing.stable else ""
+        parts.append(f"{name} ships {winner.job.backend} {winner.job.scheme.name}{faster}{doubt}")
+    return "; ".join(parts) or "no target was looked at"
+
+
+def winner_of(target: TargetResult) -> Candidate | None:
+    """The candidate that won the target."""
+    return next((c for c in target.candidates if c.job.id == target.selection.winner), None)
+
+
+def main_timing(target: TargetResult, measurement: Measurement | None) -> Timing | None:
+    """The timing that selection looks at: the target's first batch size, or the first that there is."""
+    if measurement is None or not measurement.timings:
+        return None
+    return measurement.timing(target.policy.target.batch_sizes[0]) or measurement.timings[0]
+
+
+def median_s(timing: Timing | None) -> float | None:
+    """The median in seconds; None without a timing, or with too few calls to carry it."""
+    from compile_stage.measure.stats import percentile
+
+    return None if timing is None else percentile(timing.latency_s, 0.5)
+
+
+def baseline_of(result: RunResult, target: TargetResult) -> Measurement | None:
+    """The baseline's measurement for a target."""
+    return result.baseline.get(target.policy.target.name)
+
+
+def state_of(target: TargetResult, candidate: Candidate) -> CandidateState:
+    """What selection said of a candidate, or what follows from its record where selection never saw it."""
+    if (state := target.selection.states.get(candidate.job.id)) is not None:
+        return state
+    if candidate.refused is not None:
+        return "refused"
+    if candidate.failure is not None or (candidate.verdict is not None and not candidate.verdict.passed):
+        return "failed"
+    return "compiled_not_validated" if candidate.verdict is None else "lost"
+
+
+def reason_of(target: TargetResult, candidate: Candidate) -> str:
+    """One sentence on why a candidate is in its state."""
+    if reason := target.selection.reasons.get(candidate.job.id):
+        return reason
+    if candidate.job.id == target.selection.winner:
+        return target.selection.reason
+    if candidate.refused is not None:
+        return candidate.refused
+    return candidate.failure.problem if candidate.failure is not None else ""
+
+
+def checks_of(candidate: Candidate) -> tuple[Check, ...]:
+    """All checks of a candidate; none when it was never validated."""
+    return candidate.verdict.checks if candidate.verdict is not None else ()
+
+
+def measured_text(check: Check) -> str:
+    """`0.9991`, `14.2 dB`, `not measured`."""
+    if check.measured is None:
+        return "not measured"
+    return _with_unit(check.measured, check.gate.unit)
+
+
+def limit_text(check: Check) -> str:
+    """`at most 0.01`, `at least 20 dB`."""
+    return f"{check.gate.direction.replace('_', ' ')} {_with_unit(check.gate.limit, check.gate.unit)}"
+
+
+def error_text(check: Check | None) -> str:
+    """`cosine 0.9991`; a dash for None. A task metric is a drop against the baseline and says so."""
+    if check is None:
+        return numbers.DASH
+    drop = " drop" if "drop" in check.gate.options else ""
+    return f"{check.gate.metric}{drop} {measured_text(check)}"
+
+
+def outcome_counts(checks: Iterable[Check]) -> str:
+    """`12 passed`, `11 passed, 1 failed`, `3 passed, 1 not run, 1 waived`."""
+    tally = {"passed": 0, "failed": 0, "not run": 0, "waived": 0}
+    for check in checks:
+        tally[outcome_word(check)] += 1
+    return ", ".join(f"{number} {word}" for word, number in tally.items() if number) or "no checks"
+
+
+def outcome_word(check: Check) -> str:
+    """`passed`, `failed`, `not run`, or `waived` for a failure that a waiver lets through."""
+    if check.outcome is Outcome.PASS:
+        return "passed"
+    if check.outcome is Outcome.NOT_RUN:
+        return "not run"
+    return "waived" if check.waived is not None else "failed"
+
+
+def is_performance(check: Check) -> bool:
+    """True for gates on speed and size, false for gates on numerical error."""
+    return check.gate.metric in PERFORMANCE_METRICS
+
+
+def _row(target: TargetResult, candidate: Candidate) -> Row:
+    return Row(
+        job_id=candidate.job.id,
+        backend=candidate.job.backend,
+        precision=candidate.job.scheme.precision,
+        scheme=candidate.job.scheme.name,
+        state=state_of(target, candidate),
+        reason=reason_of(target, candidate),
+        timing=main_timing(target, candidate.measurement),
+        error=_headline_check(checks_of(candidate)),
+        size_bytes=candidate.artifact.size_bytes if candidate.artifact is not None else None,
+        candidate=candidate,
+    )
+
+
+def _headline_check(checks: Sequence[Check]) -> Check | None:
+    """A check that did not pass, if there is one; else the most telling metric's, at its tightest."""
+    errors = [check for check in checks if not is_performance(check)]
+    if not errors:
+        return None
+    broken = [check for check in errors if outcome_word(check) != "passed"]
+    if broken:
+        # A measured failure says more than a check that could not run.
+        return min(broken, key=lambda check: (check.measured is None, _rank(check)))
+    return min(errors, key=lambda check: (_rank(check), _margin(check)))
+
+
+def _rank(check: Check) -> int:
+    metric = check.gate.metric.removeprefix("mean_")
+    return _HEADLINE_METRICS.index(metric) if metric in _HEADLINE_METRICS else len(_HEADLINE_METRICS)
+
+
+def _margin(check: Check) -> float:
+    if check.measured is None:
+        return float("-inf")
+    gap = check.measured - check.gate.limit
+    return gap if check.gate.direction == "at_least" else -gap
+
+
+def _speedup(row: Row) -> float:
+    return row.timing.speedup if row.timing is not None and row.timing.speedup is not None else 0.0
+
+
+def _with_unit(value: float, unit: str) -> str:
+    if unit == "ratio":
+        return f"{numbers.quantity(value)}×"
+    return f"{numbers.quantity(value)} {unit}".rstrip()

@@ -1,0 +1,217 @@
+"""What every source does to its ONNX graph at the end: names, shapes, cleanliness, the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.digest import digest_tree
+from compile_stage.core.errors import SourceError
+from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
+from compile_stage.core.tensors import Dim, Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+OPSET = 18
+ML_OPSET = 3
+"""The newest operator sets that every backend of ours takes."""
+
+IR_VERSION = 10
+"""The newest file format that ONNX Runtime 1.20, the oldest that we allow, reads."""
+
+EXTERNAL_DATA_ABOVE = 1_900_000_000
+"""Bytes of weights above which they lie beside the file: a protobuf message ends at 2 GiB."""
+
+BATCH = "batch"
+
+
+def signature_of(model: ModelProto) -> Signature:
+    """Inputs (those that are no initializers) and outputs as the graph declares them."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return Signature(
+        inputs=tuple(_spec(value) for value in model.graph.input if value.name not in constants),
+        outputs=tuple(_spec(value) for value in model.graph.output),
+    )
+
+
+def dim(value: int | str | None, name: str, axis: int) -> Dim:
+    """A dimension's own size or symbol; one that has neither is called `batch` on axis 0 and after its tensor
+    elsewhere."""
+    if value is None or value == "":
+        return BATCH if axis == 0 else f"{name}_{axis}"
+    return value
+
+
+def name_dims(model: ModelProto) -> None:
+    """Give every unnamed dimension of inputs and outputs the symbol that `signature_of` reports."""
+    for value in [*model.graph.input, *model.graph.output]:
+        if not value.type.tensor_type.HasField("shape"):
+            continue
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if not size.HasField("dim_value") and not size.dim_param:
+                size.dim_param = str(dim(None, value.name, axis))
+
+
+def rename_symbols(model: ModelProto, names: Mapping[str, str]) -> None:
+    """Rename symbolic dimensions everywhere, also inside expressions such as `2*s0`."""
+    rename = symbol_renamer(names)
+    for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param:
+                size.dim_param = rename(size.dim_param)
+
+
+def symbol_renamer(names: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that renames whole words of an expression."""
+    if not names:
+        return lambda text: text
+    words = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    return lambda text: words.sub(lambda match: names[match[0]], text)
+
+
+def rename_values(model: ModelProto, names: Mapping[str, str]) -> None:
+    """Rename tensors of the main graph: inputs, outputs and all that refers to them, subgraphs included."""
+    graph = model.graph
+    for value in [*graph.input, *graph.output, *graph.value_info, *graph.initializer]:
+        value.name = names.get(value.name, value.name)
+    for node in _nodes(graph):
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+
+
+def clean(model: ModelProto) -> None:
+    """Take out what differs between two exports of the same model, or tells of the machine: doc strings, stack traces,
+    paths."""
+    model.doc_string = ""
+    model.graph.name = "model"  # some converters draw a random one
+    model.graph.doc_string = ""
+    del model.metadata_props[:]
+    del model.graph.metadata_props[:]
+    for node in _nodes(model.graph):
+        node.doc_string = ""
+        del node.metadata_props[:]
+    for value in [*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer]:
+        value.doc_string = ""
+        del value.metadata_props[:]
+    for function in model.functions:
+        function.doc_string = ""
+        del function.metadata_props[:]
+        for node in function.node:
+            node.doc_string = ""
+            del node.metadata_props[:]
+
+
+def finish(
+    model: ModelProto,
+    source: SourceModel,
+    shapes: Mapping[str, ShapeRange],
+    into: Path,
+    *,
+    notes: Sequence[str] = (),
+    external_data_above: int = EXTERNAL_DATA_ABOVE,
+) -> PortableModel:
+    """Check the graph against what the policy asks for, write `into/model.onnx`, and describe it.
+
+    Raises:
+        SourceError: `shapes` asks for a size that the graph has fixed, or the graph is no valid ONNX.
+    """
+    import onnx
+
+    name_dims(model)
+    clean(model)
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    signature = signature_of(model)
+    demand_shapes(signature, shapes, source)
+    into.mkdir(parents=True, exist_ok=True)
+    path = into / "model.onnx"
+    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+    if weights > external_data_above:
+        onnx.save_model(
+            model, path, save_as_external_data=True, all_tensors_to_one_file=True, location="model.onnx.data"
+        )
+    else:
+        path.write_bytes(model.SerializeToString(deterministic=True))
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise SourceError(f"its export is no valid ONNX: {str(error).splitlines()[0]}", where=source.uri) from error
+    return PortableModel(
+        path=str(path),
+        digest=digest_tree(into),
+        form="onnx",
+        opset=opset(model),
+        precision="fp32",
+        signature=signature,
+        made_from=source.digest,
+        notes=tuple(notes),
+    )
+
+
+def opset(model: ModelProto) -> int:
+    """Version of the default operator set."""
+    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
+def demand_shapes(signature: Signature, shapes: Mapping[str, ShapeRange], source: SourceModel) -> None:
+    """Raise SourceError when `shapes` names an input that is not there or asks for a size that the model has fixed."""
+    for name, wanted in shapes.items():
+        try:
+            spec = signature.input(name)
+        except KeyError:
+            inputs = ", ".join(map(str, signature.inputs))
+            raise SourceError(
+                f"the policy gives shapes for an input {name!r} that the model does not have",
+                fix=f"correct the target's shapes; the model has {inputs}",
+                where=source.uri,
+            ) from None
+        if len(spec.shape) != len(wanted.max):
+            raise SourceError(
+                f"the policy gives input {name!r} {len(wanted.max)} dimensions, the model has {spec}",
+                fix="correct the target's shapes",
+                where=source.uri,
+            )
+        for axis, size in enumerate(spec.shape):
+            asked = [s for s in (wanted.min[axis], wanted.typical[axis], wanted.max[axis]) if s != size]
+            if isinstance(size, int) and asked:
+                raise _fixed(name, axis, size, max(asked), source)
+
+
+def _fixed(name: str, axis: int, size: int, asked: int, source: SourceModel) -> SourceError:
+    if axis == 0:
+        return SourceError(
+            f"the export has fixed batch {size}, the policy asks for batch {asked}",
+            fix="log the model with an input example of batch >= 2, so that its batch stays open, or ask for that batch only",
+            where=source.uri,
+        )
+    return SourceError(
+        f"the export has fixed dimension {axis} of input {name!r} to {size}, the policy asks for {asked}",
+        fix="correct the target's shapes, or log the model with that dimension open (-1 in its signature)",
+        where=source.uri,
+    )
+
+
+def _spec(value: Any) -> TensorSpec:
+    from onnx import TensorProto, helper
+
+    tensor = value.type.tensor_type
+    if not tensor.elem_type:
+        raise SourceError(f"{value.name!r} is no tensor (a sequence or a map), which no backend takes")
+    dtype = "str" if tensor.elem_type == TensorProto.STRING else str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    sizes = [size.dim_value if size.HasField("dim_value") else size.dim_param for size in tensor.shape.dim]
+    return TensorSpec(
+        name=value.name, dtype=dtype, shape=tuple(dim(size, value.name, axis) for axis, size in enumerate(sizes))
+    )
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """All nodes, those of subgraphs (If, Loop, Scan) included."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+            for inner in attribute.graphs:
+                yield from _nodes(inner)

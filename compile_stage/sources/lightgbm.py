@@ -1,0 +1,179 @@
+"""LightGBM: boosters saved as text, which hold data only; the scikit-learn wrappers by skops, or as pickles where the
+policy allows them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.tensors import Signature
+from compile_stage.sources import graph, mlmodel, saved, tabular
+from compile_stage.sources.session import SourceSession
+
+if TYPE_CHECKING:
+    from compile_stage.core.ports import Session
+    from compile_stage.core.tensors import Batch
+
+_BOOSTER = "lightgbm.basic.Booster"
+
+# Objectives whose transformation the converter gets right, as tests/sources shows for each.
+_NUMBER = ("regression", "regression_l1", "huber", "quantile", "poisson", "gamma", "tweedie")
+_CLASSES = ("binary", "multiclass")
+
+
+class LightGBMSource:
+    """Models that `mlflow.lightgbm` logged."""
+
+    name = "lightgbm"
+    requires = ("lightgbm", "onnxmltools")
+    extra = "lightgbm"
+    framework = "LightGBM"
+
+    def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
+        if (reason := mlmodel.missing_file(_file(source), source)) is not None:
+            return reason
+        if (reason := tabular.refuse_columns(source)) is not None:
+            return reason
+        if not _is_text(source):
+            packages = saved.KNOWN_PACKAGES | {"lightgbm"}
+            reason = saved.refuse(_file(source), _format(source), _trusted(source), compliance, packages)
+            if reason is not None:
+                return reason
+        try:
+            return _refuse_model(_load(source))
+        except SourceError as error:
+            return error.problem
+
+    @contextmanager
+    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+        model = _load(source)
+        signature = _signature(model, source)
+        booster = _booster(model)
+
+        def call(arrays: Sequence[Any]) -> Sequence[Any]:
+            # The wrappers' own predict does this and checks the input once more.
+            found = booster.predict(arrays[0], num_threads=threads, num_iteration=_rounds(model))
+            if signature.outputs[0].name != tabular.LABEL:
+                return [found]
+            import numpy as np
+
+            table = found if found.ndim > 1 else np.stack([1.0 - found, found], axis=1)
+            return [model.classes_.take(table.argmax(axis=1)), table]
+
+        with tabular.limited_threads(threads):
+            yield SourceSession(signature, call)
+
+    def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        from onnxmltools import convert_lightgbm
+        from onnxmltools.convert.common.data_types import FloatTensorType
+
+        model = _load(source)
+        wanted = _signature(model, source)
+        graph.demand_shapes(wanted, shapes, source)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # deprecations inside the converter
+                converted = convert_lightgbm(
+                    model,
+                    initial_types=[(tabular.INPUT, FloatTensorType([None, _booster(model).num_feature()]))],
+                    target_opset=tabular.CONVERTER_OPSET,
+                    zipmap=False,
+                )
+        except Exception as error:
+            raise SourceError(f"onnxmltools can't convert it: {mlmodel.first_line(error)}", where=source.uri) from error
+        names = [value.name for value in graph.signature_of(converted).outputs]
+        tabular.standardize(converted, wanted, _repairs(names, wanted, _objective(model)))
+        return graph.finish(converted, source, shapes, into)
+
+    def example(self, source: SourceModel) -> Batch | None:
+        return mlmodel.named_example(source, _signature(_load(source), source))
+
+    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+        return tabular.answer(source, [_signature(_load(source), source).outputs[0].name])
+
+    def packages(self) -> Mapping[str, str]:
+        return package_versions("lightgbm", "onnxmltools", "skops", "onnx")
+
+
+def _file(source: SourceModel) -> Path:
+    return mlmodel.within(source, mlmodel.flavor(source, "lightgbm").get("data") or "model.lgb")
+
+
+def _is_text(source: SourceModel) -> bool:
+    return str(mlmodel.flavor(source, "lightgbm").get("model_class") or _BOOSTER) == _BOOSTER
+
+
+def _format(source: SourceModel) -> str:
+    return str(mlmodel.flavor(source, "lightgbm").get("serialization_format") or "cloudpickle")
+
+
+def _trusted(source: SourceModel) -> list[str]:
+    return [str(name) for name in mlmodel.flavor(source, "lightgbm").get("skops_trusted_types") or ()]
+
+
+def _load(source: SourceModel) -> Any:
+    import lightgbm
+
+    logged = mlmodel.flavor(source, "lightgbm").get("lgb_version", "of an unknown version")
+    if not _is_text(source):
+        return saved.load(_file(source), _format(source), source, f"lightgbm {logged}")
+    try:
+        return lightgbm.Booster(model_file=str(_file(source)))
+    except lightgbm.basic.LightGBMError as error:
+        raise SourceError(
+            f"it can't be loaded: {error}",
+            fix=f"it was logged with lightgbm {logged}, here is {lightgbm.__version__}: use that version, or log it again",
+            where=source.uri,
+        ) from error
+
+
+def _booster(model: Any) -> Any:
+    return getattr(model, "booster_", model)
+
+
+def _objective(model: Any) -> str:
+    """The first word: `binary sigmoid:1` is `binary`."""
+    return str(_booster(model).dump_model(num_iteration=1).get("objective", "")).partition(" ")[0]
+
+
+def _rounds(model: Any) -> int | None:
+    """Rounds that `predict` uses: up to the best one of early stopping."""
+    best = getattr(model, "best_iteration_", None) or getattr(model, "best_iteration", None)
+    return int(best) if best and best > 0 else None
+
+
+def _refuse_model(model: Any) -> str | None:
+    objective = _objective(model)
+    if objective not in (*_NUMBER, *_CLASSES):
+        return f"its objective {objective or 'of your own'!r} has no proven conversion; these have: {', '.join((*_NUMBER, *_CLASSES))}"
+    if any(line.startswith("cat_threshold=") for line in _booster(model).model_to_string().splitlines()):
+        return (
+            "it splits on categories (categorical_feature), which its conversion would not keep: encode them as numbers"
+        )
+    return None
+
+
+def _signature(model: Any, source: SourceModel) -> Signature:
+    booster = _booster(model)
+    features = int(booster.num_feature())
+    if hasattr(model, "predict_proba"):
+        dtype = tabular.label_dtype(model.classes_, source)
+        return tabular.signature(features, [tabular.label(dtype), tabular.probabilities(len(model.classes_))])
+    return tabular.signature(features, [tabular.prediction(int(booster.num_model_per_iteration()))])
+
+
+def _repairs(names: list[str], wanted: Signature, objective: str) -> list[tuple[str, tabular.Repair]]:
+    """The converter gives `label, probabilities` for every classifying objective, and `variable` for the others."""
+    if wanted.outputs[0].name == tabular.LABEL:
+        return [(names[0], "flatten"), (names[1], "keep")]
+    if objective == "binary":
+        return [(names[1], "second")]
+    if objective == "multiclass":
+        return [(names[1], "keep")]
+    return [(names[0], "flatten")]

@@ -1,0 +1,136 @@
+"""ONNX: the model is portable already; ONNX Runtime on the CPU is the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.sources import graph, mlmodel
+from compile_stage.sources.session import SourceSession
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from compile_stage.core.ports import Session
+    from compile_stage.core.tensors import Batch
+
+OLDEST_OPSET = 13
+"""Quantisation per channel starts here; an older graph is converted."""
+
+
+class OnnxSource:
+    """Models that `mlflow.onnx` logged."""
+
+    name = "onnx"
+    requires = ("onnx", "onnxruntime")
+    extra = ""
+    framework = "ONNX Runtime (CPU)"
+
+    def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
+        path = _file(source)
+        if (reason := mlmodel.missing_file(path, source)) is not None:
+            return reason
+        try:
+            model = _load(source, weights=False)
+            signature = graph.signature_of(model)
+        except SourceError as error:
+            return error.problem
+        if not signature.inputs:
+            return "it has no input, so it answers the same to everything"
+        if (absent := _missing_data(model, path.parent)) is not None:
+            return absent
+        return None
+
+    @contextmanager
+    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        try:
+            runtime = onnxruntime.InferenceSession(str(_file(source)), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise SourceError(f"ONNX Runtime can't open it: {mlmodel.first_line(error)}", where=source.uri) from error
+        signature = graph.signature_of(_load(source, weights=False))
+        inputs = [spec.name for spec in signature.inputs]
+        outputs = [spec.name for spec in signature.outputs]
+
+        def call(arrays: Sequence[Any]) -> Any:
+            return runtime.run(outputs, dict(zip(inputs, arrays, strict=True)))
+
+        yield SourceSession(signature, call)
+
+    def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        model = _load(source, weights=True)
+        # Files of the first formats list weights among the inputs; the ones that are no real inputs go.
+        inputs = {spec.name for spec in graph.signature_of(model).inputs}
+        for value in [value for value in model.graph.input if value.name not in inputs]:
+            model.graph.input.remove(value)
+        model, notes = _modern(model)
+        return graph.finish(model, source, shapes, into, notes=notes)
+
+    def example(self, source: SourceModel) -> Batch | None:
+        return mlmodel.named_example(source, graph.signature_of(_load(source, weights=False)))
+
+    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+        signature = graph.signature_of(_load(source, weights=False))
+        columns = mlmodel.columns(source) if len(signature.inputs) == 1 else None
+        return {
+            "kind": "dict",
+            "outputs": [spec.name for spec in signature.outputs],
+            "columns": list(columns) if columns else None,
+            "frame_in_frame_out": not mlmodel.has_tensor_signature(source),
+        }
+
+    def packages(self) -> Mapping[str, str]:
+        return package_versions("onnx", "onnxruntime")
+
+
+def _file(source: SourceModel) -> Path:
+    return mlmodel.within(source, mlmodel.flavor(source, "onnx").get("data") or "model.onnx")
+
+
+def _load(source: SourceModel, *, weights: bool) -> ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        return onnx.load(str(_file(source)), load_external_data=weights)
+    except (OSError, DecodeError, onnx.checker.ValidationError) as error:
+        raise SourceError(f"its file is no readable ONNX: {error}", where=source.uri) from error
+
+
+def _missing_data(model: ModelProto, folder: Path) -> str | None:
+    """The reason when a file of external weights is absent, or lies outside the model's folder."""
+    from onnx.external_data_helper import uses_external_data
+
+    for tensor in model.graph.initializer:
+        if not uses_external_data(tensor):
+            continue
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        path = folder / location
+        if not path.resolve().is_relative_to(folder.resolve()):
+            return f"its weights {tensor.name!r} point outside of the model's folder ({location})"
+        if not path.exists():
+            return f"its file of weights {location} is missing: log the model again"
+    return None
+
+
+def _modern(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+    """The model at an operator set that quantisation takes; as it is, with a note, where the converter can't."""
+    import onnx
+
+    have = graph.opset(model)
+    if have >= OLDEST_OPSET:
+        return model, ()
+    try:
+        converted = onnx.version_converter.convert_version(model, graph.OPSET)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError):
+        return model, (f"its operator set {have} could not be raised to {graph.OPSET}; some precisions may be refused",)
+    return converted, (f"its operator set was raised from {have} to {graph.OPSET}",)

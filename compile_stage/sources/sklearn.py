@@ -1,0 +1,252 @@
+"""scikit-learn: estimators and pipelines, saved by skops; pickles where the policy allows them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.tensors import Signature
+from compile_stage.sources import graph, mlmodel, saved, tabular
+from compile_stage.sources.session import SourceSession
+
+if TYPE_CHECKING:
+    from compile_stage.core.ports import Session
+    from compile_stage.core.tensors import Batch
+
+# Their `predict` is the class of highest probability, by their own code. For these the baseline computes the
+# probabilities once and takes the labels from them, as a skilled user would; calling both methods would make every
+# compiled model look twice as fast as it is.
+_LABEL_IS_LIKELIEST = re.compile(
+    "DecisionTreeClassifier|ExtraTreeClassifier|ExtraTreesClassifier|RandomForestClassifier|GradientBoostingClassifier|"
+    "HistGradientBoostingClassifier|LogisticRegression|LogisticRegressionCV|GaussianNB|MultinomialNB|BernoulliNB|ComplementNB"
+)
+
+
+class SklearnSource:
+    """Models that `mlflow.sklearn` logged."""
+
+    name = "sklearn"
+    requires = ("sklearn", "skl2onnx", "skops")
+    extra = "sklearn"
+    framework = "scikit-learn"
+
+    def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
+        path = _file(source)
+        if (reason := mlmodel.missing_file(path, source)) is not None:
+            return reason
+        if (reason := saved.refuse(path, _format(source), _trusted(source), compliance)) is not None:
+            return reason
+        if (reason := tabular.refuse_columns(source)) is not None:
+            return reason
+        try:
+            return _refuse_estimator(_load(source), source)
+        except SourceError as error:
+            return error.problem
+
+    @contextmanager
+    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+        estimator = _load(source)
+        _limit_jobs(estimator, threads)
+        signature = _signature(estimator, source)
+        as_frame = _framer(estimator)
+        likeliest = _LABEL_IS_LIKELIEST.fullmatch(type(_last_step(estimator)).__name__) is not None
+        with tabular.limited_threads(threads), warnings.catch_warnings():
+            # The model may have been fitted on a data frame; the baseline gets the bare matrix, which is faster.
+            warnings.filterwarnings("ignore", message="X does not have valid feature names")
+
+            def call(arrays: Sequence[Any]) -> Sequence[Any]:
+                rows = as_frame(arrays[0])
+                if len(signature.outputs) == 1:
+                    return [estimator.predict(rows).reshape(_target_shape(signature, len(arrays[0])))]
+                found = estimator.predict_proba(rows)
+                if likeliest:
+                    return [estimator.classes_.take(found.argmax(axis=1)), found]
+                return [estimator.predict(rows), found]
+
+            yield SourceSession(signature, call)
+
+    def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        estimator = _load(source)
+        wanted = _signature(estimator, source)
+        graph.demand_shapes(wanted, shapes, source)
+        model = _convert(estimator, wanted, source)
+        made: list[tuple[str, tabular.Repair]] = []
+        for spec, value in zip(wanted.outputs, graph.signature_of(model).outputs, strict=False):
+            made.append((value.name, "flatten" if len(spec.shape) == 1 else "keep"))
+        tabular.standardize(model, wanted, made)
+        return graph.finish(model, source, shapes, into)
+
+    def example(self, source: SourceModel) -> Batch | None:
+        return mlmodel.named_example(source, _signature(_load(source), source))
+
+    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+        wanted = _signature(_load(source), source)
+        method = mlmodel.flavor(source, "python_function").get("predict_fn", "predict")
+        names = [spec.name for spec in wanted.outputs]
+        chosen = tabular.PROBABILITIES if method == "predict_proba" and tabular.PROBABILITIES in names else names[0]
+        return tabular.answer(source, [chosen])
+
+    def packages(self) -> Mapping[str, str]:
+        return package_versions("scikit-learn", "skl2onnx", "onnx")
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+def _file(source: SourceModel) -> Path:
+    return mlmodel.within(source, mlmodel.flavor(source, "sklearn").get("pickled_model") or "model.pkl")
+
+
+def _format(source: SourceModel) -> str:
+    return str(mlmodel.flavor(source, "sklearn").get("serialization_format") or "pickle")
+
+
+def _trusted(source: SourceModel) -> list[str]:
+    return [str(name) for name in mlmodel.flavor(source, "sklearn").get("skops_trusted_types") or ()]
+
+
+def _load(source: SourceModel) -> Any:
+    logged_with = f"scikit-learn {mlmodel.flavor(source, 'sklearn').get('sklearn_version', 'of an unknown version')}"
+    return saved.load(_file(source), _format(source), source, logged_with)
+
+
+# ----------------------------------------------------------------------------------------------------------- estimators
+
+
+def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
+    from sklearn.base import is_classifier, is_regressor
+
+    if not (is_classifier(estimator) or is_regressor(estimator)):
+        return f"{type(estimator).__name__} is neither a classifier nor a regressor"
+    signature = _signature(estimator, source)
+    _convert(estimator, signature, source)
+    return None
+
+
+def _signature(estimator: Any, source: SourceModel) -> Signature:
+    from sklearn.base import is_classifier
+
+    features = getattr(estimator, "n_features_in_", None)
+    if features is None:
+        raise SourceError("it is not fitted, or does not say how many features it takes", where=source.uri)
+    if is_classifier(estimator):
+        classes = getattr(estimator, "classes_", ())
+        if isinstance(classes, list):
+            raise SourceError("it predicts several labels at once, which is not supported", where=source.uri)
+        outputs = [tabular.label(tabular.label_dtype(classes, source))]
+        if hasattr(estimator, "predict_proba"):
+            outputs.append(tabular.probabilities(len(classes)))
+        return tabular.signature(int(features), outputs)
+    import numpy as np
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")
+        answer = np.asarray(estimator.predict(_framer(estimator)(np.zeros((2, int(features)), np.float32))))
+    return tabular.signature(int(features), [tabular.prediction(answer.shape[1] if answer.ndim > 1 else 1)])
+
+
+def _target_shape(signature: Signature, rows: int) -> tuple[int, ...]:
+    return (rows, *(int(size) for size in signature.outputs[0].shape[1:]))
+
+
+def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
+    """The converter's own ONNX model. Raises SourceError with the step that has no converter."""
+    from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import FloatTensorType
+    from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
+
+    features = int(wanted.inputs[0].shape[1])
+    by_name = _column_names(estimator)
+    types = (
+        [(name, FloatTensorType([None, 1])) for name in by_name]
+        if by_name
+        else [(tabular.INPUT, FloatTensorType([None, features]))]
+    )
+    has_probabilities = any(spec.name == tabular.PROBABILITIES for spec in wanted.outputs)
+    # A classifier without probabilities (LinearSVC) must be given an option that it knows, or the converter adds
+    # `zipmap`.
+    options = {id(estimator): {"zipmap": False}} if has_probabilities else {id(_last_step(estimator)): {"nocl": False}}
+    if wanted.outputs[0].name == tabular.PREDICTION:
+        options = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside the converter
+            model = to_onnx(estimator, initial_types=types, options=options, target_opset=tabular.opsets())
+    except (MissingConverter, MissingShapeCalculator) as error:
+        raise SourceError(
+            f"{_blamed(error, estimator)} has no converter to ONNX",
+            fix="replace that step, or register a converter with skl2onnx.update_registered_converter",
+            where=source.uri,
+        ) from error
+    except Exception as error:
+        raise SourceError(
+            f"skl2onnx can't convert {type(_last_step(estimator)).__name__}: {mlmodel.first_line(error)}",
+            where=source.uri,
+        ) from error
+    if by_name:
+        tabular.join_columns(model, by_name)
+    return model
+
+
+def _blamed(error: Exception, estimator: Any) -> str:
+    found = re.search(r"type '<class '([\w.]+)'>'", str(error)) or re.search(r"<class '([\w.]+)'>", str(error))
+    return found[1].rpartition(".")[2] if found else type(estimator).__name__
+
+
+def _last_step(estimator: Any) -> Any:
+    while hasattr(estimator, "steps"):
+        estimator = estimator.steps[-1][1]
+    return estimator
+
+
+def _column_names(estimator: Any) -> tuple[str, ...]:
+    """Names of the columns when a step picks them by name; else empty."""
+    from sklearn.compose import ColumnTransformer
+
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None:
+        return ()
+    for step in _steps(estimator):
+        if isinstance(step, ColumnTransformer) and any(
+            isinstance(column, str)
+            for _, _, chosen in step.transformers_
+            for column in ([chosen] if isinstance(chosen, str) else chosen if isinstance(chosen, list) else [])
+        ):
+            return tuple(str(name) for name in names)
+    return ()
+
+
+def _steps(estimator: Any) -> Iterator[Any]:
+    yield estimator
+    for _, step in getattr(estimator, "steps", ()):
+        yield from _steps(step)
+
+
+def _framer(estimator: Any) -> Any:
+    """Matrix → what the estimator takes: a data frame when a step picks columns by name."""
+    names = _column_names(estimator)
+    if not names:
+        return lambda rows: rows
+    import pandas as pd
+
+    return lambda rows: pd.DataFrame(rows, columns=list(names))
+
+
+def _limit_jobs(estimator: Any, threads: int) -> None:
+    """A model that was told to use several processes or threads uses as many as the policy says; one that was not stays
+    as it is."""
+    parameters = estimator.get_params(deep=True)
+    wanted = {
+        name: threads
+        for name, value in parameters.items()
+        if (name == "n_jobs" or name.endswith("__n_jobs")) and value not in (None, 1)
+    }
+    if wanted:
+        estimator.set_params(**wanted)

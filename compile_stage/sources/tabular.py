@@ -1,0 +1,195 @@
+"""What scikit-learn, XGBoost and LightGBM share: one float32 matrix in; labels, probabilities or a prediction out.
+
+The converters name and shape their outputs each in its own way; `standardize` gives the graph the names and shapes of
+the Python API:
+
+    classifier   label [batch] (int64, or strings)   probabilities [batch, classes]
+    regressor    prediction [batch], or [batch, targets] where there are several
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.records import SourceModel
+from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.sources import graph, mlmodel
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+INPUT = "X"
+LABEL = "label"
+PROBABILITIES = "probabilities"
+PREDICTION = "prediction"
+
+CONVERTER_OPSET = 15
+"""The newest operator set that onnxmltools writes; trees lie in their own domain anyway."""
+
+# What a converter's output is, and what becomes of it: as it is, [batch, 1] → [batch], the second of two columns,
+# or a label as a number.
+Repair = Literal["keep", "flatten", "second", "number"]
+
+
+def signature(features: int, outputs: Sequence[TensorSpec]) -> Signature:
+    """One matrix `X` of that many features, and the outputs."""
+    return Signature(
+        inputs=(TensorSpec(name=INPUT, dtype="float32", shape=(graph.BATCH, features)),), outputs=tuple(outputs)
+    )
+
+
+def label(dtype: str) -> TensorSpec:
+    """The class of each row."""
+    return TensorSpec(name=LABEL, dtype=dtype, shape=(graph.BATCH,))
+
+
+def probabilities(classes: int) -> TensorSpec:
+    """The probability of each class."""
+    return TensorSpec(name=PROBABILITIES, dtype="float32", shape=(graph.BATCH, classes))
+
+
+def prediction(targets: int = 1) -> TensorSpec:
+    """The value of each row; a column for each where there are several."""
+    shape: tuple[int | str, ...] = (graph.BATCH,) if targets == 1 else (graph.BATCH, targets)
+    return TensorSpec(name=PREDICTION, dtype="float32", shape=shape)
+
+
+def label_dtype(classes: Any, source: SourceModel) -> str:
+    """`int64`, `bool` or `str`. Raises SourceError for classes that ONNX has no label type for."""
+    import numpy as np
+
+    kind = np.asarray(classes).dtype.kind
+    if kind == "b":
+        return "bool"
+    if kind in "iu":
+        return "int64"
+    if kind == "f" and np.all(np.asarray(classes) == np.round(classes)):
+        return "int64"
+    if kind in "US" or (kind == "O" and all(isinstance(item, str) for item in classes)):
+        return "str"
+    raise SourceError(
+        f"its classes are {np.asarray(classes).dtype} values, for which ONNX has no labels",
+        fix="train it on integer or text labels",
+        where=source.uri,
+    )
+
+
+def standardize(model: ModelProto, wanted: Signature, made: Sequence[tuple[str, Repair]]) -> None:
+    """Give the graph the names, shapes and outputs of `wanted`.
+
+    Args:
+        made: For each output of `wanted`, the converter's name of it and its repair. Other outputs of the converter go.
+    """
+    from onnx import TensorProto, helper
+
+    inner = graph.signature_of(model)
+    names = {inner.inputs[0].name: INPUT}
+    # The converter's own values get out of the way of ours first.
+    names |= {value: f"{value}_raw" for value, _ in made}
+    graph.rename_values(model, names)
+    del model.graph.output[:]
+    for spec, (value, repair) in zip(wanted.outputs, made, strict=True):
+        model.graph.node.append(_repair_node(model, f"{value}_raw", spec, repair))
+        dtype = TensorProto.STRING if spec.dtype == "str" else helper.np_dtype_to_tensor_dtype(_numpy_dtype(spec.dtype))
+        model.graph.output.append(helper.make_tensor_value_info(spec.name, dtype, list(spec.shape)))
+    _input(model, wanted)
+    if all(entry.domain not in ("", "ai.onnx") for entry in model.opset_import):  # a graph of trees alone
+        model.opset_import.append(helper.make_opsetid("", CONVERTER_OPSET))
+    # Intermediate shapes were inferred for the converter's outputs, and may be wrong (LightGBM: one row).
+    del model.graph.value_info[:]
+
+
+def join_columns(model: ModelProto, names: Sequence[str]) -> None:
+    """Replace one input per column by the matrix `X`, split into them."""
+    from onnx import TensorProto, helper
+
+    inputs = [value.name for value in model.graph.input]
+    del model.graph.input[:]
+    model.graph.input.append(helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, [graph.BATCH, len(names)]))
+    # The converter writes `mean radius` as `mean_radius`, and leaves out columns that no step takes.
+    written = [re.sub(r"\W", "_", name) for name in names]
+    parts = [name if name in inputs else f"unused_{index}" for index, name in enumerate(written)]
+    if set(inputs) - set(parts):
+        raise SourceError("two of its columns have names that ONNX can't tell apart", fix="rename the columns")
+    model.graph.node.insert(
+        0, helper.make_node("Split", [INPUT], parts, name="columns", axis=1, num_outputs=len(parts))
+    )
+
+
+def opsets() -> dict[str, int]:
+    """The operator sets that converters are asked for."""
+    return {"": graph.OPSET, "ai.onnx.ml": graph.ML_OPSET}
+
+
+@contextmanager
+def limited_threads(threads: int) -> Iterator[None]:
+    """OpenMP and BLAS at most so wide while the model is open."""
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    with threadpool_limits(limits=threads):
+        yield
+
+
+def answer(source: SourceModel, outputs: Sequence[str]) -> Mapping[str, Any]:
+    """An array for an array and for a data frame alike, as the `predict` of all these frameworks does."""
+    columns = mlmodel.columns(source)
+    return {
+        "kind": "array",
+        "outputs": list(outputs),
+        "columns": list(columns) if columns else None,
+        "frame_in_frame_out": False,
+    }
+
+
+def refuse_columns(source: SourceModel) -> str | None:
+    """The reason when the data frame holds columns that are no numbers."""
+    text = mlmodel.text_columns(source)
+    if not text:
+        return None
+    return (
+        f"its column{'s' if len(text) > 1 else ''} {', '.join(text[:5])} hold no numbers, and a compiled model takes one matrix of numbers: "
+        "encode them before the model, and log the model that takes the encoded columns"
+    )
+
+
+def _repair_node(model: ModelProto, raw: str, spec: TensorSpec, repair: Repair) -> Any:
+    from onnx import TensorProto, helper
+
+    name = f"{spec.name}_out"
+    if repair == "number":
+        return helper.make_node("Cast", [raw], [spec.name], name=name, to=TensorProto.FLOAT)
+    if spec.dtype == "bool":  # ONNX classifiers answer with integers
+        return helper.make_node("Cast", [raw], [spec.name], name=name, to=TensorProto.BOOL)
+    if repair == "flatten":
+        _constant(model, "flat", [-1])
+        return helper.make_node("Reshape", [raw, "flat"], [spec.name], name=name)
+    if repair == "second":
+        _constant(model, "second_column", 1)
+        return helper.make_node("Gather", [raw, "second_column"], [spec.name], name=name, axis=1)
+    return helper.make_node("Identity", [raw], [spec.name], name=name)
+
+
+def _input(model: ModelProto, wanted: Signature) -> None:
+    from onnx import TensorProto, helper
+
+    del model.graph.input[:]
+    spec = wanted.inputs[0]
+    model.graph.input.append(helper.make_tensor_value_info(spec.name, TensorProto.FLOAT, list(spec.shape)))
+
+
+def _constant(model: ModelProto, name: str, value: Any) -> None:
+    import numpy as np
+    from onnx import numpy_helper
+
+    if all(tensor.name != name for tensor in model.graph.initializer):
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.int64), name))
+
+
+def _numpy_dtype(name: str) -> Any:
+    import numpy as np
+
+    return np.dtype(name)

@@ -1,0 +1,369 @@
+"""PyTorch: an exported program (`pt2`), or a pickled module where the policy allows pickles.
+
+Both become an `ExportedProgram`, whose graph tells whether the model was frozen in training mode, and which keeps
+symbolic dimensions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.tensors import Dim, Signature, TensorSpec
+from compile_stage.sources import graph, mlmodel, pt2
+from compile_stage.sources.session import SourceSession
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from compile_stage.core.ports import Session
+    from compile_stage.core.tensors import Batch
+
+_PICKLED = (
+    "it is a pickled PyTorch module, and unpickling runs code from the file: log it with "
+    "serialization_format='pt2', or set compliance.allow_pickle in the policy"
+)
+
+
+class TorchSource:
+    """Models that `mlflow.pytorch` logged."""
+
+    name = "pytorch"
+    requires = ("torch", "onnxscript")
+    extra = "torch"
+    framework = "PyTorch (eager)"
+
+    def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
+        archive, pickled = _archive(source), _pickle(source)
+        if archive.exists():
+            if not compliance.allow_pickle and (reason := pt2.refuse(archive)) is not None:
+                return f"{reason}; set compliance.allow_pickle in the policy if you trust where it comes from"
+            return refuse_program(_load_archive(source))
+        if (reason := mlmodel.missing_file(pickled, source)) is not None:
+            return reason
+        if not compliance.allow_pickle:
+            return _PICKLED
+        module = _load_pickle(source)
+        if _is_script(module):
+            return (
+                "it is a TorchScript module, which PyTorch's exporter no longer takes: log the module it was made from"
+            )
+        if mlmodel.raw_example(source) is None:
+            return "it was logged without an input example, so its inputs are unknown: log it with input_example=..."
+        return refuse_program(_export_module(source, module))
+
+    @contextmanager
+    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            if _archive(source).exists():
+                program = _load_archive(source)
+                module: Any = program.module()
+            else:
+                module = _load_pickle(source)
+                program = _export_module(source, module)
+            in_spec = program.call_spec.in_spec
+            signature = signature_of(program, *_names(source, program))
+
+            def call(arrays: Sequence[Any]) -> list[Any]:
+                args, kwargs = torch.utils._pytree.tree_unflatten([_tensor(a) for a in arrays], in_spec)
+                with torch.no_grad():
+                    answer = module(*args, **kwargs)
+                return [leaf.numpy() for leaf in torch.utils._pytree.tree_leaves(answer)]
+
+            yield SourceSession(signature, call)
+        finally:
+            torch.set_num_threads(before)
+
+    def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        program = _program(source)
+        inputs, outputs = _names(source, program)
+        return export_program(program, inputs, outputs, source, shapes, into)
+
+    def example(self, source: SourceModel) -> Batch | None:
+        program = _program(source)
+        signature = signature_of(program, *_names(source, program))
+        named = mlmodel.named_example(source, signature)
+        if named is None and program.example_inputs is not None:
+            import torch
+
+            leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
+            named = {spec.name: leaf.numpy() for spec, leaf in zip(signature.inputs, leaves, strict=True)}
+        return named
+
+    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+        program = _program(source)
+        _, outputs = _names(source, program)
+        if "python_function" not in mlmodel.read(source).flavors or len(outputs) > 1:
+            # MLflow gives several inputs no pyfunc, and its pyfunc refuses several outputs: the published model answers
+            # with a dict.
+            return {"kind": "dict", "outputs": list(outputs), "columns": None, "frame_in_frame_out": False}
+        columns = mlmodel.columns(source)
+        return {
+            "kind": "array",
+            "outputs": list(outputs),
+            "columns": list(columns) if columns else None,
+            "frame_in_frame_out": not mlmodel.has_tensor_signature(source),
+        }
+
+    def packages(self) -> Mapping[str, str]:
+        return package_versions("torch", "onnxscript", "onnx")
+
+
+# ------------------------------------------------------------------------------------------------------------- programs
+
+
+def refuse_program(program: ExportedProgram) -> str | None:
+    """The reason when the program was frozen in training mode, draws random numbers, or takes or gives what is no
+    array."""
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None:
+            continue
+        values = {
+            argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()
+        }
+        values |= {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)}
+        values.update(node.kwargs)
+        training = values.get("training", values.get("train"))
+        if training is True:
+            return (
+                f"it was logged in training mode ({schema.name.removeprefix('aten::')} is live), so two calls differ: "
+                "call model.eval() before logging it"
+            )
+        if training is None and _is_random(node.target, values):
+            return f"it draws random numbers ({schema.name.removeprefix('aten::')}), so nothing can be compared with it"
+    for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
+        if spec.kind.name in ("USER_INPUT", "USER_OUTPUT") and type(spec.arg).__name__ != "TensorArgument":
+            side = "input" if spec.kind.name == "USER_INPUT" else "output"
+            return f"its {side} {getattr(spec.arg, 'name', '')!r} is not a tensor"
+    if program.graph_signature.buffers_to_mutate:
+        names = ", ".join(sorted(set(program.graph_signature.buffers_to_mutate.values())))
+        return f"running it changes its own state ({names}), so two calls differ"
+    half = [spec.name for spec in tensors(program) if spec.dtype == "bfloat16"]
+    if half:
+        return f"its tensors {', '.join(half)} are bfloat16, which arrays don't have: log the model in float32"
+    return None
+
+
+def signature_of(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Signature:
+    """The program's tensors under the given names; symbols are named as `symbol_names` says."""
+    rename = graph.symbol_renamer(symbol_names(program, inputs))
+    specs = list(tensors(program, rename))
+    named = [
+        TensorSpec(name=name, dtype=spec.dtype, shape=spec.shape)
+        for name, spec in zip((*inputs, *outputs), specs, strict=True)
+    ]
+    return Signature(inputs=tuple(named[: len(inputs)]), outputs=tuple(named[len(inputs) :]))
+
+
+def symbol_names(program: ExportedProgram, inputs: Sequence[str]) -> dict[str, str]:
+    """The exporter's symbols (`s40`) → readable names: `batch` for axis 0 of every input, `NAME_AXIS` for others.
+
+    The exporter may keep the batches of two inputs apart, because they could be broadcast; all samples have one batch.
+    """
+    found: dict[str, str] = {}
+    for name, spec in zip(inputs, tensors(program), strict=False):
+        for axis, size in enumerate(spec.shape):
+            if isinstance(size, str) and size.isidentifier():
+                found.setdefault(size, graph.BATCH if axis == 0 else f"{name}_{axis}")
+    return found
+
+
+def export_program(
+    program: ExportedProgram,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    source: SourceModel,
+    shapes: Mapping[str, ShapeRange],
+    into: Path,
+    symbols: Mapping[str, str] | None = None,
+) -> PortableModel:
+    """Write the program as ONNX. `symbols` names dimensions; `symbol_names` by default. Raises SourceError with the
+    exporter's reason."""
+    import torch
+
+    graph.demand_shapes(signature_of(program, inputs, outputs), shapes, source)
+    # The exporter says of every absent optional package what it skips; that is no message for our users.
+    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registration.level
+    registration.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside the exporter
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=graph.OPSET,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                verbose=False,
+            )
+    except Exception as error:
+        raise SourceError(
+            f"PyTorch's ONNX exporter refuses it: {_reason(error)}",
+            fix="replace the operation it names in the model's forward",
+            where=source.uri,
+        ) from error
+    finally:
+        registration.setLevel(level)
+    model = exported.model_proto
+    graph.rename_symbols(model, symbol_names(program, inputs) if symbols is None else symbols)
+    return graph.finish(model, source, shapes, into)
+
+
+# --------------------------------------------------------------------------------------------------------------- within
+
+
+def _archive(source: SourceModel) -> Path:
+    return mlmodel.data_file(source, "model.pt2", flavor_name="pytorch", key="model_data", default="data")
+
+
+def _pickle(source: SourceModel) -> Path:
+    return mlmodel.data_file(source, "model.pth", flavor_name="pytorch", key="model_data", default="data")
+
+
+def _program(source: SourceModel) -> ExportedProgram:
+    return _load_archive(source) if _archive(source).exists() else _export_module(source, _load_pickle(source))
+
+
+def _load_archive(source: SourceModel) -> ExportedProgram:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the loader
+        try:
+            return torch.export.load(str(_archive(source)))
+        except Exception as error:
+            logged = mlmodel.flavor(source, "pytorch").get("pytorch_version", "unknown")
+            raise SourceError(
+                f"torch.export.load can't read it: {_reason(error)}",
+                fix=f"it was logged with torch {logged}, here is {torch.__version__}: use that version, or log it again",
+                where=source.uri,
+            ) from error
+
+
+def _load_pickle(source: SourceModel) -> Any:
+    """The module in evaluation mode. The caller has asked `refuse`, which refuses pickles unless the policy allows
+    them."""
+    import mlflow.pytorch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow warns of pickles; the policy has allowed them
+        try:
+            module = mlflow.pytorch._load_model(str(_pickle(source).parent), weights_only=False)
+        except Exception as error:
+            raise SourceError(
+                f"its pickle can't be loaded: {_reason(error)}",
+                fix="install the packages that it was trained with, or log it with serialization_format='pt2'",
+                where=source.uri,
+            ) from error
+    return module.eval()
+
+
+def _export_module(source: SourceModel, module: Any) -> ExportedProgram:
+    """Trace the module on its input example. A batch of one is doubled first, because a size of 1 would be fixed."""
+    import numpy as np
+    import torch
+
+    raw = mlmodel.raw_example(source)
+    names, _ = mlmodel.tensor_names(source)
+    if isinstance(raw, Mapping):
+        values = [raw[name] for name in names or tuple(raw)]
+    else:
+        values = list(raw) if isinstance(raw, list | tuple) else [raw.to_numpy() if hasattr(raw, "to_numpy") else raw]
+    arrays = [np.asarray(v, dtype=np.float32) if hasattr(raw, "to_numpy") else np.asarray(v) for v in values]
+    example = tuple(torch.from_numpy(np.concatenate([a, a]) if len(a) == 1 else a) for a in arrays)
+    dynamic = tuple({0: torch.export.Dim.AUTO} for _ in example)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside the tracer
+            return torch.export.export(module, example, dynamic_shapes=_by_argument(module, dynamic))
+    except Exception as error:
+        raise SourceError(
+            f"torch.export can't trace it: {_reason(error)}",
+            fix="make its forward traceable by torch.export",
+            where=source.uri,
+        ) from error
+
+
+def _by_argument(module: Any, dynamic: tuple[Any, ...]) -> Any:
+    """Dynamic shapes in the form that torch.export wants for this forward: nested for `*args`."""
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        return (dynamic,)
+    return dynamic
+
+
+def _names(source: SourceModel, program: ExportedProgram) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The signature's tensor names where they fit, else the forward's arguments and the output's own keys."""
+    inputs, outputs = mlmodel.tensor_names(source)
+    own = tuple(str(name) for name in program.graph_signature.user_inputs)
+    made = _output_names(program)
+    fits_in = inputs is not None and len(inputs) == len(own)
+    fits_out = outputs is not None and len(outputs) == len(made)
+    chosen_in = inputs if fits_in and inputs else own
+    chosen_out = outputs if fits_out and outputs else made
+    # A model that answers with its own input needs two names.
+    return chosen_in, tuple(f"{name}_out" if name in chosen_in else name for name in chosen_out)
+
+
+def _output_names(program: ExportedProgram) -> tuple[str, ...]:
+    """Keys of a dict (or of a dataclass) that the model returns, `output` for a single tensor, else `output_0`, ..."""
+    import torch
+
+    spec = program.call_spec.out_spec
+    answer = torch.utils._pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    if isinstance(answer, Mapping) and all(isinstance(value, int) for value in answer.values()):
+        return tuple(str(key) for key in answer)
+    return ("output",) if spec.num_leaves == 1 else tuple(f"output_{i}" for i in range(spec.num_leaves))
+
+
+def tensors(program: ExportedProgram, rename: Any = str) -> Iterator[TensorSpec]:
+    """User inputs, then user outputs, as the program describes them."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    for name in (*program.graph_signature.user_inputs, *program.graph_signature.user_outputs):
+        value: Any = nodes[str(name)].meta["val"] if str(name) in nodes else None
+        if not hasattr(value, "shape"):
+            continue
+        shape: tuple[Dim, ...] = tuple(size if isinstance(size, int) else rename(str(size)) for size in value.shape)
+        yield TensorSpec(name=str(name), dtype=str(value.dtype).removeprefix("torch."), shape=shape)
+
+
+def _is_random(target: Any, values: Mapping[str, Any]) -> bool:
+    import torch
+
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    return bool(values.get("dropout_p", 1.0) != 0.0)  # attention takes dropout as a number
+
+
+def _is_script(module: Any) -> bool:
+    import torch
+
+    return bool(isinstance(module, torch.jit.ScriptModule))
+
+
+def _tensor(array: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause's first line: the exporter wraps it in pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

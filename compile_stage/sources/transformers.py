@@ -1,0 +1,258 @@
+"""Hugging Face transformers: the model of a text pipeline, behind its tokenizer.
+
+MLflow's signature is of text in and labels out. What can be compiled is the network between the tokenizer and the
+task's own post-processing, so the inputs are token ids and the outputs are the network's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.sources import graph, mlmodel
+from compile_stage.sources import torch as torch_source
+from compile_stage.sources.session import SourceSession
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from compile_stage.core.ports import Session
+    from compile_stage.core.tensors import Batch
+
+SEQUENCE = "sequence"
+
+_TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_NO_TENSORS = ("hidden_states", "attentions", "past_key_values")  # asked for by flags that stay off
+_TASKS = (
+    "text-classification",
+    "sentiment-analysis",
+    "token-classification",
+    "ner",
+    "feature-extraction",
+    "fill-mask",
+    "question-answering",
+)
+
+
+class TransformersSource:
+    """Models that `mlflow.transformers` logged, of tasks with one forward pass over text."""
+
+    name = "transformers"
+    requires = ("transformers", "torch", "onnxscript")
+    extra = "transformers"
+    framework = "PyTorch (eager), transformers"
+
+    def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
+        configuration = mlmodel.flavor(source, "transformers")
+        task = str(configuration.get("task", ""))
+        if task not in _TASKS:
+            return f"its task {task!r} is no single pass over text; these can be compiled: {', '.join(_TASKS)}"
+        folder = _model_folder(source)
+        if (reason := mlmodel.missing_file(folder / "config.json", source)) is not None:
+            return reason
+        if not list(folder.glob("*.safetensors")) and not compliance.allow_pickle:
+            return "its weights are a pickle: save them as safetensors, or set compliance.allow_pickle in the policy"
+        if list(folder.glob("*.py")) and not compliance.allow_pickle:
+            return "it brings Python code of its own (trust_remote_code): set compliance.allow_pickle in the policy if you trust it"
+        if _tokenizer_folder(source) is None:
+            return "it was logged without a tokenizer, so its inputs are unknown"
+        try:
+            _program(source)
+        except SourceError as error:
+            return error.problem
+        return None
+
+    @contextmanager
+    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            model = _load(source)
+            inputs = _inputs(source, model)
+            signature = _signature(model, inputs)
+            outputs = [spec.name for spec in signature.outputs]
+
+            def call(arrays: Sequence[Any]) -> list[Any]:
+                tensors = {name: torch.from_numpy(array.copy()) for name, array in zip(inputs, arrays, strict=True)}
+                with torch.no_grad():
+                    answer = model(**tensors)
+                return [answer[name].numpy() for name in outputs]
+
+            yield SourceSession(signature, call)
+        finally:
+            torch.set_num_threads(before)
+
+    def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        model = _load(source)
+        inputs = _inputs(source, model)
+        signature = _signature(model, inputs)
+        graph.demand_shapes(signature, shapes, source)
+        program = _trace(source, model, inputs)
+        outputs = [spec.name for spec in signature.outputs]
+        return torch_source.export_program(program, inputs, outputs, source, {}, into, symbols=_symbols(program))
+
+    def example(self, source: SourceModel) -> Batch | None:
+        """The logged text, through the model's own tokenizer."""
+        raw = mlmodel.raw_example(source)
+        texts = _texts(raw)
+        if not texts:
+            return None
+        inputs = _inputs(source, _load(source))
+        encoded = _tokenizer(source)(texts, padding=True, truncation=True, return_tensors="np")
+        return {name: encoded[name].astype("int64") for name in inputs}
+
+    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+        """A dict: the source's pyfunc answers text with labels, which the network alone can't."""
+        model = _load(source)
+        outputs = [spec.name for spec in _signature(model, _inputs(source, model)).outputs]
+        return {"kind": "dict", "outputs": outputs, "columns": None, "frame_in_frame_out": False}
+
+    def packages(self) -> Mapping[str, str]:
+        return package_versions("transformers", "torch", "onnxscript", "onnx")
+
+
+def _model_folder(source: SourceModel) -> Path:
+    return mlmodel.within(source, mlmodel.flavor(source, "transformers").get("model_binary") or "model")
+
+
+def _tokenizer_folder(source: SourceModel) -> Path | None:
+    folder = Path(source.path) / "components" / "tokenizer"
+    return folder if folder.is_dir() else None
+
+
+def _tokenizer(source: SourceModel) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(_tokenizer_folder(source), local_files_only=True)
+
+
+def _load(source: SourceModel) -> Any:
+    """The network in evaluation mode and FP32, of the class that was logged. Never from the network."""
+    import torch
+    import transformers
+
+    name = str(mlmodel.flavor(source, "transformers").get("pipeline_model_type") or "AutoModel")
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and hasattr(kind, "from_pretrained")):
+        raise SourceError(f"transformers {transformers.__version__} has no model class {name}", where=source.uri)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside the loader
+            folder = _model_folder(source)
+            safe = bool(list(folder.glob("*.safetensors"))) or None  # what `refuse` looked at is what is loaded
+            model = kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32, use_safetensors=safe)
+    except Exception as error:
+        logged = mlmodel.flavor(source, "transformers").get("transformers_version", "unknown")
+        raise SourceError(
+            f"transformers can't load it: {mlmodel.first_line(error)}",
+            fix=f"it was logged with transformers {logged}, here is {transformers.__version__}: use that version",
+            where=source.uri,
+        ) from error
+    return model.eval()
+
+
+def _inputs(source: SourceModel, model: Any) -> tuple[str, ...]:
+    """What the tokenizer gives and the network takes, in the network's own order."""
+    given = set(_tokenizer(source).model_input_names)
+    taken = [name for name in inspect.signature(model.forward).parameters if name in _TEXT_INPUTS and name in given]
+    if "input_ids" not in taken:
+        raise SourceError("its network takes no input_ids, so it does not read text", where=source.uri)
+    return tuple(taken)
+
+
+def _signature(model: Any, inputs: Sequence[str]) -> Signature:
+    """From one small pass: sizes that follow the batch or the sequence are symbols."""
+    import torch
+
+    batch, length = 2, 7
+    with torch.no_grad():
+        answer = model(**{name: torch.ones((batch, length), dtype=torch.int64) for name in inputs})
+        longer = model(**{name: torch.ones((batch, length + 1), dtype=torch.int64) for name in inputs})
+    outputs = []
+    for name, tensor in answer.items():
+        if not isinstance(tensor, torch.Tensor) or name in _NO_TENSORS:
+            continue
+        sizes = [
+            graph.BATCH if axis == 0 else (size if size == longer[name].shape[axis] else SEQUENCE)
+            for axis, size in enumerate(tensor.shape)
+        ]
+        outputs.append(TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(sizes)))
+    return Signature(
+        inputs=tuple(TensorSpec(name=name, dtype="int64", shape=(graph.BATCH, SEQUENCE)) for name in inputs),
+        outputs=tuple(outputs),
+    )
+
+
+def _program(source: SourceModel) -> ExportedProgram:
+    model = _load(source)
+    return _trace(source, model, _inputs(source, model))
+
+
+def _trace(source: SourceModel, model: Any, inputs: Sequence[str]) -> ExportedProgram:
+    import torch
+
+    example = {name: torch.ones((2, 7), dtype=torch.int64) for name in inputs}
+    sizes = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
+    wrapped = _tensors_only(model)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # deprecations inside the tracer
+            return torch.export.export(wrapped, (example,), dynamic_shapes=(sizes,))
+    except Exception as error:
+        raise SourceError(
+            f"torch.export can't trace it with an open batch and sequence: {mlmodel.first_line(error)}",
+            fix="log it with attn_implementation='eager', or log the network by itself with mlflow.pytorch",
+            where=source.uri,
+        ) from error
+
+
+def _tensors_only(model: Any) -> Any:
+    """The network without the fields of its answer that are no tensors."""
+    import torch
+
+    class Network(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tensors: dict[str, Any]) -> Any:
+            answer = self.model(**tensors)
+            return {k: v for k, v in answer.items() if isinstance(v, torch.Tensor) and k not in _NO_TENSORS}
+
+    return Network().eval()
+
+
+def _symbols(program: ExportedProgram) -> dict[str, str]:
+    """Axis 0 of every input is the batch, axis 1 the sequence, though the exporter may give each input its own
+    symbols."""
+    taken = len(program.graph_signature.user_inputs)
+    return {
+        str(size): (graph.BATCH, SEQUENCE)[axis]
+        for spec in islice(torch_source.tensors(program), taken)
+        for axis, size in enumerate(spec.shape)
+    }
+
+
+def _texts(raw: Any) -> list[str]:
+    """Text from what MLflow keeps of an input example: a string, a list, a dict of lists, a data frame's first
+    column."""
+    if raw is None:
+        return []
+    if isinstance(raw, str):
+        return [raw]
+    if hasattr(raw, "columns"):
+        raw = raw[raw.columns[0]].tolist()
+    if isinstance(raw, Mapping):
+        raw = next(iter(raw.values()), [])
+    return [raw] if isinstance(raw, str) else [str(text) for text in raw if isinstance(text, str)]

@@ -1,0 +1,182 @@
+"""XGBoost: boosters and the scikit-learn wrappers, saved as `.ubj` or `.json`, which hold data only."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.tensors import Signature
+from compile_stage.sources import graph, mlmodel, tabular
+from compile_stage.sources.session import SourceSession
+
+if TYPE_CHECKING:
+    from compile_stage.core.ports import Session
+    from compile_stage.core.tensors import Batch
+
+_WRAPPERS = ("XGBClassifier", "XGBRegressor", "XGBRFClassifier", "XGBRFRegressor")
+
+# Objectives whose transformation the converter gets right, as tests/sources shows for each.
+_NUMBER = ("reg:squarederror", "reg:absoluteerror", "reg:pseudohubererror", "count:poisson", "reg:gamma", "reg:tweedie")
+_CLASSES = ("binary:logistic", "multi:softprob", "multi:softmax")
+
+
+class XGBoostSource:
+    """Models that `mlflow.xgboost` logged."""
+
+    name = "xgboost"
+    requires = ("xgboost", "onnxmltools")
+    extra = "xgboost"
+    framework = "XGBoost"
+
+    def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
+        if (reason := mlmodel.missing_file(_file(source), source)) is not None:
+            return reason
+        if (reason := tabular.refuse_columns(source)) is not None:
+            return reason
+        kind = _class_name(source)
+        if kind not in ("Booster", *_WRAPPERS):
+            return (
+                f"a model of class {kind} can't be converted; there are converters for Booster, {', '.join(_WRAPPERS)}"
+            )
+        try:
+            return _refuse_booster(_booster(_load(source)))
+        except SourceError as error:
+            return error.problem
+
+    @contextmanager
+    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+        model = _load(source)
+        signature = _signature(model)
+        booster = _booster(model)
+        booster.set_param({"nthread": threads})
+        booster.feature_names = None  # rows come as a bare matrix
+        if hasattr(model, "set_params"):
+            model.set_params(n_jobs=threads)
+
+        def call(arrays: Sequence[Any]) -> Sequence[Any]:
+            if signature.outputs[0].name == tabular.LABEL:
+                found = model.predict_proba(arrays[0], validate_features=False)
+                return [found.argmax(axis=1), found]
+            if model is booster:
+                return [booster.inplace_predict(arrays[0], validate_features=False)]
+            return [model.predict(arrays[0], validate_features=False)]
+
+        with tabular.limited_threads(threads):
+            yield SourceSession(signature, call)
+
+    def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        from onnxmltools import convert_xgboost
+        from onnxmltools.convert.common.data_types import FloatTensorType
+
+        model = _load(source)
+        wanted = _signature(model)
+        graph.demand_shapes(wanted, shapes, source)
+        booster = _booster(model)
+        booster.feature_names = None  # the converter knows columns by number only
+        if model is booster:
+            # A bare booster predicts with all its trees; the converter would stop at the best round of early stopping.
+            booster.set_attr(best_iteration=None, best_score=None)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # deprecations inside the converter
+                converted = convert_xgboost(
+                    model,
+                    initial_types=[(tabular.INPUT, FloatTensorType([None, booster.num_features()]))],
+                    target_opset=tabular.CONVERTER_OPSET,
+                )
+        except Exception as error:
+            raise SourceError(f"onnxmltools can't convert it: {mlmodel.first_line(error)}", where=source.uri) from error
+        names = [value.name for value in graph.signature_of(converted).outputs]
+        tabular.standardize(converted, wanted, _repairs(names, model, booster))
+        return graph.finish(converted, source, shapes, into)
+
+    def example(self, source: SourceModel) -> Batch | None:
+        return mlmodel.named_example(source, _signature(_load(source)))
+
+    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+        return tabular.answer(source, [_signature(_load(source)).outputs[0].name])
+
+    def packages(self) -> Mapping[str, str]:
+        return package_versions("xgboost", "xgboost-cpu", "onnxmltools", "onnx")
+
+
+def _file(source: SourceModel) -> Path:
+    return mlmodel.within(source, mlmodel.flavor(source, "xgboost").get("data") or "model.ubj")
+
+
+def _class_name(source: SourceModel) -> str:
+    """The class within xgboost; anything else is refused, because loading it would import a stranger's module."""
+    path = str(mlmodel.flavor(source, "xgboost").get("model_class") or "xgboost.core.Booster")
+    package, _, name = path.rpartition(".")
+    return name if package.partition(".")[0] == "xgboost" else path
+
+
+def _load(source: SourceModel) -> Any:
+    import xgboost
+
+    try:
+        model = getattr(xgboost, _class_name(source))()
+        model.load_model(_file(source))
+    except Exception as error:
+        logged = mlmodel.flavor(source, "xgboost").get("xgb_version", "unknown")
+        raise SourceError(
+            f"it can't be loaded: {mlmodel.first_line(error)}",
+            fix=f"it was logged with xgboost {logged}, here is {xgboost.__version__}: use that version, or log it again",
+            where=source.uri,
+        ) from error
+    return model
+
+
+def _booster(model: Any) -> Any:
+    return model.get_booster() if hasattr(model, "get_booster") else model
+
+
+def _learner(booster: Any) -> Any:
+    return json.loads(booster.save_config())["learner"]
+
+
+def _objective(booster: Any) -> str:
+    return str(_learner(booster)["objective"]["name"])
+
+
+def _refuse_booster(booster: Any) -> str | None:
+    learner = _learner(booster)
+    kind, objective = learner["gradient_booster"]["name"], learner["objective"]["name"]
+    if kind != "gbtree":
+        return f"its booster is {kind!r}, and only trees (gbtree) have a converter"
+    if objective not in (*_NUMBER, *_CLASSES):
+        return f"its objective {objective!r} has no proven conversion; these have: {', '.join((*_NUMBER, *_CLASSES))}"
+    if "c" in (booster.feature_types or []):
+        return "it splits on categories (enable_categorical), for which there is no converter: encode them as numbers"
+    if int(learner["learner_model_param"].get("num_target", 1)) > 1:
+        return "it predicts several targets at once, for which there is no converter"
+    return None
+
+
+def _signature(model: Any) -> Signature:
+    booster = _booster(model)
+    classes = int(_learner(booster)["learner_model_param"]["num_class"])
+    features = int(booster.num_features())
+    if hasattr(model, "predict_proba"):
+        return tabular.signature(features, [tabular.label("int64"), tabular.probabilities(max(classes, 2))])
+    several = _objective(booster) == "multi:softprob"
+    return tabular.signature(features, [tabular.prediction(classes if several else 1)])
+
+
+def _repairs(names: list[str], model: Any, booster: Any) -> list[tuple[str, tabular.Repair]]:
+    """The converter gives `label, probabilities` for every classifying objective, and `variable` for the others."""
+    if hasattr(model, "predict_proba"):
+        return [(names[0], "flatten"), (names[1], "keep")]
+    objective = _objective(booster)
+    if objective == "binary:logistic":
+        return [(names[1], "second")]
+    if objective == "multi:softprob":
+        return [(names[1], "keep")]
+    return [(names[0], "number" if objective == "multi:softmax" else "flatten")]

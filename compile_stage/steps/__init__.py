@@ -1,0 +1,1 @@
+"""One file = one step = one function, record in, record out."""

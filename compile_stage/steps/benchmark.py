@@ -1,0 +1,328 @@
+"""Artifacts and baseline, interleaved → raw timings, ratios with intervals, memory and load time.
+
+Each participant is a fresh process that did not compile: its load time and peak memory are those of a serving process.
+Turns are given round-robin in an order that changes from round to round, so that a machine that slows down slows all
+alike; rounds in which others used the cores are dropped and played again, as long as the time lasts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import CompileStageError, WorkerError
+from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.records import (
+    Artifact,
+    CacheState,
+    Candidate,
+    Check,
+    Failure,
+    Measurement,
+    Outcome,
+    Plan,
+    Policy,
+    SampleSet,
+    SourceModel,
+    Target,
+    TargetPolicy,
+    TargetResult,
+    Timing,
+    record,
+)
+from compile_stage.measure import disturbance, stats, timing
+from compile_stage.measure.performance import check_performance
+
+BASELINE = "baseline"
+"""Name of the participant that all others are compared with."""
+
+TURN_S = 0.04
+"""Length of one turn, at least one call. Long enough for hundreds of calls of a small model; short enough that a round
+of ten small participants takes half a second, so that drift slower than that hits all alike, and there are many rounds
+to resample."""
+
+WARM_UP_S = 1.5
+"""At most so long until the latencies are steady; most models need a few calls."""
+
+
+@record
+class Measured:
+    """Measurements by participant, failures of those that did not live to the end, and whether it came from the
+    cache."""
+
+    measurements: Mapping[str, Measurement]
+    failures: Mapping[str, Failure]
+    cached: bool
+
+
+def benchmark_candidates(
+    context: Context,
+    plan: Plan,
+    target_policy: TargetPolicy,
+    candidates: Sequence[Candidate],
+    samples: SampleSet,
+) -> tuple[list[Candidate], Measurement | None]:
+    """The candidates with what was measured of those that are proven, and the original model's own measurement.
+
+    What already failed a tolerance is not measured: timings of a wrong answer decide nothing.
+    """
+    proven = {c.job.id: c.artifact for c in candidates if c.verdict and c.verdict.passed and c.artifact}
+    if not proven:
+        return list(candidates), None
+    target = target_policy.target
+    # A gate on a percentile wants as many calls as that percentile needs.
+    limits_p95 = any(gate.metric == "p95_latency_ms" for gate in target_policy.performance)
+    calls = stats.samples_needed(0.95) if limits_p95 else 0
+    gates = target_policy.performance
+
+    def decided(name: str, measured: Measurement) -> bool:
+        checks = check_performance(gates, measured, proven[name].size_bytes)
+        return not any(_left_open(check, measured) for check in checks)
+
+    found = benchmark(
+        context, target.name, plan.source, proven, samples, target, plan.policy, min_calls=calls, decided=decided
+    )
+    state: CacheState = "hit" if found.cached else "miss"
+    measured = [
+        replace(
+            c,
+            measurement=found.measurements.get(c.job.id),
+            failure=found.failures.get(c.job.id, c.failure),
+            cache={**c.cache, "benchmark": state} if c.job.id in proven else c.cache,
+        )
+        for c in candidates
+    ]
+    return measured, found.measurements.get(BASELINE)
+
+
+def benchmark_successor(
+    context: Context, policy: Policy, target_result: TargetResult, successor: Artifact, incumbent: Artifact | None
+) -> Measurement | None:
+    """What a target would ship, with `incumbent` as its baseline; None when there is nothing to compare.
+
+    Raises:
+        CompileStageError: The incumbent can't be run on this run's samples.
+    """
+    target, limit = target_result.policy.target, 1 / target_result.policy.promote.max_slowdown
+    if incumbent is None:
+        return None
+
+    def decided(_: str, measured: Measurement) -> bool:
+        intervals = [t.speedup_interval or (0.0, math.inf) for t in measured.timings if not t.stable]
+        return all(low >= limit or high < limit for low, high in intervals)
+
+    label, samples = f"{target.name} (against the promoted version)", target_result.samples["validation"]
+    artifacts = {successor.job_id: successor}
+    found = benchmark(context, label, incumbent, artifacts, samples, target, policy, decided=decided)
+    return found.measurements.get(successor.job_id)
+
+
+def benchmark(
+    context: Context,
+    label: str,
+    baseline: SourceModel | Artifact,
+    artifacts: Mapping[str, Artifact],
+    samples: SampleSet,
+    target: Target,
+    policy: Policy,
+    *,
+    min_calls: int = 0,
+    decided: Callable[[str, Measurement], bool] = lambda name, measured: True,
+) -> Measured:
+    """Measure `artifacts` (name → artifact) against `baseline`, alone on the machine.
+
+    Args:
+        label: Whose measurement it is, for events.
+        policy: Its `budget.measure_seconds` bounds the rounds over all batch sizes; warm-up and loading come on top.
+        min_calls: So many calls of each are wanted even where the ratios are known sooner.
+        decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
+            Such a measurement is not kept for the next run, which may find a quieter machine.
+    """
+    batch_sizes, threads, seed = target.batch_sizes, target.threads, policy.data.seed
+    seconds, needs = policy.budget.measure_seconds, Needs.within(policy.budget, threads)
+    key = {
+        "baseline": _loaded(baseline),
+        "artifacts": {name: _loaded(artifact) for name, artifact in artifacts.items()},
+        "samples": samples.digest,
+        "batch_sizes": list(batch_sizes),
+        "threads": threads,
+        "seconds": seconds,
+        "seed": seed,
+        "min_calls": min_calls,
+        "hardware": context.hardware,
+    }
+    failed: dict[str, Failure] = {}
+
+    def make(_: Any) -> dict[str, Measurement]:
+        with context.engine.alone(), ExitStack() as stack:
+            race = _Race(context, label, samples, threads, stack)
+            for name, model in {BASELINE: baseline, **artifacts}.items():
+                race.enter(name, model, needs, batch_sizes)
+            for batch_size in batch_sizes:
+                race.run(batch_size, seconds / len(batch_sizes), seed, min_calls)
+            failed.update(race.failures)
+            found = race.measurements()
+            if failed or not all(decided(name, measured) for name, measured in found.items() if name != BASELINE):
+                raise _PartialError(found)
+            return found
+
+    try:
+        found = context.cached("benchmark/1", label, key, make)
+    except _PartialError as partial:  # a failure is never cached, and the others' numbers still hold
+        return Measured(measurements=partial.measurements, failures=failed, cached=False)
+    return Measured(measurements=revive(Mapping[str, Measurement], found.value), failures={}, cached=found.hit)
+
+
+def _left_open(check: Check, measured: Measurement) -> bool:
+    """True for a limit that was missed only because the machine was too unsteady to show more."""
+    timing = measured.timing(check.batch_size) if check.batch_size is not None else None
+    if check.outcome is not Outcome.FAIL or timing is None or timing.stable:
+        return False
+    return check.interval is None or check.interval[1] >= check.gate.limit
+
+
+def _loaded(model: SourceModel | Artifact) -> dict[str, Any]:
+    """What decides how fast a model runs: its files, and all that loads them."""
+    if isinstance(model, SourceModel):
+        return {"source": model.identity, "made_by": plugins.made_by("sources", model.flavor)}
+    made_by = plugins.made_by("backends", model.backend)
+    return {"digest": model.digest, "options": model.options, "toolchain": model.toolchain, "made_by": made_by}
+
+
+class _PartialError(Exception):
+    def __init__(self, measurements: Mapping[str, Measurement]) -> None:
+        super().__init__("some participants failed, or did not settle, while they were measured")
+        self.measurements = measurements
+
+
+@dataclass
+class _Runner:
+    worker: Worker
+    load_s: float
+    peak_memory_bytes: int
+    timings: list[Timing] = field(default_factory=list)
+
+
+_Round: TypeAlias = dict[str, list[float]]  # participant → seconds per call of its turn
+
+
+class _Race:
+    """The participants of one interleaved measurement."""
+
+    def __init__(self, context: Context, label: str, samples: SampleSet, threads: int, stack: ExitStack) -> None:
+        self._context = context
+        self._label = label
+        self._samples = samples
+        self._threads = threads
+        self._stack = stack
+        self._runners: dict[str, _Runner] = {}
+        self.failures: dict[str, Failure] = {}
+
+    def enter(self, name: str, model: SourceModel | Artifact, needs: Needs, batch_sizes: Sequence[int]) -> None:
+        """Open the model in a fresh process, run it once at each batch size, and note load time and peak memory."""
+        self._context.events.progress("benchmark", self._label, f"loading {name}")
+        try:
+            worker = self._stack.enter_context(self._context.engine.worker(f"measure--{name}", needs))
+            if isinstance(model, Artifact):
+                opened = worker.call("open_artifact", artifact=model, threads=self._threads)
+            else:
+                opened = worker.call("open_source", source=model, threads=self._threads)
+            for batch_size in batch_sizes:
+                worker.call("warm_up", samples=self._samples, batch_size=batch_size, seconds=0.0)
+            self._runners[name] = _Runner(worker, opened["load_s"], worker.call("peak_memory"))
+        except CompileStageError as error:
+            self._drop(name, error)
+
+    def run(self, batch_size: int, seconds: float, seed: int, min_calls: int) -> None:
+        """Rounds at one batch size, until every ratio's interval is narrow enough or the time is up."""
+        for name in list(self._runners):
+            self._turn(name, "warm_up", batch_size, WARM_UP_S)
+        clean: list[_Round] = []
+        dirty: list[_Round] = []
+        ends = time.monotonic() + seconds
+        while BASELINE in self._runners:
+            played, quiet = self._round(len(clean) + len(dirty), batch_size, seed)
+            (clean if quiet else dirty).append(played)
+            if timing.enough(self._by_name(clean), BASELINE, seed=seed, min_calls=min_calls):
+                break
+            if time.monotonic() > ends:
+                break
+            said = f"batch {batch_size}, round {len(clean) + len(dirty)}"
+            self._context.events.progress(
+                "benchmark", self._label, f"{said}, {len(dirty)} disturbed" if dirty else said
+            )
+        trusted = len(clean) >= timing.MIN_ROUNDS
+        rounds = self._by_name(clean if trusted else clean + dirty)
+        for name, runner in self._runners.items():
+            timed = self._summary(name, rounds, batch_size, seed)
+            runner.timings.append(
+                replace(timed, disturbed=len(dirty)) if trusted else replace(timed, stable=timed.stable and not dirty)
+            )
+
+    def _round(self, number: int, batch_size: int, seed: int) -> tuple[_Round, bool]:
+        """One turn for each, and whether the machine was ours meanwhile."""
+        before, played = disturbance.usage(), {}
+        for name in timing.schedule(tuple(self._runners), number, seed):
+            latencies = self._turn(name, "time_turn", batch_size, TURN_S)
+            if latencies is not None:
+                played[name] = latencies
+        return played, not disturbance.disturbed(before, disturbance.usage(), self._threads)
+
+    def _by_name(self, rounds: Sequence[_Round]) -> dict[str, list[list[float]]]:
+        return {name: [played[name] for played in rounds] for name in self._runners}
+
+    def measurements(self) -> dict[str, Measurement]:
+        return {
+            name: Measurement(
+                timings=tuple(runner.timings), load_s=runner.load_s, peak_memory_bytes=runner.peak_memory_bytes
+            )
+            for name, runner in self._runners.items()
+        }
+
+    def _turn(self, name: str, function: str, batch_size: int, seconds: float) -> list[float] | None:
+        try:
+            answer: list[float] = self._runners[name].worker.call(
+                function, samples=self._samples, batch_size=batch_size, seconds=seconds
+            )
+        except CompileStageError as error:
+            self._drop(name, error)
+            return None
+        return answer
+
+    def _drop(self, name: str, error: CompileStageError) -> None:
+        if name == BASELINE:
+            raise error  # without the baseline no ratio means anything
+        self._runners.pop(name, None)
+        self.failures[name] = Failure(
+            kind=error.kind if isinstance(error, WorkerError) else "exception",
+            step="benchmark",
+            problem=error.problem,
+            detail=error.detail if isinstance(error, WorkerError) else "",
+        )
+
+    def _summary(self, name: str, rounds: Mapping[str, list[list[float]]], batch_size: int, seed: int) -> Timing:
+        own, base = rounds[name], rounds[BASELINE]
+        timed = Timing(
+            latency_s=tuple(value for turn in own for value in turn),
+            batch_size=batch_size,
+            environment=self._context.hardware.fingerprint,
+            rounds=len(own),
+            turns=tuple(len(turn) for turn in own),
+            stable=True,
+        )
+        if name == BASELINE:
+            return timed
+        ratio = stats.ratio_interval(base, own, seed=seed)
+        return replace(
+            timed,
+            stable=timing.narrow(ratio),
+            speedup=ratio.value,
+            speedup_interval=(ratio.low, ratio.high),
+        )

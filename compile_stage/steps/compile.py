@@ -1,0 +1,70 @@
+"""Portable model → artifact of one backend for one target."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import digest_tree, revive, tree_size
+from compile_stage.core.errors import IntegrityError
+from compile_stage.core.ports import Worker
+from compile_stage.core.records import Artifact, Job, PortableModel, SampleSet, record
+
+
+@record
+class Compiled:
+    """The artifact, how long the compiler took for it (then, when it comes from the cache), and whether it does."""
+
+    artifact: Artifact
+    compile_s: float
+    cached: bool
+
+
+def compile_job(
+    context: Context, worker: Worker, job: Job, model: PortableModel, calibration: SampleSet | None
+) -> Compiled:
+    """Compile, or take the artifact from the cache: same model, scheme, target, toolchain and hardware only."""
+    # A native scheme may calibrate inside the backend; a lowered graph has its calibration in it.
+    samples = calibration if job.scheme.native else None
+    key = {
+        "model": model.digest,
+        "backend": job.backend,
+        "scheme": job.scheme,
+        "target": replace(job.target, name="", required=True, backends=(), precisions=()),
+        "calibration": samples.digest if samples else None,
+        "made_by": plugins.made_by("backends", job.backend),
+        "hardware": context.hardware,
+    }
+
+    def make(into: Path) -> dict[str, object]:
+        began = time.monotonic()
+        answer = worker.call(
+            "compile_model",
+            backend=job.backend,
+            model=model,
+            scheme=job.scheme,
+            target=job.target,
+            job_id=job.id,
+            calibration=samples,
+            into=str(into),
+        )
+        return {"artifact": _checked(answer, into), "compile_s": time.monotonic() - began}
+
+    found = context.cached("compile/1", job.id, key, make)
+    artifact: Artifact = revive(Artifact, found.value["artifact"])
+    return Compiled(
+        artifact=replace(artifact, path=found.path, job_id=job.id),
+        compile_s=found.value["compile_s"],
+        cached=found.hit,
+    )
+
+
+def _checked(answer: object, into: Path) -> Artifact:
+    """What a backend says of its files is not believed: digest and size are taken here."""
+    artifact: Artifact = revive(Artifact, answer)
+    if not (into / artifact.entry).exists():
+        raise IntegrityError(f"backend {artifact.backend} says it wrote {artifact.entry}, and there is no such file")
+    return replace(artifact, path=".", digest=digest_tree(into), size_bytes=tree_size(into))

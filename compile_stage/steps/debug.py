@@ -1,0 +1,158 @@
+"""Why a candidate goes wrong: its trace against FP32, a small graph that fails like it, and the bundle for a bug report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core.context import Context
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import CompileStageError, WorkerError
+from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.records import Job, PortableModel, SampleSet
+from compile_stage.debug.diagnosis import Failed
+from compile_stage.debug.reduce import reduce_nodes
+from compile_stage.debug.trace import Trace
+
+MAX_TRIES = 48
+"""Graphs that a reduction may try; each is compiled in a worker."""
+
+
+def trace(
+    context: Context,
+    worker: Worker,
+    subject: str,
+    reference: str,
+    candidate: str,
+    samples: SampleSet,
+    *,
+    precision: str,
+    hint: str,
+    count: int,
+    threads: int,
+) -> Trace:
+    """Both files on the first `count` samples, tensor by tensor.
+
+    Args:
+        subject: A job's id, for the display.
+        hint: What OpenVINO executes a `.xml` in.
+    """
+    with context.events.step("trace", subject):
+        answer = worker.call(
+            "trace_nodes",
+            reference=reference,
+            candidate=candidate,
+            hint=hint,
+            precision=precision,
+            samples=samples,
+            count=count,
+            threads=threads,
+        )
+        found: Trace = revive(Trace, answer)
+        return found
+
+
+def reduce_failure(context: Context, job: Job, model: PortableModel, needs: Needs, into: Path) -> Failed | None:
+    """The smallest graph that fails to compile as the job does, as `into/reduced/model.onnx`; None when the graph compiles alone.
+
+    Every try is made in a worker, and after a crash in a new one.
+    """
+    with (
+        context.events.step("reduce", job.id),
+        context.worker(job.id, needs) as home,
+        _Compiler(context, needs) as compiler,
+    ):
+        nodes: list[list[str]] = home.call("list_nodes", path=model.path)
+        failure = compiler.failure(job, model, into / "whole")
+        if failure is None:
+            return None
+
+        def fails(chosen: Sequence[int]) -> str | None:
+            context.events.progress("reduce", job.id, f"trying {len(chosen)} of {len(nodes)} nodes")
+            answer = home.call("cut_graph", path=model.path, nodes=list(chosen), into=str(into / "try"))
+            return compiler.failure(job, revive(PortableModel, answer), into / "tried") if answer else None
+
+        found = reduce_nodes(len(nodes), failure, fails, max_tries=MAX_TRIES)
+        home.call("cut_graph", path=model.path, nodes=list(found.nodes), into=str(into / "reduced"))
+        names, ops = zip(*(nodes[i] for i in found.nodes), strict=True)
+        return Failed(step="compile", problem=failure, reduced=found, nodes=names, ops=ops)
+
+
+def bundle_trace(
+    context: Context,
+    worker: Worker,
+    subject: str,
+    reference: str,
+    candidate: str,
+    samples: SampleSet,
+    tensor: str,
+    *,
+    hint: str,
+    facts: Mapping[str, Any],
+    into: Path,
+) -> str:
+    """Write the bundle about a wrong answer; returns its folder."""
+    into.mkdir(parents=True, exist_ok=True)
+    with context.events.step("bundle", subject):
+        worker.call(
+            "write_trace_bundle",
+            reference=reference,
+            candidate=candidate,
+            hint=hint,
+            samples=samples,
+            tensor=tensor,
+            facts=dict(facts),
+            into=str(into),
+        )
+    return str(into)
+
+
+def bundle_failure(
+    context: Context, worker: Worker, job: Job, graph: Path, *, facts: Mapping[str, Any], into: Path
+) -> str:
+    """Write the bundle about a graph that can't be compiled; returns its folder."""
+    into.mkdir(parents=True, exist_ok=True)
+    with context.events.step("bundle", job.id):
+        worker.call("write_failure_bundle", graph=str(graph), backend=job.backend, facts=dict(facts), into=str(into))
+    return str(into)
+
+
+class _Compiler:
+    """Compiles one graph after the other; a worker that dies of one is replaced for the next."""
+
+    def __init__(self, context: Context, needs: Needs) -> None:
+        self._context, self._needs = context, needs
+        self._worker: Worker | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Compiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def failure(self, job: Job, model: PortableModel, into: Path) -> str | None:
+        """What compiling this graph fails with, or None."""
+        if self._worker is None:
+            self._worker = self._stack.enter_context(self._context.worker(job.id, self._needs))
+        try:
+            self._worker.call(
+                "compile_model",
+                backend=job.backend,
+                model=model,
+                scheme=job.scheme,
+                target=job.target,
+                job_id=job.id,
+                calibration=None,
+                into=str(into),
+            )
+        except WorkerError as error:
+            if error.kind != "exception":
+                self._stack.close()
+                self._worker = None
+            return f"{error.kind}: {error.problem}"
+        except CompileStageError as error:
+            return error.problem
+        return None

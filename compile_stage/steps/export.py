@@ -1,0 +1,89 @@
+"""Source model → portable model; the original stays the baseline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import SourceError
+from compile_stage.core.ports import Worker
+from compile_stage.core.records import Compliance, JsonMap, PortableModel, SourceModel, Target, record
+
+
+@record
+class Origin:
+    """What a source says of itself.
+
+    Attributes:
+        framework: Of the baseline, for people: `PyTorch (eager)`.
+        answer: How its pyfunc answers (`core.ports.Exporter.answer`).
+    """
+
+    framework: str
+    answer: JsonMap
+
+
+def inspect(context: Context, worker: Worker, source: SourceModel, compliance: Compliance) -> Origin:
+    """Ask the source plug-in whether it takes the model under this policy, before anything else loads it.
+
+    Raises:
+        SourceError: The model is refused, with the reason.
+    """
+    if source.flavor not in plugins.names("sources"):
+        raise SourceError(
+            f"a model of flavor {source.flavor!r} can't be compiled: "
+            + (
+                "an opaque pyfunc is Python code, not a graph"
+                if source.flavor == "python_function"
+                else f"there is a source for {', '.join(plugins.names('sources'))}"
+            ),
+            fix="log the model with its framework's own flavor (mlflow.pytorch, mlflow.sklearn, mlflow.onnx, ...)",
+            where=source.uri,
+        )
+    exporter = plugins.load("sources", source.flavor)
+    plugins.demand(exporter)
+    key = {"source": source.identity, "made_by": plugins.made_by("sources", source.flavor), "compliance": compliance}
+    found = context.cached(
+        "inspect/1", "", key, lambda _: worker.call("inspect_source", source=source, compliance=compliance)
+    )
+    origin: Origin = revive(Origin, found.value)
+    return origin
+
+
+def export(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
+    """The source as ONNX, for what a target asks for.
+
+    Raises:
+        SourceError: It can't be exported, or has fixed a shape that the target wants otherwise.
+    """
+    shapes = target.shapes
+    key = {"source": source.identity, "shapes": shapes, "made_by": plugins.made_by("sources", source.flavor)}
+    found = context.cached(
+        "export/1",
+        "",
+        key,
+        lambda into: _relative(worker.call("export", source=source, shapes=shapes, into=str(into)), into),
+    )
+    model: PortableModel = revive(PortableModel, found.value)
+    _demand_batch_sizes(source, model, target)
+    return replace(model, path=str(Path(found.path) / model.path))
+
+
+def _demand_batch_sizes(source: SourceModel, model: PortableModel, target: Target) -> None:
+    fixed = model.signature.fixed_batch
+    if fixed is not None and (others := [size for size in target.batch_sizes if size != fixed]):
+        raise SourceError(
+            f"the model takes batches of {fixed} only, and target {target.name!r} asks for batches of {', '.join(map(str, others))}",
+            fix=f"log the model with an input example of two rows or more, so that its batch stays free, or set batch_sizes: [{fixed}]",
+            where=source.uri,
+        )
+
+
+def _relative(answer: Any, into: Path) -> PortableModel:
+    """A cache entry is moved into place after it is made, so no path of the folder it was made in may stay in it."""
+    model: PortableModel = revive(PortableModel, answer)
+    return replace(model, path=Path(model.path).relative_to(into).as_posix())

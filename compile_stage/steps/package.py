@@ -1,0 +1,194 @@
+"""Winner → bundle: files, manifest and digests, in the form that the MLflow flavor loads."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import digest_of, digest_tree, plain
+from compile_stage.core.environment import python_version
+from compile_stage.core.errors import InternalError
+from compile_stage.core.records import Artifact, Bundle, Candidate, Plan, Policy, SourceModel, TargetResult
+from compile_stage.flavor import save_model
+from compile_stage.manifest import read_manifest
+from compile_stage.measure import stats
+
+TAG = "compile_stage."
+
+
+def publication_key(plan: Plan, target: TargetResult, winner: Artifact, fingerprint: str) -> str:
+    """Same source, policy, data, target, toolchain and hardware: same key, so the same published version."""
+    return digest_of(
+        {
+            "source": plan.source.digest,
+            "uri": plan.source.uri,
+            "policy": plan.policy.digest,
+            "samples": {role: found.digest for role, found in target.samples.items()},
+            "target": target.policy.target,
+            "toolchain": winner.toolchain,
+            "hardware": fingerprint,
+        }
+    )
+
+
+def package(
+    context: Context, plan: Plan, target_result: TargetResult, answer: Mapping[str, Any], out: Path
+) -> TargetResult:
+    """Write the bundle of a target's winner, if it has one, to `out/bundles/TARGET`, replacing what is there.
+
+    Args:
+        answer: How the source's pyfunc answers (`core.ports.Exporter.answer`); the published model answers so too.
+    """
+    winner = target_result.winner
+    if winner is None:
+        return target_result
+    source, policy, target = plan.source, plan.policy, target_result.policy.target
+    artifact, into = _artifact(winner), out / "bundles" / target.name
+    key = publication_key(plan, target_result, artifact, context.hardware.fingerprint)
+    with context.events.step("package", winner.job.id):
+        manifest = _manifest(context, plan, target_result, winner, answer, key)
+        with tempfile.TemporaryDirectory(dir=context.scratch) as staged:
+            (Path(staged) / "artifact").symlink_to(artifact.path)  # copied once, by save_model
+            shutil.rmtree(into, ignore_errors=True)
+            save_model(
+                staged,
+                into,
+                manifest=manifest,
+                signature=artifact.signature,
+                source_model=source.path,
+                metadata={"compile_stage": {"key": key, "source": source.uri, "policy": policy.digest}},
+            )
+        manifest = read_manifest(into)
+    bundle = Bundle(
+        path=str(into),
+        digest=digest_tree(into / "data"),
+        key=key,
+        target=target.name,
+        name=plugins.load("registries", source.registry).publication_name(
+            source, policy.publish_name.replace("{model}", source.name)
+        ),
+        manifest=manifest,
+        tags=_tags(context, source, policy, winner, key),
+        metrics=_metrics(winner),
+        params={
+            "precision": winner.job.scheme.precision,
+            "scheme": winner.job.scheme.name,
+            "backend": winner.job.backend,
+            "target": target.name,
+            "threads": str(target.threads),
+        },
+    )
+    return replace(target_result, bundle=bundle)
+
+
+def _artifact(winner: Candidate) -> Artifact:
+    if winner.artifact is None or winner.verdict is None or not winner.verdict.passed:
+        raise InternalError(f"{winner.job.id} was selected, and its verdict did not pass")
+    return winner.artifact
+
+
+def _manifest(
+    context: Context,
+    plan: Plan,
+    target_result: TargetResult,
+    winner: Candidate,
+    answer: Mapping[str, Any],
+    key: str,
+) -> dict[str, Any]:
+    source, policy, target = plan.source, plan.policy, target_result.policy.target
+    artifact, samples = _artifact(winner), target_result.samples
+    backend = plugins.load("backends", artifact.backend)
+    made: dict[str, Any] = plain(
+        {
+            "key": key,
+            "artifact": replace(artifact, path="artifact"),
+            "source": {
+                "uri": source.uri,
+                "name": source.name,
+                "version": source.version,
+                "flavor": source.flavor,
+                "digest": source.digest,
+                "registry": source.registry,
+            },
+            "policy": {"name": policy.name, "digest": policy.digest, "owner": policy.owner},
+            "job": winner.job,
+            "data": {"spec": policy.data, "samples": {role: replace(s, path="") for role, s in samples.items()}},
+            "target": target,
+            "scheme": winner.job.scheme,
+            "kept": winner.portable.kept if winner.portable else {},
+            "hardware": context.hardware,
+            "fingerprint": context.hardware.fingerprint,
+            "toolchain": artifact.toolchain,
+            "runtime": plugins.package_versions(*backend.runtime),
+            "python": python_version(),
+            "verdict": winner.verdict,
+            "timing": _timing(winner),
+            "answer": answer,
+            "threads": target.threads,
+            "signature": artifact.signature,
+            "on_hardware_mismatch": policy.compliance.on_hardware_mismatch,
+        }
+    )
+    return made
+
+
+def _timing(winner: Candidate) -> dict[str, Any]:
+    if winner.measurement is None:
+        return {}
+    return {
+        str(t.batch_size): {
+            "p50_s": stats.median(t.latency_s),
+            "speedup": t.speedup,
+            "speedup_interval": t.speedup_interval,
+        }
+        for t in winner.measurement.timings
+    }
+
+
+def _tags(context: Context, source: SourceModel, policy: Policy, winner: Candidate, key: str) -> dict[str, str]:
+    verdict = winner.verdict
+    tags = {
+        "key": key,
+        "source": source.uri,
+        "source_digest": source.digest,
+        "policy": policy.name,
+        "policy_digest": policy.digest,
+        "target": winner.job.target.name,
+        "backend": winner.job.backend,
+        "precision": winner.job.scheme.precision,
+        "scheme": winner.job.scheme.name,
+        "verdict": "passed",
+        "hardware": context.hardware.fingerprint,
+    }
+    if verdict is not None and verdict.waivers:
+        tags["verdict"] = "passed under waivers"
+        tags["waivers"] = "; ".join(f"{w.gate}: {w.reason} ({w.owner}, until {w.expires})" for w in verdict.waivers)
+    if winner.measurement is not None and not all(timing.stable for timing in winner.measurement.timings):
+        tags["measurement"] = (
+            "unstable"  # the limits held at the worse end of a wide interval; the figures themselves are rough
+        )
+    return {TAG + name: value for name, value in tags.items()}
+
+
+def _metrics(winner: Candidate) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for check in winner.verdict.checks if winner.verdict else ():
+        if check.measured is not None and check.batch_size is not None:
+            name = ".".join(filter(None, (check.gate.metric, check.output, f"batch_{check.batch_size}")))
+            found[name.replace(":", "_")] = check.measured
+    for timing in winner.measurement.timings if winner.measurement else ():
+        found[f"latency_p50_ms.batch_{timing.batch_size}"] = stats.median(timing.latency_s) * 1e3
+        if timing.speedup is not None:
+            found[f"speedup.batch_{timing.batch_size}"] = timing.speedup
+    if winner.measurement:
+        found["peak_memory_mb"] = winner.measurement.peak_memory_bytes / 1e6
+        found["load_s"] = winner.measurement.load_s
+    if winner.artifact:
+        found["size_mb"] = winner.artifact.size_bytes / 1e6
+    return found

@@ -1,0 +1,134 @@
+"""Policy + source → jobs, one per (target, backend, scheme); what can't work is refused early, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from compile_stage.core import plugins
+from compile_stage.core.environment import Hardware
+from compile_stage.core.errors import UsageError
+from compile_stage.core.ports import Backend
+from compile_stage.core.records import Job, Plan, Policy, Refusal, Scheme, SourceModel, TargetPolicy
+
+SAFE_FLOOR = "fp32"
+
+
+def plan(source: SourceModel, policy: Policy, hardware: Hardware) -> Plan:
+    """Expand the policy. Needs no model files, imports no compiler: plug-ins answer from what they declare.
+
+    Raises:
+        UsageError: The policy demands what this version can't do.
+    """
+    if policy.compliance.require_signature:
+        raise UsageError(
+            "the policy requires signatures (compliance.require_signature), and this version can't sign yet",
+            fix="set compliance.require_signature to false until it can",
+        )
+    jobs: dict[str, Job] = {}
+    refused: list[Refusal] = []
+    for target_policy in policy.targets:
+        for outcome in _expand(source, policy, target_policy, hardware):
+            if isinstance(outcome, Refusal):
+                refused.append(outcome)
+            elif jobs.setdefault(outcome.id, outcome) != outcome:  # results are told apart by their job's id
+                reason = f"{outcome.backend} calls two of its schemes {outcome.scheme.name!r}, so their results could be mixed up"
+                refused.append(_refusal(source, outcome.target.name, outcome.backend, outcome.scheme.precision, reason))
+    made = tuple(jobs.values())
+    return Plan(source=source, policy=policy, jobs=made, refused=tuple(refused), notes=tuple(_notes(policy, made)))
+
+
+def job_id(source: SourceModel, target: str, backend: str, scheme: str) -> str:
+    """Readable and stable: `fraud-7--cpu-server--openvino--int8-sym`."""
+    model = f"{source.name}-{source.version}" if source.version else source.name
+    return f"{model}--{target}--{backend}--{scheme}"
+
+
+def _expand(
+    source: SourceModel, policy: Policy, target_policy: TargetPolicy, hardware: Hardware
+) -> Iterator[Job | Refusal]:
+    target = target_policy.target
+    auto = target.backends == ("auto",)
+    precisions = target.precisions if SAFE_FLOOR in target.precisions else (*target.precisions, SAFE_FLOOR)
+    for name in plugins.names("backends") if auto else target.backends:
+        backend = plugins.load("backends", name)
+        reason = _refuse_backend(backend, policy, target_policy, hardware)
+        if reason is not None:
+            # `auto` means what is installed: a backend that is not is no refusal, `doctor` lists it.
+            if not (auto and plugins.missing(backend)):
+                yield _refusal(source, target.name, name, "*", reason)
+            continue
+        for precision in precisions:
+            yield from _expand_precision(source, target_policy, backend, precision)
+
+
+def _expand_precision(
+    source: SourceModel, target_policy: TargetPolicy, backend: Backend, precision: str
+) -> Iterator[Job | Refusal]:
+    target = target_policy.target
+    schemes = backend.schemes(target, precision)
+    if not schemes:
+        reason = f"{backend.name} has no {precision} on {target.device} here"
+        yield _refusal(source, target.name, backend.name, precision, reason)
+    for scheme in schemes:
+        if (reason_or_none := _refuse_scheme(target_policy, scheme, precision)) is not None:
+            yield _refusal(source, target.name, backend.name, scheme.name, reason_or_none)
+            continue
+        yield Job(
+            id=job_id(source, target.name, backend.name, scheme.name),
+            source=source.uri,
+            target=target,
+            backend=backend.name,
+            scheme=scheme,
+            gates=target_policy.tolerances[precision],
+        )
+
+
+def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolicy, hardware: Hardware) -> str | None:
+    allowed = policy.compliance.allowed_backends
+    if allowed is not None and backend.name not in allowed:
+        return f"compliance.allowed_backends does not list {backend.name} (it lists {', '.join(allowed) or 'none'})"
+    return (
+        plugins.missing(backend)
+        or hardware.refuse(dict(target_policy.target.hardware))
+        or backend.refuse_target(target_policy.target)
+    )
+
+
+def _refuse_scheme(target_policy: TargetPolicy, scheme: Scheme, precision: str) -> str | None:
+    if scheme.precision != precision:
+        return f"asked for {precision}, the backend offers {scheme.precision}: that would be judged by another precision's tolerances"
+    if not target_policy.tolerances.get(scheme.precision):
+        return f"the policy sets no tolerance for {scheme.precision}, so nothing could be proven"
+    if scheme.native:
+        return None
+    if scheme.precision not in plugins.names("lowerings"):
+        return f"no lowering to {scheme.precision} is installed"
+    return plugins.missing(plugins.load("lowerings", scheme.precision))
+
+
+def _refusal(source: SourceModel, target: str, backend: str, precision: str, reason: str) -> Refusal:
+    return Refusal(
+        job_id=job_id(source, target, backend, precision),
+        target=target,
+        backend=backend,
+        precision=precision,
+        reason=reason,
+    )
+
+
+def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
+    movers: dict[str, list[str]] = {}
+    for target_policy in policy.targets:
+        if alias := target_policy.promote.alias:
+            movers.setdefault(alias.replace("{target}", target_policy.target.name), []).append(
+                target_policy.target.name
+            )
+    for alias, names in movers.items():
+        if len(names) > 1:
+            yield f"targets {' and '.join(names)} move the same alias {alias!r}: the last one that wins has it; say {{target}} in promote.alias"
+    calibrates = any(job.scheme.precision not in ("fp32", "bf16") for job in jobs)
+    if calibrates and policy.data.validation.source == policy.data.calibration.source != "synthetic":
+        yield (
+            "validation and calibration samples come from the same place: what is calibrated on the samples that it is judged by "
+            "looks better than it is"
+        )

@@ -1,0 +1,119 @@
+"""What the policy calls real samples → samples on disk, which every proof and measurement reads."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import digest_file, revive
+from compile_stage.core.errors import CompileStageError, SourceError, UsageError
+from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.records import Data, Job, PortableModel, SampleSet, ShapeRange, SourceModel
+from compile_stage.core.tensors import Signature
+from compile_stage.debug.coverage import Coverage, coverage_note, overlap_note
+
+
+def samples_for(
+    context: Context, worker: Worker, source: SourceModel, data: Data, signature: Signature, jobs: Sequence[Job]
+) -> dict[str, SampleSet]:
+    """By role, the samples that the jobs of one target need: for validation always, for calibration where one calibrates."""
+    shapes = jobs[0].target.shapes
+    found = {"validation": sample(context, worker, source, "validation", data, signature, shapes)}
+    if any(map(_calibrates, jobs)):
+        # A model without an example to calibrate on has no int8, whose jobs say so; fp32 needs none.
+        with contextlib.suppress(SourceError):
+            found["calibration"] = sample(context, worker, source, "calibration", data, signature, shapes)
+    return found
+
+
+def compare_samples(
+    context: Context, needs: Needs, model: PortableModel, samples: Mapping[str, SampleSet]
+) -> tuple[str, ...]:
+    """What a reader should know of the two sets: samples that both hold, and activations that the calibration set does not show.
+
+    It decides nothing, so a model that can't be looked into, or a worker that dies of it, costs the run a note and no more.
+    """
+    if "calibration" not in samples or model.form != "onnx":
+        return ()
+    calibration, validation = samples["calibration"], samples["validation"]
+    key = {"model": model.digest, "calibration": calibration.digest, "validation": validation.digest}
+
+    def make(_: Path) -> dict[str, Any]:
+        with context.worker("samples", needs) as worker:
+            answer: dict[str, Any] = worker.call(
+                "compare_samples", model=model, calibration=calibration, validation=validation
+            )
+        return answer
+
+    try:
+        found = context.cached(
+            "cover/1", "", {**key, "packages": plugins.package_versions("onnx", "onnxruntime")}, make
+        )
+    except CompileStageError as error:
+        return (f"whether the calibration samples cover the validation samples is not known: {error.problem}",)
+    shared = overlap_note(found.value["overlap"], calibration.count, validation.count)
+    uncovered = coverage_note(revive(Coverage, found.value["coverage"]))
+    return tuple(note for note in (shared, uncovered) if note is not None)
+
+
+def sample(
+    context: Context,
+    worker: Worker,
+    source: SourceModel,
+    role: str,
+    data: Data,
+    signature: Signature,
+    shapes: Mapping[str, ShapeRange],
+) -> SampleSet:
+    """The samples of one role, `validation` or `calibration`, in the model's own tensor names."""
+    spec, seed = data.validation if role == "validation" else data.calibration, data.seed
+    kind, _, name = spec.source.partition(":")
+    dataset: Path | None = None
+    if kind == "mlflow-dataset":
+        dataset = plugins.load("registries", source.registry).dataset(source, name, context.scratch / "datasets")
+    key: dict[str, Any] = {"spec": spec, "seed": seed, "signature": signature, "shapes": shapes}
+    if kind == "file":
+        key["file"] = _file_digest(name)
+    elif kind == "mlflow-dataset":
+        key["file"] = digest_file(dataset) if dataset else ""
+    elif kind == "python":
+        key["nonce"] = secrets.token_hex(16)  # what a function answers can't be known without calling it
+    else:
+        key["source"] = source.identity
+
+    def make(into: Path) -> SampleSet:
+        answer = worker.call(
+            "prepare_samples",
+            source=source,
+            spec=spec,
+            signature=signature,
+            shapes=shapes,
+            dataset=str(dataset) if dataset else None,
+            seed=seed,
+            into=str(into),
+        )
+        prepared: SampleSet = revive(SampleSet, answer)
+        return replace(prepared, path=".")
+
+    found = context.cached("sample/1", role, key, make)
+    chosen: SampleSet = revive(SampleSet, found.value)
+    return replace(chosen, path=found.path)
+
+
+def _calibrates(job: Job) -> bool:
+    return job.scheme.precision not in ("fp32", "bf16")
+
+
+def _file_digest(path: str) -> str:
+    try:
+        return digest_file(path)
+    except OSError as error:
+        raise UsageError(
+            f"the policy's samples can't be read: {error.strerror}", fix="correct data.*.source", where=path
+        ) from error

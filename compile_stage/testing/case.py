@@ -1,0 +1,112 @@
+"""A case: one backend, one real model, one scheme; compiled once and shared by its checks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compile_stage.core import plugins
+from compile_stage.core.digest import canonical_json, load_record
+from compile_stage.core.ports import Backend
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic")
+
+
+@dataclass
+class Case:
+    """One backend, one real model, one scheme.
+
+    Attributes:
+        model: In float32, as an exporter wrote it.
+        samples: At least 8 of them; also the calibration, where a scheme wants one.
+        folder: For artifacts; must be the case's own.
+    """
+
+    backend: Backend
+    model: PortableModel
+    samples: SampleSet
+    scheme: Scheme
+    folder: Path
+    target: Target = field(default_factory=lambda: Target(name="conformance", batch_sizes=(1,), threads=1))
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.absolute()
+        self.workplace.mkdir(parents=True, exist_ok=True)
+
+    def __str__(self) -> str:
+        return f"{self.backend.name}/{self.scheme.name}"
+
+    @cached_property
+    def portable(self) -> PortableModel:
+        """The model that the backend is given: lowered, unless the scheme is native."""
+        if self.scheme.native:
+            return self.model
+        lowering = plugins.load("lowerings", self.scheme.precision)
+        return lowering.lower(self.model, self.scheme, self.samples, (), self.folder / "lowered")
+
+    @property
+    def workplace(self) -> Path:
+        """The working folder in which the backend compiles; nothing may be left in it."""
+        return self.folder / "workplace"
+
+    @cached_property
+    def artifact(self) -> Artifact:
+        """Compiled once for all checks, and sent through JSON as between processes."""
+        portable = self.portable
+        with contextlib.chdir(self.workplace):
+            built = self.backend.compile(
+                portable,
+                self.scheme,
+                self.target,
+                f"model--{self}",
+                self.folder / "artifact",
+                calibration=self.samples,
+            )
+        return load_record(Artifact, canonical_json(built))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes that the model takes."""
+        fixed = self.model.signature.fixed_batch
+        return (fixed,) if fixed else (1, 2, 5)
+
+    def batch(self, size: int, start: int = 0) -> Batch:
+        """Samples from `start` on, wrapping around at the end."""
+        rows = (np.arange(size) + start) % self.samples.count
+        inputs = Path(self.samples.path) / "inputs"
+        return {
+            spec.name: np.ascontiguousarray(np.load(inputs / f"{spec.name}.npy")[rows])
+            for spec in self.model.signature.inputs
+        }
+
+    def expected(self, batch: Batch) -> Batch:
+        """What ONNX's own reference implementation answers: no runtime is both judge and party."""
+        names = [spec.name for spec in self.model.signature.outputs]
+        return dict(zip(names, self._reference.run(names, dict(batch)), strict=True))
+
+    @cached_property
+    def _reference(self) -> Any:
+        from onnx.reference import ReferenceEvaluator
+
+        return ReferenceEvaluator(self.model.path)
+
+
+def cases(
+    backend: Backend, model: PortableModel, samples: SampleSet, folder: Path, precisions: tuple[str, ...] = PRECISIONS
+) -> Iterator[Case]:
+    """A case for every scheme that the backend declares and the lowering takes for this model."""
+    target = Target(name="conformance", batch_sizes=(model.signature.fixed_batch or 1,), threads=1)
+    for precision in precisions:
+        for scheme in backend.schemes(target, precision):
+            if scheme.native or plugins.load("lowerings", precision).refuse(model, scheme) is None:
+                yield Case(backend, model, samples, scheme, folder / backend.name / scheme.name, target)

@@ -1,0 +1,212 @@
+"""OpenVINO beyond the conformance kit: what only this backend does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from compile_stage.backends import openvino as module
+from compile_stage.backends.openvino import OpenVino
+from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
+from compile_stage.core.records import Scheme, Target
+from compile_stage.precision.int8 import StaticInt8
+from compile_stage.testing import models
+
+pytest.importorskip("openvino")
+
+TARGET = Target(name="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def conv(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return models.conv_net(tmp_path_factory.mktemp("conv"))
+
+
+def scheme(precision: str, name: str = "") -> Scheme:
+    found: tuple[Scheme, ...] = OpenVino().schemes(TARGET, precision)
+    return next(s for s in found if not name or s.name == name)
+
+
+def options(**given: Any) -> Target:
+    return replace(TARGET, options={"openvino": given})
+
+
+needs_bf16 = pytest.mark.skipif(not module._has_bf16(), reason="this CPU has no bfloat16 instructions")
+
+
+def test_float32_is_asked_for_and_read_back(conv: Any, tmp_path: Path) -> None:
+    """The plug-in's own default is bfloat16 on a CPU that has it."""
+    artifact = OpenVino().compile(conv[0], scheme("fp32"), TARGET, "job", tmp_path)
+    assert artifact.executed["precision"]["matrix_and_convolution"] == {"f32": 3}
+    assert artifact.options["hint"] == "f32"
+
+
+@needs_bf16
+def test_bfloat16_runs_and_survives_reopening(conv: Any, tmp_path: Path) -> None:
+    artifact = OpenVino().compile(conv[0], scheme("bf16"), TARGET, "job", tmp_path / "bf16")
+    assert artifact.executed["precision"]["matrix_and_convolution"] == {"bf16": 3}
+    exact = OpenVino().compile(conv[0], scheme("fp32"), TARGET, "job", tmp_path / "fp32")
+    batch = {"image": np.load(Path(conv[1].path) / "inputs" / "image.npy")[:2]}
+    with OpenVino().open(artifact, 1) as low, OpenVino().open(exact, 1) as high:
+        error = np.max(np.abs(low.run(batch)["scores"] - high.run(batch)["scores"]))
+    assert 1e-5 < error < 0.05, "bfloat16 rounds: no error would mean that it ran in float32"
+
+
+@needs_bf16
+def test_precision_that_was_not_taken_is_an_error(conv: Any, tmp_path: Path) -> None:
+    """An f16 hint is run as bf16 by this plug-in, without a word."""
+    artifact = OpenVino().compile(conv[0], scheme("fp32"), TARGET, "job", tmp_path)
+    asked = replace(artifact, options={**artifact.options, "hint": "f16"})
+    with pytest.raises(NothingCompiledError, match="asked to run in f16 and runs in bf16"), OpenVino().open(asked, 1):
+        pass
+
+
+def test_bfloat16_is_not_offered_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = replace(module.hardware(), features=("avx2",))
+    monkeypatch.setattr(module, "hardware", lambda: plain)
+    assert OpenVino().schemes(TARGET, "bf16") == ()
+
+
+def test_int8_graph_runs_in_integers(conv: Any, tmp_path: Path) -> None:
+    wanted = scheme("int8", "int8-u8")
+    lowered = StaticInt8().lower(conv[0], wanted, conv[1], (), tmp_path / "low")
+    artifact = OpenVino().compile(lowered, wanted, TARGET, "job", tmp_path / "art")
+    assert set(artifact.executed["precision"]["matrix_and_convolution"]) <= {"u8", "i8"}
+
+
+def test_int8_graph_that_runs_in_float_is_an_error(conv: Any, tmp_path: Path) -> None:
+    with pytest.raises(NothingCompiledError, match="runs none of the matrix and convolution layers in it: 3 in f32"):
+        OpenVino().compile(conv[0], scheme("int8", "int8-sym"), TARGET, "job", tmp_path)
+
+
+def test_fp32_graph_that_runs_lower_is_an_error() -> None:
+    with pytest.raises(NothingCompiledError, match="in another precision: 2 in bf16"):
+        module._judge(Scheme(precision="fp32", name="fp32"), Counter({"f32": 1, "bf16": 2}))
+
+
+def test_partly_quantised_graph_is_noted() -> None:
+    (note,) = module._judge(Scheme(precision="int8", name="int8"), Counter({"u8": 4, "i8": 1, "f32": 2}))
+    assert note == "5 matrix and convolution layers run in int8, 2 in f32"
+
+
+def test_native_int8_needs_samples(conv: Any, tmp_path: Path) -> None:
+    pytest.importorskip("nncf")
+    native = scheme("int8", "int8-nncf")
+    with pytest.raises(UsageError, match=r"set data\.calibration"):
+        OpenVino().compile(conv[0], native, TARGET, "job", tmp_path)
+
+
+def test_native_int8_is_not_offered_without_nncf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    assert [s.name for s in OpenVino().schemes(TARGET, "int8")] == ["int8-sym", "int8-u8"]
+
+
+def test_attention_is_seen_through_what_exporters_put_between() -> None:
+    """PyTorch's exporter guards attention against rows of NaN between Softmax and MatMul; unseen, NNCF fails on such a graph."""
+    import openvino
+    from openvino import opset13 as ops
+
+    scores = ops.parameter([4, 4], np.float32)
+    weights = ops.softmax(scores, axis=1)
+    guarded = ops.select(ops.is_nan(weights), ops.constant(np.float32(0)), weights)
+    product = ops.matmul(guarded, ops.constant(np.ones((4, 4), np.float32)), False, False)
+    assert module._has_attention(openvino.Model([product], [scores]))
+
+
+def test_a_classifiers_softmax_is_no_attention(tmp_path: Path) -> None:
+    """NNCF's transformer rules are for attention; a network that only ends in a Softmax is none."""
+    import openvino
+
+    read = openvino.Core().read_model
+    assert not module._has_attention(read(models.perceptron(tmp_path / "a")[0].path))
+    assert module._has_attention(read(models.transformer(tmp_path / "b")[0].path))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_stream": 1}, "no option 'num_stream'; it has performance_hint, num_streams"),
+        ({"performance_hint": "fast"}, "can't be 'fast'; it can be latency, throughput"),
+        ({"num_streams": 0}, "must be a whole number of at least 1, not 0"),
+        ({"num_streams": True}, "must be a whole number of at least 1, not True"),
+        ({"cpu_pinning": "no"}, "must be true or false, not 'no'"),
+    ],
+)
+def test_wrong_option_is_named(given: Any, said: str, conv: Any, tmp_path: Path) -> None:
+    assert said in str(OpenVino().refuse_target(options(**given)))
+    with pytest.raises(UsageError):
+        OpenVino().compile(conv[0], scheme("fp32"), options(**given), "job", tmp_path)
+
+
+def test_options_and_threads_are_obeyed_when_opened_too(conv: Any, tmp_path: Path) -> None:
+    import openvino
+
+    asked = options(performance_hint="throughput", num_streams=1, cpu_pinning=False)
+    artifact = OpenVino().compile(conv[0], scheme("fp32"), asked, "job", tmp_path)
+    path = Path(artifact.path) / artifact.entry
+    compiled = module._compile(openvino.Core(), path, artifact.options, 2, None)
+    assert compiled.get_property("INFERENCE_NUM_THREADS") == 2
+    assert "THROUGHPUT" in str(compiled.get_property("PERFORMANCE_HINT"))
+    assert compiled.get_property("NUM_STREAMS") == 1
+    assert compiled.get_property("ENABLE_CPU_PINNING") is False
+
+
+def test_trees_are_refused_with_the_operator(conv: Any, tmp_path: Path) -> None:
+    node = helper.make_node(
+        "TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", n_targets=1,
+        nodes_treeids=[0], nodes_nodeids=[0], nodes_featureids=[0], nodes_modes=["LEAF"], nodes_values=[0.0],
+        nodes_truenodeids=[0], nodes_falsenodeids=[0], target_treeids=[0], target_nodeids=[0], target_ids=[0], target_weights=[1.0],
+    )  # fmt: skip
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", n]) for name, n in (("x", 2), ("y", 1))]
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(
+        helper.make_model(helper.make_graph([node], "g", value[:1], value[1:]), opset_imports=sets),
+        tmp_path / "model.onnx",
+    )
+    reason = OpenVino().refuse(replace(conv[0], path=str(tmp_path / "model.onnx")), TARGET)
+    assert reason is not None
+    assert "TreeEnsembleRegressor" in reason
+    assert "\n" not in reason
+    assert ".cpp" not in reason
+
+
+def test_float16_is_not_offered_on_a_cpu() -> None:
+    """The plug-in would run it as bfloat16."""
+    assert OpenVino().schemes(TARGET, "fp16") == ()
+    assert OpenVino().schemes(replace(TARGET, device="gpu"), "fp32") == ()
+
+
+def test_lost_output_is_an_error(conv: Any, tmp_path: Path) -> None:
+    renamed = replace(conv[0].signature, outputs=(replace(conv[0].signature.outputs[0], name="logits"),))
+    with pytest.raises(IntegrityError, match="outputs changed on the way"):
+        OpenVino().compile(replace(conv[0], signature=renamed), scheme("fp32"), TARGET, "job", tmp_path)
+
+
+def test_read_only_and_strided_inputs_are_taken(conv: Any, tmp_path: Path) -> None:
+    """Samples come memory-mapped: read-only, and sometimes as a slice."""
+    images = np.load(Path(conv[1].path) / "inputs" / "image.npy", mmap_mode="r")
+    artifact = OpenVino().compile(conv[0], scheme("fp32"), TARGET, "job", tmp_path)
+    with OpenVino().open(artifact, 1) as session:
+        whole = session.run({"image": images})["scores"]
+        np.testing.assert_allclose(session.run({"image": images[::2]})["scores"], whole[::2], atol=1e-5)
+        wide = np.ascontiguousarray(images.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+        np.testing.assert_allclose(session.run({"image": wide})["scores"], whole, atol=1e-5)
+
+
+def test_operators_that_it_lacks_are_named_and_nothing_else() -> None:
+    """Broken: a plan would show a paragraph about the runtime's front end for each tree model."""
+    from compile_stage.backends.openvino import _why_unread
+
+    said = (
+        "FrontEnd API failed with OpConversionFailure:\nModel wasn't fully converted.\nSummary:\n"
+        "-- No conversion rule found for operations: ai.onnx.ml.LinearClassifier, ai.onnx.ml.Scaler\n"
+    )
+    found = _why_unread(RuntimeError(said))
+    assert found == "OpenVINO does not know the operators ai.onnx.ml.LinearClassifier, ai.onnx.ml.Scaler"

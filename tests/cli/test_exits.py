@@ -1,0 +1,34 @@
+"""Each exit code has one meaning, and the help, the documentation and the classes agree on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import compile_stage.core.errors as errors
+from compile_stage.cli import exits
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def test_codes_are_unique() -> None:
+    codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
+    assert len(codes) == len(set(codes))
+    assert set(exits.MEANINGS) == set(codes)
+
+
+def test_every_error_that_ends_the_program_has_a_documented_code() -> None:
+    for cls in exits.error_classes():
+        assert cls.exit_code in exits.MEANINGS, cls
+
+
+def test_no_two_kinds_of_error_share_a_code() -> None:
+    """Only what means "what you wrote can't be obeyed" shares 2."""
+    owners: dict[int, set[str]] = {}
+    for cls in exits.error_classes():
+        owners.setdefault(cls.exit_code, set()).add(cls.__name__)
+    shared = {code: names for code, names in owners.items() if len(names) > 1}
+    assert shared == {errors.EXIT_USAGE: {"PolicyError", "UsageError", "MissingDependencyError"}}
+
+
+def test_the_documentation_holds_the_generated_table() -> None:
+    assert exits.markdown_table() in DOCS.read_text(encoding="utf-8"), "paste exits.markdown_table() into docs/cli.md"

@@ -1,0 +1,149 @@
+"""The program as a process: what it imports, and how it ends when its reader or its user goes away."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"mlflow", "onnx", "onnxruntime", "numpy", "torch", "sklearn", "pandas", "openvino", "jinja2", "scipy"}
+
+GOOD = """\
+apiVersion: compile-stage/v1
+kind: OptimizationPolicy
+name: cpu-server
+owner: ml-platform
+data:
+  validation: {source: "input_example"}
+  calibration: {source: "input_example"}
+targets:
+  cpu-server: {device: cpu, precisions: [int8, fp32]}
+"""
+
+# Runs the command line and then tells, on standard error, which heavy modules came in.
+PROBE = """
+import json, sys
+from compile_stage.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.stderr)
+"""
+
+# A run that says where it is and then waits, so that the test can end it.
+SLOW = """
+import sys, time
+import compile_stage.api as api
+from compile_stage.cli.main import main
+
+def run(*arguments, reporter, **named):
+    reporter.began("compile", "job")
+    reporter.ended("compile", "job", 0.1, "done")
+    sys.stdout.flush()
+    time.sleep(60)
+
+api.run = run
+main(sys.argv[1:])
+"""
+
+# A run that goes on printing after its reader left, then ends with the code of a missed gate.
+TALKATIVE = """
+import sys
+import compile_stage.api as api
+import compile_stage.cli.commands
+from compile_stage.cli.main import main
+
+class Gate:
+    exit_code = 3
+
+def run(*arguments, reporter, **named):
+    for number in range(3000):
+        reporter.ended("compile", f"job-{number}", 0.1, "done")
+    return Gate()
+
+api.run = run
+compile_stage.cli.commands._show_result = lambda *arguments: None
+compile_stage.cli.commands._default_out = lambda *arguments: None
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.mark.parametrize(
+    "line", [["--help"], ["run", "--help"], ["lint", "POLICY"], ["explain", "POLICY"], ["schema"], ["version"]]
+)
+def test_quick_commands_import_nothing_heavy(line: list[str], policy: Path) -> None:
+    """These must answer at once, in an editor and in every CI job."""
+    arguments = [str(policy) if word == "POLICY" else word for word in line]
+    done = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not HEAVY & set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_python_m_is_the_same_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "compile_stage", "rnu"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "did you mean 'run'?" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_with_130(number: signal.Signals, policy: Path) -> None:
+    """A scheduler's SIGTERM is no different from Ctrl-C: a sentence, no traceback."""
+    command = [sys.executable, "-c", SLOW, "run", "models:/m/1", "-p", str(policy)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "compile" in process.stdout.readline()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted: kept what is finished; run again to resume" in said
+    assert "Traceback" not in said
+
+
+def test_a_run_whose_reader_left_goes_on_and_keeps_its_exit_code(policy: Path) -> None:
+    """`compile-stage run ... | head` must not publish half, nor look like a success."""
+    command = [sys.executable, "-c", TALKATIVE, "run", "models:/m/1", "-p", str(policy)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+        process.wait(timeout=30)
+    assert process.returncode == 3, said
+    assert said == ""
+
+
+@pytest.mark.parametrize("line", [["--help"], ["schema", "result"], ["schema"]])
+def test_output_that_nobody_reads_is_no_mistake(line: list[str]) -> None:
+    command = [sys.executable, "-m", "compile_stage", *line]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+        process.wait(timeout=30)
+    assert (process.returncode, said) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["lint", "explain"])
+def test_a_terminal_that_lacks_a_letter_does_not_end_a_command(command: str, policy: Path) -> None:
+    """A model's or a file's name must not end a run with an encoding error."""
+    named = policy.rename(policy.with_name("größe-模型.yaml"))
+    done = subprocess.run(
+        [sys.executable, "-m", "compile_stage", command, str(named)],
+        capture_output=True,
+        check=False,
+        env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,173 @@
+"""What people see, on wide and narrow terminals, in logs, and without colours or Unicode."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compile_stage.cli.render import Display
+from compile_stage.core.events import EventLog
+from compile_stage.core.records import Plan, RunResult
+from compile_stage.doctor import DoctorEntry, DoctorReport
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Log(io.StringIO):
+    """A stream that is not."""
+
+    encoding = "utf-8"
+
+
+class Ascii(io.StringIO):
+    encoding = "ascii"
+
+
+def plan_of(result: RunResult) -> Plan:
+    jobs = tuple(c.job for target in result.targets for c in target.candidates)
+    return Plan(source=result.source, policy=result.policy, jobs=jobs, refused=result.refused, notes=("a note",))
+
+
+def show(stream: io.StringIO, result: RunResult, width: int | None = None) -> str:
+    display = Display(stream, width=width)
+    display.show_plan(plan_of(result))
+    display.show_result(result, Path("out"))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("width", [72, 140])
+def test_the_tables(result: RunResult, golden: Callable[[str, str], None], width: int) -> None:
+    text = show(Log(), result, width)
+    golden(f"terminal-{width}.txt", text)
+
+
+def test_without_unicode_everything_is_ascii(result: RunResult, golden: Callable[[str, str], None]) -> None:
+    text = show(Ascii(), result, 110)
+    assert text.isascii()
+    golden("terminal-ascii.txt", text)
+
+
+def test_no_color_is_respected(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[1;32m" in show(Terminal(), result, 100)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "32m" not in show(Terminal(), result, 100)
+
+
+def test_a_log_gets_one_line_a_step() -> None:
+    stream = Log()
+    log = EventLog(Display(stream))
+    with log.step("compile", "digits--cpu--openvino--int8"):
+        log.progress("compile", "digits--cpu--openvino--int8", "half done")
+    with log.step("resolve") as mark:
+        mark.cached = True
+    with pytest.raises(ValueError, match="bad"), log.step("validate", "digits--cpu--openvino--int8"):
+        raise ValueError("bad [red]output[/red]")
+    first, second, third = stream.getvalue().splitlines()
+    assert first.split("s] ")[1].startswith("compile    digits--cpu--openvino--int8  done in ")
+    assert "resolve    (run)  cached (" in second
+    assert "bad [red]output[/red] (" in third
+
+
+def test_verbose_tells_beginnings_and_progress() -> None:
+    stream = Log()
+    log = EventLog(Display(stream, verbose=True))
+    with log.step("benchmark"):
+        log.progress("benchmark", "", "round 3, interval 4 %")
+    assert [line.split("  ")[-1] for line in stream.getvalue().splitlines()][:2] == ["began", "round 3, interval 4 %"]
+
+
+def test_quiet_draws_nothing_while_it_works(result: RunResult) -> None:
+    stream = Log()
+    display = Display(stream, quiet=True)
+    display.planned(plan_of(result))
+    display.began("compile", "j")
+    display.ended("compile", "j", 1.0, "done")
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_shows_a_live_table_and_takes_it_away(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    display = Display(stream, width=100)
+    display.planned(plan_of(result))
+    first = plan_of(result).jobs[0].id
+    display.began("compile", first)
+    display.close()
+    display.close()
+    shown = stream.getvalue()
+    assert "waiting" in shown
+    assert "running" in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")  # the cursor is back
+
+
+def test_more_jobs_than_lines_hides_those_that_ended(result: RunResult) -> None:
+    stream = Log()
+    display = Display(stream, width=80)
+    for number in range(200):
+        display.began("compile", f"job-{number}")
+        if number != 7:
+            display.ended("compile", f"job-{number}", 0.1, "done")
+    display.console.print(display._table())
+    drawn = stream.getvalue().split("job  ")[-1]
+    assert "job-7 " in drawn
+    assert "that ended" in drawn
+
+
+def test_events_may_come_from_several_threads(result: RunResult) -> None:
+    stream = Log()
+    log = EventLog(Display(stream))
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            with log.step("compile", f"job-{number}"):
+                pass
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 160
+    assert all(line.startswith("[") and "done in" in line for line in lines)
+
+
+def test_control_characters_of_others_are_shown_not_obeyed(result: RunResult) -> None:
+    """A model's name could otherwise clear the screen, or colour a failure green."""
+    hurt = dataclasses.replace(result, source=dataclasses.replace(result.source, uri="models:/x\x1b[2J\x07/1"))
+    stream = Log()
+    Display(stream, width=100).show_plan(plan_of(hurt))
+    assert "\x1b" not in stream.getvalue()
+    assert "models:/x\\x1b[2J\\x07/1" in stream.getvalue()
+
+
+def test_doctor_says_how_to_get_what_is_missing(golden: Callable[[str, str], None]) -> None:
+    entries = (
+        DoctorEntry(kind="backend", name="onnxruntime", ready=True, version="onnxruntime 1.31.0"),
+        DoctorEntry(
+            kind="backend",
+            name="openvino",
+            ready=False,
+            reason="openvino needs openvino, nncf, which is not installed",
+            fix='pip install "compile-stage[openvino]"',
+        ),
+        DoctorEntry(kind="registry", name="mlflow", ready=False, version="mlflow 3.17.0", reason="connection refused"),
+    )
+    stream = Log()
+    Display(stream, width=100).show_doctor(
+        DoctorReport(machine={"cpu": "Example"}, hardware_fingerprint="x", entries=entries, cache="/cache")
+    )
+    golden("doctor.txt", "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n")

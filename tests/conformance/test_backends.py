@@ -1,0 +1,38 @@
+"""Every installed backend, through every check of the kit, at every scheme, on real models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_stage.core import plugins
+from compile_stage.testing import Finding, check_backend, models
+
+
+@pytest.fixture(scope="module", params=plugins.names("backends"))
+def backend(request: pytest.FixtureRequest) -> Any:
+    found = plugins.load("backends", request.param)
+    if (reason := plugins.missing(found)) is not None:
+        pytest.skip(reason)
+    return found
+
+
+def failures(findings: tuple[Finding, ...]) -> list[str]:
+    return [f"{finding.case} {finding.check}: {finding.reason}" for finding in findings if not finding.passed]
+
+
+@pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
+def test_backend_conforms(backend: Any, make: Any, tmp_path: Path) -> None:
+    model, samples = make(tmp_path / "model")
+    findings = check_backend(backend, model, samples, tmp_path / "work")
+    assert {finding.case.split("/")[1] for finding in findings} >= {"fp32"}, "fp32, the safe floor, was not looked at"
+    assert failures(findings) == []
+
+
+def test_backend_conforms_with_a_fixed_batch(backend: Any, tmp_path: Path) -> None:
+    """A model whose export fixed the batch is calibrated, compiled and run at that batch."""
+    model, samples = models.conv_net(tmp_path / "model", batch=4)
+    findings = check_backend(backend, model, samples, tmp_path / "work", precisions=("fp32", "int8"))
+    assert failures(findings) == []

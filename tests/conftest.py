@@ -1,0 +1,312 @@
+"""The suite runs without a network, without the user's home, and with fixed seeds. Servers are real, on loopback ports."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from compile_stage.core.records import RunResult
+
+# Before anything imports a runtime: two cores are shared by several test processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home, a cache and a registry of its own for every test, so that none can pass because of another's leftovers."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", str(home / "cache" / "compile-stage"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    return home
+
+
+# ------------------------------------------------------------------------------------- a model for int8
+
+
+@pytest.fixture(scope="session")
+def outlier_net() -> Any:
+    """A depthwise-separable CNN with a residual, Conv-BN-Relu6, free height and width, and one channel of the depthwise layer
+    60 times as large as the others: int8 rounds the rest of its output away."""
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    weights: dict[str, Any] = {"low": np.float32(0), "high": np.float32(600)}
+    nodes = []
+
+    def block(name: str, before: str, after: str, shape: tuple[int, ...], groups: int = 1) -> None:
+        size, out = shape[-1], shape[0]
+        weights[f"{name}.w"] = rng.standard_normal(shape) * np.sqrt(2 / np.prod(shape[1:]))
+        weights.update({f"{name}.scale": np.ones(out), f"{name}.shift": 0.1 * rng.standard_normal(out)})
+        weights.update({f"{name}.mean": np.zeros(out), f"{name}.var": np.ones(out)})
+        parameters = [f"{name}.{part}" for part in ("scale", "shift", "mean", "var")]
+        nodes.extend(
+            [
+                helper.make_node(
+                    "Conv", [before, f"{name}.w"], [f"{name}.c"], name=name, pads=[size // 2] * 4, group=groups
+                ),
+                helper.make_node("BatchNormalization", [f"{name}.c", *parameters], [f"{name}.n"], name=f"{name}.bn"),
+                helper.make_node("Clip", [f"{name}.n", "low", "high"], [after], name=f"{name}.clip"),
+            ]
+        )
+
+    block("stem", "x", "a", (16, 3, 3, 3))
+    block("depthwise", "a", "b", (16, 1, 3, 3), groups=16)
+    weights["depthwise.scale"][3] = 60
+    block("pointwise", "b", "c", (16, 16, 1, 1))
+    weights["pointwise.w"][:, 3] /= 60
+    nodes.append(helper.make_node("Add", ["a", "c"], ["r"], name="residual"))
+    block("last", "r", "d", (32, 16, 3, 3))
+    nodes.append(helper.make_node("GlobalAveragePool", ["d"], ["p"], name="pool"))
+    nodes.append(helper.make_node("Flatten", ["p"], ["f"], name="flatten"))
+    weights |= {"fc.w": 0.2 * rng.standard_normal((32, 10)), "fc.b": np.zeros(10)}
+    nodes.append(helper.make_node("Gemm", ["f", "fc.w", "fc.b"], ["y"], name="fc"))
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, "height", "width"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10])],
+        [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in weights.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(proto)
+    return proto
+
+
+# ---------------------------------------------------------------------------------------- hand-made runs
+
+
+@pytest.fixture(scope="session")
+def factory() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("run_factory", Path(__file__).parent / "report" / "factory.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def result(factory: ModuleType) -> RunResult:
+    made: RunResult = factory.make_result()
+    return made
+
+
+@pytest.fixture
+def golden() -> Callable[[str, str], None]:
+    """Compare a text with `tests/golden/NAME`; with UPDATE_GOLDENS=1 in the environment it is written instead."""
+
+    def compare(name: str, text: str) -> None:
+        path = Path(__file__).parent / "golden" / name
+        if os.environ.get("UPDATE_GOLDENS"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), f"{name} changed; look at it, then UPDATE_GOLDENS=1"
+
+    return compare
+
+
+# ---------------------------------------------------------------------------------------- real servers
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    return _free_port()
+
+
+class Server:
+    """An `mlflow server` in a process group of its own."""
+
+    def __init__(self, store: str, folder: Path, workers: int = 1) -> None:
+        self.port = _free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.log = folder / "server.log"
+        self._command = [
+            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--backend-store-uri", store, "--artifacts-destination", str(folder / "artifacts")),
+            *("--workers", str(workers)),
+        ]
+        self._folder = folder
+        self.start()
+
+    def start(self) -> None:
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # saves it three more processes
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, start_new_session=True, cwd=self._folder, env=environment
+            )
+        self._wait()
+
+    @property
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=20) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _wait(self) -> None:
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                pass
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.1)
+        self.stop()
+        pytest.fail(f"mlflow server did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow database: making its tables takes seconds, copying the file does not."""
+    from mlflow import MlflowClient
+
+    file = tmp_path_factory.mktemp("template") / "mlflow.db"
+    MlflowClient(f"sqlite:///{file}").search_experiments(max_results=1)
+    return file
+
+
+@pytest.fixture(scope="session")
+def shared_server(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    file = shutil.copyfile(database, folder / "mlflow.db")
+    connection = sqlite3.connect(file)
+    with connection:
+        connection.execute("UPDATE experiments SET artifact_location = 'mlflow-artifacts:/0'")
+    connection.close()
+    server = Server(f"sqlite:///{file}", folder)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
+    if not shared_server.answers:  # one that an earlier test's load brought down must not fail the tests after it
+        shared_server.stop()
+        shared_server.start()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", shared_server.uri)
+    monkeypatch.chdir(tmp_path)
+    return shared_server
+
+
+def _postgres_programs() -> Path:
+    """The folder of `initdb`, or skip with the reason."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    program = shutil.which("initdb") or (str(found[-1]) if found else None)
+    if program is None:
+        pytest.skip("no PostgreSQL server here: initdb is neither on PATH nor in /usr/lib/postgresql/*/bin")
+    if importlib.util.find_spec("psycopg2") is None:
+        pytest.skip('psycopg2 is not installed: pip install "compile-stage[dev]"')
+    return Path(program).parent
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL server of our own in a temporary folder, on a free loopback port; yields its URL."""
+    programs = _postgres_programs()
+    # The server refuses to run as root, and the temporary folders of pytest are private to their owner.
+    folder = Path(tempfile.mkdtemp(prefix="compile-stage-pg-"))
+    user: str | None = None
+    if os.geteuid() == 0:
+        user = next((name for name in ("postgres", "nobody") if _has_user(name)), None)
+        if user is None:
+            pytest.skip("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+        shutil.chown(folder, user)
+    port = _free_port()
+    common = {"user": user, "cwd": folder, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    data = folder / "data"
+    made = subprocess.run(
+        [programs / "initdb", "-D", data, "-U", "mlflow", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C"],
+        check=False, **common,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stdout
+    settings = [f"-c{s}" for s in (f"port={port}", "listen_addresses=127.0.0.1", "fsync=off", "max_connections=200")]
+    with (folder.parent / f"{folder.name}.log").open("wb") as log:
+        server = subprocess.Popen(
+            [programs / "postgres", "-D", data, "-k", folder, *settings],
+            start_new_session=True, **{**common, "stdout": log},
+        )  # fmt: skip
+    try:
+        url = f"postgresql://mlflow@127.0.0.1:{port}/postgres"
+        _wait_for_postgres(url, server)
+        yield url
+    finally:
+        os.killpg(server.pid, signal.SIGQUIT)
+        server.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
+        Path(log.name).unlink()
+
+
+def _has_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _wait_for_postgres(url: str, server: subprocess.Popen[bytes]) -> None:
+    import psycopg2
+
+    for _ in range(200):
+        try:
+            psycopg2.connect(url).close()
+            return
+        except psycopg2.OperationalError:
+            assert server.poll() is None, "PostgreSQL ended"
+            time.sleep(0.1)
+    pytest.fail("PostgreSQL did not start")
+
+
+@pytest.fixture
+def postgres_server(
+    postgres: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Server]:
+    """An `mlflow server` with four workers on PostgreSQL."""
+    # The driver is named: which one a bare postgresql:// means depends on the version of SQLAlchemy.
+    store = postgres.replace("postgresql:", "postgresql+psycopg2:")
+    server = Server(store, tmp_path_factory.mktemp("pg-server"), workers=4)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.chdir(tmp_path)
+    yield server
+    server.stop()

@@ -1,0 +1,141 @@
+"""The cache: all of an entry or nothing, verified when read, only successes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from compile_stage.core.cache import Cache
+
+KEY = {"input": "sha256:1", "toolchain": {"onnxruntime": "1.31"}}
+
+
+def make(into: Path) -> dict[str, int]:
+    (into / "model.bin").write_bytes(b"weights")
+    return {"answer": 42}
+
+
+def test_the_second_time_is_a_hit_with_the_same_answer(tmp_path: Path) -> None:
+    """Broken: every run would compile again."""
+    cache = Cache(tmp_path)
+    first, second = cache.fetch("compile/1", KEY, make), cache.fetch("compile/1", KEY, make)
+    assert (first.hit, second.hit) == (False, True)
+    assert second.value == {"answer": 42}
+    assert (Path(second.path) / "model.bin").read_bytes() == b"weights"
+    assert (cache.locate("compile/1", KEY) / "entry.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "key"),
+    [
+        ("compile/2", KEY),
+        ("compile/1", {**KEY, "toolchain": {"onnxruntime": "1.32"}}),
+        ("compile/1", {**KEY, "hardware": "x"}),
+    ],
+)
+def test_another_step_version_tool_or_machine_is_a_miss(tmp_path: Path, step: str, key: dict[str, object]) -> None:
+    """Broken: an artifact of another compiler version would be published as if it were new."""
+    cache = Cache(tmp_path)
+    cache.fetch("compile/1", KEY, make)
+    assert not cache.fetch(step, key, make).hit
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    """Broken: a failed compile would be found as a success by the next run."""
+    cache = Cache(tmp_path)
+
+    def fail(into: Path) -> None:
+        (into / "half").write_text("half")
+        raise RuntimeError("compiler crashed")
+
+    with pytest.raises(RuntimeError):
+        cache.fetch("compile/1", KEY, fail)
+    assert not (cache.locate("compile/1", KEY) / "entry.json").exists()
+    assert not list(tmp_path.rglob("half"))
+
+
+@pytest.mark.parametrize("damage", ["changed", "removed", "added", "answer"])
+def test_a_damaged_entry_is_made_anew(tmp_path: Path, damage: str) -> None:
+    """Broken: a bit that flipped on disk would be published."""
+    cache = Cache(tmp_path)
+    files = Path(cache.fetch("compile/1", KEY, make).path)
+    if damage == "changed":
+        (files / "model.bin").write_bytes(b"weightz")
+    elif damage == "removed":
+        (files / "model.bin").unlink()
+    elif damage == "added":
+        (files / "more").write_text("")
+    else:
+        (files.parent / "entry.json").write_text("{")
+    again = cache.fetch("compile/1", KEY, make)
+    assert not again.hit
+    assert (Path(again.path) / "model.bin").read_bytes() == b"weights"
+
+
+def _race(root: str, log: str) -> None:
+    def slow(into: Path) -> int:
+        with open(log, "a") as stream:
+            stream.write("made\n")
+        time.sleep(0.2)
+        return make(into)["answer"]
+
+    assert Cache(Path(root)).fetch("compile/1", KEY, slow).value == 42
+
+
+def test_two_processes_make_an_entry_once(tmp_path: Path) -> None:
+    """Broken: two CI jobs on one machine would both compile, or read each other's half-written files."""
+    context, log = multiprocessing.get_context("spawn"), tmp_path / "log"
+    racers = [context.Process(target=_race, args=(str(tmp_path / "cache"), str(log))) for _ in range(3)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert [racer.exitcode for racer in racers] == [0, 0, 0]
+    assert log.read_text() == "made\n"
+
+
+def test_kill_in_the_middle_leaves_no_entry(tmp_path: Path) -> None:
+    """Broken: after a kill -9 the next run would find half an artifact."""
+    program = textwrap.dedent(
+        f"""
+        import time
+        from pathlib import Path
+        from compile_stage.core.cache import Cache
+        def slow(into):
+            (into / "model.bin").write_bytes(b"half")
+            print("writing", flush=True)
+            time.sleep(60)
+        Cache(Path({str(tmp_path)!r})).fetch("compile/1", {json.dumps(KEY)}, slow)
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    cache = Cache(tmp_path)
+    assert not (cache.locate("compile/1", KEY) / "entry.json").exists()
+    assert cache.fetch("compile/1", KEY, make).value == {"answer": 42}
+
+
+def test_what_a_killed_process_left_half_made_is_cleared_away(tmp_path: Path) -> None:
+    """Broken: each kill in the middle of a compilation would leave a model's worth of disk behind, for ever."""
+    cache = Cache(tmp_path)
+    entry = cache.locate("compile/1", KEY)
+    left = entry.parent / f"{entry.name[:16]}.part-killed"
+    (left / "files").mkdir(parents=True)
+    other = entry.parent / f"{'0' * 16}.part-running"
+    other.mkdir()
+    cache.fetch("compile/1", KEY, make)
+    assert not left.exists()
+    assert other.exists()

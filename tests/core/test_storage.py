@@ -1,0 +1,52 @@
+"""A full disk and a folder that refuses are the machine's doing: named as such, wherever the libraries hide them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from compile_stage.core.errors import SourceError, StorageError
+from compile_stage.core.storage import demand_writable, disk_full, storage_error, storage_trouble
+
+
+def full(place: str = "/disk/file") -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
+
+
+def copy_as_a_library_does() -> None:
+    try:
+        raise full()
+    except OSError as error:
+        raise ValueError("the model can't be copied") from error
+
+
+def test_what_a_library_wraps_is_found() -> None:
+    with pytest.raises(StorageError, match="the disk is full") as caught, storage_trouble():
+        copy_as_a_library_does()
+    assert caught.value.where == "/disk/file"
+    assert "COMPILE_STAGE_CACHE" in caught.value.fix
+
+
+def test_copying_a_tree_to_a_full_disk_is_one() -> None:
+    """`shutil.copytree` keeps of each failure only its text."""
+    found = storage_error(shutil.Error([("a", "/disk/a", f"[Errno 28] {os.strerror(errno.ENOSPC)}: '/disk/a'")]))
+    assert found is not None
+    assert found.where == "/disk/a"
+
+
+def test_what_is_no_trouble_of_a_disk_goes_through() -> None:
+    for error in (FileNotFoundError(errno.ENOENT, "no such file"), ValueError("x"), SourceError("y")):
+        with pytest.raises(type(error)), storage_trouble():
+            raise error
+    assert disk_full(PermissionError(errno.EACCES, "no", "/x")) is None
+
+
+def test_a_place_that_can_not_be_a_folder_is_named_before_the_work(tmp_path: Path) -> None:
+    demand_writable(tmp_path / "new" / "folder")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    with pytest.raises(StorageError, match="can't be written"):
+        demand_writable("/proc/none/out")

@@ -1,0 +1,91 @@
+"""A calibration set that does not show what the model will see is named, and one that does is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_stage import api
+from compile_stage.core.ports import Needs
+from compile_stage.core.records import DataSpec, SampleSet
+from compile_stage.debug.coverage import coverage, coverage_note, noted_share, overlap_note
+from compile_stage.measure.samples import overlap, prepare
+from compile_stage.steps.sample import compare_samples
+from compile_stage.testing import models
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Any:
+    """Sets of images in the range of a factor."""
+    model, _ = models.conv_net(tmp_path / "model")
+
+    def make(name: str, seed: int, count: int, factor: float = 1.0) -> SampleSet:
+        images = np.random.default_rng(seed).standard_normal((count, 3, 16, 16)) * factor
+        np.savez(tmp_path / f"{name}.npz", image=images.astype(np.float32))
+        spec = DataSpec(source=f"file:{tmp_path / name}.npz", max_samples=count)
+        return prepare(spec, model.signature, tmp_path / name, seed=0)
+
+    return model, make
+
+
+def test_samples_of_one_distribution_cover_each_other(samples: Any) -> None:
+    model, make = samples
+    found = coverage(model, make("a", 1, 64), make("b", 2, 64))
+    assert coverage_note(found) is None
+    assert found.tensors
+
+
+def test_larger_images_than_were_calibrated_are_noted_with_the_tensor(samples: Any) -> None:
+    model, make = samples
+    found = coverage(model, make("dark", 1, 64, 0.2), make("bright", 2, 64))
+    share = {clipped.tensor: clipped.share for clipped in found.tensors}
+    calibrated = np.load(Path(make("dark", 1, 64, 0.2).path) / "inputs" / "image.npy")
+    seen = np.load(Path(make("bright", 2, 64).path) / "inputs" / "image.npy")
+    outside = np.mean((seen < calibrated.min()) | (seen > calibrated.max()))
+    assert share["image"] == pytest.approx(outside, abs=1e-4)
+    note = coverage_note(found)
+    assert note is not None
+    assert "(an input)" in note or "(node" in note
+
+
+def test_one_clipped_sample_among_few_is_chance() -> None:
+    assert noted_share(63) == pytest.approx(6 / 64)
+    assert noted_share(10_000) == 0.01
+
+
+def test_samples_in_both_sets_are_counted(samples: Any) -> None:
+    _, make = samples
+    a = make("a", 1, 8)
+    same = replace(a, source="file:other.npz")
+    assert overlap(a, same) == 8
+    note = overlap_note(overlap(a, same), a.count, same.count)
+    assert note is not None
+    assert note.startswith("8 different samples are in both sets")
+    assert overlap_note(overlap(a, make("b", 2, 8)), 8, 8) is None
+
+
+def test_a_run_notes_both_and_looks_only_once(samples: Any) -> None:
+    """The step behind `notes` of a result."""
+    model, make = samples
+    sets = {"calibration": make("dark", 1, 32, 0.2), "validation": make("bright", 1, 32)}
+    with api._context(None, "local") as context:
+        [uncovered] = compare_samples(context, Needs(), model, sets)
+        assert "do not cover" in uncovered
+        assert compare_samples(context, Needs(), model, sets) == (uncovered,)
+        assert [event.cached for event in context.events.events] == [False, True]
+        [shared] = compare_samples(context, Needs(), model, {**sets, "calibration": sets["validation"]})
+        assert shared.startswith("32 different samples are in both")
+        assert compare_samples(context, Needs(), model, {"validation": sets["validation"]}) == ()
+
+
+def test_a_model_that_cannot_be_looked_into_costs_a_note_and_no_more(samples: Any, tmp_path: Path) -> None:
+    model, make = samples
+    broken = replace(model, path=str(tmp_path / "absent.onnx"), digest="sha256:other")
+    sets = {"calibration": make("a", 1, 8), "validation": make("b", 2, 8)}
+    with api._context(None, "local") as context:
+        [note] = compare_samples(context, Needs(), broken, sets)
+    assert "is not known" in note

@@ -1,0 +1,248 @@
+"""Backends that misbehave, each in one way, installed through the same entry points as any third party's.
+
+They are ONNX Runtime but for the one thing, so that only that thing can be what is caught.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compile_stage.backends.onnxruntime import OnnxRuntime
+from compile_stage.core.records import Artifact, Scheme, Target
+
+
+class _Fake(OnnxRuntime):
+    def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
+        return (Scheme(precision="fp32", name="fp32", native=True),) if precision == "fp32" else ()
+
+
+# --------------------------------------------------------------------------------------------- die while they compile
+
+
+class Segfault(_Fake):
+    name = "fake-segfault"
+
+    def compile(self, *args: Any, **kwargs: Any) -> Artifact:
+        ctypes.string_at(0)
+        raise AssertionError("unreachable")
+
+
+class Endless(_Fake):
+    name = "fake-endless"
+
+    def compile(self, *args: Any, **kwargs: Any) -> Artifact:
+        while True:
+            pass
+
+
+class Greedy(_Fake):
+    """Allocates 50 GB, touching what it gets."""
+
+    name = "fake-greedy"
+
+    def compile(self, *args: Any, **kwargs: Any) -> Artifact:
+        held = []
+        for _ in range(500):
+            held.append(np.ones(100_000_000 // 8))
+            time.sleep(0.02)
+        raise AssertionError(f"nobody stopped {len(held)} allocations")
+
+
+class Garbage(_Fake):
+    """Prints garbage and answers with something that is no artifact."""
+
+    name = "fake-garbage"
+
+    def compile(self, *args: Any, **kwargs: Any) -> Artifact:
+        os.write(1, b"\x00\xff{not json}\n" * 100)
+        print("\x1b[31mcompiling\x1b[0m", file=sys.stdout, flush=True)
+        return {"path": object()}  # type: ignore[return-value]
+
+
+class Missing(_Fake):
+    """Says that it wrote a file, and did not."""
+
+    name = "fake-missing-file"
+
+    def compile(self, *args: Any, **kwargs: Any) -> Artifact:
+        built = super().compile(*args, **kwargs)
+        (Path(kwargs.get("into") or args[4]) / built.entry).unlink()
+        return built
+
+
+class Raises(_Fake):
+    name = "fake-raises"
+
+    def compile(self, *args: Any, **kwargs: Any) -> Artifact:
+        raise ValueError("operator Foo is not supported")
+
+
+# -------------------------------------------------------------------------------------------------- answer wrongly
+
+
+class _Session:
+    """ONNX Runtime's session, with what it answers changed."""
+
+    def __init__(self, inner: Any, change: Any) -> None:
+        self._inner, self._change = inner, change
+
+    @property
+    def signature(self) -> Any:
+        return self._inner.signature
+
+    def run(self, batch: Any) -> Any:
+        return self._change(dict(self._inner.run(batch)))
+
+
+class _Liar(_Fake):
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @contextmanager
+    def open(self, artifact: Artifact, threads: int) -> Iterator[Any]:
+        with super().open(artifact, threads) as inner:
+            yield _Session(inner, self.change)
+
+
+class LostOutput(_Liar):
+    name = "fake-lost-output"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return dict(list(outputs.items())[:-1])
+
+
+class RenamedOutput(_Liar):
+    name = "fake-renamed-output"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {f"{name}_0": value for name, value in outputs.items()}
+
+
+class Empty(_Liar):
+    name = "fake-empty"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: value[:0] for name, value in outputs.items()}
+
+
+class NothingAtAll(_Liar):
+    name = "fake-nothing"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+class FewerRows(_Liar):
+    name = "fake-fewer-rows"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: value[: max(1, len(value) // 2)] if len(value) > 1 else np.concatenate([value, value])
+            for name, value in outputs.items()
+        }
+
+
+class NaN(_Liar):
+    name = "fake-nan"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: np.full_like(value, np.nan) for name, value in outputs.items()}
+
+
+class OneNaN(_Liar):
+    """A single NaN among thousands of right values: a mean would hide it."""
+
+    name = "fake-one-nan"
+    calls = 0
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        OneNaN.calls += 1
+        if OneNaN.calls == 3:
+            name = next(iter(outputs))
+            outputs[name] = outputs[name].copy()
+            outputs[name].flat[0] = np.nan
+        return outputs
+
+
+class Infinite(_Liar):
+    name = "fake-infinite"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: np.full_like(value, np.inf) for name, value in outputs.items()}
+
+
+class Constant(_Liar):
+    name = "fake-constant"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: np.zeros_like(value) for name, value in outputs.items()}
+
+
+class Shape(_Liar):
+    name = "fake-shape"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: value.reshape(len(value), -1, 1) for name, value in outputs.items()}
+
+
+class Text(_Liar):
+    name = "fake-text"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: value.astype(str) for name, value in outputs.items()}
+
+
+class LargeBatch(_Liar):
+    """Right for up to 8 rows, wrong beyond."""
+
+    name = "fake-large-batch"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: value if len(value) <= 8 else -value for name, value in outputs.items()}
+
+
+class Slow(_Liar):
+    """Right, and slower than the original."""
+
+    name = "fake-slow"
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.02)
+        return outputs
+
+
+class DiesLater(_Liar):
+    """Right while it is validated; dies while it is measured."""
+
+    name = "fake-dies-later"
+    calls = 0
+
+    @staticmethod
+    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+        DiesLater.calls += 1
+        if DiesLater.calls > 100:
+            os._exit(3)
+        return outputs

@@ -1,0 +1,79 @@
+"""What holds over the whole of a run, whichever step is concerned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compile_stage import api
+from compile_stage.core.errors import EXIT_SOURCE, SourceError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
+
+FAST = "performance: {min_speedup: 0.01}\nbudget: {measure_seconds: 1}"
+
+
+def test_a_publication_does_not_depend_on_which_other_targets_ran(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: `-t cpu` after a run of all targets, one of which calibrates, would publish the same thing a second time."""
+    policy = write_policy(
+        "backends: [onnxruntime], precisions: [fp32]",
+        "  small: {device: cpu, threads: 1, required: false, backends: [onnxruntime], precisions: [int8]}\n" + FAST,
+    )
+    uri = f"folder:{small_model}"
+    every = api.run(uri, policy, out=tmp_path / "every")
+    alone = api.run(uri, policy, out=tmp_path / "alone", targets=["cpu"])
+    (cpu,) = (target for target in every.targets if target.policy.target.name == "cpu")
+    assert cpu.receipt is not None
+    assert cpu.receipt.created
+    assert cpu.receipt.uri == alone.targets[0].receipt.uri  # type: ignore[union-attr]
+    assert not alone.targets[0].receipt.created  # type: ignore[union-attr]
+    assert set(every.samples) == {"validation", "calibration"}
+    assert set(cpu.samples) == {"validation"}
+
+
+@pytest.fixture
+def pickled_model(tmp_path: Path) -> Path:
+    """A scikit-learn model as a pickle, which says so when it is loaded."""
+    import mlflow
+    from sklearn.linear_model import LinearRegression
+
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((64, 8)).astype(np.float32)
+    folder = tmp_path / "pickled"
+    mlflow.sklearn.save_model(
+        LinearRegression().fit(rows, rows.sum(axis=1)), str(folder), serialization_format="cloudpickle"
+    )
+    np.savez(tmp_path / "data.npz", X=rows)
+    return folder
+
+
+def test_a_refused_source_is_reported(pickled_model: Path, write_policy: Callable[..., Path], tmp_path: Path) -> None:
+    """Broken: a CI job would find neither result.json nor junit.xml for the model that was refused."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    result = api.run(f"folder:{pickled_model}", policy, out=tmp_path / "out")
+    assert (result.status, result.exit_code) == ("refused", EXIT_SOURCE)
+    written = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert written["status"] == "refused"
+    assert "pickle" in written["problem"]
+    assert (tmp_path / "out" / "junit.xml").is_file()
+
+
+def test_verify_unpickles_nothing_unless_asked(
+    pickled_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: whoever can write a bundle's manifest could have its reader run a pickle, by naming it as the source."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST + "\ncompliance: {allow_pickle: true}")
+    result = api.run(f"folder:{pickled_model}", policy, out=tmp_path / "out", publish=False)
+    assert result.status == "passed", result.problem
+    bundle = tmp_path / "out" / "bundles" / "cpu"
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", str(tmp_path / "empty-cache"))
+    with pytest.raises(SourceError, match="pickle"):
+        api.verify(str(bundle))
+    assert api.verify(str(bundle), allow_pickle=True).passed
+    assert api.verify(str(bundle), revalidate=False).passed

@@ -1,0 +1,103 @@
+"""The gates on speed, latency, size and memory: what was not measured, or not shown, does not pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing
+from compile_stage.measure.performance import check_performance
+
+SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
+P95 = Gate(metric="p95_latency_ms", limit=20, direction="at_most", unit="ms")
+SIZE = Gate(metric="size_mb", limit=10, direction="at_most", unit="MB")
+MEMORY = Gate(metric="memory_mb", limit=100, direction="at_most", unit="MB")
+
+
+def timing(
+    speedup: float | None, low: float = 0, high: float = 0, *, batch_size: int = 1, calls: int = 100, each: float = 0.01
+) -> Timing:
+    return Timing(
+        latency_s=(each,) * calls,
+        batch_size=batch_size,
+        stable=True,
+        environment="x",
+        rounds=20,
+        speedup=speedup,
+        speedup_interval=None if speedup is None else (low, high),
+    )
+
+
+def measured(*timings: Timing, memory: int = 50_000_000) -> Measurement:
+    return Measurement(timings=timings, load_s=1.0, peak_memory_bytes=memory)
+
+
+def only(gate: Gate, measurement: Measurement | None, size: int | None = 5_000_000) -> Check:
+    (check,) = check_performance((gate,), measurement, size)
+    return check
+
+
+@pytest.mark.parametrize(
+    ("speedup", "low", "high", "outcome", "says"),
+    [
+        (2.0, 1.9, 2.1, Outcome.PASS, "2 times"),
+        (1.0, 0.99, 1.01, Outcome.PASS, "1 times"),  # as fast as the baseline is not slower
+        (0.99, 0.979, 0.999, Outcome.FAIL, "slower than the baseline"),
+        (0.5, 0.49, 0.51, Outcome.FAIL, "slower than the baseline"),
+        (1.5, 0.9, 2.5, Outcome.FAIL, "could not be shown"),  # a noisy machine is no excuse
+        (1.0, 0.97, 1.03, Outcome.FAIL, "±3.0%"),
+        (3.0, 0.0, float("inf"), Outcome.FAIL, "could not be shown"),  # a single round
+    ],
+)
+def test_speedup(speedup: float, low: float, high: float, outcome: Outcome, says: str) -> None:
+    check = only(SPEEDUP, measured(timing(speedup, low, high)))
+    assert check.outcome is outcome
+    assert says in check.reason
+    assert check.interval == (low, high)
+
+
+def test_faster_and_still_not_fast_enough_is_not_called_slower() -> None:
+    check = only(Gate(metric="speedup", limit=2.0, direction="at_least"), measured(timing(1.5, 1.48, 1.52)))
+    assert check.outcome is Outcome.FAIL
+    assert "not fast enough" in check.reason
+    assert "slower" not in check.reason
+
+
+def test_every_batch_size_must_be_fast() -> None:
+    both = measured(timing(2.0, 1.9, 2.1), timing(0.8, 0.79, 0.81, batch_size=8))
+    assert [(c.batch_size, c.outcome) for c in check_performance((SPEEDUP,), both, 1)] == [
+        (1, Outcome.PASS),
+        (8, Outcome.FAIL),
+    ]
+
+
+@pytest.mark.parametrize("gate", [SPEEDUP, P95, MEMORY, Gate(metric="p42", limit=1, direction="at_most")])
+def test_what_was_not_measured_is_not_run(gate: Gate) -> None:
+    for nothing in (None, Measurement(timings=(), load_s=0, peak_memory_bytes=0)):
+        assert only(gate, nothing).outcome is Outcome.NOT_RUN
+    assert only(SPEEDUP, measured(timing(None))).outcome is Outcome.NOT_RUN
+    assert only(SIZE, None, None).outcome is Outcome.NOT_RUN
+
+
+def test_p95_needs_the_samples_for_it() -> None:
+    assert only(P95, measured(timing(1, calls=59))).outcome is Outcome.PASS
+    few = only(P95, measured(timing(1, calls=58)))
+    assert few.outcome is Outcome.NOT_RUN
+    assert "58 calls can't carry a p95, which needs 59" in few.reason
+    slow = only(P95, measured(timing(1, each=0.03)))
+    assert slow.outcome is Outcome.FAIL
+    assert slow.measured == pytest.approx(30)
+
+
+def test_p95_is_that_of_the_batch_size_that_is_served() -> None:
+    assert only(P95, measured(timing(1), timing(1, batch_size=32, each=0.3))).outcome is Outcome.PASS
+
+
+def test_size_and_memory_are_in_powers_of_ten() -> None:
+    assert only(SIZE, None, 10_000_000).outcome is Outcome.PASS
+    assert only(SIZE, None, 10_000_001).outcome is Outcome.FAIL
+    assert only(MEMORY, measured(timing(1), memory=100_000_001)).outcome is Outcome.FAIL
+    assert only(MEMORY, measured(timing(1))).measured == 50
+
+
+def test_no_gates_no_checks() -> None:
+    assert check_performance((), None, None) == ()

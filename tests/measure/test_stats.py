@@ -1,0 +1,176 @@
+"""Intervals that hold the truth as often as they say, and percentiles that are not made up."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compile_stage.core.records import Timing
+from compile_stage.measure.stats import (
+    FEW_ROUNDS,
+    Statistic,
+    bootstrap,
+    median,
+    percentile,
+    ratio_interval,
+    samples_needed,
+    tied,
+)
+
+
+def mean_of(values: np.ndarray) -> Statistic:
+    return lambda weights: weights @ values / weights.sum(axis=1)
+
+
+def rounds_of(medians: np.ndarray) -> list[list[float]]:
+    return [[float(m)] for m in medians]
+
+
+def test_bootstrap_of_a_difference_covers_the_truth() -> None:
+    """Were the interval too short, a drop that the policy forbids would be let through more often than 1 in 20."""
+    generator = np.random.default_rng(1)
+    trials, hits = 600, 0
+    for trial in range(trials):
+        base = generator.random(300) < 0.9
+        flips = (
+            generator.random(300) < 0.04
+        )  # the candidate changes its mind on 4 % of samples, for the better or the worse
+        drop = base.astype(float) - np.where(flips, ~base, base)
+        found = bootstrap(mean_of(drop), 300, seed=trial, resamples=400)
+        assert found is not None
+        hits += found.low <= 0.04 * 0.8 <= found.high
+    assert 0.93 <= hits / trials <= 0.975
+
+
+@pytest.mark.parametrize("count", [4, 8, FEW_ROUNDS, 30])
+def test_ratio_interval_covers_the_truth(count: int) -> None:
+    """At any number of rounds, although a machine's mood is shared within a round and one round in ten is disturbed."""
+    generator = np.random.default_rng(count)
+    trials, hits = 600, 0
+    for trial in range(trials):
+        mood = np.exp(generator.normal(0, 0.2, count))
+        disturbed = np.where(generator.random((2, count)) < 0.05, np.exp(generator.normal(0, 0.1, (2, count))), 1)
+        noise = np.exp(generator.normal(0, 0.02, (2, count))) * disturbed
+        found = ratio_interval(rounds_of(3.0 * mood * noise[0]), rounds_of(mood * noise[1]), seed=trial)
+        hits += found.low <= 3.0 <= found.high
+    assert 0.92 <= hits / trials <= 0.985
+
+
+def test_same_seed_same_interval() -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    assert bootstrap(mean_of(values), 50, seed=7) == bootstrap(mean_of(values), 50, seed=7)
+    assert bootstrap(mean_of(values), 50, seed=7) != bootstrap(mean_of(values), 50, seed=8)
+
+
+def test_bootstrap_of_what_does_not_vary_has_no_width() -> None:
+    found = bootstrap(mean_of(np.zeros(40)), 40, seed=0)
+    assert found is not None
+    assert (found.low, found.value, found.high) == (0, 0, 0)
+
+
+def test_bootstrap_of_what_is_mostly_undefined_is_none() -> None:
+    """An interval from the few resamples that happen to work would be narrow and meaningless."""
+    values = np.array([1.0] + [np.nan] * 3)
+
+    def statistic(weights: np.ndarray) -> np.ndarray:
+        return np.where(weights[:, 0] > 0, 1.0, np.nan) * (1 + 0 * values[0])
+
+    assert bootstrap(statistic, 4, seed=0) is None
+    assert bootstrap(statistic, 0, seed=0) is None
+
+
+def test_bca_follows_skew() -> None:
+    """The plain percentile interval of a skewed mean is centred too low; BCa leans to the long tail."""
+    values = np.random.default_rng(0).lognormal(0, 1.2, 60)
+    found = bootstrap(mean_of(values), 60, seed=0)
+    assert found is not None
+    assert found.high - found.value > found.value - found.low
+
+
+def test_a_single_round_shows_nothing() -> None:
+    found = ratio_interval([[2.0]], [[1.0]], seed=0)
+    assert found.value == pytest.approx(2)
+    assert (found.low, found.high) == (0, math.inf)
+    with pytest.raises(ValueError, match="round"):
+        ratio_interval([], [], seed=0)
+
+
+@given(st.floats(0.1, 10), st.integers(1, 40))
+def test_ratio_does_not_know_the_unit(unit: float, count: int) -> None:
+    generator = np.random.default_rng(count)
+    base, own = generator.lognormal(0, 0.1, (2, count))
+    found = ratio_interval(rounds_of(base), rounds_of(own), seed=0)
+    scaled = ratio_interval(rounds_of(base * unit), rounds_of(own * unit), seed=0)
+    assert scaled.value == pytest.approx(found.value)
+    assert found.low <= found.value <= found.high
+    assert ratio_interval(rounds_of(own), rounds_of(base), seed=0).value == pytest.approx(1 / found.value)
+
+
+def test_one_wild_round_does_not_move_the_ratio() -> None:
+    base, own = np.full(20, 2.0), np.full(20, 1.0)
+    own[3] = 50.0
+    assert ratio_interval(rounds_of(base), rounds_of(own), seed=0).value == pytest.approx(2.0)
+
+
+def test_percentiles_need_their_samples() -> None:
+    """p99 of 20 calls is the slowest call under another name."""
+    assert [samples_needed(q) for q in (0.5, 0.9, 0.95, 0.99, 0.999)] == [5, 29, 59, 299, 2995]
+    calls = list(range(59))
+    assert percentile(calls, 0.95) == pytest.approx(np.quantile(calls, 0.95))
+    assert percentile(calls[:58], 0.95) is None
+    assert percentile(calls, 0.99) is None
+    assert percentile([], 0.5) is None
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        samples_needed(95)
+
+
+@given(st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_the_rule_is_wilks(q: float) -> None:
+    needed = samples_needed(q)
+    assert 1 - q**needed >= 0.95 > 1 - q ** (needed - 1)
+
+
+def test_median_of_nothing_is_an_error() -> None:
+    assert median([3.0, 1.0, 2.0]) == 2
+    with pytest.raises(ValueError):
+        median([])
+
+
+def timing(latency: float, noise: float, rounds: int = 20, seed: int = 0, mood: float = 0.0) -> Timing:
+    """Ten calls a round; `mood` slows whole rounds, for everybody alike."""
+    own, shared = np.random.default_rng([seed, int(latency * 1e3)]), np.random.default_rng(99)
+    rounds_s = [
+        latency * np.exp(mood * shared.standard_normal()) * np.exp(noise * own.standard_normal(10))
+        for _ in range(rounds)
+    ]
+    return Timing(
+        latency_s=tuple(np.concatenate(rounds_s).tolist()),
+        batch_size=1,
+        stable=True,
+        environment="x",
+        rounds=rounds,
+        turns=(10,) * rounds,
+    )
+
+
+def test_ties_are_what_noise_can_not_tell_apart() -> None:
+    """Broken: chance would decide between equals, or a real difference would be called noise."""
+    assert tied(timing(2.0, 0.3), timing(2.05, 0.3))
+    assert tied(timing(2.0, 0.001), timing(2.03, 0.001))  # told apart, but closer than a ratio is resolved
+    assert not tied(timing(2.0, 0.01), timing(2.2, 0.01))
+
+
+def test_what_slows_both_does_not_make_a_tie() -> None:
+    """Broken: on a noisy machine everything would tie, although the rounds were interleaved for that very reason."""
+    assert not tied(timing(2.0, 0.01, mood=0.5), timing(2.2, 0.01, mood=0.5))
+
+
+def test_timings_of_different_runs_never_tie() -> None:
+    """Broken: numbers that were not measured side by side would be compared."""
+    assert not tied(timing(2.0, 0.1), timing(2.0, 0.1, rounds=19))
+    bare = Timing(latency_s=(2.0,), batch_size=1, stable=True, environment="x")
+    assert not tied(bare, bare)

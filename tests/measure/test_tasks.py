@@ -1,0 +1,229 @@
+"""Task metrics: scikit-learn's numbers, the fast copies that are bootstrapped, and which output is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from compile_stage.core.records import Check, Gate, Outcome
+from compile_stage.measure.elementwise import NotMeasurableError
+from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.tasks import _score, measure_task, scored_output
+
+N = 300
+RANDOM = np.random.default_rng(0)
+TRUTH = RANDOM.integers(0, 3, N)
+LOGITS = np.eye(3)[TRUTH] * 2 + RANDOM.normal(size=(N, 3))
+SOFT = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+BINARY = RANDOM.integers(0, 2, N)
+SCORE = np.round(BINARY + RANDOM.normal(size=N), 1)  # with ties
+TARGET = RANDOM.normal(size=N)
+GUESS = TARGET + RANDOM.normal(size=N) * 0.5
+
+CASES: list[tuple[str, Any, Any, float, dict[str, Any]]] = [
+    ("accuracy", TRUTH, SOFT, sk.accuracy_score(TRUTH, SOFT.argmax(1)), {}),
+    ("f1", TRUTH, SOFT, sk.f1_score(TRUTH, SOFT.argmax(1), average="macro"), {}),
+    ("f1", TRUTH, SOFT, sk.f1_score(TRUTH, SOFT.argmax(1), average="weighted"), {"average": "weighted"}),
+    ("f1", BINARY, SCORE, sk.f1_score(BINARY, SCORE > 0), {}),
+    ("roc_auc", TRUTH, SOFT, sk.roc_auc_score(TRUTH, SOFT, multi_class="ovr"), {}),
+    ("roc_auc", BINARY, SCORE, sk.roc_auc_score(BINARY, SCORE), {}),
+    ("log_loss", TRUTH, SOFT, sk.log_loss(TRUTH, SOFT), {}),
+    ("log_loss", TRUTH, LOGITS, sk.log_loss(TRUTH, SOFT), {}),
+    ("mae", TARGET, GUESS, sk.mean_absolute_error(TARGET, GUESS), {}),
+    ("rmse", TARGET, GUESS, sk.root_mean_squared_error(TARGET, GUESS), {}),
+    ("r2", TARGET, GUESS, sk.r2_score(TARGET, GUESS), {}),
+]
+
+
+@pytest.mark.parametrize(("metric", "truth", "output", "expected", "options"), CASES)
+def test_the_value_is_scikit_learns(metric: str, truth: Any, output: Any, expected: float, options: Any) -> None:
+    assert _score(metric, truth, output, output, options).value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("metric", "truth", "output", "expected", "options"), CASES)
+def test_the_bootstrapped_copy_is_the_same_on_every_resample(
+    metric: str, truth: Any, output: Any, expected: float, options: Any
+) -> None:
+    """Else the interval would belong to another metric than the value."""
+    score = _score(metric, truth, output, output, options)
+    assert score.of(np.ones((1, N)))[0] == pytest.approx(score.value)
+    for seed in range(3):
+        drawn = np.random.default_rng(seed).integers(0, N, N)
+        weights = np.bincount(drawn, minlength=N)[None, :].astype(float)
+        again = _score(metric, truth[drawn], output[drawn], output, options)
+        assert score.of(weights)[0] == pytest.approx(again.value)
+
+
+def gate(
+    metric: str, limit: float, drop: str | None = "max_drop", confidence: float | None = None, **more: Any
+) -> Gate:
+    options = {"drop": drop} if drop else {}
+    direction = "at_most" if drop else "at_least"
+    return Gate(metric=metric, limit=limit, direction=direction, confidence=confidence, options=options, **more)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "roc_auc", "log_loss"])
+def test_the_direction_is_known_for_classes(metric: str) -> None:
+    """A higher log loss is a drop as a lower accuracy is; a sign mistaken would reward the worse model."""
+    worse = LOGITS + RANDOM.normal(size=LOGITS.shape) * 3
+    assert measure_task(gate(metric, 0), worse, LOGITS, TRUTH, seed=0).value > 0
+    assert measure_task(gate(metric, 0), LOGITS, worse, TRUTH, seed=0).value < 0
+    assert measure_task(gate(metric, 0), LOGITS, LOGITS, TRUTH, seed=0).value == 0
+
+
+@pytest.mark.parametrize("metric", ["mae", "rmse", "r2"])
+def test_the_direction_is_known_for_numbers(metric: str) -> None:
+    worse = GUESS + RANDOM.normal(size=N)
+    assert measure_task(gate(metric, 0), worse, GUESS, TARGET, seed=0).value > 0
+    assert measure_task(gate(metric, 0), GUESS, GUESS, TARGET, seed=0).value == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from(["accuracy", "f1", "log_loss"]))
+def test_the_order_of_samples_does_not_matter(seed: int, metric: str) -> None:
+    order = np.random.default_rng(seed).permutation(N)
+    first = measure_task(gate(metric, 0), SOFT[:, [0, 2, 1]], SOFT, TRUTH, seed=0)
+    again = measure_task(gate(metric, 0), SOFT[order][:, [0, 2, 1]], SOFT[order], TRUTH[order], seed=0)
+    assert first.candidate == pytest.approx(again.candidate)
+    assert first.value == pytest.approx(again.value, abs=1e-12)
+
+
+def run(gate: Gate, candidate: dict[str, Any], baseline: dict[str, Any], labels: Any) -> Check:
+    checks = check_outputs((gate,), candidate, baseline, labels, batch_size=1, seed=0, min_samples=1, real=True)
+    return next(c for c in checks if c.gate is gate)
+
+
+def flipped(count: int) -> np.ndarray:
+    """The truth, with so many samples wrong."""
+    wrong = TRUTH.copy()
+    wrong[:count] = (wrong[:count] + 1) % 3
+    return wrong
+
+
+def test_the_worse_end_of_the_interval_must_hold() -> None:
+    """3 of 300 wrong is a drop of exactly 1 %, and the next 300 samples may well show more."""
+    base, own = {"label": TRUTH}, {"label": flipped(3)}
+    assert run(gate("accuracy", 0.0101), own, base, TRUTH).outcome is Outcome.PASS
+    found = run(gate("accuracy", 0.0101, confidence=0.95), own, base, TRUTH)
+    assert found.outcome is Outcome.FAIL
+    assert found.measured == pytest.approx(0.01)
+    assert found.interval is not None
+    assert found.interval[0] < 0.01 < found.interval[1] < 0.04
+    assert "can't rule out" in found.reason
+    assert found.worst == (0, 1, 2)
+    assert run(gate("accuracy", 0.04, confidence=0.95), own, base, TRUTH).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "drop", "says"),
+    [
+        (
+            flipped(3),
+            TRUTH,
+            "max_drop",
+            "accuracy gets worse by 0.01, from 1 to 0.99 over 300 samples; at most 0.5 is allowed",
+        ),
+        (TRUTH, flipped(3), "max_drop", "accuracy gets better by 0.01, from 0.99 to 1"),
+        (flipped(180), flipped(150), "max_relative_drop", "gets worse by 0.2 of the baseline's"),
+        (TRUTH, TRUTH, "max_drop", "accuracy does not change, from 1 to 1"),
+    ],
+)
+def test_the_reason_says_which_way_it_went(own: Any, base: Any, drop: str, says: str) -> None:
+    assert says in run(gate("accuracy", 0.5, drop), {"label": own}, {"label": base}, TRUTH).reason
+
+
+def test_a_higher_log_loss_is_called_worse() -> None:
+    found = run(gate("log_loss", 9), {"p": SOFT[:, [0, 2, 1]]}, {"p": SOFT}, TRUTH)
+    assert "log_loss gets worse by" in found.reason
+
+
+def test_an_interval_without_width_is_not_called_certainty() -> None:
+    found = run(gate("accuracy", 0.01, confidence=0.95), {"label": TRUTH}, {"label": TRUTH}, TRUTH)
+    assert "no resample of the 300 samples says otherwise" in found.reason
+
+
+def test_the_interval_is_paired() -> None:
+    """Two models that are wrong on the same 100 samples don't differ: unpaired, their drop would be ±7 %."""
+    both = flipped(100)
+    own = both.copy()
+    own[0] = TRUTH[0]
+    found = run(gate("accuracy", 0.01, confidence=0.95), {"label": own}, {"label": both}, TRUTH)
+    assert found.outcome is Outcome.PASS
+    assert found.interval is not None
+    assert found.interval[1] - found.interval[0] < 0.03
+
+
+def test_relative_drops_and_absolute_limits() -> None:
+    base, own = {"label": flipped(150)}, {"label": flipped(180)}
+    assert run(gate("accuracy", 1, "max_relative_drop"), own, base, TRUTH).measured == pytest.approx(0.2)
+    assert run(gate("accuracy", 0.5, None), own, base, TRUTH).outcome is Outcome.FAIL
+    assert run(gate("accuracy", 0.4, None), own, base, TRUTH).measured == pytest.approx(0.4)
+    nothing = {"label": flipped(300)}
+    assert run(gate("accuracy", 1, "max_relative_drop"), own, nothing, TRUTH).outcome is Outcome.NOT_RUN
+
+
+def test_text_labels() -> None:
+    names = np.array(["ant", "bee", "cat"])
+    truth = names[TRUTH]
+    assert run(gate("accuracy", 0), {"label": truth}, {"label": truth}, truth).outcome is Outcome.PASS
+    assert measure_task(gate("accuracy", 0), SOFT, SOFT, truth, seed=0).candidate == pytest.approx(CASES[0][3])
+
+
+def test_classes_that_labels_do_not_tell() -> None:
+    """Labels 7 and 9 of three columns: guessing which column is which would give the accuracy of something else."""
+    with pytest.raises(NotMeasurableError, match="classes"):
+        measure_task(gate("accuracy", 0), SOFT, SOFT, np.array([7, 9])[TRUTH % 2], seed=0)
+    named = Gate(metric="accuracy", limit=0, direction="at_most", options={"drop": "max_drop", "classes": [10, 20, 30]})
+    found = measure_task(named, SOFT, SOFT, np.array([10, 20, 30])[TRUTH], seed=0)
+    assert found.candidate == pytest.approx(CASES[0][3])
+
+
+def test_which_output_is_read() -> None:
+    outputs = {"label": TRUTH, "probabilities": SOFT}
+    assert scored_output("accuracy", outputs, TRUTH) == "label"
+    assert scored_output("roc_auc", outputs, TRUTH) == "probabilities"
+    assert scored_output("log_loss", {"logits": LOGITS, "pooled": LOGITS[:, 0]}, TRUTH) == "logits"
+    assert scored_output("mae", {"variable": GUESS[:, None]}, TARGET) == "variable"
+    assert scored_output("f1", {"score": SCORE}, BINARY) == "score"
+
+
+@pytest.mark.parametrize(
+    ("metric", "outputs", "says"),
+    [
+        ("accuracy", {"a": SOFT, "b": SOFT}, "'a' and 'b'"),
+        ("accuracy", {"image": np.zeros((N, 3, 4, 4))}, "no output can be read"),
+        ("mae", {"a": GUESS, "b": GUESS}, "name one"),
+        ("roc_auc", {"label": TRUTH}, "no output can be read"),
+    ],
+)
+def test_an_ambiguous_output_is_not_guessed(metric: str, outputs: dict[str, Any], says: str) -> None:
+    found = run(gate(metric, 0.1), outputs, outputs, TARGET if metric == "mae" else TRUTH)
+    assert found.outcome is Outcome.NOT_RUN
+    assert says in found.reason
+
+
+def test_a_named_output_settles_it() -> None:
+    outputs = {"a": SOFT, "b": SOFT[:, ::-1]}
+    assert run(gate("accuracy", 0.1, output="a"), outputs, outputs, TRUTH).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("metric", "output", "labels", "says"),
+    [
+        ("accuracy", SOFT, None, "needs labels"),
+        ("accuracy", SOFT, TRUTH[:10], "10 labels for 300"),
+        ("roc_auc", SOFT, np.minimum(TRUTH, 1), "class number 2"),
+        ("accuracy", TRUTH, TARGET, "fractions"),
+        ("accuracy", TRUTH, np.array(["a"] * N), "never equal"),
+        ("r2", GUESS, np.ones(N), "differ"),
+    ],
+)
+def test_what_makes_no_sense_is_not_run(metric: str, output: Any, labels: Any, says: str) -> None:
+    found = run(gate(metric, 0.1, confidence=0.95), {"y": output}, {"y": output}, labels)
+    assert found.outcome is Outcome.NOT_RUN
+    assert says in found.reason

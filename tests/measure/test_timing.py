@@ -1,0 +1,140 @@
+"""A stopwatch that a drifting machine can't fool."""
+
+from __future__ import annotations
+
+import gc
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compile_stage.measure.stats import Interval, ratio_interval
+from compile_stage.measure.timing import MIN_ROUNDS, enough, narrow, schedule, steady, turn, warm_up
+
+names = st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
+
+
+@given(names, st.integers(0, 50), st.integers(0, 9))
+def test_everybody_has_one_turn_a_round(who: list[str], number: int, seed: int) -> None:
+    assert sorted(schedule(who, number, seed)) == sorted(who)
+    assert schedule(who, number, seed) == schedule(list(reversed(who)), number, seed)
+
+
+@given(names, st.integers(0, 50), st.integers(0, 9))
+def test_rounds_come_in_mirrored_pairs(who: list[str], pair: int, seed: int) -> None:
+    assert schedule(who, 2 * pair, seed) == tuple(reversed(schedule(who, 2 * pair + 1, seed)))
+
+
+def race(count: int, drift: float, seed: int, *, interleaved: bool) -> Interval:
+    """Two models of exactly the same speed, on a machine that slows down by `drift` of its speed a turn."""
+    generator = np.random.default_rng(seed)
+    who = ["baseline", "a", "b", "c"]
+    if interleaved:
+        order = [name for number in range(count) for name in schedule(who, number, seed)]
+    else:
+        order = [name for name in who for _ in range(count)]
+    rounds: dict[str, list[list[float]]] = {name: [] for name in who}
+    for position, name in enumerate(order):
+        rounds[name].append([(1 + drift * position) * float(np.exp(generator.normal(0, 0.01)))])
+    return ratio_interval(rounds["baseline"], rounds["c"], seed=seed)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.0005, 0.005), st.integers(0, 1000))
+def test_interleaving_is_unbiased_under_drift_where_one_after_the_other_is_not(drift: float, seed: int) -> None:
+    """A machine that heats up would make whoever is measured first look faster."""
+    count = 24
+    fair, naive = (race(count, drift, seed, interleaved=way) for way in (True, False))
+    assert fair.value == pytest.approx(1, abs=0.015)
+    # one after the other, the last of four starts when three quarters of the drift are done
+    bias = (1 + drift * count / 2) / (1 + drift * count * 3.5)
+    assert naive.value == pytest.approx(bias, abs=0.015)
+
+
+def test_interleaved_intervals_cover_the_truth_under_drift() -> None:
+    found = [race(24, 0.003, seed, interleaved=True) for seed in range(200)]
+    assert np.mean([i.low <= 1 <= i.high for i in found]) >= 0.92
+    assert np.mean([race(24, 0.003, s, interleaved=False).high < 1 for s in range(50)]) == 1.0
+
+
+def steady_rounds(count: int, spread: float) -> dict[str, list[list[float]]]:
+    generator = np.random.default_rng(0)
+    return {
+        name: [[speed * float(np.exp(generator.normal(0, spread)))] for _ in range(count)]
+        for name, speed in (("baseline", 2.0), ("a", 1.0), ("b", 3.0))
+    }
+
+
+def test_a_quiet_machine_is_soon_enough_and_a_noisy_one_needs_more() -> None:
+    assert enough(steady_rounds(MIN_ROUNDS, 0.001), "baseline", seed=0)
+    assert not enough(steady_rounds(MIN_ROUNDS - 1, 0.001), "baseline", seed=0)  # agreement of few may be luck
+    assert not enough(steady_rounds(MIN_ROUNDS, 0.2), "baseline", seed=0)
+    assert enough(steady_rounds(400, 0.1), "baseline", seed=0)
+    assert not enough({}, "baseline", seed=0)
+
+
+def test_a_percentile_that_a_gate_looks_at_gets_its_calls() -> None:
+    """Else a slow model would stop after six calls, and its p95 gate could not run."""
+    quiet = steady_rounds(20, 0.001)
+    assert enough(quiet, "baseline", seed=0, min_calls=20)
+    assert not enough(quiet, "baseline", seed=0, min_calls=59)
+
+
+def test_half_a_mirrored_pair_is_not_enough() -> None:
+    assert not enough(steady_rounds(MIN_ROUNDS + 1, 0.0001), "baseline", seed=0)
+
+
+@given(st.floats(0.1, 100), st.floats(0.001, 0.1))
+def test_narrow_looks_at_the_width_only(value: float, half: float) -> None:
+    found = Interval(value=value, low=value * (1 - half), high=value * (1 + half), confidence=0.95)
+    assert narrow(found) == (half <= 0.02) or half == pytest.approx(0.02)
+
+
+def test_warm_up_goes_on_while_a_model_gets_faster() -> None:
+    """A fixed number of warm-up calls would time the compiler, not the model."""
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(max(0.0, 0.01 - calls * 0.0005))  # twenty calls until it is warm
+        time.sleep(0.002)
+
+    found = warm_up(call, max_seconds=5)
+    assert found["steady"]
+    assert found["calls"] == calls > 20
+
+
+def test_warm_up_ends_at_its_limit_and_says_so() -> None:
+    growing = iter(range(10_000))
+    found = warm_up(lambda: time.sleep(0.0005 * next(growing)), max_seconds=0.3)
+    assert not found["steady"]
+    assert found["seconds"] < 1
+    assert warm_up(lambda: None, max_seconds=0.0)["calls"] == 1
+
+
+def test_steady_needs_three_windows_that_agree() -> None:
+    assert not steady([1.0, 1.0])
+    assert steady([5.0, 1.0, 1.01, 1.02])
+    assert not steady([1.0, 1.0, 1.2])
+
+
+def test_a_turn_is_bounded_and_leaves_the_collector_as_it_was() -> None:
+    calls = []
+    latencies = turn(lambda: calls.append(gc.isenabled()), seconds=0.02)
+    assert len(latencies) == len(calls) - 1  # the first call only fills the caches
+    assert not any(calls[1:])
+    assert gc.isenabled()
+    assert len(turn(lambda: None, seconds=0.0, min_calls=3)) == 3
+    slow = turn(lambda: time.sleep(0.01), seconds=0.0)
+    assert len(slow) == 1
+    assert slow[0] >= 0.01
+
+
+def test_latencies_are_in_order() -> None:
+    durations = iter([0.0, 0.002, 0.006, 0.012])
+    latencies = turn(lambda: time.sleep(next(durations)), seconds=0.0, min_calls=3)
+    assert all(a < b for a, b in pairwise(latencies))

@@ -1,0 +1,270 @@
+"""What is said of whole files: no YAML, no policy, what they extend, `--set`, `-t`; and that it is all said at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from datetime import date
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compile_stage.core.errors import PolicyError
+from compile_stage.policy.explain import explain
+from compile_stage.policy.load import lint, load_policy, read_policy
+
+TODAY = date(2026, 6, 1)
+GOLDEN = Path(__file__).parents[1] / "golden" / "policy"
+TARGET = "targets: {t: {}}\n"
+
+
+def said(path: Path | str, *sets: str) -> list[str]:
+    return [str(problem) for problem in read_policy(path, sets, today=TODAY).problems]
+
+
+WHOLE_FILES = {
+    "empty": (b"", "p.yaml:1:1: the file is empty; a policy starts with apiVersion: compile-stage/v1"),
+    "only comments": (b"# nothing\n", "p.yaml:1:1: the file is empty; a policy starts with apiVersion: compile-stage/v1"),
+    "a list": (b"- 1\n", "p.yaml:1:1: the file holds a list, not a map; a policy starts with apiVersion: compile-stage/v1"),
+    "a word": (b"hello\n", "p.yaml:1:1: the file holds a single value, not a map; a policy starts with apiVersion: compile-stage/v1"),
+    "latin-1": (b"owner: a\nname: caf\xe9\n", "p.yaml:2:10: byte 0xe9 is not UTF-8; save the file as UTF-8"),
+    "too large": (b"# " + b"x" * 300_000, "p.yaml:1:1: the file is 262,145 bytes long; a policy has at most 262,144"),
+    "deep": (b"[" * 5_000, "p.yaml:1:1: the file is nested too deeply; at most 40 levels"),
+    "fairly deep": (b"a: " + b"[" * 60 + b"]" * 60, "p.yaml:1:1: the file is nested too deeply; at most 40 levels"),
+    "an anchor in itself": (b"a: &a [*a]\n", "p.yaml:1:4: an anchor holds itself; anchors may not be recursive"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WHOLE_FILES)
+def test_a_file_that_is_no_policy(write, kind):
+    raw, expected = WHOLE_FILES[kind]
+    assert said(write(raw)) == [expected]
+
+
+def test_an_alias_bomb_is_counted_and_not_expanded(write):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    (message,) = said(write("\n".join(lines)))
+    assert message.startswith("p.yaml:1:1: the file holds 1,")
+    assert message.endswith(
+        "values once its aliases (*name) are expanded; at most 20,000: write fewer aliases of aliases"
+    )
+
+
+def test_small_anchors_and_merge_keys_are_fine(write):
+    text = "targets:\n  a: &a {threads: 2, batch_sizes: &b [1, 2]}\n  c: {<<: *a, threads: 3}\n  d: {batch_sizes: *b}\n"
+    policy = load_policy(write(text))
+    assert [(t.target.threads, t.target.batch_sizes) for t in policy.targets] == [(2, (1, 2)), (3, (1, 2)), (1, (1, 2))]
+
+
+VERSIONS = {
+    "kind: OptimizationPolicy\n": "p.yaml:1:1: apiVersion: is missing; write `apiVersion: compile-stage/v1`",
+    "apiVersion: compile-stage/v2\nkind: OptimizationPolicy\n": "p.yaml:1:13: apiVersion: 'compile-stage/v2' is no version that this release "
+    "reads; it reads compile-stage/v1; did you mean compile-stage/v1?",
+    "apiVersion: compile-stage/v1\n": "p.yaml:1:1: kind: is missing; write `kind: OptimizationPolicy`",
+    "apiVersion: compile-stage/v1\nkind: Deployment\n": "p.yaml:2:7: kind: 'Deployment' is no kind of document that this release reads; it reads "
+    "OptimizationPolicy",
+}
+
+
+@pytest.mark.parametrize("head", VERSIONS)
+def test_the_version_is_checked(write, head):
+    assert said(write(f"{head}name: p\n{TARGET}", head=False)) == [VERSIONS[head]]
+
+
+# ---------------------------------------------------------------------------------------------------------- extends
+
+
+def test_files_that_extend_each_other(write):
+    write("extends: [b.yaml]\n" + TARGET, "a.yaml")
+    write("extends: [a.yaml]\n", "b.yaml")
+    assert said("a.yaml") == [
+        "b.yaml:4:11: extends[0]: the files extend each other in a circle: a.yaml -> b.yaml -> a.yaml; remove one"
+    ]
+
+
+def test_a_file_that_extends_itself(write):
+    write("extends: [p.yaml]\n" + TARGET)
+    assert said("p.yaml") == [
+        "p.yaml:4:11: extends[0]: the files extend each other in a circle: p.yaml -> p.yaml; remove one"
+    ]
+
+
+def test_extends_that_go_too_deep(write):
+    for i in range(12):
+        write(f"extends: [f{i + 1}.yaml]\n" if i < 11 else "", f"f{i}.yaml")
+    assert said("f0.yaml") == [
+        "f7.yaml:4:11: extends[0]: f8.yaml is the 9th file of a chain of extends; at most 8 files deep"
+    ]
+
+
+def test_extends_of_what_is_not_there_or_not_local(write):
+    write("", "org-base.yaml")
+    write("extends: [orgbase.yaml, 'https://x.y/z.yaml', nothing/at.yaml]\n" + TARGET)
+    assert said("p.yaml") == [
+        "p.yaml:4:11: extends[0]: orgbase.yaml does not exist; did you mean org-base.yaml?",
+        "p.yaml:4:25: extends[1]: https://x.y/z.yaml is not a local file; copy the file into your repository and name it here",
+        "p.yaml:4:47: extends[2]: nothing/at.yaml does not exist",
+    ]
+
+
+def test_mistakes_of_all_files_are_told_at_once(write):
+    write("ownr: x\n", "bases/one.yaml")
+    write("\tx: 1\n", "bases/two.yaml")
+    write("extends: [bases/one.yaml, bases/two.yaml]\ntargets: {t: {threads: 0}}")
+    found = said("p.yaml")
+    assert [line.split(": ")[0] for line in found] == ["bases/one.yaml:4:1", "p.yaml:5:24", "bases/two.yaml:4:1"]
+
+
+def test_a_folder_a_missing_file_and_a_pipe(write, tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    assert said("folder") == ["folder: is a folder; name a policy file"]
+    assert said("pipe") == ["pipe: is not a regular file; name a policy file"]
+    write(TARGET, "cpu-server.yaml")
+    assert said("cpu-servr.yaml") == ["cpu-servr.yaml: does not exist; did you mean cpu-server.yaml?"]
+
+
+def test_a_file_that_can_not_be_read(write):
+    write(TARGET)
+    assert said("p.yaml/q.yaml") == ["p.yaml/q.yaml: can't be read: Not a directory"]
+    assert said("q" * 5000) == [f"{'q' * 5000}: can't be read: File name too long"]
+    assert said(write('extends: ["a\\0b.yaml"]\n' + TARGET)) == [
+        "p.yaml:4:11: extends[0]: 'a\\x00b.yaml' is no file name"
+    ]
+    assert "is no data file" in said(write('data: {validation: {source: "file:a\\0.npz"}}\n' + TARGET))[0]
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(write):
+    write(TARGET).chmod(0)
+    assert said("p.yaml") == ["p.yaml: can't be read: Permission denied"]
+
+
+# ------------------------------------------------------------------------------------------------------- --set and -t
+
+SETS = {
+    "nonsense": "--set nonsense: no KEY=VALUE; write for example --set tolerances.int8.cosine=0.98",
+    "targets.u.threads=2": "--set targets.u.threads=2: targets.u: there is no such target; one of: t",
+    "targets.t.thread=2": "--set targets.t.thread=2: targets.t.thread: unknown key; one of: device, backends, precisions, shapes, batch_sizes, "
+    "threads, required, hardware, options, tolerances, performance, select, fallback, promote; did you mean threads?",
+    "tolerances.int8.cosine=1e-1": "--set tolerances.int8.cosine=1e-1: tolerances.int8.cosine: `1e-1` is text to YAML 1.1, which wants a point in "
+    "it and a sign in its exponent; write 1.0e-1",
+    "budget.minutes=": "--set budget.minutes=: budget.minutes: has no value; a number is needed here: The whole run, in minutes",
+    "budget={minutes: 1": "--set budget={minutes: 1: budget: not valid YAML: expected ',' or '}', but got '<stream end>'",
+    "extends=[x.yaml]": "--set extends=[x.yaml]: extends: can't be set here; change it in the file",
+}
+
+
+@pytest.mark.parametrize("argument", SETS)
+def test_a_wrong_set_is_located_by_its_argument(write, argument):
+    assert said(write(TARGET), argument) == [SETS[argument]]
+
+
+def test_a_glob_that_matches_no_target(write):
+    path = write("targets: {cpu-a: {}, cpu-b: {}, edge: {}}")
+    assert [t.target.name for t in load_policy(path, targets=["cpu-*"]).targets] == ["cpu-a", "cpu-b"]
+    assert [t.target.name for t in load_policy(path, targets=["edge", "cpu-a"]).targets] == ["cpu-a", "edge"]
+    with pytest.raises(PolicyError) as caught:
+        load_policy(path, targets=["egde", "cpu-*", "gpu-*"])
+    assert caught.value.problems == (
+        "--target egde: matches no target of the policy; one of: cpu-a, cpu-b, edge; did you mean edge?",
+        "--target gpu-*: matches no target of the policy; one of: cpu-a, cpu-b, edge",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ at once
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(tmp_path, monkeypatch):
+    """The golden file holds a policy with more than ten different mistakes, and what is said of it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(GOLDEN / "mistakes.yaml", "mistakes.yaml")
+    found = [line.replace(str(tmp_path.resolve()), "/folder") for line in said("mistakes.yaml")]
+    assert found == (GOLDEN / "mistakes.txt").read_text().splitlines()
+    assert len({line.split(":")[1] for line in found}) > 10
+
+
+def test_the_error_carries_every_problem_and_the_exit_code_of_a_wrong_policy(write):
+    with pytest.raises(PolicyError) as caught:
+        load_policy(write("ownr: x\nnam: y\n" + TARGET))
+    assert len(caught.value.problems) == 2
+    assert caught.value.exit_code == 2
+    assert str(caught.value).startswith("the policy p.yaml has 2 mistakes:\n  p.yaml:4:1: ownr: unknown key")
+
+
+def test_lint_tells_the_mistake_of_a_shared_base_once(write):
+    write("ownr: x\n", "base.yaml")
+    for name in ("a.yaml", "b.yaml"):
+        write("extends: [base.yaml]\n" + TARGET, name)
+    assert len(lint(["a.yaml", "b.yaml", "base.yaml"], today=TODAY)) == 1
+
+
+def test_a_base_may_name_no_target_but_can_not_be_run(write):
+    path = write("owner: me")
+    assert lint([path]) == []
+    assert load_policy(path, base=True).targets == ()
+    with pytest.raises(PolicyError, match="names no target"):
+        load_policy(path)
+
+
+# ------------------------------------------------------------------------------------------------- never a traceback
+
+# The same examples each time; no deadline, since the machine may be busy.
+STEADY = settings(derandomize=True, deadline=None, database=None)
+
+WORDS = re.compile(r"(?<=: )[^\n#]+|(?<=[\[,] )[^\],]+|[\w-]+")
+STRANGE = [
+    "null",
+    "[]",
+    "{}",
+    "-1",
+    "1.5",
+    "yes",
+    "2026-01-01",
+    "[1]",
+    "[{}]",
+    "{a:\xa0b}",
+    "[[1]]",
+    "*x",
+    "&x",
+    "=",
+    "<<",
+    '"\\0"',
+    "~",
+    "0x1F",
+    "1:30",
+    "!!binary\xa0aGk=",
+    "!!bool\xa0x",
+    "!!timestamp\xa0x",
+    '"{"',
+    '"{0}"\nauto',
+    "[auto]",
+    "{fp32:\xa01}",
+    "{t:\xa0null}",
+    "[null]",
+    "{null:\xa01}",
+    "{x:\xa0null}",
+    "{outputs:\xa01}",
+]
+
+
+@STEADY
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(STRANGE)), min_size=1, max_size=4))
+def test_whatever_is_written_there_is_no_traceback(tmp_path_factory, changes):
+    """Words of a policy are replaced by strange ones: what comes out is a policy, or located problems."""
+    text = (GOLDEN / "mistakes.yaml").read_text()
+    for where, strange in changes:
+        words = list(WORDS.finditer(text))
+        word = words[where % len(words)]
+        text = text[: word.start()] + strange.replace("\u00a0", " ").strip() + text[word.end() :]
+    path = tmp_path_factory.getbasetemp() / "strange.yaml"
+    path.write_text(text)
+    read = read_policy(path, ["tolerances.fp32." + changes[0][1].strip() + "=1"], today=TODAY)
+    assert all(str(problem.place) for problem in read.problems)
+    if not read.problems:
+        load_policy(path, today=TODAY)
+        explain(path, today=TODAY)

@@ -1,0 +1,312 @@
+"""Every mistake that a policy can hold has its own located message; a change of wording shows here."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from compile_stage.policy.load import read_policy
+
+TODAY = date(2026, 6, 1)
+TARGET = "targets: {t: {}}\n"
+
+
+def said(path: Path | str, *sets: str) -> list[str]:
+    return [str(problem) for problem in read_policy(path, sets, today=TODAY).problems]
+
+
+# Each text follows three lines of head: its first line is line 4.
+IN_A_FILE = {
+    "unknown key": (
+        "ownr: me\n" + TARGET,
+        "p.yaml:4:1: ownr: unknown key; one of: apiVersion, kind, name, owner, extends, applies_to, data, targets, tolerances, performance, "
+        "select, fallback, budget, publish, promote, compliance, waivers; did you mean owner?",
+    ),
+    "wrong unit": (
+        TARGET + "performance: {p95_latency_s: 1}",
+        "p.yaml:5:15: performance.p95_latency_s: unknown key; this is given in milliseconds: use p95_latency_ms",
+    ),
+    "unit forgotten": (
+        TARGET + "performance: {max_size: 1}",
+        "p.yaml:5:15: performance.max_size: unknown key; this is given in megabytes: use max_size_mb",
+    ),
+    "another unit alone": (
+        TARGET + "budget: {hours: 1}",
+        "p.yaml:5:10: budget.hours: unknown key; this is given in minutes: use minutes",
+    ),
+    "duplicate key": (
+        TARGET + "performance:\n  min_speedup: 1.0\n  min_speedup: 2.0",
+        "p.yaml:7:3: performance.min_speedup: the key is given twice (first on line 6); each key once",
+    ),
+    "scientific number as text": (
+        TARGET + "tolerances: {fp32: {max_abs: 1e-4}}",
+        "p.yaml:5:30: tolerances.fp32.max_abs: `1e-4` is text to YAML 1.1, which wants a point in it and a sign in its exponent; write 1.0e-4",
+    ),
+    "quoted number": (
+        TARGET + "data: {min_samples: '32'}",
+        "p.yaml:5:21: data.min_samples: the number 32 is in quotes, which makes it text; write 32 without quotes",
+    ),
+    "unit in the value": (
+        TARGET + "performance: {p95_latency_ms: 20ms}",
+        "p.yaml:5:31: performance.p95_latency_ms: `20ms` is text: the unit stands in the key's name; write 20",
+    ),
+    "octal": (
+        "targets: {t: {threads: 010}}",
+        "p.yaml:4:24: targets.t.threads: `010` is read by YAML as 8; write 8, or quote a text",
+    ),
+    "infinity": (
+        TARGET + "performance: {max_size_mb: .inf}",
+        "p.yaml:5:28: performance.max_size_mb: `.inf` is no finite number; null switches a limit off",
+    ),
+    "float for whole number": (
+        "targets: {t: {threads: 2.5}}",
+        "p.yaml:4:24: targets.t.threads: 2.5 is not whole; write a whole number, without a point",
+    ),
+    "word for number": (
+        "targets: {t: {threads: many}}",
+        "p.yaml:4:24: targets.t.threads: `many` is text; write a whole number",
+    ),
+    "yes for number": (
+        "targets: {t: {threads: yes}}",
+        "p.yaml:4:24: targets.t.threads: `yes` is read by YAML as true; write a whole number",
+    ),
+    "target called no": (
+        "targets: {no: {}}",
+        'p.yaml:4:11: targets: the key `no` is read by YAML as a yes/no value, not as text; put it in quotes: "no"',
+    ),
+    "boolean for text": (
+        "owner: on\n" + TARGET,
+        'p.yaml:4:8: owner: `on` is read by YAML as true/false, and a text is needed; put it in quotes: "on"',
+    ),
+    "boolean for a word": (
+        TARGET + "compliance: {on_hardware_mismatch: off}",
+        "p.yaml:5:36: compliance.on_hardware_mismatch: `off` is read by YAML as false; one of, in quotes if need be: error, warn, ignore",
+    ),
+    "text for boolean": (
+        TARGET + "fallback: {mixed_precision: 'yes'}",
+        "p.yaml:5:29: fallback.mixed_precision: `yes` is text or a number, not a yes or no; write true or false, without quotes",
+    ),
+    "date for text": (
+        "owner: 2026-01-01\n" + TARGET,
+        'p.yaml:4:8: owner: `2026-01-01` is read by YAML as a date, and a text is needed; put it in quotes: "2026-01-01"',
+    ),
+    "number for text": (
+        "owner: 1.10\n" + TARGET,
+        'p.yaml:4:8: owner: `1.10` is read by YAML as a number, and a text is needed; put it in quotes: "1.10"',
+    ),
+    "text for date": (
+        TARGET + "waivers: [{gate: cosine, target: t, reason: r, owner: o, expires: soon}]",
+        "p.yaml:5:67: waivers[0].expires: `soon` is no date; write YYYY-MM-DD, such as 2027-01-31",
+    ),
+    "no such day": (
+        TARGET + "waivers: [{gate: cosine, target: t, reason: r, owner: o, expires: 2027-02-31}]",
+        "p.yaml:5:67: waivers[0].expires: `2027-02-31` is no valid date",
+    ),
+    "expired waiver": (
+        TARGET + "waivers: [{gate: cosine, target: t, reason: r, owner: o, expires: 2026-05-30}]",
+        "p.yaml:5:67: waivers[0].expires: the waiver expired on 2026-05-30, 2 days ago; remove it, or have its owner renew it",
+    ),
+    "waiver of no gate": (
+        TARGET + "waivers: [{gate: cosin, target: t, reason: r, owner: o, expires: 2027-01-31}]",
+        "p.yaml:5:18: waivers[0].gate: target 't' has no gate 'cosin'; one of: max_rel, cosine, agreement, mean_snr_db, speedup; did you mean cosine?",
+    ),
+    "waiver of no target": (
+        TARGET + "waivers: [{gate: cosine, target: u, reason: r, owner: o, expires: 2027-01-31}]",
+        "p.yaml:5:34: waivers[0].target: there is no target 'u'; one of: t",
+    ),
+    "waiver without owner": (
+        TARGET + "waivers: [{gate: cosine, target: t, reason: r, expires: 2027-01-31}]",
+        "p.yaml:5:11: waivers[0].owner: is missing; Who answers for it",
+    ),
+    "out of range": (
+        TARGET + "tolerances: {int8: {cosine: 1.5}}",
+        "p.yaml:5:29: tolerances.int8.cosine: 1.5 is out of range; a number <= 1",
+    ),
+    "shapes in the wrong order": (
+        "targets: {t: {shapes: {x: {min: [1, 3], typical: [8, 3], max: [4, 3]}}}}",
+        "p.yaml:4:50: targets.t.shapes.x.typical: axis 0 of typical (8) is larger than that of max (4); min <= typical <= max in every axis",
+    ),
+    "shapes of different ranks": (
+        "targets: {t: {shapes: {x: {min: [1, 3], typical: [1], max: [4, 3]}}}}",
+        "p.yaml:4:27: targets.t.shapes.x: the shapes have different ranks: min has 2, typical has 1, max has 2; equal ranks",
+    ),
+    "batch size outside of the shapes": (
+        "targets: {t: {batch_sizes: [1, 16], shapes: {x: {min: [1, 3], typical: [2, 3], max: [4, 3]}}}}",
+        "p.yaml:4:32: targets.t.batch_sizes[1]: batch size 16 is outside the shapes of input 'x'; axis 0 goes from 1 to 4",
+    ),
+    "a shape without max": (
+        "targets: {t: {shapes: {x: {min: [1], typical: [1]}}}}",
+        "p.yaml:4:27: targets.t.shapes.x.max: is missing; The largest shape that is promised to work",
+    ),
+    "unknown metric": (
+        TARGET + "tolerances: {int8: {outputs: {y: {cosin: 0.9}}}}",
+        "p.yaml:5:35: tolerances.int8.outputs.y.cosin: unknown metric; one of: max_abs, mean_abs, max_rel, allclose, cosine, mean_cosine, "
+        "snr_db, mean_snr_db, psnr_db, mean_psnr_db, kl, mean_kl, top1_agreement, topk_agreement, agreement, accuracy, f1, roc_auc, "
+        "log_loss, mae, rmse, r2; did you mean cosine?",
+    ),
+    "own metric without function": (
+        TARGET + "tolerances: {int8: {'python:metrics': {limit: 1, direction: at_most}}}",
+        'p.yaml:5:21: tolerances.int8."python:metrics": is no function\'s path; write python:package.module:function',
+    ),
+    "own metric without direction": (
+        TARGET + "tolerances: {int8: {'python:m:f': {limit: 1}}}",
+        'p.yaml:5:35: tolerances.int8."python:m:f".direction: is missing; Which side of the limit is good',
+    ),
+    "unknown precision": (
+        "targets: {t: {precisions: [int9]}}",
+        "p.yaml:4:28: targets.t.precisions[0]: unknown value 'int9'; one of: fp32, fp16, bf16, int8, int8-dynamic, int4, fp8; did you mean int8?",
+    ),
+    "tolerance of an unknown precision": (
+        TARGET + "tolerances: {fp23: {cosine: 0.9}}",
+        "p.yaml:5:14: tolerances.fp23: unknown precision; one of: fp32, fp16, bf16, int8, int8-dynamic, int4, fp8; did you mean fp32?",
+    ),
+    "unknown device": (
+        "targets: {t: {device: cudda}}",
+        "p.yaml:4:23: targets.t.device: unknown value 'cudda'; one of: cpu, cuda, rocm, vulkan, apple, android, browser; did you mean cuda?",
+    ),
+    "one backend, not in a list": (
+        "targets: {t: {backends: openvino}}",
+        "p.yaml:4:25: targets.t.backends: `openvino` is no list of backends; write `auto`, or a list: [openvino]",
+    ),
+    "auto among others": (
+        "targets: {t: {backends: [auto]}}",
+        "p.yaml:4:26: targets.t.backends[0]: `auto` stands alone; write `backends: auto`, or name the backends",
+    ),
+    "forbidden backend": (
+        "targets: {t: {backends: [openvino]}}\ncompliance: {allowed_backends: [onnxruntime]}",
+        "p.yaml:4:26: targets.t.backends[0]: openvino is forbidden by compliance.allowed_backends (p.yaml:5); one of: onnxruntime",
+    ),
+    "target's name": (
+        "targets: {a--b: {}}",
+        "p.yaml:4:11: targets.a--b: 'a--b' can't be a name; letters, digits, `_` and single `-`, since it becomes part of job ids and aliases",
+    ),
+    "no targets": (
+        "targets: {}",
+        "p.yaml:4:10: targets: the policy names no target; say where it must run, such as targets: {cpu-server: {device: cpu}}",
+    ),
+    "targets forgotten": (
+        "owner: me",
+        "p.yaml:1:1: targets: the policy names no target; say where it must run, such as targets: {cpu-server: {device: cpu}}",
+    ),
+    "nothing after the colon": (
+        "targets:\n",
+        "p.yaml:4:9: targets: has no value; a map is needed here: By name: where artifacts must run. Only a base that others extend may have none",
+    ),
+    "a value for a map": (
+        TARGET + "budget: 60",
+        "p.yaml:5:9: budget: `60` is a single value; a map is needed here: What a run may cost",
+    ),
+    "a value for a list": (
+        "targets: {t: {batch_sizes: 1}}",
+        "p.yaml:4:28: targets.t.batch_sizes: is not a list; write [1]",
+    ),
+    "empty list": (
+        "targets: {t: {batch_sizes: []}}",
+        "p.yaml:4:28: targets.t.batch_sizes: is empty; at least one entry: Each is validated and measured; selection looks at the first",
+    ),
+    "data file that isn't there": (
+        TARGET + "data: {validation: {source: 'file:/none/val.npz'}}",
+        "p.yaml:5:29: data.validation.source: there is no file /none/val.npz; a path is relative to the policy file that names it",
+    ),
+    "data file of an unknown kind": (
+        TARGET + "data: {validation: {source: 'file:val.txt'}}",
+        "p.yaml:5:29: data.validation.source: 'val.txt' is no data file that can be read; file:PATH ends in .npz, .parquet or .csv",
+    ),
+    "data file without file:": (
+        TARGET + "data: {validation: {source: val.npz}}",
+        "p.yaml:5:29: data.validation.source: 'val.npz' is no data source; one of: input_example, synthetic, file:PATH, mlflow-dataset:NAME or "
+        "python:package.module:function; did you mean file:val.npz?",
+    ),
+    "unknown source": (
+        TARGET + "data: {validation: {source: mlflow-datset:x}}",
+        "p.yaml:5:29: data.validation.source: 'mlflow-datset:x' is no data source; one of: input_example, synthetic, file:PATH, "
+        "mlflow-dataset:NAME or python:package.module:function; did you mean mlflow-dataset:x?",
+    ),
+    "source function without module": (
+        TARGET + "data: {validation: {source: 'python:f'}}",
+        "p.yaml:5:29: data.validation.source: 'f' is no function's path; write python:package.module:function",
+    ),
+    "task metric without labels": (
+        TARGET + "tolerances: {int8: {f1: 0.01}}",
+        "p.yaml:5:25: tolerances.int8.f1: this needs labels, and data.validation.labels is null, so it could never pass; "
+        "name the array or column that holds them",
+    ),
+    "both drops": (
+        TARGET + "data: {validation: {labels: y}}\ntolerances: {int8: {f1: {max_drop: 0.1, max_relative_drop: 0.1}}}",
+        "p.yaml:6:25: tolerances.int8.f1: max_drop and max_relative_drop are both given; exactly one of max_drop, max_relative_drop",
+    ),
+    "neither drop": (
+        TARGET + "data: {validation: {labels: y}}\ntolerances: {int8: {f1: {confidence: 0.9}}}",
+        "p.yaml:6:25: tolerances.int8.f1: no limit is given; exactly one of max_drop, max_relative_drop",
+    ),
+    "unknown placeholder": (
+        TARGET + "publish: {name: '{modle}-x'}",
+        "p.yaml:5:17: publish.name: {modle} stands for nothing here; it may hold {model}",
+    ),
+    "broken placeholder": (
+        TARGET + "publish: {name: '{model'}",
+        "p.yaml:5:17: publish.name: '{model' is no template: expected '}' before end of string; it may hold {model}",
+    ),
+    "reserved alias": (
+        TARGET + "promote: {alias: latest}",
+        "p.yaml:5:18: targets.t.promote.alias: 'latest' can't be an alias; letters, digits, `_` and `-`; not `latest`, not `v1`",
+    ),
+    "tag": (
+        "targets: {t: {threads: !!python/object:os.system 1}}",
+        "p.yaml:4:24: targets.t.threads: the tag !!python/object:os.system is not allowed; plain YAML values only",
+    ),
+    "unknown hardware field": (
+        "targets: {t: {hardware: {machin: x86_64}}}",
+        "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: system, machine, cpu, features, accelerators; did you mean machine?",
+    ),
+    "anchor that is not there": (
+        "targets: *t",
+        "p.yaml:4:10: not valid YAML: found undefined alias 't'; define the anchor (&name) above its use (*name)",
+    ),
+    "unclosed bracket": (
+        "targets: {t: {}\nowner: x\n",
+        "p.yaml:5:1: not valid YAML: expected ',' or '}', but got '<scalar>' (while parsing a flow mapping, which starts on line 4)",
+    ),
+    "second colon": (
+        "owner: a: b\n",
+        "p.yaml:4:9: not valid YAML: a second `:` on this line, or a wrong indentation; quote a text that holds `: `, and put each key on its own line",
+    ),
+    "tab": (
+        "targets:\n\tt: {}\n",
+        "p.yaml:5:1: a tab stands where YAML wants blanks; indent with blanks only",
+    ),
+    "two documents": (
+        TARGET + "---\na: 1\n",
+        "p.yaml:5:1: a second YAML document starts here; a policy file holds one",
+    ),
+    "control character": (
+        "owner: a\x07b\n",
+        "p.yaml:4:9: the character U+0007 is not allowed in YAML",
+    ),
+    "merge key of no map": (
+        "targets: {t: {<<: 1}}",
+        'p.yaml:4:19: targets.t."<<": only a map can be merged in; <<: *anchor of a map',
+    ),
+    "key that is a list": (
+        "targets: {t: {[1]: 1}}",
+        "p.yaml:4:15: targets.t: a key is a list or a map; keys are plain words",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", IN_A_FILE)
+def test_one_mistake_has_one_message(write, mistake):
+    text, expected = IN_A_FILE[mistake]
+    assert said(write(text)) == [expected]
+
+
+def test_unknown_backends_name_the_nearest(write):
+    found = said(
+        write(
+            "targets: {t: {backends: [openvnio], options: {onnxruntme: {}}}}\ncompliance: {allowed_backends: [opnvino]}"
+        )
+    )
+    assert [line.rpartition("did you mean")[2] for line in found] == [" openvino?", " onnxruntime?", " openvino?"]
+    assert found[0].startswith("p.yaml:4:26: targets.t.backends[0]: there is no backend 'openvnio'; one of: ")

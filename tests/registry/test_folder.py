@@ -1,0 +1,137 @@
+"""What only the folder registry has: plain model directories, its root, its crashes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_stage.core.errors import RegistryError
+from compile_stage.core.records import SourceModel
+from compile_stage.registry.folder import FolderRegistry
+
+MakeBundle = Callable[..., Any]
+
+
+@pytest.fixture
+def registry() -> FolderRegistry:
+    return FolderRegistry()
+
+
+@pytest.fixture
+def source(registry: FolderRegistry, tmp_path: Path) -> SourceModel:
+    folder = tmp_path / "models" / "net"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "model.onnx").write_bytes(b"weights")
+    (folder / "MLmodel").write_text("flavors:\n  onnx:\n    data: data/model.onnx\n")
+    return registry.resolve(f"folder:{folder}", tmp_path / "sources")
+
+
+def test_a_plain_model_directory_is_a_source(source: SourceModel, tmp_path: Path) -> None:
+    assert source.uri == f"folder:{tmp_path}/models/net#{source.digest}"
+    assert (source.name, source.version, source.flavor, source.registry) == ("net", "", "onnx", "folder")
+
+
+def test_it_is_published_beside_the_directory_or_where_the_environment_says(
+    registry: FolderRegistry,
+    source: SourceModel,
+    make_bundle: MakeBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beside = registry.push(make_bundle("net-compiled"), source, {})
+    assert beside.uri == f"folder:{tmp_path}/models/compiled-models/net-compiled/1"
+    monkeypatch.setenv("COMPILE_STAGE_FOLDER_REGISTRY", str(tmp_path / "registry"))
+    named = registry.push(make_bundle("net-compiled"), source, {})
+    assert named.uri == f"folder:{tmp_path}/registry/net-compiled/1"
+    assert registry.find("net-compiled", make_bundle("x").key) == replace(named, created=False)
+
+
+def test_a_bare_name_needs_a_root(registry: FolderRegistry) -> None:
+    with pytest.raises(RegistryError, match="does not say in which folder") as caught:
+        registry.current("net-compiled", "prod")
+    assert "COMPILE_STAGE_FOLDER_REGISTRY" in caught.value.fix
+
+
+def test_files_lie_beside_the_model(
+    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    (tmp_path / "r.md").write_text("# Report")
+    receipt = registry.push(make_bundle("net-compiled"), source, {"report.md": tmp_path / "r.md"})
+    home = Path(receipt.uri.removeprefix("folder:"))
+    assert (home / "files" / "report.md").read_text() == "# Report"
+    described = json.loads((home / "version.json").read_text())
+    assert described["metrics"] == {"speedup.batch_1": 2.5, "max_abs.y.batch_1": 0.001}
+    assert described["tags"]["compile_stage.source"] == source.uri
+
+
+def test_what_a_dead_writer_left_is_cleared_away_and_never_seen(
+    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    home = tmp_path / "models" / "compiled-models" / "net-compiled"
+    (home / ".part-dead" / "model").mkdir(parents=True)
+    assert registry.find(f"folder:{home}", make_bundle("x").key) is None
+    receipt = registry.push(make_bundle("net-compiled"), source, {})
+    assert receipt.version == "1"
+    assert not list(home.glob(".part-*"))
+
+
+def _push(number: int, bundle: Any, source: SourceModel, answers: Any) -> None:
+    answers.put(FolderRegistry().push(bundle, source, {}).created)
+
+
+def test_four_processes_that_push_the_same_make_one_version(
+    source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers, bundle = context.Queue(), make_bundle("net-compiled")
+    writers = [context.Process(target=_push, args=(n, bundle, source, answers)) for n in range(4)]
+    for writer in writers:
+        writer.start()
+    created = [answers.get(timeout=60) for _ in writers]
+    for writer in writers:
+        writer.join(60)
+    assert sorted(created) == [False, False, False, True]
+    home = tmp_path / "models" / "compiled-models" / "net-compiled"
+    assert [p.name for p in home.iterdir() if p.name.isdigit()] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("folder:{root}/nothing", "there is no model"),
+        ("folder:{root}/models/net@prod", "no alias 'prod'"),
+        ("folder:{root}/models/other/latest", "has no version"),
+        ("folder:{root}/models/other/3", "there is no version 3"),
+    ],
+)
+def test_what_is_not_there_is_said_in_words(
+    registry: FolderRegistry, source: SourceModel, tmp_path: Path, uri: str, words: str
+) -> None:
+    with pytest.raises(RegistryError, match=words) as caught:
+        registry.resolve(uri.format(root=tmp_path), tmp_path / "sources")
+    assert caught.value.fix
+
+
+def test_a_damaged_record_is_said_in_words(
+    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle
+) -> None:
+    receipt = registry.push(make_bundle("net-compiled"), source, {})
+    (Path(receipt.uri.removeprefix("folder:")) / "version.json").write_text("{")
+    with pytest.raises(RegistryError, match="record can't be read"):
+        registry.find(receipt.name, "sha256:x")
+
+
+def test_a_data_set_lies_beside_the_model(registry: FolderRegistry, source: SourceModel, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "datasets"
+    folder.mkdir()
+    (folder / "val.csv").write_text("a\n1\n")
+    assert registry.dataset(source, "val", tmp_path / "into").read_text() == "a\n1\n"
+    with pytest.raises(RegistryError, match="no data set called 'cal'") as caught:
+        registry.dataset(source, "cal", tmp_path / "into")
+    assert str(folder / "cal.npz") in caught.value.fix

@@ -1,0 +1,67 @@
+"""Whatever dies or races: one publication, whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WRITERS = Path(__file__).with_name("writers.py")
+LogModel = Callable[..., str]
+
+
+def run_writers(*arguments: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(WRITERS), *arguments], capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_a_push_killed_before_any_of_its_calls_is_completed_by_the_next(
+    embedded: str, log_model: LogModel, tmp_path: Path
+) -> None:
+    source = log_model("victim")
+    said = run_writers("kill", str(tmp_path / "writers"), source)
+    killed = [line["killed_before"] for line in said if "killed_before" in line]
+    assert {"create_logged_model", "log_model_artifacts", "finalize_logged_model", "create_model_version"} <= set(
+        killed
+    )
+    assert len(killed) >= 12
+    for call, after in zip(killed, said[1::2], strict=True):
+        # Only the last calls, which mark runs as finished, come after the version was made.
+        assert [str(v) for v in after["seen"]] == (["1"] if call == "set_terminated" else []), call
+        assert [str(v) for v in after["versions"]] == ["1"], call
+        assert after["push"]["created"] == (call != "set_terminated"), call
+        assert after["models"] == ["READY"], call
+        assert after["runs"] == after["parents"] == ["FINISHED"], call
+        assert after["metrics"] == ["max_abs.y.batch_1", "speedup.batch_1"], call
+        assert after["files"] == ["report.md"], call
+
+
+def test_four_writers_without_a_common_lock_make_one_version(
+    server: Any, log_model: LogModel, unique: str, tmp_path: Path
+) -> None:
+    said = run_writers("race", str(tmp_path / "writers"), log_model(unique), "4")
+    racers, held = said[:-1], said[-1]
+    assert len(racers) == 4
+    assert len(held["versions"]) == 1
+    assert {racer["version"] for racer in racers} == {str(held["versions"][0])}
+    assert sum(racer["created"] for racer in racers) == 1
+
+
+@pytest.mark.postgres
+def test_two_writers_on_postgres_with_four_workers_make_one_version(
+    postgres_server: Any, log_model: LogModel, unique: str, tmp_path: Path
+) -> None:
+    said = run_writers("race", str(tmp_path / "writers"), log_model(unique), "2")
+    racers, held = said[:-1], said[-1]
+    assert len(held["versions"]) == 1
+    assert [racer["version"] for racer in racers] == [str(held["versions"][0])] * 2
+    assert sum(racer["created"] for racer in racers) == 1
+    assert held["runs"] == held["parents"] == ["FINISHED"]

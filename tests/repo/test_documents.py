@@ -1,0 +1,134 @@
+"""What the documents promise exists: links, make targets, commands, policies, decisions."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SKIPPED_FOLDERS = {".git", ".venv", ".venv-dev", "node_modules", "build", "dist"}
+DOCUMENTS = sorted(
+    path for path in ROOT.rglob("*.md") if not SKIPPED_FOLDERS & set(path.relative_to(ROOT).parts) and path.is_file()
+)
+DECISIONS = ROOT / "docs" / "decisions"
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def prose_of(path: Path) -> str:
+    """The document without its code, where brackets mean something else."""
+    return re.sub(r"```.*?```|`[^`\n]*`", "", text_of(path), flags=re.DOTALL)
+
+
+def code_of(path: Path) -> str:
+    """Only the code: fenced blocks, indented blocks and inline spans, one per line."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text_of(path), flags=re.DOTALL | re.MULTILINE)
+    rest = re.sub(r"^```.*?^```", "", text_of(path), flags=re.DOTALL | re.MULTILINE)
+    return "\n".join([*fenced, *re.findall(r"^    (.*)$", rest, flags=re.MULTILINE), *re.findall(r"`([^`\n]+)`", rest)])
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The anchors that a renderer gives the document's headings."""
+    headings = re.findall(r"^#+ (.+)$", text_of(path), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(document):
+    broken = []
+    for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose_of(document)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        there = (document.parent / name).resolve() if name else document
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors_of(there)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_make_targets_exist(document):
+    """A document that tells to type `make x` is right."""
+    targets = set(re.findall(r"^([a-z][\w-]*):", text_of(ROOT / "Makefile"), flags=re.MULTILINE))
+    told = set(re.findall(r"(?:^|[\s(])make ([a-z][\w-]*)", code_of(document), flags=re.MULTILINE))
+    assert told <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_exist(document):
+    """A document that shows `compile-stage x` shows a command of ours."""
+    from compile_stage.cli.main import cli
+
+    told = set(re.findall(r"^\s*(?:\$ )?compile-stage ([a-z][\w-]*)", code_of(document), flags=re.MULTILINE))
+    assert told <= set(cli.commands)
+
+
+@pytest.mark.parametrize(
+    "document",
+    # pipelines/ shows callers, whose policies lie in their own repositories
+    [path for path in DOCUMENTS if path.parent.name != "pipelines"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_policies_exist(document):
+    """A policy that a document names is one that we ship."""
+    named = set(re.findall(r"(?<![\w./-])policies/[\w.-]+\.yaml", text_of(document)))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_readme_tells_how_to_see_it_work_and_how_to_test_it():
+    code = code_of(ROOT / "README.md")
+    assert "make demo" in code
+    assert "make test" in code
+
+
+def test_the_changelog_has_a_place_for_what_is_not_released():
+    headings = re.findall(r"^## (.+)$", text_of(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+
+
+def test_every_page_is_in_the_index():
+    """A page that the index does not link to is found by nobody."""
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", text_of(ROOT / "docs" / "README.md")))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} == linked
+
+
+def test_every_decision_is_in_the_index():
+    listed = re.findall(r"\[(\d{4})\]\(([^)]+)\)", text_of(DECISIONS / "README.md"))
+    files = sorted(path.name for path in DECISIONS.glob("[0-9]*.md"))
+    assert [name for _, name in listed] == files
+    assert all(name.startswith(number) for number, name in listed)
+
+
+@pytest.mark.parametrize("decision", sorted(DECISIONS.glob("[0-9]*.md")), ids=lambda path: path.stem)
+def test_decisions_are_short_and_dated(decision):
+    lines = text_of(decision).splitlines()
+    assert lines[0].startswith(f"# {decision.name[:4]} ")
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", lines[2])
+    assert len(lines) <= 30
+
+
+@pytest.mark.parametrize("arguments", [{"PYTHON": "/bin/false"}, {"CANDIDATES": "python-that-is-not-there"}])
+def test_make_says_what_it_needs_when_there_is_no_python(tmp_path, arguments):
+    """Without a usable Python, one sentence and the way out, and no half-made environment."""
+    for name in ("Makefile", "pyproject.toml", "requirements/dev-constraints.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text_of(ROOT / name), encoding="utf-8")
+    command = ["make", "-C", str(tmp_path), "demo", *(f"{key}={value}" for key, value in arguments.items())]
+    # The suite itself may run below `make test PYTHON=...`, which hands its settings down.
+    outer = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS", "PYTHON"))}
+    done = subprocess.run(command, env=outer, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "make demo PYTHON=" in done.stderr
+    assert next(iter(arguments.values())) in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_the_ci_script_is_valid_bash():
+    subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)

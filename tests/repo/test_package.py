@@ -1,0 +1,118 @@
+"""What is installed: a light base, entry points that load, a wheel with all that it needs, pinned development environments."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from compile_stage.core import plugins
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ENTRY_POINTS = [
+    EntryPoint(name=name, value=value, group=group)
+    for group, entries in PROJECT["entry-points"].items()
+    for name, value in entries.items()
+]
+# What only one plug-in needs, or what brings gigabytes.
+EXTRAS_ONLY = {
+    "kfp", "lightgbm", "mlflow", "nncf", "onnxmltools", "onnxscript", "openvino", "pyarrow", "ray", "skl2onnx", "skops",
+    "tensorflow", "tensorrt", "torch", "transformers", "xgboost",
+}  # fmt: skip
+
+
+def name_of(requirement: str) -> str:
+    """The distribution's name, normalised."""
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
+
+
+def test_the_base_install_is_light():
+    """No framework and no compiler but ONNX Runtime."""
+    assert {name_of(requirement) for requirement in PROJECT["dependencies"]} & EXTRAS_ONLY == set()
+
+
+@pytest.mark.parametrize("entry", ENTRY_POINTS, ids=lambda entry: f"{entry.group}:{entry.name}")
+def test_entry_points_load_and_know_their_name(entry):
+    """A plug-in is found by the name that it has; `pyproject.toml` and the class can't drift apart."""
+    loaded = entry.load()
+    assert loaded.name == entry.name
+    assert loaded.extra == "" or loaded.extra in PROJECT["optional-dependencies"]
+    assert isinstance(loaded.requires, tuple)
+
+
+def test_what_is_installed_is_what_is_declared():
+    """An environment older than an entry point in pyproject.toml would silently lack a plug-in."""
+    for group in ("backends", "sources", "lowerings", "registries", "engines"):
+        declared = {entry.name for entry in ENTRY_POINTS if entry.group == f"compile_stage.{group}"}
+        assert declared <= set(plugins.names(group)), group
+
+
+def test_the_script_is_there():
+    script = EntryPoint(name="compile-stage", value=PROJECT["scripts"]["compile-stage"], group="console_scripts")
+    assert callable(script.load())
+
+
+def test_extras_refer_to_extras_that_exist():
+    extras = PROJECT["optional-dependencies"]
+    for requirements in extras.values():
+        for requirement in requirements:
+            if match := re.match(r"compile-stage\[([\w,-]+)\]", requirement):
+                assert set(match[1].split(",")) <= set(extras)
+
+
+def test_the_development_environment_does_not_pull_cuda():
+    """Plain xgboost brings CUDA libraries, so `dev` names the CPU-only distribution instead of the extra."""
+    extras = PROJECT["optional-dependencies"]
+
+    def names(extra: str) -> set[str]:
+        found = set()
+        for requirement in extras[extra]:
+            match = re.match(r"compile-stage\[([\w,-]+)\]", requirement)
+            found |= set.union(*map(names, match[1].split(","))) if match else {name_of(requirement)}
+        return found
+
+    for extra in ("dev", "demo"):
+        assert names(extra) & {"xgboost", "tensorrt", "pycuda"} == set()
+
+
+def test_every_direct_requirement_of_the_development_environments_is_pinned():
+    """What our CI was green with can be had again."""
+    lines = (ROOT / "requirements" / "dev-constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {name_of(line) for line in lines if "==" in line and not line.startswith("#")}
+    extras = PROJECT["optional-dependencies"]
+    used = {
+        name_of(requirement)
+        for extra in ("openvino", "torch", "sklearn", "lightgbm", "transformers", "demo", "dev")
+        for requirement in extras[extra]
+    }
+    base = {name_of(requirement) for requirement in PROJECT["dependencies"]}
+    assert (used | base) - pinned == {"compile-stage"}
+
+
+def test_the_wheel_holds_all_that_the_package_needs(tmp_path):
+    """Defaults, schemas and templates travel with the code, the licence too, and nothing else does."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    held = zipfile.ZipFile(wheel).namelist()
+    data = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "compile_stage").rglob("*")
+        if path.is_file() and not {"__pycache__", ".mypy_cache"} & set(path.parts)
+    }
+    assert data <= set(held)
+    assert {
+        "compile_stage/py.typed",
+        "compile_stage/policy/defaults.yaml",
+        "compile_stage/policy/policy.schema.json",
+    } <= set(held)
+    assert any(name.startswith("compile_stage/report/templates/") for name in held)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in held)
+    assert {name.partition("/")[0] for name in held if ".dist-info" not in name} == {"compile_stage"}

@@ -1,0 +1,144 @@
+"""`report.html`: self-contained, complete, and safe whatever a model or a policy is called."""
+
+from __future__ import annotations
+
+import dataclasses
+from html.parser import HTMLParser
+from types import ModuleType
+
+import pytest
+
+from compile_stage.core.records import Failure, Refusal, RunResult
+from compile_stage.report.html import render_html
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text; `problems` names tags that do not close in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.problems: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def test_every_tag_closes(result: RunResult) -> None:
+    page = Page(render_html(result))
+    assert page.problems == []
+    assert page.open == []
+
+
+def test_nothing_is_loaded_and_no_script_runs(result: RunResult) -> None:
+    """MLflow shows it in a sandboxed frame, and people open it from disk: an outside asset would be missing there."""
+    page = render_html(result)
+    parsed = Page(page)
+    assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
+    assert not [name for name, _ in parsed.attributes if name in ("src", "href", "style") or name.startswith("on")]
+    assert "url(" not in page
+    assert "@import" not in page
+
+
+def test_everything_a_reader_needs_is_there(result: RunResult) -> None:
+    text = Page(render_html(result)).text
+    for expected in (
+        "cpu-server ships openvino int8-sym, 6.52× the baseline's speed; edge has no winner",
+        "passed, but 2.00× slower than the winner",
+        "Worst samples: 17, 203, 5",
+        "onnxruntime has no bf16 on cpu here",
+        "max_rel is waived until 2027-01-31 by vision-team",
+        "models:/digits-cnn-compiled/3",
+        "the worker died of signal 11 (SIGSEGV)",
+        "segmentation fault",
+        "No winner. no candidate passed its gates",
+        "Example CPU @ 2.10GHz",
+        "file:val.npz: 360 samples, real, with labels",
+        "1 node stays in fp32: /fc/Gemm",
+        "not run",
+        "cpu-server.yaml:21",
+    ):
+        assert expected in text
+
+
+def test_the_charts_are_drawn(result: RunResult) -> None:
+    page = render_html(result)
+    assert (
+        page.count("<svg") == 4
+    )  # speedup and latency of the one target that was measured, latency of the other, timeline
+    assert "Speedup over the baseline with 95 % intervals" in page
+
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}'
+
+
+def test_hostile_names_stay_text(factory: ModuleType) -> None:
+    """Model names, reasons and tracebacks come from others; none may become markup or a template expression."""
+    target = factory.every_ending()
+    job = dataclasses.replace(target.candidates[0].job, backend=HOSTILE, id=HOSTILE)
+    hurt = dataclasses.replace(
+        target.candidates[0],
+        job=dataclasses.replace(job, scheme=dataclasses.replace(job.scheme, name=HOSTILE)),
+        failure=Failure(kind="exception", step=HOSTILE, problem=HOSTILE, detail=HOSTILE),
+    )
+    selection = dataclasses.replace(
+        target.selection, winner=HOSTILE, states={HOSTILE: "won"}, reasons={HOSTILE: HOSTILE}
+    )
+    made = factory.make_result(dataclasses.replace(target, candidates=(hurt,), selection=selection))
+    made = dataclasses.replace(
+        made,
+        source=dataclasses.replace(made.source, name=HOSTILE, uri=HOSTILE, version=HOSTILE),
+        policy=dataclasses.replace(made.policy, name=HOSTILE, owner=HOSTILE, files=(HOSTILE,)),
+        notes=(HOSTILE,),
+        baseline_framework=HOSTILE,
+        refused=(Refusal(job_id="x", target="cpu-server", backend=HOSTILE, precision=HOSTILE, reason=HOSTILE),),
+        environment={"hardware": {HOSTILE: HOSTILE}, "packages": {HOSTILE: HOSTILE}},
+        events=tuple(dataclasses.replace(event, step=HOSTILE, job_id=HOSTILE) for event in made.events),
+    )
+    page = render_html(made)
+    parsed = Page(page)
+    assert not {"script", "img"} & set(parsed.tags)
+    assert not [name for name, _ in parsed.attributes if name.startswith("on")]
+    assert parsed.problems == []
+    assert HOSTILE in " ".join(parsed.words)
+
+
+@pytest.mark.parametrize("status", ["failed", "refused"])
+def test_a_run_without_targets_still_gives_a_page(result: RunResult, status: str) -> None:
+    empty = dataclasses.replace(
+        result,
+        status=status,
+        targets=(),
+        events=(),
+        samples={},
+        environment={"hardware": {}, "packages": {}},
+        problem="why",
+    )  # type: ignore[arg-type]
+    page = Page(render_html(empty))
+    assert "why" in page.text
+    assert page.problems == []

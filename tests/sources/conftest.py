@@ -1,0 +1,80 @@
+"""Small real models, logged as a user would, and one check that every source must pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_stage.core import plugins
+from compile_stage.core.digest import digest_tree
+from compile_stage.core.records import Compliance, PortableModel, SourceModel
+
+Proof = Callable[..., PortableModel]
+
+
+@pytest.fixture(autouse=True)
+def quiet_third_parties(recwarn: pytest.WarningsRecorder) -> None:
+    """Saving a model is MLflow's and the frameworks' work here, and each has warnings of its own on the way (signatures with
+    integers, deprecations between their versions). What OUR calls raise is tested in test_warnings.py."""
+    warnings.simplefilter("ignore")
+
+
+def source_of(path: Path, flavor: str) -> SourceModel:
+    return SourceModel(
+        uri=f"models:/{path.name}/1",
+        name=path.name,
+        version="1",
+        flavor=flavor,
+        path=str(path),
+        digest=digest_tree(path),
+    )
+
+
+def run_onnx(model: PortableModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.path, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(batch)), strict=True))
+
+
+@pytest.fixture
+def prove(tmp_path: Path) -> Proof:
+    """Original and export: the same names, shapes and answers at every batch size, and the same bytes twice."""
+
+    def check(
+        source: SourceModel,
+        batch: Mapping[str, Any],
+        *,
+        sizes: tuple[int, ...] = (1, 3),
+        compliance: Compliance | None = None,
+        rtol: float = 1e-5,
+    ) -> PortableModel:
+        exporter = plugins.load("sources", source.flavor)
+        assert exporter.refuse(source, compliance or Compliance()) is None
+        model = exporter.export(source, {}, tmp_path / "first")
+        again = exporter.export(source, {}, tmp_path / "again")
+        assert model.digest == again.digest, "two exports of one model differ"
+        assert model.precision == "fp32"
+        assert model.made_from == source.digest
+        with exporter.open(source, 1) as session:
+            assert session.signature == model.signature
+            for size in sizes:
+                part = {name: array[:size] for name, array in batch.items()}
+                expected, found = session.run(part), run_onnx(model, part)
+                assert list(expected) == list(found) == [spec.name for spec in model.signature.outputs]
+                for spec in model.signature.outputs:
+                    assert expected[spec.name].shape == found[spec.name].shape
+                    if spec.dtype.startswith("float"):
+                        scale = float(np.abs(expected[spec.name]).max()) or 1.0
+                        np.testing.assert_allclose(found[spec.name], expected[spec.name], rtol=rtol, atol=rtol * scale)
+                    else:
+                        assert list(found[spec.name].ravel()) == list(expected[spec.name].ravel())
+        return model
+
+    return check

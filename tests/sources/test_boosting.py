@@ -1,0 +1,159 @@
+"""XGBoost and LightGBM: every objective that the sources take, so that no transformation of a converter goes unproven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+from mlflow.models import infer_signature
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
+
+from compile_stage.core import plugins
+from compile_stage.core.records import Compliance, SourceModel
+
+from .conftest import Proof, source_of
+
+TWO = load_breast_cancer(return_X_y=True)
+TEN = load_digits(return_X_y=True)
+NUMBER = load_diabetes(return_X_y=True)
+DATA = {"binary": TWO, "multi": TEN, "multiclass": TEN}
+TRUSTED = [
+    "collections.OrderedDict",
+    "lightgbm.basic.Booster",
+    "lightgbm.sklearn.LGBMClassifier",
+    "lightgbm.sklearn.LGBMRegressor",
+    "sklearn.preprocessing._label.LabelEncoder",
+]
+
+
+def rows_of(data: Any) -> Any:
+    return data[0].astype(np.float32)
+
+
+def save(path: Path, flavor: str, model: Any, rows: Any, **options: Any) -> SourceModel:
+    module = getattr(mlflow, flavor)
+    signature = infer_signature(rows, np.zeros(len(rows), np.float32))
+    module.save_model(model, path, signature=signature, input_example=rows[:3], pip_requirements=[flavor], **options)
+    return source_of(path, flavor)
+
+
+def prove_answer(source: SourceModel, rows: Any) -> None:
+    """The output that `answer` names is what the source's pyfunc answers."""
+    exporter = plugins.load("sources", source.flavor)
+    how = exporter.answer(source)
+    answer = mlflow.pyfunc.load_model(source.path).predict(rows)
+    assert how["kind"] == "array"
+    with exporter.open(source, 1) as session:
+        found = session.run({"X": rows})[how["outputs"][0]]
+    assert found.shape == answer.shape
+    if answer.dtype.kind == "f":
+        np.testing.assert_allclose(found, answer, rtol=1e-5)
+    else:
+        np.testing.assert_array_equal(found, answer)
+
+
+XGBOOST = (
+    "binary:logistic multi:softprob multi:softmax reg:squarederror reg:absoluteerror reg:pseudohubererror count:poisson reg:gamma "
+    "reg:tweedie"
+)
+
+
+@pytest.mark.parametrize("objective", XGBOOST.split())
+def test_xgboost_boosters(tmp_path: Path, prove: Proof, objective: str) -> None:
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    data = DATA.get(objective.partition(":")[0], NUMBER)
+    options = {"num_class": 10} if data is TEN else {}
+    model = xgboost.train({"objective": objective, "nthread": 1, **options}, xgboost.DMatrix(rows_of(data), data[1]), 4)
+    source = save(tmp_path / "model", "xgboost", model, rows_of(data))
+    prove(source, {"X": rows_of(data)}, sizes=(1, 200))
+    prove_answer(source, rows_of(data)[:50])
+
+
+@pytest.mark.parametrize("kind", ["XGBClassifier", "XGBRegressor", "early"])
+def test_xgboost_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    data = NUMBER if kind == "XGBRegressor" else TWO
+    rows, wanted = rows_of(data), data[1]
+    if kind == "early":  # predictions end at the best round, not at the last one
+        model = xgboost.XGBClassifier(n_estimators=40, early_stopping_rounds=2, learning_rate=1.0, n_jobs=1)
+        model.fit(rows[:300], wanted[:300], eval_set=[(rows[300:], wanted[300:])], verbose=False)
+        assert model.best_iteration < model.get_booster().num_boosted_rounds() - 1
+    else:
+        model = getattr(xgboost, kind)(n_estimators=4, n_jobs=1).fit(rows, wanted)
+    source = save(tmp_path / "model", "xgboost", model, rows)
+    made = prove(source, {"X": rows}, sizes=(1, 200))
+    assert [spec.name for spec in made.signature.outputs] == (
+        ["prediction"] if kind == "XGBRegressor" else ["label", "probabilities"]
+    )
+    prove_answer(source, rows[:50])
+
+
+@pytest.mark.parametrize(
+    ("options", "word"), [({"booster": "dart"}, "dart"), ({"objective": "rank:pairwise"}, "rank:pairwise")]
+)
+def test_xgboost_refuses_what_has_no_proven_conversion(tmp_path: Path, options: dict[str, str], word: str) -> None:
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    model = xgboost.train({"nthread": 1, **options}, xgboost.DMatrix(rows_of(TWO), TWO[1]), 2)
+    source = save(tmp_path / "model", "xgboost", model, rows_of(TWO))
+    assert word in (plugins.load("sources", "xgboost").refuse(source, Compliance()) or "")
+
+
+def test_xgboost_does_not_import_a_class_that_the_model_names(tmp_path: Path) -> None:
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    model = xgboost.train({"nthread": 1}, xgboost.DMatrix(rows_of(TWO), TWO[1]), 1)
+    source = save(tmp_path / "model", "xgboost", model, rows_of(TWO))
+    about = mlflow.models.Model.load(source.path)
+    about.flavors["xgboost"]["model_class"] = "evil.Booster"
+    about.save(str(Path(source.path) / "MLmodel"))
+    assert "evil.Booster" in (plugins.load("sources", "xgboost").refuse(source, Compliance()) or "")
+
+
+LIGHTGBM = "binary multiclass regression regression_l1 huber quantile poisson gamma tweedie"
+
+
+@pytest.mark.parametrize("objective", LIGHTGBM.split())
+def test_lightgbm_boosters(tmp_path: Path, prove: Proof, objective: str) -> None:
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    data = DATA.get(objective, NUMBER)
+    options = {"num_class": 10} if data is TEN else {}
+    parameters = {"objective": objective, "verbose": -1, "num_threads": 1, **options}
+    model = lightgbm.train(parameters, lightgbm.Dataset(data[0], data[1]), 4)
+    source = save(tmp_path / "model", "lightgbm", model, rows_of(data))
+    prove(source, {"X": rows_of(data)}, sizes=(1, 200))
+    prove_answer(source, rows_of(data)[:50])
+
+
+@pytest.mark.parametrize("kind", ["numbers", "text", "regressor", "early"])
+def test_lightgbm_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    data = NUMBER if kind == "regressor" else TWO
+    rows, wanted = rows_of(data), data[1]
+    options = {"n_estimators": 4, "verbose": -1, "n_jobs": 1}
+    if kind == "regressor":
+        model = lightgbm.LGBMRegressor(**options).fit(rows, wanted)
+    elif kind == "early":
+        model = lightgbm.LGBMClassifier(**options | {"n_estimators": 40, "learning_rate": 1.0})
+        stop = [lightgbm.early_stopping(2, verbose=False)]
+        model.fit(rows[:300], wanted[:300], eval_set=[(rows[300:], wanted[300:])], callbacks=stop)
+    else:
+        labels = np.array(["benign", "malign"])[wanted] if kind == "text" else wanted
+        model = lightgbm.LGBMClassifier(**options).fit(rows, labels)
+    source = save(tmp_path / "model", "lightgbm", model, rows, skops_trusted_types=TRUSTED)
+    made = prove(source, {"X": rows}, sizes=(1, 200))
+    # The converter declares one label whatever the batch; the repair gives it the batch.
+    assert made.signature.outputs[0].shape == ("batch",)
+    prove_answer(source, rows[:50])
+
+
+def test_lightgbm_refuses_categories(tmp_path: Path) -> None:
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    rows = np.random.default_rng(0).integers(0, 5, (200, 2)).astype(np.float32)
+    data = lightgbm.Dataset(rows, (rows[:, 0] == 2).astype(int), categorical_feature=[0])
+    # Without these two, so small a data set yields no split by category, and the model is fit to be converted.
+    small = {"min_data_per_group": 1, "cat_smooth": 0.0}
+    model = lightgbm.train({"objective": "binary", "verbose": -1, "num_threads": 1, **small}, data, 3)
+    source = save(tmp_path / "model", "lightgbm", model, rows)
+    assert "categories" in (plugins.load("sources", "lightgbm").refuse(source, Compliance()) or "")

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import onnx
+import pytest
+from mlflow.models import infer_signature
+from onnx import TensorProto, helper, numpy_helper
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.records import Compliance, ShapeRange
+from compile_stage.sources import graph
+from compile_stage.sources.onnx import OnnxSource
+
+from .conftest import Proof, run_onnx, source_of
+
+X = np.random.default_rng(0).random((4, 3), dtype=np.float32)
+WEIGHT = np.random.default_rng(1).random((3, 2), dtype=np.float32)
+
+
+def linear(batch: Any = "n", opset: int = 18, weight_is_input: bool = False, weight: Any = WEIGHT) -> Any:
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3])]
+    if weight_is_input:
+        inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [3, 2]))
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], doc_string="/home/someone/train.py:7")],
+        "random-name",
+        inputs,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, weight.shape[1]])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def save(path: Path, model: Any, example: Any = X, **options: Any) -> Any:
+    signature = infer_signature(example, X[:, :2])
+    mlflow.onnx.save_model(
+        model, path, input_example=example, signature=signature, pip_requirements=["onnx"], **options
+    )
+    return source_of(path, "onnx")
+
+
+@pytest.mark.parametrize("external", [True, False], ids=["external-data", "one-file"])
+def test_a_graph_stays_what_it_is(tmp_path: Path, prove: Proof, external: bool) -> None:
+    model = prove(save(tmp_path / "model", linear(), save_as_external_data=external), {"x": X})
+    assert [str(spec) for spec in model.signature.inputs] == ["x: float32[n, 3]"]
+    assert b"/home/someone" not in Path(model.path).read_bytes()
+    assert [file.name for file in Path(model.path).parent.iterdir()] == ["model.onnx"]
+
+
+def test_unnamed_dimensions_get_names_on_both_sides(tmp_path: Path, prove: Proof) -> None:
+    model = prove(save(tmp_path / "model", linear(batch=None)), {"x": X})
+    assert model.signature.inputs[0].shape == ("batch", 3)
+
+
+def test_weights_that_are_listed_as_inputs_are_no_inputs(tmp_path: Path, prove: Proof) -> None:
+    model = prove(save(tmp_path / "model", linear(weight_is_input=True)), {"x": X})
+    assert [spec.name for spec in model.signature.inputs] == ["x"]
+
+
+def test_an_old_operator_set_is_raised_and_the_note_says_so(tmp_path: Path, prove: Proof) -> None:
+    model = prove(save(tmp_path / "model", linear(opset=9)), {"x": X})
+    assert model.opset == graph.OPSET
+    assert "raised from 9" in model.notes[0]
+
+
+def test_a_fixed_batch_refuses_another(tmp_path: Path) -> None:
+    source = save(tmp_path / "model", linear(batch=4))
+    wanted = {"x": ShapeRange(min=(1, 3), typical=(1, 3), max=(8, 3))}
+    with pytest.raises(SourceError, match="fixed batch 4, the policy asks for batch 8"):
+        OnnxSource().export(source, wanted, tmp_path / "out")
+
+
+def test_a_shape_for_an_unknown_input_names_the_real_ones(tmp_path: Path) -> None:
+    wanted = {"image": ShapeRange(min=(1, 3), typical=(1, 3), max=(1, 3))}
+    with pytest.raises(SourceError, match="'image'") as caught:
+        OnnxSource().export(save(tmp_path / "model", linear()), wanted, tmp_path / "out")
+    assert "x: float32[n, 3]" in caught.value.fix
+
+
+def test_several_inputs_integers_text_and_a_scalar_output(tmp_path: Path, prove: Proof) -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["a", "b"], ["sum"]),
+            helper.make_node("ReduceSum", ["sum"], ["total"], keepdims=0),
+            helper.make_node("Identity", ["word"], ["echo"]),
+        ],
+        "g",
+        [
+            helper.make_tensor_value_info("a", TensorProto.INT64, ["n", 2]),
+            helper.make_tensor_value_info("b", TensorProto.INT64, ["n", 2]),
+            helper.make_tensor_value_info("word", TensorProto.STRING, ["n"]),
+        ],
+        [
+            helper.make_tensor_value_info("sum", TensorProto.INT64, ["n", 2]),
+            helper.make_tensor_value_info("total", TensorProto.INT64, []),
+            helper.make_tensor_value_info("echo", TensorProto.STRING, ["n"]),
+        ],
+    )
+    numbers, words = np.arange(6).reshape(3, 2), np.array(["a", "bc", "d"], dtype=object)
+    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    (tmp_path / "model").mkdir()
+    onnx.save(model, tmp_path / "model" / "model.onnx")
+    mlflow.models.Model(flavors={"onnx": {"data": "model.onnx"}}).save(str(tmp_path / "model" / "MLmodel"))
+    made = prove(source_of(tmp_path / "model", "onnx"), {"a": numbers, "b": numbers, "word": words})
+    assert [spec.dtype for spec in made.signature.outputs] == ["int64", "int64", "str"]
+    assert made.signature.outputs[1].shape == ()
+
+
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
+    source = save(tmp_path / "model", linear(), save_as_external_data=True)
+    model = onnx.load(str(tmp_path / "model" / "model.onnx"))
+    onnx.save_model(
+        model, str(tmp_path / "model" / "model.onnx"), save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    assert OnnxSource().refuse(source, Compliance()) is None
+    (tmp_path / "model" / "w.bin").unlink()
+    assert "w.bin is missing" in (OnnxSource().refuse(source, Compliance()) or "")
+
+
+def test_weights_outside_of_the_models_folder_are_refused(tmp_path: Path) -> None:
+    source = save(tmp_path / "model", linear(), save_as_external_data=False)
+    file = tmp_path / "model" / "model.onnx"
+    model = onnx.load(str(file))
+    onnx.external_data_helper.set_external_data(model.graph.initializer[0], location="../../secret")
+    model.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    file.write_bytes(model.SerializeToString())
+    assert "outside" in (OnnxSource().refuse(source, Compliance()) or "")
+
+
+def test_large_weights_lie_beside_the_file(tmp_path: Path) -> None:
+    source = save(tmp_path / "model", linear())
+    weight = np.random.default_rng(2).random((3, 200), dtype=np.float32)
+    model = graph.finish(linear(weight=weight), source, {}, tmp_path / "out", external_data_above=8)
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["model.onnx", "model.onnx.data"]
+    np.testing.assert_allclose(run_onnx(model, {"x": X})["y"], X @ weight, rtol=1e-6)
+
+
+def test_garbage_is_refused_and_not_raised(tmp_path: Path) -> None:
+    source = save(tmp_path / "model", linear())
+    (tmp_path / "model" / "model.onnx").write_bytes(b"\xff\xff\xff garbage")
+    assert OnnxSource().refuse(source, Compliance()) is not None
+
+
+def test_the_answer_is_what_mlflows_own_pyfunc_does(tmp_path: Path) -> None:
+    import pandas as pd
+
+    tensors = save(tmp_path / "tensors", linear())
+    assert OnnxSource().answer(tensors)["kind"] == "dict"
+    assert list(mlflow.pyfunc.load_model(tensors.path).predict(X)) == ["y"]
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    framed = save(tmp_path / "frame", linear(), frame)
+    how = OnnxSource().answer(framed)
+    assert how["frame_in_frame_out"]
+    assert how["columns"] == ["a", "b", "c"]
+    assert isinstance(mlflow.pyfunc.load_model(framed.path).predict(frame), pd.DataFrame)

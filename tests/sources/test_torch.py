@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+from mlflow.models import infer_signature
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.records import Compliance, ShapeRange
+from compile_stage.sources import pt2
+from compile_stage.sources.torch import TorchSource
+
+from .conftest import Proof, source_of
+
+torch = pytest.importorskip("torch", reason="the PyTorch source needs torch")
+
+IMAGES = np.random.default_rng(0).random((4, 1, 8, 8), dtype=np.float32)
+PICKLES = Compliance(allow_pickle=True)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4)
+        self.drop, self.out = torch.nn.Dropout(0.5), torch.nn.Linear(144, 10)
+
+    def forward(self, image: Any) -> Any:
+        return self.out(self.drop(torch.relu(self.norm(self.conv(image)))).flatten(1))
+
+
+class Two(torch.nn.Module):
+    def forward(self, left: Any, right: Any) -> Any:
+        return {"sum": left + right, "dot": (left * right).sum(-1)}
+
+
+def save(path: Path, model: Any, example: Any = IMAGES, **options: Any) -> Any:
+    mlflow.pytorch.save_model(model, path, input_example=example, pip_requirements=["torch"], **options)
+    return source_of(path, "pytorch")
+
+
+def saved_net(path: Path, example: Any = IMAGES, **options: Any) -> Any:
+    torch.manual_seed(0)
+    signature = infer_signature(example, np.zeros((len(example), 10), np.float32))
+    return save(path, Net().eval(), example, signature=signature, **options)
+
+
+def test_an_exported_program_keeps_its_open_batch_and_its_argument_names(tmp_path: Path, prove: Proof) -> None:
+    model = prove(saved_net(tmp_path / "net"), {"image": IMAGES})
+    assert str(model.signature.inputs[0]) == "image: float32[batch, 1, 8, 8]"
+    assert str(model.signature.outputs[0]) == "output: float32[batch, 10]"
+    assert str(tmp_path).encode() not in Path(model.path).read_bytes()
+
+
+def test_several_inputs_and_outputs_keep_the_signatures_names(tmp_path: Path, prove: Proof) -> None:
+    rows = IMAGES[:, 0]
+    signature = infer_signature({"a": rows, "b": rows}, {"sum": rows, "dot": rows[..., 0]})
+    source = save(tmp_path / "two", Two(), [rows, rows], signature=signature)
+    model = prove(source, {"a": rows, "b": rows * 2})
+    assert [spec.name for spec in model.signature.outputs] == ["sum", "dot"]
+    example = TorchSource().example(source)
+    assert example is not None
+    assert list(example) == ["a", "b"]
+    assert TorchSource().answer(source)["kind"] == "dict"
+
+
+def test_a_batch_that_the_export_fixed_is_refused_when_the_policy_asks_for_another(tmp_path: Path) -> None:
+    source = saved_net(tmp_path / "one", IMAGES[:1])
+    wanted = {"image": ShapeRange(min=(1, 1, 8, 8), typical=(8, 1, 8, 8), max=(8, 1, 8, 8))}
+    with pytest.raises(SourceError, match="fixed batch 1, the policy asks for batch 8") as caught:
+        TorchSource().export(source, wanted, tmp_path / "out")
+    assert "batch >= 2" in caught.value.fix
+    assert TorchSource().export(source, {}, tmp_path / "out").signature.fixed_batch == 1
+
+
+@pytest.mark.parametrize("model", [torch.nn.Dropout(0.5), torch.nn.BatchNorm2d(1)], ids=["dropout", "batch_norm"])
+def test_a_model_frozen_in_training_mode_is_refused(tmp_path: Path, model: Any) -> None:
+    source = save(tmp_path / "live", model.train(), signature=infer_signature(IMAGES, IMAGES))
+    reason = TorchSource().refuse(source, Compliance())
+    assert reason is not None
+    assert "training mode" in reason
+    assert "model.eval()" in reason
+
+
+def test_a_model_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
+    class Noisy(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + torch.rand_like(x)
+
+    source = save(tmp_path / "noisy", Noisy(), signature=infer_signature(IMAGES, IMAGES))
+    assert "random" in (TorchSource().refuse(source, Compliance()) or "")
+
+
+def test_a_pickle_is_refused_unless_the_policy_allows_it(tmp_path: Path, prove: Proof) -> None:
+    source = saved_net(tmp_path / "pickled", IMAGES[:1], serialization_format="pickle")
+    reason = TorchSource().refuse(source, Compliance())
+    assert reason is not None
+    assert "compliance.allow_pickle" in reason
+    # The original is there, so its batch opens even though the example has one row only.
+    prove(source, {"image": IMAGES}, compliance=PICKLES)
+
+
+def test_torchscript_is_refused_with_its_reason(tmp_path: Path) -> None:
+    source = save(tmp_path / "script", torch.jit.script(torch.nn.Linear(8, 2)), serialization_format="pickle")
+    assert "TorchScript" in (TorchSource().refuse(source, PICKLES) or "")
+
+
+def test_the_answer_is_what_mlflows_own_pyfunc_does(tmp_path: Path) -> None:
+    source = saved_net(tmp_path / "net")
+    how = TorchSource().answer(source)
+    loaded = mlflow.pyfunc.load_model(source.path)
+    assert how == {"kind": "array", "outputs": ["output"], "columns": None, "frame_in_frame_out": False}
+    answer = loaded.predict(IMAGES)
+    with TorchSource().open(source, 1) as session:
+        np.testing.assert_array_equal(answer, session.run({"image": IMAGES})["output"])
+
+
+def test_a_data_frame_is_answered_with_a_data_frame(tmp_path: Path) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame(np.random.default_rng(0).random((4, 3), dtype=np.float32), columns=["a", "b", "c"])
+    linear = torch.nn.Linear(3, 2).eval()
+    source = save(
+        tmp_path / "frame", linear, frame, serialization_format="pickle", signature=infer_signature(frame, frame[["a"]])
+    )
+    how = TorchSource().answer(source)
+    assert isinstance(mlflow.pyfunc.load_model(source.path).predict(frame), pd.DataFrame)
+    assert how["frame_in_frame_out"]
+    assert how["columns"] == ["a", "b", "c"]
+
+
+def test_integer_inputs_and_a_scalar_for_each_row(tmp_path: Path, prove: Proof) -> None:
+    class Count(torch.nn.Module):
+        def forward(self, tokens: Any) -> Any:
+            return (tokens > 2).sum(-1)
+
+    tokens = np.arange(12).reshape(4, 3)
+    source = save(tmp_path / "count", Count(), tokens, signature=infer_signature(tokens, tokens[:, 0]))
+    model = prove(source, {"tokens": tokens})
+    assert str(model.signature.outputs[0]) == "output: int64[batch]"
+
+
+def test_outputs_are_the_callers(tmp_path: Path) -> None:
+    source = saved_net(tmp_path / "net")
+    with TorchSource().open(source, 1) as session:
+        first = session.run({"image": IMAGES})["output"]
+        kept = first.copy()
+        session.run({"image": IMAGES * 2})
+        np.testing.assert_array_equal(first, kept)
+
+
+def test_threads_are_set_while_the_model_is_open_and_given_back(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    with TorchSource().open(saved_net(tmp_path / "net"), before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+# ------------------------------------------------------------------------------------------------ hostile archives
+
+
+class Payload:
+    def __reduce__(self) -> Any:
+        return os.system, ("echo hostile > /dev/null",)
+
+
+def tamper(source: Any, name: str, content: bytes) -> Path:
+    path = Path(source.path) / "data" / "model.pt2"
+    with zipfile.ZipFile(path) as archive:
+        records = {entry: archive.read(entry) for entry in archive.namelist()}
+    records[next((entry for entry in records if entry.endswith(name)), f"model/{name}")] = content
+    with zipfile.ZipFile(path, "w") as archive:
+        for entry, data in records.items():
+            archive.writestr(entry, data)
+    return path
+
+
+def test_an_ordinary_archive_is_data_only(tmp_path: Path) -> None:
+    assert pt2.refuse(Path(saved_net(tmp_path / "net").path) / "data" / "model.pt2") is None
+
+
+def test_pickled_sample_inputs_that_run_code_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
+    source = saved_net(tmp_path / "net")
+    stream = io.BytesIO()
+    torch.save(Payload(), stream)
+    tamper(source, "sample_inputs/model.pt", stream.getvalue())
+    reason = TorchSource().refuse(source, Compliance())
+    assert reason is not None
+    assert "not plain tensors" in reason
+
+
+def test_a_record_that_no_loader_of_ours_knows_is_refused(tmp_path: Path) -> None:
+    source = saved_net(tmp_path / "net")
+    assert pt2.refuse(tamper(source, "data/aotinductor/model/x.so", b"\x7fELF" + pickle.dumps(1))) is not None
+
+
+def test_a_shape_expression_that_is_code_is_refused(tmp_path: Path) -> None:
+    source = saved_net(tmp_path / "net")
+    path = Path(source.path) / "data" / "model.pt2"
+    with zipfile.ZipFile(path) as archive:
+        text = archive.read("model/models/model.json").decode()
+    hostile = text.replace('"expr_str": "Symbol(', "\"expr_str\": \"__import__('os').system('true') + Symbol(")
+    assert hostile != text
+    assert "could run code" in (pt2.refuse(tamper(source, "models/model.json", hostile.encode())) or "")
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.pt2").write_bytes(b"nothing")
+    assert "not a readable" in (pt2.refuse(tmp_path / "model.pt2") or "")

@@ -1,0 +1,175 @@
+"""Planning: from what plug-ins declare, without importing a compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from compile_stage.backends.onnxruntime import OnnxRuntime
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import UsageError
+from compile_stage.core.records import (
+    AppliesTo,
+    Compliance,
+    Data,
+    DataSpec,
+    Gate,
+    Policy,
+    Promotion,
+    Scheme,
+    SourceModel,
+    Target,
+    TargetPolicy,
+)
+from compile_stage.steps.plan import plan
+from compile_stage.steps.resolve import refuse_policy
+
+SOURCE = SourceModel(
+    uri="models:/fraud/7",
+    name="fraud",
+    version="7",
+    flavor="onnx",
+    path="/nowhere",
+    digest="sha256:0",
+    tags={"task": "tab"},
+)
+GATES = (Gate(metric="cosine", limit=0.99, direction="at_least"),)
+TARGET = TargetPolicy(
+    target=Target(name="cpu", backends=("onnxruntime",), precisions=("int8", "fp32")),
+    tolerances={"int8": GATES, "fp32": GATES},
+    performance=(),
+)
+POLICY = Policy(
+    name="p",
+    owner="o",
+    digest="sha256:1",
+    files=("p.yaml",),
+    data=Data(validation=DataSpec(source="synthetic"), calibration=DataSpec(source="synthetic")),
+    targets=(TARGET,),
+)
+
+
+def with_target(**changes: object) -> Policy:
+    return replace(POLICY, targets=(replace(TARGET, target=replace(TARGET.target, **changes)),))
+
+
+def test_a_job_for_each_backend_and_scheme_with_readable_ids() -> None:
+    """Broken: job ids could not be selected, compared between runs or read."""
+    made = plan(SOURCE, POLICY, hardware())
+    ids = [job.id for job in made.jobs]
+    assert "fraud-7--cpu--onnxruntime--fp32" in ids
+    assert len(set(ids)) == len(ids) > 1
+    assert all(job.gates == GATES for job in made.jobs)
+
+
+def test_fp32_is_always_there_as_the_safe_floor() -> None:
+    """Broken: a policy that asks for int8 only would end with nothing when int8 misses its tolerance."""
+    made = plan(SOURCE, with_target(precisions=("int8",)), hardware())
+    assert any(job.scheme.precision == "fp32" for job in made.jobs)
+
+
+def test_a_precision_without_tolerance_is_refused() -> None:
+    """Broken: a candidate could pass although nothing was asked of it."""
+    policy = replace(POLICY, targets=(replace(TARGET, tolerances={"fp32": GATES}),))
+    made = plan(SOURCE, policy, hardware())
+    assert [job.scheme.precision for job in made.jobs] == ["fp32"]
+    assert all("no tolerance for int8" in refusal.reason for refusal in made.refused)
+    assert made.refused
+
+
+def test_a_device_that_no_backend_serves_is_refused_with_the_reason() -> None:
+    """Broken: a job for a GPU would quietly run on the CPU."""
+    made = plan(SOURCE, with_target(device="cuda"), hardware())
+    assert not made.jobs
+    assert made.refused[0].reason
+
+
+def test_hardware_that_is_not_here_is_refused() -> None:
+    """Broken: numbers from this machine would be published for another."""
+    made = plan(SOURCE, with_target(hardware={"features": "amx_fantasy"}), hardware())
+    assert not made.jobs
+    assert "amx_fantasy" in made.refused[0].reason
+
+
+def test_a_backend_that_the_policy_does_not_allow_is_refused() -> None:
+    """Broken: compliance.allowed_backends would be decoration."""
+    made = plan(SOURCE, replace(POLICY, compliance=Compliance(allowed_backends=("openvino",))), hardware())
+    assert not made.jobs
+    assert "allowed_backends" in made.refused[0].reason
+
+
+def test_a_demand_that_this_version_cannot_meet_is_an_error() -> None:
+    """Broken: a policy that requires signatures would publish unsigned models."""
+    with pytest.raises(UsageError, match="require_signature"):
+        plan(SOURCE, replace(POLICY, compliance=Compliance(require_signature=True)), hardware())
+
+
+def test_applies_to_keeps_a_policy_from_other_models() -> None:
+    """Broken: a policy for vision models would be run on a fraud model."""
+    assert refuse_policy(SOURCE, AppliesTo(names=("fra*",), tags={"task": "tab"})) is None
+    assert "vision-*" in (refuse_policy(SOURCE, AppliesTo(names=("vision-*",))) or "")
+    assert "task=text" in (refuse_policy(SOURCE, AppliesTo(tags={"task": "text"})) or "")
+
+
+def test_planning_imports_no_compiler() -> None:
+    """Broken: `compile-stage plan` would take seconds, and fail where a compiler's import fails."""
+    program = (
+        "import sys; from compile_stage.core import plugins\n"
+        "from compile_stage.core.records import Target\n"
+        "[plugins.load('backends', n).schemes(Target(name='t'), p) for n in plugins.names('backends') for p in ('fp32', 'int8', 'bf16')]\n"
+        "print([m for m in ('onnx', 'onnxruntime', 'openvino', 'nncf', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_schemes_that_could_be_mixed_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a third party's backend that names two schemes alike would have one's measurement decide over the other, and one that offers
+    another precision than it is asked for would be judged by the wrong tolerances."""
+
+    def schemes(self: OnnxRuntime, target: Target, precision: str) -> tuple[Scheme, ...]:
+        if precision == "int8":
+            return (
+                Scheme(precision="int8", name="best", native=True),
+                Scheme(precision="int8", name="best", native=True, symmetric=True),
+            )
+        return (Scheme(precision="fp16", name="half", native=True),)
+
+    monkeypatch.setattr(OnnxRuntime, "schemes", schemes)
+    made = plan(SOURCE, POLICY, hardware())
+    assert [job.scheme.symmetric for job in made.jobs] == [False]
+    reasons = " | ".join(refusal.reason for refusal in made.refused)
+    assert "calls two of its schemes 'best'" in reasons
+    assert "asked for fp32, the backend offers fp16" in reasons
+
+
+def test_a_backend_that_is_named_twice_runs_once() -> None:
+    """Broken: its jobs would overwrite each other's results."""
+    once, twice = POLICY, with_target(backends=("onnxruntime", "onnxruntime"))
+    assert plan(SOURCE, once, hardware()).jobs == tuple(
+        replace(job, target=TARGET.target) for job in plan(SOURCE, twice, hardware()).jobs
+    )
+
+
+def test_judging_by_the_calibration_samples_is_said() -> None:
+    """Broken: int8 would look better than it is, and nobody would know why."""
+    same = DataSpec(source="file:/data/all.npz")
+    found = plan(SOURCE, replace(POLICY, data=Data(validation=same, calibration=same)), hardware())
+    assert any("come from the same place" in note for note in found.notes)
+    other = Data(validation=same, calibration=DataSpec(source="file:/data/train.npz"))
+    assert not any("the same place" in n for n in plan(SOURCE, replace(POLICY, data=other), hardware()).notes)
+
+
+def test_targets_that_move_the_same_alias_are_told() -> None:
+    """Broken: the alias of a server would point to what was compiled for the edge, by the order of two keys."""
+    other = replace(TARGET, target=replace(TARGET.target, name="edge"))
+
+    def notes(alias: str) -> list[str]:
+        targets = tuple(replace(t, promote=Promotion(alias=alias)) for t in (TARGET, other))
+        return [n for n in plan(SOURCE, replace(POLICY, targets=targets), hardware()).notes if "alias" in n]
+
+    assert notes("{target}-prod") == []
+    assert "cpu and edge move the same alias 'prod'" in notes("prod")[0]

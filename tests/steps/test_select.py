@@ -1,0 +1,216 @@
+"""Selection: pure logic from candidates to one winner and a sentence for every loser."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+import numpy as np
+
+from compile_stage.core.records import (
+    Artifact,
+    Candidate,
+    Check,
+    Failure,
+    Gate,
+    Job,
+    Measurement,
+    Outcome,
+    Scheme,
+    Target,
+    TargetPolicy,
+    Timing,
+    Verdict,
+    Waiver,
+)
+from compile_stage.core.tensors import Signature
+from compile_stage.steps.select import judge_performance, select
+
+TARGET = Target(name="cpu", backends=("onnxruntime", "openvino"), batch_sizes=(1,))
+COSINE = Gate(metric="cosine", limit=0.99, direction="at_least")
+SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
+POLICY = TargetPolicy(target=TARGET, tolerances={}, performance=(SPEEDUP,))
+TODAY = date(2026, 1, 1)
+BASELINE_S = 0.010
+
+
+def candidate(
+    precision: str = "fp32",
+    speedup: float = 2.0,
+    *,
+    noise: float = 0.01,
+    cosine: float = 0.999,
+    size: int = 1000,
+    memory: int = 10**6,
+    backend: str = "onnxruntime",
+) -> Candidate:
+    scheme = Scheme(precision=precision, name=precision, native=True)
+    job = Job(
+        id=f"m-1--cpu--{backend}--{precision}", source="s", target=TARGET, backend=backend, scheme=scheme, gates=()
+    )
+    latency = BASELINE_S / speedup
+    samples = latency * (1 + noise * np.random.default_rng(len(job.id)).standard_normal(200))
+    timing = Timing(
+        latency_s=tuple(samples.tolist()),
+        batch_size=1,
+        stable=True,
+        environment="here",
+        rounds=20,
+        turns=(10,) * 20,
+        speedup=speedup,
+        speedup_interval=(speedup * (1 - noise), speedup * (1 + noise)),
+    )
+    outcome = Outcome.PASS if cosine >= COSINE.limit else Outcome.FAIL
+    return Candidate(
+        job=job,
+        artifact=Artifact(
+            path="/nowhere",
+            entry="model.onnx",
+            digest="sha256:0",
+            job_id=job.id,
+            backend=backend,
+            precision=precision,
+            toolchain={},
+            hardware="here",
+            signature=Signature(inputs=(), outputs=()),
+            size_bytes=size,
+        ),
+        verdict=Verdict(checks=(Check(gate=COSINE, outcome=outcome, measured=cosine, reason=f"cosine is {cosine}"),)),
+        measurement=Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=memory),
+    )
+
+
+def judged(*candidates: Candidate, policy: TargetPolicy = POLICY, waivers: tuple[Waiver, ...] = ()) -> list[Candidate]:
+    return [judge_performance(c, policy, waivers, TODAY) for c in candidates]
+
+
+def test_the_fastest_passing_candidate_wins() -> None:
+    """Broken: the stage would ship something slower than it could."""
+    chosen = select(judged(candidate("fp32", 2.0), candidate("int8", 6.0), candidate("bf16", 4.0)), POLICY)
+    assert chosen.winner == "m-1--cpu--onnxruntime--int8"
+    assert chosen.states[chosen.winner] == "won"
+    assert "3.00 times" in chosen.reasons["m-1--cpu--onnxruntime--fp32"]
+
+
+def test_the_fastest_loses_when_it_misses_its_tolerance() -> None:
+    """Broken: speed would buy accuracy."""
+    chosen = select(judged(candidate("fp32", 2.0), candidate("int8", 6.0, cosine=0.5)), POLICY)
+    assert chosen.winner == "m-1--cpu--onnxruntime--fp32"
+    assert chosen.states["m-1--cpu--onnxruntime--int8"] == "failed"
+    assert "cosine is 0.5" in chosen.reasons["m-1--cpu--onnxruntime--int8"]
+
+
+def test_slower_than_the_baseline_is_rejected_for_that_reason() -> None:
+    """Broken: a quantised model that is slower than the original would be published, as peers do."""
+    chosen = select(judged(candidate("int8-dynamic", 0.2)), POLICY)
+    assert chosen.winner is None
+    assert chosen.states["m-1--cpu--onnxruntime--int8-dynamic"] == "failed"
+    assert "slower" in chosen.reasons["m-1--cpu--onnxruntime--int8-dynamic"]
+
+
+def test_a_tie_within_the_noise_goes_to_the_higher_precision() -> None:
+    """Broken: chance would decide, and accuracy would be given away for nothing."""
+    pair = judged(candidate("int8", 3.02, noise=0.2), candidate("fp32", 3.0, noise=0.2))
+    assert select(pair, POLICY).winner == "m-1--cpu--onnxruntime--fp32"
+
+
+def test_preference_for_size_looks_at_bytes() -> None:
+    """Broken: `select.prefer: size` would be ignored."""
+    policy = replace(POLICY, prefer="size")
+    pair = judged(candidate("fp32", 6.0, size=4000), candidate("int8", 2.0, size=1000), policy=policy)
+    assert select(pair, policy).winner == "m-1--cpu--onnxruntime--int8"
+
+
+def test_a_candidate_without_checks_never_wins() -> None:
+    """Broken: a pass with nothing compared."""
+    empty = replace(candidate(), verdict=Verdict(checks=()))
+    chosen = select([empty], POLICY)
+    assert chosen.winner is None
+    assert chosen.reasons[empty.job.id] == "nothing was checked"
+
+
+def test_a_candidate_that_was_not_measured_never_wins() -> None:
+    """Broken: a limit on speed would hold because nobody looked."""
+    assert select(judged(replace(candidate(), measurement=None)), POLICY).winner is None
+
+
+def test_a_crash_is_told_as_one() -> None:
+    """Broken: the reader would not know whether the compiler crashed or the tolerance was missed."""
+    crashed = replace(
+        candidate(), artifact=None, verdict=None, failure=Failure(kind="crash", step="compile", problem="SIGSEGV")
+    )
+    chosen = select([crashed], POLICY)
+    assert chosen.states[crashed.job.id] == "failed"
+    assert chosen.reasons[crashed.job.id] == "compile ended in a crash: SIGSEGV"
+    assert chosen.reason == "no candidate passed every gate: 1 failed"
+
+
+def test_a_waiver_lets_its_own_gate_through_and_is_named() -> None:
+    """Broken: a waived failure would be indistinguishable from a pass, or a waiver would cover more than it names."""
+    waiver = Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-12-31")
+    missed = candidate("int8", 6.0, cosine=0.9)
+    chosen = select(judged(missed, waivers=(waiver,)), POLICY)
+    assert chosen.winner == missed.job.id
+    assert "waiver" in chosen.reason
+    other = replace(waiver, target="elsewhere")
+    assert select(judged(missed, waivers=(other,)), POLICY).winner is None
+
+
+NO_GATES = replace(POLICY, performance=())
+
+
+def test_a_candidate_that_died_while_it_was_measured_never_wins() -> None:
+    """Broken: with no limit on speed in the policy, what crashed in the benchmark would be published."""
+    died = Failure(kind="crash", step="benchmark", problem="SIGSEGV")
+    crashed = replace(candidate(), measurement=None, failure=died)
+    for prefer in ("latency", "throughput", "memory", "size"):
+        policy = replace(NO_GATES, prefer=prefer)
+        chosen = select(judged(crashed, policy=policy), policy)
+        assert chosen.winner is None
+        assert chosen.states[crashed.job.id] == "failed"
+
+
+def test_without_limits_on_speed_something_must_still_have_been_measured() -> None:
+    """Broken: an empty list of performance gates would hold for what nobody has seen run."""
+    unseen = replace(candidate(), measurement=None)
+    chosen = select(judged(unseen, policy=NO_GATES), NO_GATES)
+    assert chosen.winner is None
+    assert "not measured" in chosen.reasons[unseen.job.id]
+
+
+def test_a_waiver_of_a_tolerance_does_not_take_the_limits_on_speed_with_it() -> None:
+    """Broken: what is let through one gate would never be asked at the others, since it was not measured."""
+    waiver = Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-12-31")
+    missed = replace(candidate("int8", cosine=0.9), measurement=None)
+    (found,) = judged(missed, waivers=(waiver,))
+    assert found.verdict is not None
+    assert [c.gate.metric for c in found.verdict.checks] == ["cosine", "speedup"]
+    assert not found.verdict.passed
+
+
+def test_a_waiver_past_its_day_waives_nothing() -> None:
+    """Broken: an exception would last for ever."""
+    waiver = Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2025-12-31")
+    assert select(judged(candidate("int8", 6.0, cosine=0.9), waivers=(waiver,)), POLICY).winner is None
+    last_day = replace(waiver, expires=TODAY.isoformat())
+    assert select(judged(candidate("int8", 6.0, cosine=0.9), waivers=(last_day,)), POLICY).winner is not None
+
+
+def test_throughput_ties_are_judged_at_one_batch_size() -> None:
+    """Broken: latencies of different batch sizes, from different rounds, would be compared call by call, and a candidate with
+    half of the throughput would win as the simpler of two 'equals'."""
+
+    def at_two(found: Candidate, small_s: float, large_s: float) -> Candidate:
+        assert found.measurement is not None
+        (first,) = found.measurement.timings
+        timings = tuple(
+            replace(first, batch_size=size, latency_s=(seconds,) * 200)
+            for size, seconds in ((1, small_s), (8, large_s))
+        )
+        return replace(found, measurement=replace(found.measurement, timings=timings))
+
+    policy = replace(POLICY, prefer="throughput")
+    fast = at_two(candidate("int8"), 0.005, 0.008)  # 1 ms a sample, at batch 8
+    # 8.1 ms a sample, at batch 1; a call there takes as long as the other's at batch 8.
+    slow = at_two(candidate("fp32"), 0.0081, 0.072)
+    assert select(judged(slow, fast, policy=policy), policy).winner == fast.job.id

@@ -1,0 +1,454 @@
+"""What is published loads, checks itself, and answers as its source did."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from compile_stage import flavor
+from compile_stage.answers import InputRefusedError, from_outputs, to_batch
+from compile_stage.core.digest import digest_tree
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
+from compile_stage.core.records import Artifact, Target
+from compile_stage.core.tensors import Signature, TensorSpec
+
+pytestmark = [  # MLflow's own: its queries, and what `import mlflow.pyfunc` says of its own type hints
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning"),
+]
+
+WEIGHTS = np.arange(12, dtype=np.float32).reshape(4, 3)
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="x", dtype="float32", shape=("batch", 4)),),
+    outputs=(TensorSpec(name="y", dtype="float32", shape=("batch", 3)),),
+)
+Save = Callable[..., Path]
+
+
+def write_onnx(folder: Path) -> None:
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
+        [numpy_helper.from_array(WEIGHTS, "w")],
+    )
+    folder.mkdir(parents=True)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "model.onnx")
+
+
+def describe(artifact: Path, **changes: Any) -> dict[str, Any]:
+    """The manifest as the package step makes it."""
+    from importlib.metadata import version
+
+    made = Artifact(
+        path="artifact",
+        entry="model.onnx",
+        digest=digest_tree(artifact),
+        job_id="tiny-1--cpu--onnxruntime--fp32",
+        backend="onnxruntime",
+        precision="fp32",
+        toolchain={"onnxruntime": version("onnxruntime")},
+        hardware=hardware().fingerprint,
+        signature=SIGNATURE,
+        size_bytes=1,
+    )
+    return {
+        "artifact": made,
+        "target": Target(name="cpu"),
+        "hardware": hardware(),
+        "fingerprint": hardware().fingerprint,
+        "runtime": {"onnxruntime": version("onnxruntime")},
+        "answer": {"kind": "array", "outputs": ["y"], "columns": None, "frame_in_frame_out": True},
+        "threads": 1,
+        "on_hardware_mismatch": "error",
+        "signature": SIGNATURE,
+        **changes,
+    }
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Save:
+    def save(name: str = "model", source_model: Path | None = None, signature: Any = None, **changes: Any) -> Path:
+        data = tmp_path / f"{name}-data"
+        write_onnx(data / "artifact")
+        path = tmp_path / name
+        manifest = describe(data / "artifact", **changes)
+        flavor.save_model(data, path, manifest=manifest, source_model=source_model, signature=signature)
+        return path
+
+    return save
+
+
+@pytest.fixture
+def source_model(tmp_path: Path) -> Path:
+    """What a user logged: an sklearn-like model with a signature of columns and an input example."""
+    from mlflow.models import Model, infer_signature
+    from mlflow.models.utils import _save_example
+
+    frame = pd.DataFrame({name: [0.5, 1.0] for name in "abcd"})
+    model = Model(signature=infer_signature(frame, np.zeros(2)))
+    folder = tmp_path / "source"
+    folder.mkdir()
+    _save_example(model, frame, str(folder))
+    model.add_flavor("sklearn")
+    model.save(str(folder / "MLmodel"))
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------ load and answer
+
+
+def test_pyfunc_and_native_loading_answer_as_the_graph_does(save: Save) -> None:
+    import mlflow
+
+    path, x = save(), np.random.default_rng(0).random((5, 4), np.float32)
+    model = mlflow.pyfunc.load_model(str(path))
+    np.testing.assert_allclose(model.predict(x), x @ WEIGHTS, rtol=1e-5)
+    np.testing.assert_allclose(model.predict(x.astype(np.float64)), x @ WEIGHTS, rtol=1e-5)
+    framed = model.predict(pd.DataFrame(x, columns=list("abcd"), index=[3, 1, 4, 1, 5]))
+    assert isinstance(framed, pd.DataFrame)
+    assert list(framed.index) == [3, 1, 4, 1, 5]
+    np.testing.assert_allclose(framed.to_numpy(), x @ WEIGHTS, rtol=1e-5)
+    with flavor.load_model(str(path)) as native:
+        np.testing.assert_allclose(native.run({"x": x})["y"], x @ WEIGHTS, rtol=1e-5)
+        assert str(native.signature.inputs[0]) == "x: float32[batch, 4]"
+
+
+def test_threads_share_one_model(save: Save) -> None:
+    import mlflow
+
+    model, wrong = mlflow.pyfunc.load_model(str(save())), []
+
+    def ask(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(50):
+            x = rng.random((seed + 1, 4), np.float32)
+            if not np.allclose(model.predict(x), x @ WEIGHTS, rtol=1e-5):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore:Operation with range is deprecated:DeprecationWarning")  # MLflow on pandas 3
+def test_the_sources_signature_and_example_are_kept(save: Save, source_model: Path) -> None:
+    import mlflow
+    from mlflow.models import Model
+
+    answer = {"kind": "array", "outputs": ["y"], "columns": list("abcd"), "frame_in_frame_out": False}
+    path = save(source_model=source_model, signature=SIGNATURE, answer=answer)
+    saved = Model.load(str(path))
+    assert saved.signature == Model.load(str(source_model)).signature
+    assert (path / "input_example.json").is_file()
+    model = mlflow.pyfunc.load_model(str(path))
+    assert model.input_example.columns.tolist() == list("abcd")
+    shuffled = pd.DataFrame({name: [float(i)] for i, name in enumerate("abcd")})[list("dbca")]
+    answered = model.predict(shuffled)
+    assert isinstance(answered, np.ndarray)
+    np.testing.assert_allclose(answered, np.arange(4.0)[None] @ WEIGHTS)
+
+
+def test_a_signature_that_does_not_describe_the_graph_is_replaced(save: Save, tmp_path: Path) -> None:
+    from mlflow.models import Model, infer_signature
+
+    source = tmp_path / "text"
+    source.mkdir()
+    Model(signature=infer_signature(["some text"], ["label"])).save(str(source / "MLmodel"))
+    path = save(source_model=source, signature=SIGNATURE)
+    assert Model.load(str(path)).signature.inputs.input_names() == ["x"]
+
+
+def test_requirements_name_the_runtime_and_nothing_of_ours(save: Save) -> None:
+    from importlib.metadata import version
+
+    lines = (save() / "requirements.txt").read_text().split()
+    assert sorted(line.partition("==")[0] for line in lines) == ["mlflow", "numpy", "onnxruntime"]
+    assert f"onnxruntime=={version('onnxruntime')}" in lines
+
+
+def test_it_loads_where_compile_stage_is_not_installed(save: Save, tmp_path: Path) -> None:
+    """The vendored copy is complete, and needs nothing but the runtime and MLflow."""
+    script = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("filelock", "platformdirs", "onnx", "pydantic", "rich", "click", "psutil", "torch"):
+            raise ImportError(name + " is not there")
+sys.path = [p for p in sys.path if {str(Path(flavor.__file__).parents[1])!r} != p]
+sys.meta_path = [f for f in sys.meta_path if "editable" not in repr(f).lower()]
+try:
+    import compile_stage
+    raise SystemExit("compile_stage is importable, so this proves nothing")
+except ModuleNotFoundError:
+    pass
+import mlflow, numpy as np
+sys.meta_path.insert(0, Block())
+model = mlflow.pyfunc.load_model({str(save())!r})
+import compile_stage
+assert {str(tmp_path)!r} in compile_stage.__file__, compile_stage.__file__
+print(model.predict(np.ones((1, 4), np.float32)).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[18.0, 22.0, 26.0]]
+
+
+def test_model_config_sets_threads_and_the_mismatch_rule_only(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    path = str(save(fingerprint="aarch64-0000", on_hardware_mismatch="error"))
+    with pytest.raises(IntegrityError, match="proven elsewhere"):
+        mlflow.pyfunc.load_model(path)
+    model = mlflow.pyfunc.load_model(path, model_config={"on_hardware_mismatch": "ignore", "threads": 2})
+    assert model.model_config == {"threads": 2, "on_hardware_mismatch": "ignore"}
+    with pytest.raises(UsageError, match="threads must be"):
+        mlflow.pyfunc.load_model(path, model_config={"on_hardware_mismatch": "ignore", "threads": 0})
+    with pytest.raises(UsageError, match="can't be 'never'"):
+        mlflow.pyfunc.load_model(path, model_config={"on_hardware_mismatch": "never"})
+
+
+# ------------------------------------------------------------------------------------------------------ what must not load
+
+
+@pytest.mark.parametrize("file", ["artifact/model.onnx", "code/compile_stage/flavor.py"])
+def test_a_changed_file_is_named(save: Save, file: str) -> None:
+    path = save()
+    target = path / (file if file.startswith("code") else f"data/{file}")
+    target.write_bytes(target.read_bytes() + b"\n")
+    with pytest.raises(IntegrityError) as caught:
+        flavor.load_model(str(path))
+    assert file in caught.value.problem
+
+
+def test_a_missing_and_an_added_file_are_named(save: Save) -> None:
+    path = save()
+    (path / "data" / "artifact" / "extra.bin").write_bytes(b"1")
+    with pytest.raises(IntegrityError, match=r"artifact/extra\.bin is not among"):
+        flavor.check_integrity(path)
+    (path / "data" / "artifact" / "extra.bin").unlink()
+    (path / "code" / "numpy.py").write_text("raise SystemExit")
+    with pytest.raises(IntegrityError, match=r"code/numpy\.py is not among"):
+        flavor.check_integrity(path)
+    (path / "code" / "numpy.py").unlink()
+    assert flavor.check_integrity(path)["schema"] == flavor.MANIFEST_SCHEMA
+    (path / "data" / "artifact" / "model.onnx").unlink()
+    with pytest.raises(IntegrityError, match=r"artifact/model\.onnx is missing"):
+        flavor.check_integrity(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "no manifest"),
+        ("{", "can't be read"),
+        ('{"schema": "other/v9"}', "of the schema 'other/v9'"),
+        ("[]", "schema"),
+    ],
+)
+def test_a_manifest_that_is_none(save: Save, text: str | None, words: str) -> None:
+    manifest = save() / "data" / "manifest.json"
+    manifest.unlink() if text is None else manifest.write_text(text)
+    with pytest.raises(IntegrityError, match=words):
+        flavor.read_manifest(manifest.parents[1])
+
+
+def test_an_entry_outside_of_the_artifact_is_refused(save: Save) -> None:
+    path = save()
+    manifest = json.loads((path / "data" / "manifest.json").read_text())
+    manifest["artifact"]["entry"] = "../../../../etc/passwd"
+    (path / "data" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(IntegrityError, match="is missing"):
+        flavor.load_model(str(path))
+
+
+def test_another_machine_is_an_error_a_warning_or_nothing(save: Save) -> None:
+    other = replace(hardware(), cores=hardware().cores + 6, cpu="Another CPU")
+    path = str(save(hardware=other, fingerprint=other.fingerprint))
+    with pytest.raises(IntegrityError, match=r"cpu: Another CPU there, .* here; cores: \d+ there"):
+        flavor.load_model(path)
+    with pytest.warns(RuntimeWarning, match="proven elsewhere"):
+        flavor.load_model(path, on_hardware_mismatch="warn").close()
+    flavor.load_model(path, on_hardware_mismatch="ignore").close()
+
+
+def test_another_version_of_the_runtime_counts_as_another_machine(save: Save) -> None:
+    with pytest.raises(IntegrityError, match=r"onnxruntime: 1\.0\.0 there"):
+        flavor.load_model(str(save(runtime={"onnxruntime": "1.0.0"})))
+
+
+def test_a_missing_runtime_names_the_pip_line(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save()
+    real = flavor.importlib.util.find_spec
+    monkeypatch.setattr(
+        flavor.importlib.util, "find_spec", lambda name, *a: None if name == "onnxruntime" else real(name, *a)
+    )
+    with pytest.raises(MissingDependencyError) as caught:
+        flavor.load_model(str(path))
+    assert caught.value.fix.startswith("pip install onnxruntime==")
+
+
+# ------------------------------------------------------------------------------------------------------ input and answer
+
+TWO = Signature(
+    inputs=(
+        TensorSpec(name="ids", dtype="int64", shape=("batch", "sequence")),
+        TensorSpec(name="mask", dtype="int64", shape=("batch", "sequence")),
+    ),
+    outputs=(TensorSpec(name="logits", dtype="float32", shape=("batch", 2)),),
+)
+TEXT = Signature(inputs=(TensorSpec(name="s", dtype="str", shape=("batch", 1)),), outputs=())
+SMALL = Signature(inputs=(TensorSpec(name="i", dtype="int8", shape=("batch",)),), outputs=())
+
+
+@pytest.mark.parametrize(
+    ("data", "signature", "words"),
+    [
+        (np.ones((2, 5), np.float32), SIGNATURE, "does not fit x: float32"),
+        (np.ones(4, np.float32), SIGNATURE, "does not fit"),
+        (np.ones((0, 4), np.float32), SIGNATURE, "empty"),
+        ({"z": np.ones((2, 4))}, SIGNATURE, "'x' is missing"),
+        ({"x": np.ones((2, 4)), "z": [1]}, SIGNATURE, "no input 'z'"),
+        ([["a", "b", "c", "d"]], SIGNATURE, "must be float32"),
+        ([[1.0, 2.0], [3.0]], SIGNATURE, "not a regular array"),
+        (np.full((1, 4), 1e300), SIGNATURE, "can't hold"),
+        (np.ones((1, 4), complex), SIGNATURE, "must be float32"),
+        (np.ones((2, 3)), TWO, "the model has 2 inputs"),
+        ({"ids": np.ones((2, 3)), "mask": np.ones((2, 3), int)}, TWO, "'ids' must be int64; float64 would lose"),
+        ({"ids": np.ones((2, 3), int), "mask": np.ones((2, 4), int)}, TWO, "does not fit mask"),
+        (pd.DataFrame({"ids": [[1, 2]]}), TWO, "lacks 'mask'"),
+        (pd.DataFrame({"ids": [[1, 2], [1]], "mask": [[1, 1], [1]]}), TWO, "one shape"),
+        (np.array([[1]]), TEXT, "must be text"),
+        (np.array([300]), SMALL, "int8 can't hold"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(data: Any, signature: Signature, words: str) -> None:
+    with pytest.raises(InputRefusedError) as caught:
+        to_batch(data, signature, {})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "signature"),
+    [
+        ([[1, 2, 3, 4]], SIGNATURE),
+        ({"x": [[1.0, 2.0, 3.0, 4.0]]}, SIGNATURE),
+        (pd.DataFrame([[1, 2, 3, 4]]), SIGNATURE),
+        (pd.DataFrame({"x": [[1, 2, 3, 4]]}), SIGNATURE),
+        (pd.DataFrame([[1, 2.5, True, 4]], dtype=object), SIGNATURE),
+        (pd.DataFrame({"ids": [[1, 2]], "mask": [[1, 1]]}), TWO),
+        ({"ids": np.ones((1, 2), np.int32), "mask": np.ones((1, 2), bool)}, TWO),
+        (pd.Series(["a", "b"]), TEXT),
+        (np.array([-128, 127]), SMALL),
+    ],
+)
+def test_what_fits_gets_exactly_the_models_types(data: Any, signature: Signature) -> None:
+    batch = to_batch(data, signature, {})
+    assert signature.refuse(batch) is None
+
+
+def test_columns_are_taken_by_name_and_in_order() -> None:
+    frame = pd.DataFrame({"unused": [9], "d": [4], "b": [2], "c": [3], "a": [1]})
+    how = {"columns": list("abcd")}
+    assert to_batch(frame, SIGNATURE, how)["x"].tolist() == [[1, 2, 3, 4]]
+    assert to_batch({name: frame[name].tolist() for name in "dcba"}, SIGNATURE, how)["x"].tolist() == [[1, 2, 3, 4]]
+    with pytest.raises(InputRefusedError, match="lacks 'a'"):
+        to_batch(frame.drop(columns="a"), SIGNATURE, how)
+
+
+def test_answers_take_the_sources_form() -> None:
+    outputs = {"label": np.array([1, 0]), "probabilities": np.array([[0.1, 0.9], [0.8, 0.2]])}
+    x, frame = np.ones((2, 4)), pd.DataFrame(np.ones((2, 4)), index=["p", "q"])
+
+    label = from_outputs(outputs, x, {"kind": "array", "outputs": ["label"]})
+    assert label.tolist() == [1, 0]
+    both = from_outputs(outputs, x, {"kind": "dict", "outputs": ["label", "probabilities"]})
+    assert list(both) == ["label", "probabilities"]
+    plain = from_outputs(outputs, frame, {"kind": "array", "outputs": ["label"], "frame_in_frame_out": False})
+    assert isinstance(plain, np.ndarray)
+    framed = from_outputs(outputs, frame, {"kind": "array", "outputs": ["probabilities"], "frame_in_frame_out": True})
+    assert list(framed.index) == ["p", "q"]
+    assert framed.shape == (2, 2)
+    flat = from_outputs({"y": np.ones((2, 1))}, frame, {"kind": "dict", "frame_in_frame_out": True})
+    assert flat["y"].tolist() == [1.0, 1.0]
+    table = from_outputs(outputs, x, {"kind": "dataframe", "outputs": None})
+    assert table["label"].tolist() == [1, 0]
+    assert table["probabilities"][1].tolist() == [0.8, 0.2]
+
+
+# ------------------------------------------------------------------------------------------------------ served
+
+
+@pytest.fixture
+def served(save: Save, tmp_path: Path) -> Iterator[str]:
+    """`mlflow models serve` of a published model, in a process group of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    path = save(signature=SIGNATURE, answer={"kind": "array", "outputs": ["y"], "frame_in_frame_out": True})
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(path), "-p", str(port)]
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # it calls uvicorn by name
+    with (tmp_path / "serve.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "-h", "127.0.0.1", "--env-manager", "local"],
+            stdout=log, stderr=log, start_new_session=True, env=environment,
+        )  # fmt: skip
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=2).close()
+                break
+            except OSError:
+                assert process.poll() is None, (tmp_path / "serve.log").read_text()[-2000:]
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/invocations"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def ask(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@pytest.mark.slow
+def test_mlflow_serves_it(served: str) -> None:
+    status, answer = ask(served, {"inputs": {"x": [[1, 1, 1, 1]]}})
+    assert (status, answer) == (200, {"predictions": [[18.0, 22.0, 26.0]]})
+    status, answer = ask(served, {"inputs": {"z": [[1, 1, 1, 1]]}})
+    assert status == 400
+    assert "x" in answer["message"]
