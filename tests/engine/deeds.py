@@ -36,6 +36,12 @@ def spin() -> None:
         pass
 
 
+def interrupt(pid: int) -> None:
+    """As a Ctrl-C that comes while the stage waits for this call."""
+    os.kill(pid, signal.SIGINT)
+    spin()
+
+
 def spin_native() -> None:
     """Blocks in C with the interpreter's lock held: no Python thread of the process can run any more."""
     ctypes.PyDLL(None).sleep(600)
@@ -179,7 +185,7 @@ def note_times(path: str, seconds: float) -> None:
 
 CALLS = {
     **{f.__name__: f for f in (
-        echo, process, spin, spin_native, allocate, allocate_in_child, map_file, print_everywhere, print_for_ever,
+        echo, process, spin, spin_native, interrupt, allocate, allocate_in_child, map_file, print_everywhere, print_for_ever,
         garbage_on_protocol, close_everything, cyclic, recurse, recurse_native, fail, fail_with, abort_bad_alloc, spawn,
         note_times,
     )},

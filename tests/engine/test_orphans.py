@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -147,25 +146,8 @@ def test_workers_do_not_hear_ctrl_c(engine: LocalEngine) -> None:
 
 def test_ctrl_c_during_a_call(engine: LocalEngine) -> None:
     """The exception goes through, the worker is ended, and it does not answer the next question with the last one's answer."""
-    signal_after(0.3)
     with engine.worker("test", Needs()) as worker:
         with pytest.raises(KeyboardInterrupt):
-            worker.call("spin")
+            worker.call("interrupt", pid=os.getpid())
         with pytest.raises(WorkerError, match="its last call was interrupted"):
             worker.call("echo")
-
-
-def signal_after(seconds: float) -> None:
-    """Send this process SIGINT, from a process of its own, which nobody else's signal handling can delay."""
-    code = f"import os, time; time.sleep({seconds}); os.kill({os.getpid()}, 2)"
-    INTERRUPTERS.append(subprocess.Popen([sys.executable, "-c", code]))
-
-
-INTERRUPTERS: list[subprocess.Popen[bytes]] = []
-
-
-@pytest.fixture(autouse=True)
-def reap() -> Iterator[None]:
-    yield
-    while INTERRUPTERS:
-        INTERRUPTERS.pop().wait(10)

@@ -1,6 +1,6 @@
 """kill -9 the stage, or the registry's server, at random moments; the registry must show the old state or the new one.
 
-    python tests/integration/kill_and_resume.py --moments 20            # the full count, about ten minutes
+    python tests/integration/kill_and_resume.py --moments 20            # the full count of each, about twenty minutes
     python tests/integration/kill_and_resume.py --moments 20 --victim server
 
 Each moment: a new model is registered, `compile-stage run` starts, and after a random time the victim gets SIGKILL. Then the registry is looked at:
@@ -21,12 +21,14 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+VICTIMS = ("stage", "server")
 POLICY = """\
 apiVersion: compile-stage/v1
 kind: OptimizationPolicy
@@ -128,9 +130,7 @@ class Trial:
             [numpy_helper.from_array(value, name) for name, value in weights.items()],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-        mlflow.set_tracking_uri(self.server.uri)
-        mlflow.set_experiment("kill")
-        with mlflow.start_run():
+        with mlflow.start_run(experiment_id="0"):
             mlflow.onnx.log_model(
                 onnx.shape_inference.infer_shapes(model),
                 name="net",
@@ -207,11 +207,13 @@ def orphans(marker: str) -> list[int]:
     return found
 
 
-def go(moments: int, victim: str, seed: int, root: Path) -> Counter[str]:
-    """Run `moments` kills of one victim below `root`. Returns how often each state was seen; a stage that ended before its moment came is counted apart."""
-    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
+def go(moments: int, victims: Sequence[str], seed: int, root: Path) -> dict[str, Counter[str]]:
+    """Run `moments` kills of each victim below `root`. Returns for each how often which state was seen; a stage that ended before its moment came is
+    counted apart."""
     server = Server(root)
     server.start()
+    # In the environment, not by `mlflow.set_tracking_uri`: that would outlive this server in a test session's process.
+    os.environ |= {"MLFLOW_TRACKING_URI": server.uri, "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
     try:
         trial = Trial(root, server, seed)
         for name in (
@@ -222,13 +224,17 @@ def go(moments: int, victim: str, seed: int, root: Path) -> Counter[str]:
             began = time.monotonic()
             assert trial.stage(name).wait(timeout=300) == 0, (root / "stage.log").read_text()[-3000:]
             longest = time.monotonic() - began
-        number = within = 0
-        while within < moments:
-            within += trial.moment(number, victim, longest)
-            number += 1
+        seen = {}
+        for victim in victims:
+            trial.outcomes = Counter()
+            number = within = 0
+            while within < moments:
+                within += trial.moment(number, victim, longest)
+                number += 1
+            seen[victim] = trial.outcomes
         time.sleep(1)
         assert not orphans(str(root)), "workers outlived their stage"
-        return trial.outcomes
+        return seen
     finally:
         server.kill()
 
@@ -236,8 +242,9 @@ def go(moments: int, victim: str, seed: int, root: Path) -> Counter[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=20)
-    parser.add_argument("--victim", choices=["stage", "server"], default="stage")
+    parser.add_argument("--victim", choices=VICTIMS, action="append", help="default: one after the other")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(dict(go(chosen.moments, chosen.victim, chosen.seed, Path(folder))))
+        for victim, seen in go(chosen.moments, chosen.victim or VICTIMS, chosen.seed, Path(folder)).items():
+            print(victim, dict(seen))

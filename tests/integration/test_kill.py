@@ -24,8 +24,10 @@ def _script() -> ModuleType:
 
 
 @pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
-@pytest.mark.parametrize("victim", ["stage", "server"])
-def test_after_a_kill_the_registry_shows_old_or_new_and_a_rerun_finishes(victim: str, tmp_path: Path) -> None:
+def test_after_a_kill_the_registry_shows_old_or_new_and_a_rerun_finishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Broken: a crash would leave half a publication, or workers that run for ever."""
-    seen = _script().go(moments=2, victim=victim, seed=7, root=tmp_path)
-    assert seen["old"] + seen["published"] + seen["new"] == 2
+    monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    for seen in _script().go(moments=1, victims=("stage", "server"), seed=7, root=tmp_path).values():
+        assert seen["old"] + seen["published"] + seen["new"] == 1
