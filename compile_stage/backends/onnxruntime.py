@@ -93,7 +93,7 @@ class OnnxRuntime:
                     name="int8-dynamic",
                     activations="uint8",
                     weights="int8",
-                    options=_saturation_guard(),
+                    options={"reduce_range": hardware().sums_saturate},
                 ),
             ),
         }.get(precision, ())
@@ -194,15 +194,13 @@ def _static_schemes() -> tuple[Scheme, ...]:
         every = Scheme(precision="int8", name="int8-s8s8", activations="int8", weights="int8", symmetric=True)
     else:
         every = Scheme(
-            precision="int8", name="int8-u8s8", activations="uint8", weights="int8", options=_saturation_guard()
+            precision="int8",
+            name="int8-u8s8",
+            activations="uint8",
+            weights="int8",
+            options={"reduce_range": hardware().sums_saturate},
         )
     return every, replace(every, name=f"{every.name}-heavy", ops=("Conv", "Gemm", "MatMul"))
-
-
-def _saturation_guard() -> dict[str, Any]:
-    """Without VNNI, u8×s8 products are summed in 16 bits, which saturates: weights then take 7 bits."""
-    vnni = {"avx512_vnni", "avx_vnni", "amx_int8"} & set(hardware().features)
-    return {} if vnni or hardware().machine not in ("x86_64", "AMD64") else {"reduce_range": True}
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -213,6 +213,7 @@ def _int8_schemes() -> tuple[Scheme, ...]:
     """NNCF's own first: it equalises and corrects biases, and was both the fastest and the most accurate. Then our graphs:
     symmetric activations run transformers best, unsigned ones convolutions."""
     floats = ("bf16",) if _has_bf16() else ()
+    safe = {"reduce_range": hardware().sums_saturate}
     native = Scheme(
         precision="int8", name="int8-nncf", native=True, activations="int8", weights="int8", options={"hint": "f32"}
     )
@@ -223,9 +224,12 @@ def _int8_schemes() -> tuple[Scheme, ...]:
         weights="int8",
         symmetric=True,
         ops=("Conv", "Gemm", "MatMul"),
+        options=safe,
         float_types=floats,
     )
-    unsigned = Scheme(precision="int8", name="int8-u8", activations="uint8", weights="int8", float_types=floats)
+    unsigned = Scheme(
+        precision="int8", name="int8-u8", activations="uint8", weights="int8", options=safe, float_types=floats
+    )
     return (native, symmetric, unsigned) if importlib.util.find_spec("nncf") else (symmetric, unsigned)
 
 
@@ -272,6 +276,10 @@ def _quantize(graph: Any, signature: Signature, calibration: SampleSet) -> Any:
             nncf.Dataset(items),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(items),
+            # By itself it protects the first layer only, which is not enough where sums saturate.
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                overflow_fix=nncf.OverflowFix.ENABLE if hardware().sums_saturate else nncf.OverflowFix.FIRST_LAYER
+            ),
             # An attention's products and normalisations need NNCF's transformer rules.
             model_type=nncf.ModelType.TRANSFORMER if _has_attention(graph) else None,
         )

@@ -49,6 +49,12 @@ class Hardware:
         """Short readable identity: `x86_64-1a2b3c4d5e6f7081`. Equal fingerprints mean that numbers may be compared."""
         return f"{self.machine}-{digest_of(self)[7:23]}"
 
+    @property
+    def sums_saturate(self) -> bool:
+        """True where products of 8-bit integers are summed in 16 bits, which overflow: x86 without VNNI (`pmaddubsw`). Weights of 7 bits are
+        safe there."""
+        return self.machine in ("x86_64", "AMD64") and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(self.features)
+
     def refuse(self, wanted: dict[str, str]) -> str | None:
         """None when this machine has what a target asks for, or the first thing that it lacks."""
         for key, value in wanted.items():

@@ -12,14 +12,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from compile_stage.core.environment import hardware
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision.int8 import StaticInt8
 from compile_stage.testing.models import Graph, write
 
 LAYERS = 52
-U8 = Scheme(precision="int8", name="int8-u8", activations="uint8", weights="int8")
+SAFE = {"reduce_range": hardware().sums_saturate}
+U8 = Scheme(precision="int8", name="int8-u8", activations="uint8", weights="int8", options=SAFE)
 SYMMETRIC = Scheme(
-    precision="int8", name="int8-sym", activations="int8", weights="int8", symmetric=True, ops=("Conv", "Gemm", "MatMul")
+    precision="int8", name="int8-sym", activations="int8", weights="int8", symmetric=True, ops=("Conv", "Gemm", "MatMul"),
+    options=SAFE,
 )  # fmt: skip
 
 

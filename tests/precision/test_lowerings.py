@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from compile_stage.core.digest import digest_tree
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import Scheme
 from compile_stage.precision import onnx_graph
@@ -23,9 +24,10 @@ from compile_stage.precision.int8 import DynamicInt8, StaticInt8
 from compile_stage.testing import models
 
 FP16 = Scheme(precision="fp16", name="fp16")
-U8 = Scheme(precision="int8", name="int8-u8", activations="uint8", weights="int8")
-SYMMETRIC = Scheme(precision="int8", name="int8-sym", activations="int8", weights="int8", symmetric=True)
-DYNAMIC = Scheme(precision="int8-dynamic", name="int8-dynamic")
+SAFE = {"reduce_range": hardware().sums_saturate}
+U8 = Scheme(precision="int8", name="int8-u8", activations="uint8", weights="int8", options=SAFE)
+SYMMETRIC = Scheme(precision="int8", name="int8-sym", activations="int8", weights="int8", symmetric=True, options=SAFE)
+DYNAMIC = Scheme(precision="int8-dynamic", name="int8-dynamic", options=SAFE)
 ALL = [(Float16(), FP16), (StaticInt8(), U8), (StaticInt8(), SYMMETRIC), (DynamicInt8(), DYNAMIC)]
 IDS = [scheme.name for _, scheme in ALL]
 

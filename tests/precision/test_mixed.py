@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.core.sample_files import write_index
@@ -16,11 +17,18 @@ from compile_stage.precision.int8 import DynamicInt8, StaticInt8
 from compile_stage.precision.mixed import find_units, load_pair, mix
 from compile_stage.precision.sensitivity import rank_nodes
 
-UNSIGNED = Scheme(precision="int8", name="u8", activations="uint8", weights="int8")
+SAFE = {"reduce_range": hardware().sums_saturate}
+UNSIGNED = Scheme(precision="int8", name="u8", activations="uint8", weights="int8", options=SAFE)
 SYMMETRIC = Scheme(
-    precision="int8", name="sym", activations="int8", weights="int8", symmetric=True, ops=("Conv", "Gemm", "MatMul")
+    precision="int8",
+    name="sym",
+    activations="int8",
+    weights="int8",
+    symmetric=True,
+    ops=("Conv", "Gemm", "MatMul"),
+    options=SAFE,
 )
-DYNAMIC = Scheme(precision="int8-dynamic", name="dynamic", weights="int8", per_channel=False)
+DYNAMIC = Scheme(precision="int8-dynamic", name="dynamic", weights="int8", per_channel=False, options=SAFE)
 SCHEMES = pytest.mark.parametrize("scheme", [UNSIGNED, SYMMETRIC, DYNAMIC], ids=lambda scheme: scheme.name)
 
 
