@@ -133,7 +133,7 @@ def save_model(
         model, loader_module="compile_stage.flavor", data=DATA_NAME, code=code, model_config=settings, **environment
     )
     model.add_flavor(FLAVOR_NAME, schema=MANIFEST_SCHEMA, data=DATA_NAME, code=code, backend=artifact.backend)
-    _write_environment(path, pip_requirements or _requirements(manifest))
+    _write_environment(path, pip_requirements, _requirements(manifest))
     model.model_size_bytes = get_total_file_size(str(path))
     model.save(str(path / "MLmodel"))
 
@@ -191,16 +191,26 @@ def _requirements(manifest: Mapping[str, Any]) -> list[str]:
     return [f"{name}=={version}" for name, version in sorted(pinned.items())]
 
 
-def _write_environment(path: Path, requirements: Sequence[str]) -> None:
-    from mlflow.utils.environment import _process_pip_requirements, _PythonEnv
+def _write_environment(path: Path, asked: Sequence[str] | None, pinned: list[str]) -> None:
+    """The files that MLflow makes an environment from.
+
+    What was asked for goes through MLflow's own function, which also compares every requirement with what is installed. Of our own pins
+    that is known, and it would cost half a second.
+    """
+    from mlflow.utils import environment
     from mlflow.utils.yaml_utils import write_yaml
 
-    conda, pip, constraints = _process_pip_requirements(None, list(requirements))
+    constraints: list[str] = []
+    if asked:
+        conda, pinned, constraints = environment._process_pip_requirements(None, list(asked))
+    else:
+        pinned = environment._lock_requirements(pinned) or pinned
+        conda = environment._mlflow_conda_env(additional_pip_deps=pinned, install_mlflow=False)
     write_yaml(str(path), "conda.yaml", conda, ensure_yaml_extension=False)
-    (path / "requirements.txt").write_text("\n".join(pip) + "\n", encoding="utf-8")
+    (path / "requirements.txt").write_text("\n".join(pinned) + "\n", encoding="utf-8")
     if constraints:
         (path / "constraints.txt").write_text("\n".join(constraints) + "\n", encoding="utf-8")
-    _PythonEnv.current().to_yaml(str(path / "python_env.yaml"))
+    environment._PythonEnv.current().to_yaml(str(path / "python_env.yaml"))
 
 
 def _source_contract(source_model: str | Path | None, answer: Mapping[str, Any], graph: Signature) -> Any:

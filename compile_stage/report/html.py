@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from compile_stage import __version__
@@ -37,6 +38,7 @@ def render_html(result: RunResult) -> str:
     )
 
 
+@cache
 def environment() -> Environment:
     """The templates, with the words and numbers of a report as filters."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
