@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -202,19 +203,42 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mlflow import MlflowClient
 
     file = tmp_path_factory.mktemp("template") / "mlflow.db"
-    MlflowClient(f"sqlite:///{file}").search_experiments(max_results=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow's database layer uses what SQLAlchemy deprecates
+        MlflowClient(f"sqlite:///{file}").search_experiments(max_results=1)
     return file
 
 
 @pytest.fixture(scope="session")
-def shared_server(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def copy_database(database: Path) -> Callable[[Path, str], str]:
+    """Put an empty database of its own into a folder, artifacts going where it is told; returns its URI."""
+
+    def copy(folder: Path, artifacts: str) -> str:
+        file = shutil.copyfile(database, folder / "mlflow.db")
+        connection = sqlite3.connect(file)
+        with connection:
+            connection.execute("UPDATE experiments SET artifact_location = ?", (artifacts,))
+        connection.close()
+        return f"sqlite:///{file}"
+
+    return copy
+
+
+@pytest.fixture
+def embedded(copy_database: Callable[[Path, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An embedded MLflow in the test's folder, which is the current one; returns its URI."""
+    uri = copy_database(tmp_path, str(tmp_path / "mlruns" / "0"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.chdir(tmp_path)
+    return uri
+
+
+@pytest.fixture(scope="session")
+def shared_server(
+    copy_database: Callable[[Path, str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    file = shutil.copyfile(database, folder / "mlflow.db")
-    connection = sqlite3.connect(file)
-    with connection:
-        connection.execute("UPDATE experiments SET artifact_location = 'mlflow-artifacts:/0'")
-    connection.close()
-    server = Server(f"sqlite:///{file}", folder)
+    server = Server(copy_database(folder, "mlflow-artifacts:/0"), folder)
     yield server
     server.stop()
 

@@ -28,7 +28,7 @@ MODELS = {
     "ignore"
 )  # MLflow's database layer and its data sets are deprecated here and there; ours are not under test
 @pytest.mark.parametrize("script", MODELS)
-def test_an_example_registers_candidates_that_the_stage_can_take(script: str, tmp_path: Path) -> None:
+def test_an_example_registers_candidates_that_the_stage_can_take(script: str, embedded: str, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, str(EXAMPLES / script)],
         capture_output=True,

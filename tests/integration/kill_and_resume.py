@@ -207,7 +207,7 @@ def orphans(marker: str) -> list[int]:
     return found
 
 
-def go(moments: int, victims: Sequence[str], seed: int, root: Path) -> dict[str, Counter[str]]:
+def go(moments: int, victims: Sequence[str], seed: int, root: Path, warm_ups: int = 2) -> dict[str, Counter[str]]:
     """Run `moments` kills of each victim below `root`. Returns for each how often which state was seen; a stage that ended before its moment came is
     counted apart."""
     server = Server(root)
@@ -216,11 +216,9 @@ def go(moments: int, victims: Sequence[str], seed: int, root: Path) -> dict[str,
     os.environ |= {"MLFLOW_TRACKING_URI": server.uri, "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
     try:
         trial = Trial(root, server, seed)
-        for name in (
-            "cold",
-            "warm",
-        ):  # the first run of all also waits for the disk and the server: the second says how long one takes
-            trial.register(name, seed=seed * 1000 + 900 + (name == "warm"))
+        for number in range(warm_ups):  # the first run of all also waits for the disk and the server
+            name = f"warm-up-{number}"
+            trial.register(name, seed=seed * 1000 + 900 + number)
             began = time.monotonic()
             assert trial.stage(name).wait(timeout=300) == 0, (root / "stage.log").read_text()[-3000:]
             longest = time.monotonic() - began

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,23 +17,6 @@ from compile_stage.registry.mlflow import MLflowRegistry
 
 MakeBundle = Callable[..., Bundle]
 LogModel = Callable[..., str]
-
-
-def copy_database(template: Path, folder: Path) -> str:
-    file = shutil.copyfile(template, folder / "mlflow.db")
-    connection = sqlite3.connect(file)
-    with connection:
-        connection.execute("UPDATE experiments SET artifact_location = ?", (str(folder / "mlruns" / "0"),))
-    connection.close()
-    return f"sqlite:///{file}"
-
-
-@pytest.fixture
-def embedded(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    uri = copy_database(database, tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    monkeypatch.chdir(tmp_path)
-    return uri
 
 
 @pytest.fixture(autouse=True)
