@@ -17,7 +17,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.events import EventLog, Reporter
-from compile_stage.core.records import Plan, Receipt, RunResult, Verification
+from compile_stage.core.records import Plan, Receipt, RunResult, SourceModel, Verification
 from compile_stage.core.storage import demand_writable, storage_trouble
 from compile_stage.policy.load import load_policy
 
@@ -81,7 +81,7 @@ def run(
     with _context(reporter, engine) as context:
         made = pipeline.make_plan(context, policy, model_uri)
         context.events.planned(made)
-        folder = Path(out) if out is not None else default_out(made)
+        folder = Path(out) if out is not None else default_out(made.source)
         demand_writable(folder)
 
         def render(result: RunResult) -> Mapping[str, Path]:
@@ -91,9 +91,8 @@ def run(
         return pipeline.run(context, made, order)
 
 
-def default_out(made: Plan) -> Path:
+def default_out(source: SourceModel) -> Path:
     """`compile-stage-out/NAME-VERSION` below the current folder."""
-    source = made.source
     return Path("compile-stage-out") / (f"{source.name}-{source.version}" if source.version else source.name)
 
 
@@ -214,7 +213,7 @@ def debug(
                     fix="name a policy with -p, a second model file to compare with, or a backend with --backend",
                 )
             made = make_plan(context, load_policy(Path(policy), sets=sets, targets=targets), uri)
-            folder = _folder(out, default_out(made).name)
+            folder = _folder(out, default_out(made.source).name)
             found = diagnose.diagnose_job(context, made, pattern, folder, count=samples)
         debug_page.write(found, folder)
         return found

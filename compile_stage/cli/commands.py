@@ -115,7 +115,7 @@ def run(
             reporter=display,
         )
         display.close()
-        _show_result(display, result, out or _default_out(result), as_json)
+        _show_result(display, result, out or api.default_out(result.source), as_json)
     return result.exit_code
 
 
@@ -325,12 +325,6 @@ def version(verbose: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what they share
-
-
-def _default_out(result: RunResult) -> Path:
-    """Where `api.run` puts the files of a run whose caller named no folder."""
-    source = result.source
-    return Path("compile-stage-out") / (f"{source.name}-{source.version}" if source.version else source.name)
 
 
 def _targets_named(policy: Policy) -> str:

@@ -101,8 +101,7 @@ def test_the_report_is_named_where_the_api_puts_it_by_default(
 ) -> None:
     assert leave("run", "models:/digits-cnn@champion", "-p", str(policy)) == 0
     assert calls[0][1]["out"] is None
-    made = Plan(source=result.source, policy=result.policy, jobs=(), refused=())
-    assert f"report: {api.default_out(made) / 'report.html'}" in capsys.readouterr().out
+    assert f"report: {api.default_out(result.source) / 'report.html'}" in capsys.readouterr().out
 
 
 def test_json_is_alone_on_standard_output(policy: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
