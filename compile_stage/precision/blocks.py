@@ -123,7 +123,7 @@ def _fit(weight: Any, scale: Any, zero: Any, symmetric: bool) -> tuple[Array, Ar
     return best_scale, best_zero
 
 
-def _round(weight: Array, scale: Array, zero: Array, symmetric: bool) -> Array:
+def _round(weight: Any, scale: Any, zero: Any, symmetric: bool) -> Array:
     low, high = (-8, 7) if symmetric else (0, 15)
     values: Array = np.clip(np.rint(weight / scale + zero), low, high)
     return values

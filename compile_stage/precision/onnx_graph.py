@@ -102,7 +102,12 @@ def raise_opset(model: Any, version: int) -> Any:
         order = [tensor.name for tensor in model.graph.initializer]
         try:
             model = onnx.version_converter.convert_version(bare, version)
-        except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            onnx.checker.ValidationError,
+            onnx.version_converter.ConvertError,
+        ) as error:
             reason = " ".join(str(error).split())[:300]
             raise UsageError(f"its operators could not be brought to opset {version}: {reason}") from error
         kept = [value for value in model.graph.input if value.name not in weights]
