@@ -465,6 +465,10 @@ def _judge(scheme: Scheme, heavy: Counter[str]) -> tuple[str, ...]:
             f"OpenVINO was asked for {scheme.precision} and runs none of the matrix and convolution layers in it"
             + (f": {listed}" if listed else "; the graph has none")
         )
+    if scheme.precision == "int4":
+        return (
+            f"{taken} matrix layers read weights in 4 bits and compute in floats, {listed or 'none in other precisions'}",
+        )
     return (f"{taken} matrix and convolution layers run in {scheme.precision}, {listed}",) if rest else ()
 
 

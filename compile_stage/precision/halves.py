@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.errors import UsageError
 from compile_stage.precision.mixed import reads
-from compile_stage.precision.onnx_graph import constant_tensor, name_nodes, read_opset, read_types, refuse_form
+from compile_stage.precision.onnx_graph import (
+    constant_tensor,
+    fresh_name,
+    name_nodes,
+    read_names,
+    read_opset,
+    read_types,
+    refuse_form,
+)
 
 if TYPE_CHECKING:
     from compile_stage.core.records import PortableModel
@@ -78,7 +86,7 @@ def convert(model: Any, half: Half, keep: Collection[str]) -> tuple[str, ...]:
     places, left = _plan(model.graph, half, types, read_opset(model), keep)
     if (reason := _nothing_converts(places, left, half)) is not None:
         raise UsageError(reason)
-    _rewrite(model.graph, half, places, types)
+    _rewrite(model.graph, half, places, read_names(model))
     return tuple(_notes(model.graph, half, left))
 
 
@@ -195,7 +203,7 @@ def _float_places(names: Iterable[str], formals: Any, types: dict[str, int]) -> 
 # -------------------------------------------------------------------------------------------------------------- rewriting
 
 
-def _rewrite(graph: Any, half: Half, places: dict[str, _Places], types: dict[str, int]) -> None:
+def _rewrite(graph: Any, half: Half, places: dict[str, _Places], taken: set[str]) -> None:
     """Give every tensor its type, and every reader the tensor in the type that it wants."""
     from onnx import TensorProto, helper
 
@@ -203,15 +211,11 @@ def _rewrite(graph: Any, half: Half, places: dict[str, _Places], types: dict[str
     public |= {name for node in graph.node if has_subgraph(node) for name in reads(node)}
     constants = _float_constants(graph)
     wanted_half, wanted_float = _readers(graph, places, public)
-    taken = set(types) | {name for node in graph.node for name in node.output}
     as_half: dict[str, str] = {}
     as_float: dict[str, str] = {}
 
     def fresh(name: str) -> str:
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        return name
+        return fresh_name(name, taken)
 
     def cast(source: str, result: str, kind: int) -> Any:
         return helper.make_node("Cast", [source], [result], name=fresh(f"{result}/cast"), to=kind)

@@ -20,8 +20,10 @@ from compile_stage.precision import blocks
 from compile_stage.precision.onnx_graph import (
     drop_unused_weights,
     finish,
+    fresh_name,
     map_kept,
     raise_opset,
+    read_names,
     read_ops,
     refuse_form,
     simplify,
@@ -65,7 +67,7 @@ class Int4:
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
             graph = raise_opset(onnx.load(simple), OPSET)
-        done, left = _quantize(graph.graph, scheme, kept)
+        done, left = _quantize(graph.graph, scheme, kept, read_names(graph))
         if not done:
             why = "; ".join(dict.fromkeys(left)) or "no matrix product is left to do it to"
             raise UsageError(f"nothing was quantised: {why}")
@@ -77,7 +79,7 @@ class Int4:
         return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, *notes))
 
 
-def _quantize(graph: Any, scheme: Scheme, kept: Collection[str]) -> tuple[int, list[str]]:
+def _quantize(graph: Any, scheme: Scheme, kept: Collection[str], taken: set[str]) -> tuple[int, list[str]]:
     """Put 4-bit weights before the products. Returns how many weights, and a reason for each product left as it is."""
     from onnx import numpy_helper
 
@@ -98,7 +100,7 @@ def _quantize(graph: Any, scheme: Scheme, kept: Collection[str]) -> tuple[int, l
                 left.append(fitting if isinstance(fitting, str) else "a weight is not finite")
             else:
                 if key not in made:
-                    made[key] = f"{node.input[1]}{'.turned' if turned else ''}.dequantized"
+                    made[key] = fresh_name(f"{node.input[1]}{'.turned' if turned else ''}.int4", taken)
                     matrix = np.ascontiguousarray(values.T) if turned else values
                     quantised = blocks.quantize(matrix, int(fitting), symmetric, method)
                     nodes.append(_write(graph, made[key], quantised, int(fitting)))

@@ -141,6 +141,21 @@ def read_types(model: Any) -> dict[str, int]:
     return {name: kind for name, kind in found.items() if kind}
 
 
+def read_names(model: Any) -> set[str]:
+    """Every name that the main graph gives to a tensor or a node."""
+    graph = model.graph
+    found = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    return found.union(*({node.name, *node.input, *node.output} for node in graph.node))
+
+
+def fresh_name(name: str, taken: set[str]) -> str:
+    """The name, with underscores behind it where it is taken; it is taken from now on."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
 def constant_tensor(node: Any) -> Any:
     """What a Constant node holds, when that is a tensor; else None."""
     return next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
