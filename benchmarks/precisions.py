@@ -1,6 +1,6 @@
 """Size, speed and error of each precision, by backend and scheme.
 
-    python benchmarks/precisions.py                          # three networks, about three minutes each on one core
+    python benchmarks/precisions.py                          # four networks, up to four minutes each on one core
     python benchmarks/precisions.py bert6 --seconds 20
 
 Every candidate is lowered, compiled and opened as the stage does it. Then all of a network's candidates run in turns within one process, at batch 1, so that what disturbs the machine
@@ -74,7 +74,20 @@ def separable() -> nn.Module:
     return model.eval()
 
 
-BUILDERS: dict[str, Callable[[], nn.Module]] = {**networks.BUILDERS, "separable": separable}
+def products() -> nn.Module:
+    """Eight products of 1024 × 1024: at batch 1, as when a language model writes, reading the weights is what takes the time."""
+    torch.manual_seed(networks.SEED)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.Tanh())]
+    return nn.Sequential(*layers).eval()
+
+
+BUILDERS: dict[str, Callable[[], nn.Module]] = {**networks.BUILDERS, "separable": separable, "products": products}
+
+
+def inputs_of(name: str, seed: int) -> dict[str, np.ndarray]:
+    if name == "products":
+        return {"input": np.random.default_rng(seed).standard_normal((SAMPLES, 1024), dtype=np.float32)}
+    return networks.samples("resnet50" if name == "separable" else name, SAMPLES, seed=seed)
 
 
 @dataclass
@@ -88,7 +101,7 @@ class Candidate:
 
 def export(name: str, into: Path) -> tuple[PortableModel, SampleSet]:
     """The network as ONNX with a free batch, and samples of noise."""
-    inputs = networks.samples("resnet50" if name == "separable" else name, SAMPLES, seed=2)
+    inputs = inputs_of(name, seed=2)
     given = tuple(torch.from_numpy(array[:2]) for array in inputs.values())
     (into / "model").mkdir(parents=True)
     path = into / "model" / "model.onnx"
@@ -145,7 +158,7 @@ def prepare(
 
 
 def measure(name: str, seconds: float, threads: int) -> None:
-    inputs = networks.samples("resnet50" if name == "separable" else name, SAMPLES, seed=1)
+    inputs = inputs_of(name, seed=1)
     target = Target(name="cpu", threads=threads, batch_sizes=(1,))
     with TemporaryDirectory() as folder, ExitStack() as stack:
         model, samples = export(name, Path(folder) / "source")
