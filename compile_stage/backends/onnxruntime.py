@@ -51,11 +51,20 @@ _DTYPES = {
 }  # fmt: skip
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 
+# How MatMulNBits computes: 4 rounds its input to int8 by blocks too, with integer products; 1 stays in float32. The runtime's own default, pinned.
+_ACCURACY_LEVEL, _INT8_PRODUCTS = "session.qdq_matmulnbits_accuracy_level", "4"
+
+_LACKS = {
+    "bf16": "its CPU kernels have no bfloat16, and reject a graph in it",
+    "fp8": "its CPU kernels have no 8-bit floats, and its optimiser takes such a graph for int8 and answers wrongly",
+}
+
 # Operators that do the arithmetic of a network, by what they compute in.
 _INTEGER_OPS = {
     "QLinearConv", "QLinearMatMul", "QGemm", "QAttention", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat",
-    "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulNBits",
+    "DynamicQuantizeMatMul", "DynamicQuantizeLSTM",
 }  # fmt: skip
+_BLOCK_OPS = {"MatMulNBits"}  # they read weights of 4 bits by blocks
 _FLOAT_OPS = {
     "Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "Attention",
     "MultiHeadAttention", "LSTM", "GRU", "RNN",
@@ -96,7 +105,11 @@ class OnnxRuntime:
                     options={"reduce_range": hardware().sums_saturate},
                 ),
             ),
+            "int4": _block_schemes(),
         }.get(precision, ())
+
+    def lacks(self, target: Target, precision: str) -> str | None:
+        return _LACKS.get(precision)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if model.form not in self.forms:
@@ -126,6 +139,8 @@ class OnnxRuntime:
         asked = target.options.get(self.name, {})
         if (reason := _refuse_options(asked)) is not None:
             raise UsageError(reason)
+        if scheme.precision == "int4":
+            asked = {**asked, "config": {_ACCURACY_LEVEL: _INT8_PRODUCTS, **asked.get("config", {})}}
         into.mkdir(parents=True, exist_ok=True)
         _copy_graph(Path(model.path), into)
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
@@ -201,6 +216,14 @@ def _static_schemes() -> tuple[Scheme, ...]:
             options={"reduce_range": hardware().sums_saturate},
         )
     return every, replace(every, name=f"{every.name}-heavy", ops=("Conv", "Gemm", "MatMul"))
+
+
+def _block_schemes() -> tuple[Scheme, ...]:
+    """4-bit weights, as MatMulNBits takes them; the more accurate method first, since both run the same."""
+    return tuple(
+        Scheme(precision="int4", name=f"int4-{method}", weights="uint4", options={"method": method, "block": 32})
+        for method in ("hqq", "rtn")
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -306,16 +329,22 @@ def _read_back(session: Any, dump: Path, scheme: Scheme) -> tuple[dict[str, Any]
             f"nodes were given to {', '.join(sorted(set(assigned) - {PROVIDER}))}, not to {PROVIDER}"
         )
     integer = sum(node.op_type in _INTEGER_OPS for node in nodes)
+    in_blocks = [node for node in nodes if node.op_type in _BLOCK_OPS]
     in_float = Counter(node.op_type for node in nodes if node.op_type in _FLOAT_OPS)
     floating = sum(in_float.values())
+    computed = {"int8": integer, "float": floating} | ({"int4": len(in_blocks)} if in_blocks else {})
     executed = {
         "providers": dict(sorted(assigned.items())),
         "ops": dict(sorted(Counter(_op(node) for node in nodes).items())),
-        "precision": {"matrix_and_convolution": {"int8": integer, "float": floating}},
+        "precision": {"matrix_and_convolution": computed},
     }
     notes: list[str] = []
-    if scheme.precision == "fp32" and integer:
-        notes.append(f"the source's own graph is quantised: {integer} matrix and convolution operators run in int8")
+    if scheme.precision == "fp32" and integer + len(in_blocks):
+        notes.append(
+            f"the source's own graph is quantised: {integer + len(in_blocks)} matrix and convolution operators do not run in float"
+        )
+    if scheme.precision == "int4":
+        notes += _judge_blocks(in_blocks, in_float, sum(node.op_type == "DequantizeLinear" for node in nodes))
     if scheme.precision.startswith("int8"):
         if not integer:
             raise NothingCompiledError(
@@ -331,6 +360,24 @@ def _read_back(session: Any, dump: Path, scheme: Scheme) -> tuple[dict[str, Any]
             f"float16 is stored, not computed: this CPU's kernels work in float32 (the graph runs {casts} casts)"
         )
     return executed, tuple(notes)
+
+
+def _judge_blocks(in_blocks: list[Any], in_float: Counter[str], expanded: int) -> list[str]:
+    """What became of 4-bit weights. Raises when the runtime holds none of them as such."""
+    if not in_blocks:
+        raise NothingCompiledError(
+            "the graph is int4, and ONNX Runtime keeps no weight in 4 bits: it expands each to float before the product "
+            "(graph_optimization must be extended or all for it to merge them)"
+        )
+    levels = {attribute.i for node in in_blocks for attribute in node.attribute if attribute.name == "accuracy_level"}
+    sums = "in int8" if levels == {int(_INT8_PRODUCTS)} else "in float"
+    listed = ", ".join(f"{count} {op}" for op, count in sorted(in_float.items()))
+    notes = [
+        f"{len(in_blocks)} matrix operators read weights in 4 bits and multiply {sums}, {listed or 'none'} in float"
+    ]
+    if expanded:
+        notes.append(f"{expanded} weights are expanded to float while the model runs")
+    return notes
 
 
 def _op(node: Any) -> str:

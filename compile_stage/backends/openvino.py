@@ -46,9 +46,17 @@ _DTYPES = {
 # The plug-in's word for what it runs the floating-point part of a graph in.
 _HINTS = {"fp32": "f32", "bf16": "bf16"}
 
+_LACKS = {
+    "bf16": "this machine has no bfloat16",
+    "fp16": "its CPU plug-in runs float16 as bfloat16 or float32",
+    "int8-dynamic": "it has no kernels for ONNX's DynamicQuantizeLinear",
+    "fp8": "its CPU plug-in has no 8-bit float arithmetic: it would round, and compute in float32",
+}
+
 # Layers that do the arithmetic of a network, and the precisions that count as integer.
 _HEAVY = ("Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq", "RNNCell", "ScaledDotProductAttention")
 _INTEGER = ("i8", "u8")
+_BLOCKS = ("i4", "u4")  # of a layer whose weights are compressed; it computes in the hint's precision
 _MATRIX_OPS = ("MatMul", "Convolution", "GroupConvolution")
 
 # Native int8 calibrates on at most so many samples; NNCF's own default.
@@ -81,7 +89,12 @@ class OpenVino:
             return (Scheme(precision="bf16", name="bf16", native=True, options={"hint": "bf16"}),)
         if precision == "int8":
             return _int8_schemes()
-        return ()  # an f16 hint runs as bf16 on a CPU; dynamic int8 has no kernels for ONNX's DynamicQuantizeLinear
+        if precision == "int4":
+            return _block_schemes()
+        return ()
+
+    def lacks(self, target: Target, precision: str) -> str | None:
+        return _LACKS.get(precision)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if model.form not in self.forms:
@@ -231,6 +244,21 @@ def _int8_schemes() -> tuple[Scheme, ...]:
         precision="int8", name="int8-u8", activations="uint8", weights="int8", options=safe, float_types=floats
     )
     return (native, symmetric, unsigned) if importlib.util.find_spec("nncf") else (symmetric, unsigned)
+
+
+def _block_schemes() -> tuple[Scheme, ...]:
+    """4-bit weights, which FullyConnected keeps compressed; the more accurate method first, since both run the same."""
+    floats = ("bf16",) if _has_bf16() else ()
+    return tuple(
+        Scheme(
+            precision="int4",
+            name=f"int4-{method}",
+            weights="uint4",
+            options={"method": method, "block": 32},
+            float_types=floats,
+        )
+        for method in ("hqq", "rtn")
+    )
 
 
 def _has_bf16() -> bool:
@@ -430,7 +458,7 @@ def _read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any
 
 
 def _judge(scheme: Scheme, heavy: Counter[str]) -> tuple[str, ...]:
-    wanted = {"int8": _INTEGER, "bf16": ("bf16",), "fp32": ("f32",)}[scheme.precision]
+    wanted = {"int8": _INTEGER, "int4": _BLOCKS, "bf16": ("bf16",), "fp32": ("f32",)}[scheme.precision]
     taken = sum(heavy[precision] for precision in wanted)
     rest = {precision: count for precision, count in sorted(heavy.items()) if precision not in wanted}
     listed = ", ".join(f"{count} in {precision}" for precision, count in rest.items())
@@ -444,6 +472,10 @@ def _judge(scheme: Scheme, heavy: Counter[str]) -> tuple[str, ...]:
         raise NothingCompiledError(
             f"OpenVINO was asked for {scheme.precision} and runs none of the matrix and convolution layers in it"
             + (f": {listed}" if listed else "; the graph has none")
+        )
+    if scheme.precision == "int4":
+        return (
+            f"{taken} matrix layers read weights in 4 bits and compute in floats, {listed or 'none in other precisions'}",
         )
     return (f"{taken} matrix and convolution layers run in {scheme.precision}, {listed}",) if rest else ()
 

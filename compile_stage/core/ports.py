@@ -111,7 +111,9 @@ class Backend(Plugin, Protocol):
         """The reason why this backend can't serve that target at all; asked before any export."""
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
-        """The schemes for a precision, preferred first; empty when the backend does not have that precision there."""
+        """The schemes for a precision, preferred first; empty when the backend does not have that precision there.
+
+        A backend may also have a method `lacks(target, precision) -> str | None`: why it has none, for the refusal."""
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         """The reason why this model can't be compiled: an operator, a shape."""

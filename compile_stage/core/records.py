@@ -259,6 +259,10 @@ class SourceModel:
         return self.digest, self.flavor, self.described
 
 
+UNCALIBRATED = ("fp32", "bf16", "int4")
+"""Precisions that look at no samples: float32's range, or weights alone."""
+
+
 @record
 class Scheme:
     """How a backend wants a precision expressed.
@@ -268,7 +272,7 @@ class Scheme:
         name: Readable and unique within backend and precision: `fp32`, `int8-u8s8`, `int8-sym`.
         native: True when the backend does it itself and the graph is not rewritten.
         activations: `uint8`, `int8`, or empty.
-        weights: `int8`, `float16`, or empty.
+        weights: `int8`, `uint4`, `int4`, `float16`, or empty.
         symmetric: Symmetric activations.
         per_channel: Weights have one scale per output channel.
         ops: Op types to quantise; empty means all that the lowering knows.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,23 @@ QUANTISED_OPS = (
     "ConvInteger",
 )
 
+# Quantised too, but of ONNX Runtime's own domain: no lowering of ours writes them.
+_FUSED_QUANTISED_OPS = (
+    "DynamicQuantizeMatMul",
+    "MatMulBnb4",
+    "MatMulIntegerToFloat",
+    "MatMulNBits",
+    "QAttention",
+    "QGemm",
+)
+
+_WEIGHT_BYTES = (
+    1024  # a constant of at least so many bytes is a weight, no shape or axis that rewriting has to look into
+)
+
+# int4 came with it, and ONNX Runtime 1.20, the oldest that we allow, reads it.
+IR_VERSION = 10
+
 
 def read_ops(model: PortableModel) -> set[str]:
     """Operator types of the graph, without its weights."""
@@ -43,7 +61,7 @@ def refuse_form(model: PortableModel, precision: str) -> str | None:
         return f"the lowering to {precision} rewrites ONNX graphs, and this model is in the form {model.form}"
     if model.precision != "fp32":
         return f"the model is in {model.precision} already; a lowering starts from fp32"
-    if found := sorted(read_ops(model).intersection(QUANTISED_OPS)):
+    if found := sorted(read_ops(model).intersection((*QUANTISED_OPS, *_FUSED_QUANTISED_OPS))):
         return f"the graph is quantised already (it holds {', '.join(found)})"
     return None
 
@@ -60,6 +78,126 @@ def name_nodes(graph: Any) -> None:
             node.name = name
             taken.add(name)
         seen.add(node.name)
+
+
+def read_opset(model: Any) -> int:
+    """Version of ONNX's own operators in a ModelProto."""
+    return next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+
+
+def raise_opset(model: Any, version: int) -> Any:
+    """The model with ONNX's own operators at `version` or later: itself, or a converted copy with the same names.
+
+    Weights are set aside meanwhile, so that a model of any size can be converted.
+
+    Raises:
+        UsageError: The converter can't; the message says at what.
+    """
+    import onnx
+
+    if read_opset(model) < version:
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
+        bare, weights = _set_weights_aside(model)
+        order = [tensor.name for tensor in model.graph.initializer]
+        try:
+            model = onnx.version_converter.convert_version(bare, version)
+        except (
+            RuntimeError,
+            ValueError,
+            onnx.checker.ValidationError,
+            onnx.version_converter.ConvertError,
+        ) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UsageError(f"its operators could not be brought to opset {version}: {reason}") from error
+        kept = [value for value in model.graph.input if value.name not in weights]
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+        tensors = {tensor.name: tensor for tensor in model.graph.initializer} | weights
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(tensors[name] for name in sorted(tensors, key=_by_order(order)))
+        name_nodes(model.graph)
+    model.ir_version = max(model.ir_version, IR_VERSION)
+    return model
+
+
+def read_types(model: Any) -> dict[str, int]:
+    """Element type of every tensor of the main graph that can be told; neither sequences nor what no rule tells."""
+    import onnx
+
+    bare, _ = _set_weights_aside(model)
+    try:
+        graph = onnx.shape_inference.infer_shapes(bare).graph
+    except onnx.shape_inference.InferenceError:  # what is declared is known even so
+        graph = bare.graph
+    values = (*graph.value_info, *graph.input, *graph.output)
+    found = {
+        value.name: int(value.type.tensor_type.elem_type) for value in values if value.type.HasField("tensor_type")
+    }
+    found |= {tensor.name: int(tensor.data_type) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and (tensor := constant_tensor(node)) is not None:
+            found[node.output[0]] = int(tensor.data_type)
+    return {name: kind for name, kind in found.items() if kind}
+
+
+def read_names(model: Any) -> set[str]:
+    """Every name that the main graph gives to a tensor or a node."""
+    graph = model.graph
+    found = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    return found.union(*({node.name, *node.input, *node.output} for node in graph.node))
+
+
+def fresh_name(name: str, taken: set[str]) -> str:
+    """The name, with underscores behind it where it is taken; it is taken from now on."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def constant_tensor(node: Any) -> Any:
+    """What a Constant node holds, when that is a tensor; else None."""
+    return next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
+
+
+def _set_weights_aside(model: Any) -> tuple[Any, dict[str, Any]]:
+    """A copy in which the weights are inputs, for the tools that choke on large models, and the weights by name."""
+    import onnx
+    from onnx import helper
+
+    weights = {tensor.name: tensor for tensor in model.graph.initializer if _tensor_bytes(tensor) >= _WEIGHT_BYTES}
+    bare = onnx.ModelProto(ir_version=model.ir_version)
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    graph, given = bare.graph, {value.name for value in model.graph.input}
+    graph.name = model.graph.name
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(model.graph.value_info)
+    for tensor in model.graph.initializer:
+        if tensor.name not in weights:
+            graph.initializer.append(tensor)
+        elif tensor.name not in given:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    return bare, weights
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    return math.prod(tensor.dims) * 4 if tensor.dims else 0
+
+
+def _by_order(order: Sequence[str]) -> Callable[[str], tuple[int, str]]:
+    places = {name: place for place, name in enumerate(order)}
+    return lambda name: (places.get(name, len(places)), name)
+
+
+def demand_nodes(graph: Any, names: Sequence[str]) -> None:
+    """Raises UsageError when a name is no node of the graph."""
+    known = {node.name for node in graph.node}
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"the graph has no node called {unknown[0]!r} that could stay in fp32")
 
 
 def simplify(source: Path, into: Path) -> Path:
@@ -98,6 +236,24 @@ def simplify(source: Path, into: Path) -> Path:
     return write_graph(model, into / "simplified")
 
 
+def drop_unused_weights(graph: Any) -> None:
+    """Drop the weights that no node reads any more, and that are no output."""
+    used = {value.name for value in graph.output} | {name for node in graph.node for name in _reads(node)}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _reads(node: Any) -> Iterator[str]:
+    """All names that a node and its subgraphs read, the subgraphs' own tensors among them."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            yield from (value.name for value in graph.output)
+            for part in graph.node:
+                yield from _reads(part)
+
+
 def map_kept(source: Path, simplified: Path, keep: Sequence[str]) -> tuple[str, ...]:
     """The nodes of the simplified graph that stand for the source nodes named in `keep`, in graph order.
 
@@ -112,9 +268,8 @@ def map_kept(source: Path, simplified: Path, keep: Sequence[str]) -> tuple[str, 
         return ()
     before = onnx.load(source, load_external_data=False).graph
     name_nodes(before)
+    demand_nodes(before, keep)
     known = {node.name: node for node in before.node}
-    if unknown := [name for name in keep if name not in known]:
-        raise UsageError(f"the graph has no node called {unknown[0]!r} that could stay in fp32")
     tensors = {tensor for name in keep for tensor in known[name].output}
     after = onnx.load(simplified, load_external_data=False).graph
     return tuple(node.name for node in after.node if node.name in keep or tensors.intersection(node.output))
@@ -159,9 +314,13 @@ def finish(model: Any, source: PortableModel, into: Path, precision: str, **chan
     if wanted != found:
         raise UsageError(f"the lowering to {precision} changed inputs or outputs from {wanted} to {found}")
     path = write_graph(model, into)
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     lowered = replace(
-        source, path=str(path), precision=precision, made_from=source.digest, opset=opset, digest=digest_tree(into)
+        source,
+        path=str(path),
+        precision=precision,
+        made_from=source.digest,
+        opset=read_opset(model),
+        digest=digest_tree(into),
     )
     return replace(lowered, **changes)
 

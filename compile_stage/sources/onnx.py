@@ -23,6 +23,10 @@ OLDEST_OPSET = 13
 """Quantisation per channel starts here; an older graph is converted."""
 
 
+_WEIGHTS_ARE_NO_INPUTS = 4
+"""The file format from which weights need not be listed among the inputs."""
+
+
 class OnnxSource:
     """Models that `mlflow.onnx` logged."""
 
@@ -72,6 +76,7 @@ class OnnxSource:
         inputs = {spec.name for spec in graph.signature_of(model).inputs}
         for value in [value for value in model.graph.input if value.name not in inputs]:
             model.graph.input.remove(value)
+        model.ir_version = max(model.ir_version, _WEIGHTS_ARE_NO_INPUTS)
         model, notes = _modern(model)
         return graph.finish(model, source, shapes, into, notes=notes)
 
@@ -131,6 +136,6 @@ def _modern(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         return model, ()
     try:
         converted = onnx.version_converter.convert_version(model, graph.OPSET)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError):
+    except (RuntimeError, ValueError, onnx.checker.ValidationError, onnx.version_converter.ConvertError):
         return model, (f"its operator set {have} could not be raised to {graph.OPSET}; some precisions may be refused",)
     return converted, (f"its operator set was raised from {have} to {graph.OPSET}",)

@@ -8,7 +8,17 @@ from compile_stage.core import plugins
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Backend
-from compile_stage.core.records import Job, Plan, Policy, Refusal, Scheme, SourceModel, TargetPolicy
+from compile_stage.core.records import (
+    UNCALIBRATED,
+    Job,
+    Plan,
+    Policy,
+    Refusal,
+    Scheme,
+    SourceModel,
+    Target,
+    TargetPolicy,
+)
 
 SAFE_FLOOR = "fp32"
 
@@ -67,8 +77,7 @@ def _expand_precision(
     target = target_policy.target
     schemes = backend.schemes(target, precision)
     if not schemes:
-        reason = f"{backend.name} has no {precision} on {target.device} here"
-        yield _refusal(source, target.name, backend.name, precision, reason)
+        yield _refusal(source, target.name, backend.name, precision, _why_lacking(backend, target, precision))
     for scheme in schemes:
         if (reason_or_none := _refuse_scheme(target_policy, scheme, precision)) is not None:
             yield _refusal(source, target.name, backend.name, scheme.name, reason_or_none)
@@ -81,6 +90,13 @@ def _expand_precision(
             scheme=scheme,
             gates=target_policy.tolerances[precision],
         )
+
+
+def _why_lacking(backend: Backend, target: Target, precision: str) -> str:
+    says = getattr(backend, "lacks", None)  # a backend need not know
+    why = says(target, precision) if says is not None else None
+    reason = f"{backend.name} has no {precision} on {target.device} here"
+    return f"{reason}: {why}" if why else reason
 
 
 def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolicy, hardware: Hardware) -> str | None:
@@ -126,7 +142,7 @@ def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
     for alias, names in movers.items():
         if len(names) > 1:
             yield f"targets {' and '.join(names)} move the same alias {alias!r}: the last one that wins has it; say {{target}} in promote.alias"
-    calibrates = any(job.scheme.precision not in ("fp32", "bf16") for job in jobs)
+    calibrates = any(job.scheme.precision not in UNCALIBRATED for job in jobs)
     if calibrates and policy.data.validation.source == policy.data.calibration.source != "synthetic":
         yield (
             "validation and calibration samples come from the same place: what is calibrated on the samples that it is judged by "

@@ -14,7 +14,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, revive
 from compile_stage.core.errors import CompileStageError, SourceError, UsageError
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import Data, Job, PortableModel, SampleSet, ShapeRange, SourceModel
+from compile_stage.core.records import UNCALIBRATED, Data, Job, PortableModel, SampleSet, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.debug.coverage import Coverage, coverage_note, overlap_note
 
@@ -107,7 +107,7 @@ def sample(
 
 
 def _calibrates(job: Job) -> bool:
-    return job.scheme.precision not in ("fp32", "bf16")
+    return job.scheme.precision not in UNCALIBRATED
 
 
 def _file_digest(path: str) -> str:

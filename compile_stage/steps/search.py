@@ -33,7 +33,7 @@ from compile_stage.core.records import (
 from compile_stage.measure import search as searching
 from compile_stage.measure import stats
 
-MIXED_PRECISIONS = ("int8", "int8-dynamic")
+MIXED_PRECISIONS = ("int8", "int8-dynamic", "int4")
 """Precisions whose graphs can be mixed. fp16's lowering keeps the nodes that overflow by itself."""
 
 _STRUCTURE = ("outputs", "shape", "samples")
@@ -108,8 +108,8 @@ def searchable(candidate: Candidate) -> bool:
 
 
 def _worth_keeping(ranking: Sequence[Sensitivity]) -> tuple[str, ...]:
-    """The nodes in the order of the search, up to the last that carries arithmetic: without one of these in integers nothing is left
-    that int8 makes faster, and backends refuse to call it int8."""
+    """The nodes in the order of the search, up to the last that carries arithmetic: without one of these quantised nothing is left
+    that the precision makes faster, and backends refuse to call it by its name."""
     ranked = searching.order(ranking)
     carrying = {entry.node for entry in ranking if entry.op in _ARITHMETIC}
     last = max((place for place, node in enumerate(ranked) if node in carrying), default=len(ranked) - 1)

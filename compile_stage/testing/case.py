@@ -19,7 +19,7 @@ from compile_stage.core.records import Artifact, PortableModel, SampleSet, Schem
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4", "fp8")
 
 
 @dataclass

@@ -139,6 +139,15 @@ def test_large_weights_lie_beside_the_file(tmp_path: Path) -> None:
     np.testing.assert_allclose(run_onnx(model, {"x": X})["y"], X @ weight, rtol=1e-6)
 
 
+def test_a_file_of_the_first_format_is_raised_too(tmp_path: Path, prove: Proof) -> None:
+    """Broken: in that format weights must be inputs, so once they are none the converter would not find them, and end the export."""
+    old = linear(opset=9, weight_is_input=True)
+    old.ir_version = 3
+    model = prove(save(tmp_path / "model", old), {"x": X})
+    assert model.opset == graph.OPSET
+    assert [spec.name for spec in model.signature.inputs] == ["x"]
+
+
 def test_garbage_is_refused_and_not_raised(tmp_path: Path) -> None:
     source = save(tmp_path / "model", linear())
     (tmp_path / "model" / "model.onnx").write_bytes(b"\xff\xff\xff garbage")

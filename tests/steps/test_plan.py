@@ -80,6 +80,31 @@ def test_a_precision_without_tolerance_is_refused() -> None:
     assert made.refused
 
 
+def test_a_precision_that_a_backend_lacks_is_refused_with_its_reason() -> None:
+    """Broken: a reader would not learn whether fp8 is missing here, or can't be had on this device."""
+    policy = with_target(precisions=("fp8",), backends=("onnxruntime",))
+    (refusal,) = plan(SOURCE, policy, hardware()).refused
+    assert refusal.reason.startswith("onnxruntime has no fp8 on cpu here: its CPU kernels have no 8-bit floats")
+
+
+def test_a_backend_need_not_say_why_it_lacks_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a third party's backend, written before there was such a method, would end the plan."""
+    monkeypatch.delattr(OnnxRuntime, "lacks")
+    (refusal,) = plan(SOURCE, with_target(precisions=("fp8",)), hardware()).refused
+    assert refusal.reason == "onnxruntime has no fp8 on cpu here"
+
+
+def test_weights_alone_need_no_samples() -> None:
+    """Broken: an int4 candidate would wait for calibration samples that it never looks at."""
+    data = replace(POLICY.data, validation=DataSpec(source="file:a.npz"), calibration=DataSpec(source="file:a.npz"))
+    gates = {"int4": GATES, "int8": GATES, "fp32": GATES}
+    for precision, noted in (("int4", False), ("int8", True)):
+        target = replace(TARGET, tolerances=gates, target=replace(TARGET.target, precisions=(precision,)))
+        made = plan(SOURCE, replace(POLICY, data=data, targets=(target,)), hardware())
+        assert {job.scheme.precision for job in made.jobs} == {precision, "fp32"}
+        assert any("calibrated on the samples" in note for note in made.notes) == noted
+
+
 def test_a_device_that_no_backend_serves_is_refused_with_the_reason() -> None:
     """Broken: a job for a GPU would quietly run on the CPU."""
     made = plan(SOURCE, with_target(device="cuda"), hardware())

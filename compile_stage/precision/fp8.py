@@ -1,0 +1,182 @@
+"""fp8: weights and activations rounded to E4M3FN, the 8-bit float of 4 exponent and 3 mantissa bits.
+
+QuantizeLinear and DequantizeLinear stand around what a product or convolution reads; a compiler for hardware that has the type merges them into it.
+Weights have a scale for each output channel, activations one from the samples: largest magnitude over 448, the type's own largest.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from compile_stage.core.errors import UsageError
+from compile_stage.core.records import PortableModel, SampleSet, Scheme
+from compile_stage.precision.onnx_graph import (
+    drop_unused_weights,
+    finish,
+    fresh_name,
+    map_kept,
+    raise_opset,
+    read_batches,
+    read_names,
+    read_ops,
+    refuse_form,
+    simplify,
+)
+from compile_stage.precision.peaks import measure_peaks
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Array
+
+NEEDS_SAMPLES = "fp8 needs calibration samples: set data.calibration in the policy"
+
+OPSET = 19
+LARGEST = 448.0
+_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+class Float8:
+    """Inputs of Conv, ConvTranspose, Gemm and MatMul in E4M3FN; biases and everything else stay in float32."""
+
+    name: ClassVar[str] = "fp8"
+    requires: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime")
+    extra: ClassVar[str] = ""
+
+    def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
+        if (reason := refuse_form(model, self.name)) is not None:
+            return reason
+        if not (ops := read_ops(model)).intersection(scheme.ops or _OPS):
+            return f"there is nothing to quantise: the graph has no {', '.join(scheme.ops or _OPS)} (it holds {', '.join(sorted(ops))})"
+        return None
+
+    def lower(
+        self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
+    ) -> PortableModel:
+        import onnx
+
+        if calibration is None or calibration.count < (model.signature.fixed_batch or 1):
+            raise UsageError(NEEDS_SAMPLES)
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+            simple = simplify(Path(model.path), Path(scratch))
+            kept = map_kept(Path(model.path), simple, keep)
+            graph = raise_opset(onnx.load(simple), OPSET)
+        weights = _weights(graph.graph)
+        nodes = [
+            node
+            for node in graph.graph.node
+            if node.op_type in (scheme.ops or _OPS) and node.domain in ("", "ai.onnx") and node.name not in kept
+        ]
+        read = {name for node in nodes for name in node.input[:2]} - weights.keys()
+        peaks = measure_peaks(graph, read_batches(model, calibration), only=read)
+        unfit = {name for name in read if not np.isfinite(peaks.get(name, np.inf))}
+        unfit |= {name for name, tensor in weights.items() if not _is_finite(tensor)}
+        chosen = {node.name for node in nodes if not unfit.intersection(node.input[:2])}
+        if not chosen:
+            raise UsageError("nothing was quantised: every product and convolution is kept in fp32 or is not finite")
+        _quantize(graph.graph, chosen, weights, peaks, read_names(graph))
+        drop_unused_weights(graph.graph)
+        note = f"{len(chosen)} products and convolutions read E4M3FN, calibrated on {calibration.count} samples"
+        return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, note))
+
+
+def e4m3_bits(values: Array) -> Array:
+    """Nearest E4M3FN, ties to even, what is too large at the largest (uint8 patterns)."""
+    magnitude = np.minimum(np.nan_to_num(np.abs(values.astype(np.float64)), nan=0.0), LARGEST)
+    exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, -6), -6)
+    eighths = np.rint(np.ldexp(magnitude, 3 - exponent)).astype(np.int64)  # 8 to 16, or less below 2**-6
+    # Adding carries by itself: 16 eighths are the next exponent's 8.
+    bits = (exponent + 6) * 8 + eighths
+    signed = bits.astype(np.uint8) | (np.signbit(values).astype(np.uint8) << 7)
+    patterns: Array = np.where(np.isnan(values), np.uint8(0x7F), signed)
+    return patterns
+
+
+def _quantize(
+    graph: Any, chosen: Collection[str], weights: Mapping[str, Any], peaks: Mapping[str, float], taken: set[str]
+) -> None:
+    made: dict[tuple[str, int | None], str] = {}
+    nodes: list[Any] = []
+    for node in graph.node:
+        if node.name in chosen:
+            for place, name in enumerate(node.input[:2]):
+                axis = _channel_axis(node, place, weights[name].dims) if name in weights else None
+                if (name, axis) not in made:
+                    result = fresh_name(f"{name}.fp8" if axis is None else f"{name}.fp8_{axis}", taken)
+                    made[name, axis] = result
+                    nodes += (
+                        _dequantize_weight(graph, weights[name], axis, result)
+                        if name in weights
+                        else _round_trip(graph, name, peaks[name], result)
+                    )
+                node.input[place] = made[name, axis]
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    del graph.value_info[:]
+
+
+def _dequantize_weight(graph: Any, tensor: Any, axis: int | None, result: str) -> list[Any]:
+    """The weight in 8 bits and what makes it float32 again."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    values = numpy_helper.to_array(tensor)
+    others = None if axis is None else tuple(one for one in range(values.ndim) if one != axis)
+    peak = np.max(np.abs(values), axis=others, keepdims=True, initial=0.0).astype(np.float32)
+    scale = np.where(peak > 0, peak / np.float32(LARGEST), np.float32(1)).astype(np.float32)
+    bits = e4m3_bits(values / scale)
+    names = [f"{result}.values", f"{result}.scale"]
+    graph.initializer.append(
+        helper.make_tensor(names[0], TensorProto.FLOAT8E4M3FN, values.shape, bits.tobytes(), raw=True)
+    )
+    graph.initializer.append(numpy_helper.from_array(scale.reshape(() if axis is None else -1), names[1]))
+    given = {} if axis is None else {"axis": axis}
+    return [helper.make_node("DequantizeLinear", names, [result], name=f"{result}/node", **given)]
+
+
+def _round_trip(graph: Any, name: str, peak: float, result: str) -> list[Any]:
+    """An activation to 8 bits and back."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    scale, zero, values = f"{result}.scale", f"{result}.zero", f"{result}.values"
+    step = np.float32(peak / LARGEST) if peak > 0 else np.float32(1)
+    graph.initializer.append(numpy_helper.from_array(np.asarray(step, np.float32), scale))
+    graph.initializer.append(helper.make_tensor(zero, TensorProto.FLOAT8E4M3FN, [], b"\0", raw=True))
+    return [
+        helper.make_node("QuantizeLinear", [name, scale, zero], [values], name=f"{result}/quantize"),
+        helper.make_node("DequantizeLinear", [values, scale, zero], [result], name=f"{result}/node"),
+    ]
+
+
+def _channel_axis(node: Any, place: int, dims: Sequence[int]) -> int | None:
+    """The axis of a weight's output channels; None where one scale has to do."""
+    attributes = {one.name: one.i for one in node.attribute}
+    if place == 0 or len(dims) < 2:
+        return None
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        return 1 if attributes.get("group", 1) == 1 else None
+    if node.op_type == "Gemm":
+        return 0 if attributes.get("transB", 0) else 1
+    return len(dims) - 1
+
+
+def _weights(graph: Any) -> dict[str, Any]:
+    from onnx import TensorProto
+
+    given = {value.name for value in graph.input}
+    return {
+        tensor.name: tensor
+        for tensor in graph.initializer
+        if tensor.name not in given and tensor.data_type == TensorProto.FLOAT
+    }
+
+
+def _is_finite(tensor: Any) -> bool:
+    from onnx import numpy_helper
+
+    return bool(np.isfinite(numpy_helper.to_array(tensor)).all())

@@ -1,0 +1,192 @@
+"""int4: weights of matrix products in 4 bits, by blocks; activations stay in float32, so no samples are needed.
+
+The weight becomes a DequantizeLinear over 4-bit values, which is standard ONNX from opset 21. Runtimes merge it with the product that reads it, and
+so never hold the whole weight in float32: ONNX Runtime as MatMulNBits, OpenVINO as a compressed FullyConnected. What they take decides what is written: a matrix
+[K, N] with blocks along K, whole blocks only, no transposition.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from compile_stage.core.errors import UsageError
+from compile_stage.core.records import PortableModel, SampleSet, Scheme
+from compile_stage.precision import blocks
+from compile_stage.precision.onnx_graph import (
+    drop_unused_weights,
+    finish,
+    fresh_name,
+    map_kept,
+    raise_opset,
+    read_names,
+    read_ops,
+    refuse_form,
+    simplify,
+)
+
+OPSET = 21
+BLOCK, SMALLEST_BLOCK = 32, 16
+_OPS = ("MatMul", "Gemm")
+
+
+class Int4:
+    """Weights of MatMul and Gemm in 4 bits; embedding tables and convolutions stay in float32.
+
+    `Scheme.weights` is `uint4` (asymmetric: one zero point a block; 1.5 dB better on normal weights) or `int4` (symmetric).
+
+    Scheme options:
+        method: `hqq`, half-quadratic quantisation (the default), or `rtn`, rounding to nearest.
+        block: Weights that share a scale, a power of two from 16 on; 32 by default. Where it does not divide a matrix's rows, the largest power of two
+            below it that does is taken, down to 16; a matrix without one stays in float32.
+    """
+
+    name: ClassVar[str] = "int4"
+    requires: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime")
+    extra: ClassVar[str] = ""
+
+    def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
+        if (reason := refuse_form(model, self.name)) is not None:
+            return reason
+        if not (ops := read_ops(model)).intersection(scheme.ops or _OPS):
+            return f"there is nothing to quantise: the graph has no {' or '.join(scheme.ops or _OPS)} (it holds {', '.join(sorted(ops))})"
+        return _refuse_scheme(scheme) or _refuse_shapes(model, scheme)
+
+    def lower(
+        self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
+    ) -> PortableModel:
+        import onnx
+
+        if (reason := _refuse_scheme(scheme)) is not None:
+            raise UsageError(reason)
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+            simple = simplify(Path(model.path), Path(scratch))
+            kept = map_kept(Path(model.path), simple, keep)
+            graph = raise_opset(onnx.load(simple), OPSET)
+        done, left = _quantize(graph.graph, scheme, kept, read_names(graph))
+        if not done:
+            why = "; ".join(dict.fromkeys(left)) or "no matrix product is left to do it to"
+            raise UsageError(f"nothing was quantised: {why}")
+        drop_unused_weights(graph.graph)
+        method, block = _read(scheme)
+        notes = [f"{done} matrices have weights in 4 bits, by blocks of {block} ({method})"]
+        if left:
+            notes.append(f"{len(left)} matrix products stay in fp32: {'; '.join(dict.fromkeys(left))}")
+        return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, *notes))
+
+
+def _quantize(graph: Any, scheme: Scheme, kept: Collection[str], taken: set[str]) -> tuple[int, list[str]]:
+    """Put 4-bit weights before the products. Returns how many weights, and a reason for each product left as it is."""
+    from onnx import numpy_helper
+
+    method, block = _read(scheme)
+    symmetric = scheme.weights == "int4"
+    given = {value.name for value in graph.input}
+    weights = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in given}
+    made: dict[tuple[str, bool], str] = {}
+    left: list[str] = []
+    nodes: list[Any] = []
+    for node in graph.node:
+        if node.op_type in (scheme.ops or _OPS) and node.domain in ("", "ai.onnx") and node.name not in kept:
+            turned = _attribute(node, "transB", 0) == 1
+            key = (node.input[1], turned)
+            fitting = _fit_block(node, weights.get(node.input[1]), block)
+            values = None if isinstance(fitting, str) else numpy_helper.to_array(weights[node.input[1]])
+            if values is None or not np.isfinite(values).all():
+                left.append(fitting if isinstance(fitting, str) else "a weight is not finite")
+            else:
+                if key not in made:
+                    made[key] = fresh_name(f"{node.input[1]}{'.turned' if turned else ''}.int4", taken)
+                    matrix = np.ascontiguousarray(values.T) if turned else values
+                    quantised = blocks.quantize(matrix, int(fitting), symmetric, method)
+                    nodes.append(_write(graph, made[key], quantised, int(fitting)))
+                node.input[1] = made[key]
+                for attribute in [one for one in node.attribute if one.name == "transB"]:
+                    node.attribute.remove(attribute)
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return len(made), left
+
+
+def _fit_block(node: Any, tensor: Any, block: int) -> int | str:
+    """The block for the node's weight, which is None when it is no constant; or the reason why it can't be quantised by blocks."""
+    from onnx import TensorProto
+
+    if tensor is None or tensor.data_type != TensorProto.FLOAT:
+        return "both factors are computed"
+    if len(tensor.dims) != 2:
+        return "the weight is no matrix"
+    if node.op_type == "Gemm" and (
+        _attribute(node, "transA", 0) or _attribute(node, "alpha", 1.0) != 1 or _attribute(node, "beta", 1.0) != 1
+    ):
+        return "the Gemm scales or transposes its input"
+    rows = int(tensor.dims[1 if _attribute(node, "transB", 0) else 0])
+    while rows % block and block > SMALLEST_BLOCK:
+        block //= 2
+    return f"a weight's rows are no whole blocks of {SMALLEST_BLOCK}" if rows % block or not rows else block
+
+
+def _refuse_shapes(model: PortableModel, scheme: Scheme) -> str | None:
+    """The reason when no weight can have blocks, as far as the unsimplified graph tells: a weight that is computed may be folded yet."""
+    import onnx
+
+    graph = onnx.load(model.path, load_external_data=False).graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    computed = {name for node in graph.node for name in node.output}
+    reasons = []
+    for node in graph.node:
+        if node.op_type in (scheme.ops or _OPS):
+            fitting = _fit_block(node, weights.get(node.input[1]), _read(scheme)[1])
+            if isinstance(fitting, int) or node.input[1] in computed:
+                return None
+            reasons.append(fitting)
+    return f"nothing could be quantised: {'; '.join(dict.fromkeys(reasons))}"
+
+
+def _write(graph: Any, name: str, quantised: blocks.Blocks, block: int) -> Any:
+    """Add the values to the graph; returns the node that makes `name` of them."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    kind = TensorProto.INT4 if quantised.zero is None else TensorProto.UINT4
+
+    def four_bits(part: str, values: Any) -> str:
+        graph.initializer.append(
+            helper.make_tensor(f"{name}.{part}", kind, values.shape, blocks.pack(values), raw=True)
+        )
+        return f"{name}.{part}"
+
+    inputs = [four_bits("values", quantised.values), f"{name}.scale"]
+    graph.initializer.append(numpy_helper.from_array(quantised.scale, inputs[1]))
+    if (
+        quantised.zero is not None
+    ):  # a symmetric one says nothing: with a zero point OpenVINO would not keep it compressed
+        inputs.append(four_bits("zero", quantised.zero))
+    return helper.make_node("DequantizeLinear", inputs, [name], name=f"{name}/node", axis=0, block_size=block)
+
+
+def _attribute(node: Any, name: str, default: float) -> float:
+    from onnx import helper
+
+    return next((float(helper.get_attribute_value(one)) for one in node.attribute if one.name == name), default)
+
+
+def _read(scheme: Scheme) -> tuple[str, int]:
+    return str(scheme.options.get("method", "hqq")), int(scheme.options.get("block", BLOCK))
+
+
+def _refuse_scheme(scheme: Scheme) -> str | None:
+    method, block = _read(scheme)
+    if method not in blocks.METHODS:
+        return f"there is no int4 method {method!r}; there is {', '.join(blocks.METHODS)}"
+    if block < SMALLEST_BLOCK or block & (block - 1):
+        return f"a block of int4 weights is a power of two from {SMALLEST_BLOCK} on, not {block}"
+    if scheme.weights not in ("", "int4", "uint4"):
+        return f"weights of int4 are int4 or uint4, not {scheme.weights}"
+    if other := sorted(set(scheme.ops) - set(_OPS)):
+        return f"int4 has weights of {' and '.join(_OPS)} only, not of {other[0]}"
+    return None
