@@ -23,7 +23,7 @@ METHODS = ("mse", "minmax", "percentile", "entropy")
 Array: TypeAlias = Any
 
 BINS = 4096
-_STEPS = 40  # tried ends of a range on either side: each 2 % of the extreme
+_PARTS = 0.96 ** np.arange(75)  # of an extreme: the ends of a range that are tried, down to a twentieth
 _ENTROPY_BINS = 1024  # for the divergence: fewer bins, else most of them hold nothing
 
 
@@ -103,6 +103,31 @@ def histograms(
     return found
 
 
+def rounding_shift(
+    model: Path,
+    axes: Mapping[str, int],
+    round_trip: Callable[[str, Array], Array],
+    batches: Callable[[], Iterable[Batch]],
+    threads: int,
+) -> dict[str, Array]:
+    """By how much rounding moves the mean of each channel: the mean of (rounded - exact). It is no noise that averages out: a quiet channel beside
+    a loud one is rounded to 0 as a whole.
+
+    Args:
+        axes: As for `observe`.
+        round_trip: The values of a tensor as they come out of its rounding.
+    """
+    found: dict[str, tuple[Array, int]] = {}
+    for values in _run(model, list(axes), batches(), threads):
+        for name, value in values.items():
+            if value.size:
+                moved = _mean(round_trip(name, value) - value, axes[name])
+                total, count = found.get(name, (np.zeros(1), 0))
+                if not count or total.shape == moved.shape:
+                    found[name] = (total + moved, count + 1)
+    return {name: total / count for name, (total, count) in found.items()}
+
+
 def full_range(channels: Channels) -> Range:
     """From the smallest to the largest value that was seen."""
     return Range(min(0.0, float(channels.low.min())), max(0.0, float(channels.high.max())))
@@ -129,22 +154,21 @@ def choose(method: str, span: Range, counts: Array, symmetric: bool, percentile:
 
 
 def _least_error(counts: Array, centres: Array, span: Range, symmetric: bool) -> Range:
-    """One end after the other: the errors of the two only meet in the step, and two rounds of it settle."""
-    parts = 1.0 - np.arange(_STEPS) / (_STEPS + 10)
+    """One end after the other: the errors of the two only meet in the step, so that a few rounds settle."""
     if symmetric:
         limit = max(-span.low, span.high)
         levels = 127.5 if span.low < 0 else 255.0
-        errors = [_error(counts, centres, -part * limit, part * limit, part * limit / levels) for part in parts]
-        best = float(parts[int(np.argmin(errors))]) * limit
+        errors = [_error(counts, centres, -part * limit, part * limit, part * limit / levels) for part in _PARTS]
+        best = float(_PARTS[int(np.argmin(errors))]) * limit
         return Range(max(span.low, -best), min(span.high, best))
     low, high = span.low, span.high
-    for _ in range(2):
+    for _ in range(4):
         if span.high > 0:
-            errors = [_error(counts, centres, low, part * span.high, (part * span.high - low) / 255) for part in parts]
-            high = float(parts[int(np.argmin(errors))]) * span.high
+            errors = [_error(counts, centres, low, part * span.high, (part * span.high - low) / 255) for part in _PARTS]
+            high = float(_PARTS[int(np.argmin(errors))]) * span.high
         if span.low < 0:
-            errors = [_error(counts, centres, part * span.low, high, (high - part * span.low) / 255) for part in parts]
-            low = float(parts[int(np.argmin(errors))]) * span.low
+            errors = [_error(counts, centres, part * span.low, high, (high - part * span.low) / 255) for part in _PARTS]
+            low = float(_PARTS[int(np.argmin(errors))]) * span.low
     return Range(low, high)
 
 
@@ -221,6 +245,14 @@ def _run(model: Path, tensors: Sequence[str], batches: Iterable[Batch], threads:
         answers = session.run(wanted, {name: array for name, array in batch.items() if name in fed})
         values = dict(zip(wanted, answers, strict=True)) | {name: batch[name] for name in tensors if name in inputs}
         yield {name: value for name, value in values.items() if value.dtype == np.float32}
+
+
+def _mean(value: Array, axis: int) -> Array:
+    rank = value.ndim
+    if not -rank <= axis < rank:
+        return value.mean(keepdims=True, dtype=np.float64).reshape(1)
+    others = tuple(place for place in range(rank) if place != axis % rank)
+    return value.mean(others, dtype=np.float64)
 
 
 def _reduce(value: Array, axis: int) -> Channels:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ _LEAST_OPSET = 13  # of a QuantizeLinear with one scale for each channel
 
 # A tensor whose values below 0 reach so far, as a part of those above, gains most of a bit from a zero point.
 _ONE_SIDED = 0.3
+
+_SHIFT_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
         view, plan = _plan(model, settings)
     spans = {name: ranges.full_range(seen[name]) for name in plan.ranges if name in seen}
     roundings = _choose_ranges(path, plan, spans, settings, batches, threads)
-    _round_weights(view, plan, roundings, seen, settings)
+    moved = _measure_shifts(path, plan, roundings, batches, threads) if settings.correct else {}
+    _round_weights(view, plan, roundings, seen, moved, settings)
     qdq.write(qdq.View(model.graph), plan, roundings)
     del model.graph.value_info[:]  # runtimes infer them; those of tensors that were renamed would be wrong
     qdq.drop_unused(model.graph)
@@ -142,6 +146,22 @@ def _choose_ranges(
     return found
 
 
+def _measure_shifts(
+    path: Path, plan: qdq.Plan, roundings: Mapping[str, qdq.Rounding], batches: Batches, threads: int
+) -> dict[str, Any]:
+    """What rounding does to the mean of each channel that a weight reads, on the first samples: it is the same on all."""
+    axes = {
+        layer.x: 1 if layer.node.op_type.startswith("Conv") else -1
+        for layer in plan.layers.values()
+        if plan.rounded.get(layer.x) in roundings
+    }
+
+    def round_trip(name: str, values: Any) -> Any:
+        return roundings[plan.rounded[name]].apply(values)
+
+    return ranges.rounding_shift(path, axes, round_trip, lambda: islice(batches(), _SHIFT_SAMPLES), threads)
+
+
 def _rounding(chosen: ranges.Range, symmetric: bool, signed: bool) -> qdq.Rounding:
     if symmetric:
         limit = max(-chosen.low, chosen.high) or 1.0
@@ -159,6 +179,7 @@ def _round_weights(
     plan: qdq.Plan,
     roundings: Mapping[str, qdq.Rounding],
     seen: Mapping[str, ranges.Channels],
+    moved: Mapping[str, Any],
     settings: Settings,
 ) -> None:
     names = qdq.Names(view.graph)
@@ -179,7 +200,11 @@ def _round_weights(
         whole = weights.round_rows(rows, scale, settings.levels)
         shift = None
         if settings.correct and mean is not None and layer.axis is not None:
-            shift = ((rows - whole * scale[:, None]) * mean).sum(1).astype(np.float32)
+            rounded = whole * scale[:, None]
+            shift = ((rows - rounded) * mean).sum(1)
+            if layer.x in moved and (extra := _spread(layer, weight, moved[layer.x])) is not None:
+                shift -= (rounded * extra).sum(1)
+            shift = shift.astype(np.float32)
         before = added.setdefault(layer.node.name, [])
         integers = weights.from_rows(whole.astype(np.int8), weight.shape, layer.axis)
         kind = (layer.weight, integers.tobytes() + scale.tobytes())
@@ -209,28 +234,26 @@ def _bias(view: qdq.View, layer: qdq.Layer, channels: int) -> Any | None:
 
 
 def _operand(layer: qdq.Layer, weight: Any, channels: ranges.Channels | None) -> tuple[Any, Any]:
-    """Mean and mean square of what each element of `weights.as_rows` is multiplied by; (None, 1) where that is not known.
+    """Mean and mean square of what each element of `weights.as_rows` is multiplied by; (None, 1) where that is not known."""
+    mean = None if channels is None else _spread(layer, weight, channels.mean)
+    return (None, 1.0) if channels is None or mean is None else (mean, _spread(layer, weight, channels.square))
 
-    The border of padding around an image, whose mean is 0, is left out of account.
+
+def _spread(layer: qdq.Layer, weight: Any, channels: Any) -> Any | None:
+    """A value for each input channel as one for each element of `weights.as_rows`; None where they don't fit.
+
+    The border of padding around an image, where all is 0, is left out of account.
     """
-    if channels is None or layer.axis is None:
-        return None, 1.0
-    if layer.node.op_type == "Conv":
-        each, kernel = weight.shape[1], int(np.prod(weight.shape[2:]))
-        if len(channels.mean) % each:
-            return None, 1.0
-        groups = len(channels.mean) // each
-        if len(weight) % groups:
-            return None, 1.0
-
-        def spread(values: Any) -> Any:
-            by_row = np.repeat(values.reshape(groups, each), len(weight) // groups, axis=0)
-            return np.repeat(by_row, kernel, axis=1)
-
-        return spread(channels.mean), spread(channels.square)
-    if layer.node.op_type == "ConvTranspose" or len(channels.mean) != weight.shape[1 - layer.axis]:
-        return None, 1.0
-    return channels.mean[None], channels.square[None]
+    if layer.axis is None or layer.node.op_type == "ConvTranspose":
+        return None
+    if layer.node.op_type != "Conv":
+        return channels[None] if len(channels) == weight.shape[1 - layer.axis] else None
+    each, kernel = weight.shape[1], int(np.prod(weight.shape[2:]))
+    groups = len(channels) // each
+    if groups * each != len(channels) or len(weight) % groups:
+        return None
+    by_row = np.repeat(channels.reshape(groups, each), len(weight) // groups, axis=0)
+    return np.repeat(by_row, kernel, axis=1)
 
 
 def _correct_sum(view: qdq.View, names: qdq.Names, node: Any, shift: Any, settings: Settings) -> None:
