@@ -14,7 +14,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -200,22 +199,13 @@ class _OnnxSession:
 
 
 def _static_schemes() -> tuple[Scheme, ...]:
-    """Static schemes, measured in this order on x86 with VNNI; symmetric int8 activations are twice as slow there.
-
-    Every operator first (fastest on convolutional networks), then the heavy ones alone (more accurate, and faster on transformers,
-    where a quantised Softmax or LayerNormalization costs more than it saves).
-    """
-    if hardware().machine in ("aarch64", "arm64"):  # its kernels take signed activations with zero point 0
-        every = Scheme(precision="int8", name="int8-s8s8", activations="int8", weights="int8", symmetric=True)
-    else:
-        every = Scheme(
-            precision="int8",
-            name="int8-u8s8",
-            activations="uint8",
-            weights="int8",
-            options={"reduce_range": hardware().sums_saturate},
-        )
-    return every, replace(every, name=f"{every.name}-heavy", ops=("Conv", "Gemm", "MatMul"))
+    """One static scheme: the integer convolution answers in integers, so the placement is `chain`, which leaves a transformer's sums and
+    normalisations in float. On x86 unsigned activations; symmetric int8 ones are twice as slow there."""
+    if hardware().machine in ("aarch64", "arm64"):
+        # With zero points, not symmetric: a ReLU is merged into the convolution before it only where the smallest integer stands for 0.
+        return (Scheme(precision="int8", name="int8-s8s8", activations="int8", weights="int8"),)
+    safe = {"reduce_range": hardware().sums_saturate}
+    return (Scheme(precision="int8", name="int8-u8s8", activations="uint8", weights="int8", options=safe),)
 
 
 def _block_schemes() -> tuple[Scheme, ...]:

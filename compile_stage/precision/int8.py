@@ -1,7 +1,7 @@
 """int8: static quantisation with calibrated ranges, and dynamic quantisation.
 
-Both rewrite the graph with ONNX Runtime's quantizer, which writes standard operators: QuantizeLinear and DequantizeLinear around
-what is quantised (static), or MatMulInteger and its relatives (dynamic). The scheme decides what the quantizer is told.
+Both write standard operators. The static lowering is ours: QuantizeLinear and DequantizeLinear around what is quantised. The dynamic one is ONNX
+Runtime's quantizer: MatMulInteger and its relatives. The scheme decides how.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
@@ -25,25 +25,33 @@ from compile_stage.precision.onnx_graph import (
     refuse_form,
     simplify,
 )
-
-if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+from compile_stage.precision.qdq import WEIGHTED
+from compile_stage.precision.ranges import METHODS
+from compile_stage.precision.static import Settings, quantise
 
 NEEDS_SAMPLES = "int8 needs calibration samples: set data.calibration in the policy"
 
-# What carries a network's arithmetic: without one of these there is nothing that integers would make faster.
-_HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "EmbedLayerNormalization", "Attention")
 _DYNAMIC = ("Conv", "Gemm", "MatMul", "LSTM", "Attention")
 
-_METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+# Options of a static scheme, with what each may be.
+_OPTIONS: Mapping[str, tuple[str, ...] | type] = {
+    "calibration": METHODS, "percentile": float, "placement": ("chain", "operands"), "one_sided": bool, "equalise": bool,
+    "correct_biases": bool, "reduce_range": bool,
+}  # fmt: skip
 
 
 class StaticInt8:
-    """Weights and activations in int8, activation ranges from calibration samples.
+    """Weights and activations in int8, activation ranges from calibration samples (`precision/static.py`).
 
     Scheme options:
-        calibration: `minmax` (the default), `entropy` or `percentile`.
-        percentile: For `percentile`; 99.999 by default.
+        calibration: How a range is chosen from what the samples hold: `mse` (the default), `minmax`, `percentile` or `entropy`.
+        percentile: For `percentile`: so many percent of a tensor's values are kept; 99.999 by default.
+        placement: `chain` (the default): convolutions answer in integers, and sums and pools between them compute in integers. `operands`: only
+            what a matrix operator reads is rounded.
+        one_sided: True: where activations are symmetric, a tensor that lies (nearly) on one side of 0 takes uint8 and a zero point, which is a
+            bit more. False by default.
+        equalise: Bring loud channels down to the others where it pays; True by default.
+        correct_biases: Take out of the biases what rounding a weight shifts the mean by; True by default.
         reduce_range: 7-bit weights, for CPUs whose 16-bit sums saturate.
     """
 
@@ -54,45 +62,62 @@ class StaticInt8:
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         if (reason := refuse_form(model, self.name)) is not None:
             return reason
-        if not (ops := read_ops(model)).intersection(_HEAVY):
-            return f"there is nothing to quantise: the graph has no {', '.join(_HEAVY[:4])} (it holds {', '.join(sorted(ops))})"
-        return _refuse_options(scheme.options)
+        if not (ops := read_ops(model)).intersection(WEIGHTED):
+            return f"there is nothing to quantise: the graph has no {', '.join(WEIGHTED)} (it holds {', '.join(sorted(ops))})"
+        return _refuse_static(scheme)
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
         if calibration is None or calibration.count < (model.signature.fixed_batch or 1):
             raise UsageError(NEEDS_SAMPLES)
-        import onnx
-        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
-
-        options = scheme.options
-        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
+        if (reason := _refuse_static(scheme)) is not None:
+            raise UsageError(reason)
+        samples = calibration
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
-            quantised = Path(scratch) / "quantised.onnx"
-            quantize_static(
-                str(simple),
-                str(quantised),
-                _Reader(read_batches(model, calibration)),
-                quant_format=QuantFormat.QDQ,
-                op_types_to_quantize=list(scheme.ops) or _every_op(),
-                per_channel=scheme.per_channel,
-                reduce_range=bool(options.get("reduce_range", False)),
-                activation_type=QuantType.QInt8 if scheme.activations == "int8" else QuantType.QUInt8,
-                weight_type=QuantType.QInt8,
-                nodes_to_exclude=list(kept),
-                use_external_data_format=_is_large(simple),
-                calibrate_method=CalibrationMethod[_METHODS[options.get("calibration", "minmax")]],
-                extra_options={
-                    "ActivationSymmetric": scheme.symmetric,
-                    "WeightSymmetric": True,
-                    **({"CalibPercentile": options["percentile"]} if "percentile" in options else {}),
-                },
-            )
-            return _finish(
-                onnx.load(quantised), model, into, scheme, kept, f"calibrated on {calibration.count} samples"
-            )
+            graph, done = quantise(simple, _settings(scheme, kept), lambda: read_batches(model, samples))
+            notes = [f"calibrated on {calibration.count} samples", done]
+            if any(a.HasField("g") or a.graphs for node in graph.graph.node for a in node.attribute):
+                notes.append("what is inside of If, Loop and Scan stays in fp32")
+            return _finish(graph, model, into, scheme, kept, [note for note in notes if note])
+
+
+def _settings(scheme: Scheme, kept: Sequence[str]) -> Settings:
+    options = scheme.options
+    return Settings(
+        ops=scheme.ops,
+        signed=scheme.activations == "int8",
+        symmetric=scheme.symmetric,
+        one_sided=bool(options.get("one_sided", False)),
+        per_channel=scheme.per_channel,
+        chain=options.get("placement", "chain") == "chain",
+        method=str(options.get("calibration", METHODS[0])),
+        percentile=float(options.get("percentile", 99.999)),
+        levels=64 if options.get("reduce_range", False) else 127,  # 2 * 255 * 64 is the most that 16 bits hold
+        equalise=bool(options.get("equalise", True)),
+        correct=bool(options.get("correct_biases", True)),
+        kept=frozenset(kept),
+    )
+
+
+def _refuse_static(scheme: Scheme) -> str | None:
+    for key, value in scheme.options.items():
+        allowed = _OPTIONS.get(key)
+        if allowed is None:
+            return f"static int8 has no option {key!r}; it has {', '.join(_OPTIONS)}"
+        if isinstance(allowed, tuple) and value not in allowed:
+            return f"there is no {key} {value!r}; there is {', '.join(allowed)}"
+        if allowed is bool and not isinstance(value, bool):
+            return f"the option {key} is true or false, not {value!r}"
+        if allowed is float and not (isinstance(value, int | float) and 0 < value <= 100):
+            return f"the option {key} is a number above 0 and at most 100, not {value!r}"
+    if scheme.activations not in ("", "uint8", "int8"):
+        return f"activations can be uint8 or int8, not {scheme.activations!r}"
+    if scheme.symmetric and scheme.activations != "int8":
+        return "symmetric activations are int8: uint8 has no negative half"
+    return None
 
 
 class DynamicInt8:
@@ -111,7 +136,7 @@ class DynamicInt8:
             return reason
         if not (ops := read_ops(model)).intersection(_DYNAMIC):
             return f"there is nothing to quantise: the graph has no {', '.join(_DYNAMIC[:3])} (it holds {', '.join(sorted(ops))})"
-        return _refuse_options(scheme.options)
+        return None
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
@@ -134,28 +159,11 @@ class DynamicInt8:
                 nodes_to_exclude=[*kept, *(f"{name}_MatMul" for name in kept)],
                 use_external_data_format=_is_large(simple),
             )
-            return _finish(onnx.load(quantised), model, into, scheme, kept, "")
-
-
-class _Reader:
-    """The quantizer's way to ask for samples."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-
-    def get_next(self) -> Batch | None:
-        return next(self._batches, None)
-
-
-def _every_op() -> list[str]:
-    """All that the quantizer knows, in an order that does not change from run to run (its own default does)."""
-    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
-
-    return sorted({*QDQRegistry, *QLinearOpsRegistry})
+            return _finish(onnx.load(quantised), model, into, scheme, kept, ())
 
 
 def _finish(
-    graph: Any, model: PortableModel, into: Path, scheme: Scheme, kept: tuple[str, ...], note: str
+    graph: Any, model: PortableModel, into: Path, scheme: Scheme, kept: tuple[str, ...], notes: Sequence[str]
 ) -> PortableModel:
     quantised = sum(node.op_type in QUANTISED_OPS for node in graph.graph.node)
     if not quantised:
@@ -168,19 +176,12 @@ def _finish(
         into,
         scheme.precision,
         kept={"fp32": kept} if kept else {},
-        notes=(*model.notes, note) if note else model.notes,
+        notes=(*model.notes, *notes),
     )
 
 
 def _is_large(path: Path) -> bool:
     return sum(file.stat().st_size for file in path.parent.iterdir()) >= INLINE_LIMIT_BYTES
-
-
-def _refuse_options(given: Mapping[str, Any]) -> str | None:
-    method = given.get("calibration", "minmax")
-    if method not in _METHODS:
-        return f"there is no calibration {method!r}; there is {', '.join(_METHODS)}"
-    return None
 
 
 @contextmanager

@@ -108,6 +108,18 @@ def test_native_int8_is_not_offered_without_nncf(monkeypatch: pytest.MonkeyPatch
     assert [s.name for s in OpenVino().schemes(TARGET, "int8")] == ["int8-sym", "int8-u8"]
 
 
+def test_our_schemes_come_first_and_weights_lose_a_bit_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a tie would go to the less accurate graph, or sums of products would saturate on an older CPU."""
+    pytest.importorskip("nncf")
+    plain = replace(module.hardware(), machine="x86_64", features=("avx2",))
+    monkeypatch.setattr(module, "hardware", lambda: plain)
+    found = OpenVino().schemes(TARGET, "int8")
+    assert [s.name for s in found] == ["int8-sym", "int8-u8", "int8-nncf"]
+    assert all(s.options["reduce_range"] for s in found[:2])
+    monkeypatch.setattr(module, "hardware", lambda: replace(plain, features=("avx2", "avx512_vnni")))
+    assert not any(s.options.get("reduce_range") for s in OpenVino().schemes(TARGET, "int8"))
+
+
 def test_attention_is_seen_through_what_exporters_put_between() -> None:
     """PyTorch's exporter guards attention against rows of NaN between Softmax and MatMul; unseen, NNCF fails on such a graph."""
     import openvino

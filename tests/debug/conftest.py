@@ -12,17 +12,18 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compile_stage.core.environment import hardware
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision.int8 import StaticInt8
 from compile_stage.testing.models import Graph, write
 
 LAYERS = 52
-SAFE = {"reduce_range": hardware().sums_saturate}
-U8 = Scheme(precision="int8", name="int8-u8", activations="uint8", weights="int8", options=SAFE)
+# Weights of 7 bits: with 8, the kernels of a CPU without VNNI saturate, and that is an error which a trace rightly reports.
+U8 = Scheme(
+    precision="int8", name="int8-u8", activations="uint8", weights="int8", options={"reduce_range": True}
+)  # fmt: skip
 SYMMETRIC = Scheme(
     precision="int8", name="int8-sym", activations="int8", weights="int8", symmetric=True, ops=("Conv", "Gemm", "MatMul"),
-    options=SAFE,
+    options={"placement": "operands", "reduce_range": True},
 )  # fmt: skip
 
 

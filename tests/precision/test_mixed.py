@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,12 @@ def lowered(model: PortableModel, scheme: Scheme, samples: SampleSet, into: Path
 
 
 def run(path: str, samples: SampleSet) -> np.ndarray:
+    """As the graph says: on a CPU without VNNI, the optimised integer kernels saturate where weights have all 8 bits."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     answer: np.ndarray = session.run(None, {"x": np.load(Path(samples.path) / "inputs" / "x.npy")})[0]
     return answer.astype(np.float64)
@@ -130,7 +133,8 @@ def test_a_mixed_graph_is_whole(scheme: Scheme, model: PortableModel, samples: S
 def test_openvino_reads_a_mixed_graph_alike(model: PortableModel, samples: SampleSet, tmp_path: Path) -> None:
     """Broken: a mixed graph would mean one thing to one runtime and another to the next."""
     openvino = pytest.importorskip("openvino")
-    quantised = lowered(model, SYMMETRIC, samples, tmp_path / "lowered")
+    narrow = replace(SYMMETRIC, options={"reduce_range": True})  # of 7 bits: full ones saturate on a CPU without VNNI
+    quantised = lowered(model, narrow, samples, tmp_path / "lowered")
     mixed = mix(model, quantised, ["pointwise", "depthwise"], tmp_path / "mixed")
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(mixed.path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

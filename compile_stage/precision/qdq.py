@@ -1,0 +1,368 @@
+"""Where a static int8 graph rounds: which nodes compute in integers, which tensors are rounded for them, and the nodes that say so.
+
+Runtimes recognise integer arithmetic by its surroundings: QuantizeLinear and DequantizeLinear ("a rounding") before each operand of a node, and, for some of them,
+after it. Two placements are known. *Operands*: only what a matrix operator reads is rounded; its answer stays in float until the next one
+reads it, so a sum that follows is exact (OpenVINO merges all of it into one kernel). *Chain*: a convolution's answer is rounded too, and what lies
+between two convolutions (sums, pools, concatenations) stays in integers, since ONNX Runtime's integer kernels answer in integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Their second operand is a weight; MatMul may also multiply two activations."""
+
+CHAINED = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid")
+"""In a chain these compute in integers when all they read is rounded already."""
+
+KNOWN = (*WEIGHTED, *CHAINED)
+
+# They move values and make none: what they answer has the range of what they read.
+_MOVING = (
+    "MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Identity", "Split", "DepthToSpace",
+    "SpaceToDepth", "Expand", "Tile",
+)  # fmt: skip
+
+# An activation that the rounding after it may take over: it only cuts.
+_CUTTING = ("Relu", "Clip")
+
+
+class View:
+    """A graph's nodes by what they make and read."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.constants: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
+        self.inputs = {value.name for value in graph.input} - self.constants.keys()
+        self.outputs = {value.name for value in graph.output}
+        self.makers: dict[str, Any] = {name: node for node in graph.node for name in node.output if name}
+        self.readers: dict[str, list[Any]] = {}
+        for node in graph.node:
+            for name in dict.fromkeys(node.input):
+                if name:
+                    self.readers.setdefault(name, []).append(node)
+        self.captured = _captured(graph)  # by subgraphs: these keep their names and meaning
+        self._kinds = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
+
+    def rank(self, tensor: str) -> int | None:
+        """How many axes it has, where shape inference could tell."""
+        kind = self._kinds.get(tensor)
+        return len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None
+
+    def is_float(self, tensor: str) -> bool:
+        """False for what is known to be no float32. (What is not known is found out when it is observed.)"""
+        from onnx import TensorProto
+
+        kind = self._kinds.get(tensor)
+        return kind is None or kind.elem_type in (TensorProto.FLOAT, TensorProto.UNDEFINED)
+
+    def sole_reader(self, tensor: str) -> Any | None:
+        """The one node that reads it, if there is one and nobody else sees it."""
+        found = self.readers.get(tensor, [])
+        alone = len(found) == 1 and list(found[0].input).count(tensor) == 1
+        return found[0] if alone and tensor not in self.outputs | self.captured else None
+
+    def values(self, tensor: str) -> Any:
+        """A constant as an array."""
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(self.constants[tensor])
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A node that multiplies an activation by a weight in integers.
+
+    Attributes:
+        axis: Of the weight's output channels, from 0; None: the weight has one scale.
+        depthwise: A convolution in which each channel is its own.
+    """
+
+    node: Any
+    x: str
+    weight: str
+    bias: str
+    axis: int | None
+    depthwise: bool = False
+
+
+@dataclass
+class Plan:
+    """What is rounded.
+
+    Attributes:
+        layers: By name of the node, in graph order.
+        reads: Node → the positions of the inputs that it reads rounded.
+        rounded: Tensors that are rounded, each with the tensor whose range it takes (itself, unless it was only moved).
+        everywhere: Of them, those that every reader sees rounded.
+        products: Of them, those that a MatMul multiplies with each other.
+    """
+
+    layers: dict[str, Layer] = field(default_factory=dict)
+    reads: dict[str, set[int]] = field(default_factory=dict)
+    rounded: dict[str, str] = field(default_factory=dict)
+    everywhere: set[str] = field(default_factory=set)
+    products: set[str] = field(default_factory=set)
+
+    @property
+    def factors(self) -> set[str]:
+        """Of `ranges`, those of activations that are multiplied by activations."""
+        return {self.rounded[name] for name in self.products if name in self.rounded}
+
+    @property
+    def ranges(self) -> list[str]:
+        """The tensors whose ranges are needed."""
+        return list(dict.fromkeys(self.rounded.values()))
+
+
+def plan(view: View, ops: Collection[str], kept: Collection[str], *, chain: bool, per_channel: bool = True) -> Plan:
+    """Decide what is rounded.
+
+    Args:
+        ops: Operator types that may compute in integers.
+        kept: Names of nodes that may not.
+        chain: The placement: True is *chain*, False is *operands*.
+    """
+    found = Plan()
+    for node in view.graph.node:
+        if node.name in kept or node.domain not in ("", "ai.onnx") or node.op_type not in ops:
+            continue
+        if (layer := _as_layer(view, node, per_channel)) is not None:
+            found.layers[node.name] = layer
+            _read(view, found, node, (0,))
+            if chain and node.op_type.startswith("Conv"):
+                answer = _after_cut(view, node.output[0], kept)
+                found.rounded.setdefault(answer, answer)
+                found.everywhere.add(answer)
+        elif node.op_type == "MatMul" and not any(name in view.constants for name in node.input):
+            _read(view, found, node, (0, 1))
+            found.products.update(node.input)
+    if chain:
+        _extend(view, found, ops, kept)
+    return found
+
+
+def _as_layer(view: View, node: Any, per_channel: bool) -> Layer | None:
+    if node.op_type not in WEIGHTED or node.input[0] in view.constants or node.input[1] not in view.constants:
+        return None
+    from onnx import TensorProto
+
+    weight, attributes = view.constants[node.input[1]], {a.name: a for a in node.attribute}
+    if weight.data_type != TensorProto.FLOAT or not np.prod(weight.dims) or not view.is_float(node.input[0]):
+        return None
+    bias = node.input[2] if len(node.input) > 2 else ""
+    group = attributes["group"].i if "group" in attributes else 1
+    axis: int | None = 0
+    if node.op_type == "Gemm":
+        plain = all(attributes[name].f == 1 for name in ("alpha", "beta") if name in attributes)
+        if not plain or ("transA" in attributes and attributes["transA"].i):
+            return None
+        axis = 0 if "transB" in attributes and attributes["transB"].i else 1
+    elif node.op_type == "ConvTranspose":
+        axis = 1 if group == 1 else None
+    elif node.op_type == "MatMul":
+        axis = 1 if len(weight.dims) == 2 else None
+    depthwise = node.op_type == "Conv" and group > 1 and weight.dims[0] == group and weight.dims[1] == 1
+    return Layer(node, node.input[0], node.input[1], bias, axis if per_channel else None, depthwise)
+
+
+def _read(view: View, found: Plan, node: Any, positions: Sequence[int]) -> None:
+    if not all(view.is_float(node.input[position]) for position in positions):
+        return
+    found.reads.setdefault(node.name, set()).update(positions)
+    for position in positions:
+        _round_back(view, found, node.input[position])
+
+
+def _round_back(view: View, found: Plan, tensor: str) -> None:
+    """Round a tensor; where it was only moved, round what it was before too, and let it take that range."""
+    path = [tensor]
+    while tensor not in found.rounded:
+        maker = view.makers.get(path[-1])
+        source = maker.input[0] if maker is not None and maker.op_type in _MOVING and maker.input else ""
+        if not source or source in view.constants or view.sole_reader(source) is not maker or not view.is_float(source):
+            break
+        path.append(source)
+    root = found.rounded.setdefault(path[-1], path[-1])
+    for name in path:
+        found.rounded.setdefault(name, root)
+    for name in path[1:]:
+        found.reads.setdefault(view.readers[name][0].name, set()).add(0)
+
+
+def _after_cut(view: View, tensor: str, kept: Collection[str]) -> str:
+    """The tensor itself, or what a ReLU or Clip makes of it, when that is all that reads it."""
+    reader = view.sole_reader(tensor)
+    if reader is not None and reader.op_type in _CUTTING and reader.input[0] == tensor and reader.name not in kept:
+        return str(reader.output[0])
+    return tensor
+
+
+def _extend(view: View, found: Plan, ops: Collection[str], kept: Collection[str]) -> None:
+    """Carry the integers on through sums, pools and moves."""
+    for node in view.graph.node:
+        if node.name in kept or not node.output or node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type in _MOVING and node.input[0] in found.everywhere and len(node.output) == 1:
+            found.rounded[node.output[0]] = found.rounded[node.input[0]]
+            found.everywhere.add(node.output[0])
+        elif node.op_type in CHAINED and node.op_type in ops and all(name in found.everywhere for name in node.input):
+            found.reads.setdefault(node.name, set()).update(range(len(node.input)))
+            answer = _after_cut(view, node.output[0], kept)
+            found.rounded.setdefault(answer, answer)
+            found.everywhere.add(answer)
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Scale and zero point of one range of 8 bits: value = (integer - zero) * scale."""
+
+    scale: np.float32
+    zero: Any  # np.uint8 or np.int8
+
+    def apply(self, values: Any) -> Any:
+        """Round trip of an array."""
+        limits = np.iinfo(self.zero.dtype)
+        whole = np.clip(np.rint(values / self.scale) + self.zero, limits.min, limits.max)
+        return ((whole - self.zero) * self.scale).astype(np.float32)
+
+
+def write(view: View, found: Plan, roundings: Mapping[str, Rounding]) -> None:
+    """Put the roundings of activations into the graph; the readers that `found` names read what comes out of them.
+
+    Args:
+        roundings: By the tensor whose range it is (`Plan.ranges`). A tensor without one is not rounded.
+    """
+    graph, names = view.graph, Names(view.graph)
+    behind: dict[str, list[Any]] = {}
+    seen: dict[str, str] = {}
+    scales: dict[str, tuple[str, str]] = {}
+    for tensor, root in found.rounded.items():
+        if root not in roundings:
+            continue
+        if root not in scales:
+            scales[root] = (names.fresh(f"{root}_scale"), names.fresh(f"{root}_zero_point"))
+            add_constant(graph, scales[root][0], roundings[root].scale)
+            add_constant(graph, scales[root][1], roundings[root].zero)
+        source = tensor
+        if tensor in found.everywhere and tensor in view.outputs:  # the output is what comes out of the rounding
+            source = names.fresh(f"{tensor}/unrounded")
+            maker = view.makers[tensor]
+            maker.output[:] = [source if name == tensor else name for name in maker.output]
+        whole = names.fresh(f"{tensor}_QuantizeLinear_Output")
+        back = tensor if source != tensor else names.fresh(f"{tensor}_DequantizeLinear_Output")
+        behind[source] = [
+            _node("QuantizeLinear", (source, *scales[root]), whole, names.fresh(f"{tensor}_QuantizeLinear")),
+            _node("DequantizeLinear", (whole, *scales[root]), back, names.fresh(f"{tensor}_DequantizeLinear")),
+        ]
+        seen[tensor] = back
+    for node in graph.node:
+        positions = found.reads.get(node.name, set())
+        for position, name in enumerate(node.input):
+            if name in seen and (position in positions or name in found.everywhere):
+                node.input[position] = seen[name]
+    ordered = [made for value in graph.input for made in behind.get(value.name, ())]
+    for node in graph.node:
+        ordered.append(node)
+        ordered.extend(made for name in node.output for made in behind.get(name, ()))
+    replace_nodes(graph, ordered)
+
+
+def weight_node(view: View, names: Names, layer: Layer, whole: Any, scale: Any) -> Any:
+    """What gives a layer its weight back from integers. `whole` is int8, `scale` has one entry for each channel, or none."""
+    return _constant_node(view, names, layer.weight, whole, scale, layer.axis if scale.ndim else None)
+
+
+def bias_node(view: View, names: Names, layer: Layer, bias: Any, units: Any) -> Any:
+    """The same for its bias, in 32 bits and units of both scales: so do integer kernels add it. The layer then reads it."""
+    whole = np.rint(bias / units).astype(np.int32)
+    node = _constant_node(view, names, layer.bias or f"{layer.node.name}/bias", whole, units, 0 if units.ndim else None)
+    inputs = [*layer.node.input[:2], node.output[0]]
+    layer.node.input[:] = inputs
+    return node
+
+
+def _constant_node(view: View, names: Names, base: str, whole: Any, scale: Any, axis: int | None) -> Any:
+    from onnx import helper
+
+    written = names.fresh(f"{base}_quantized")
+    scales, zeros = names.fresh(f"{base}_scale"), names.fresh(f"{base}_zero_point")
+    add_constant(view.graph, written, whole)
+    add_constant(view.graph, scales, np.asarray(scale, np.float32))
+    add_constant(view.graph, zeros, np.zeros(np.shape(scale), whole.dtype))
+    back = names.fresh(f"{base}_DequantizeLinear_Output")
+    node = _node("DequantizeLinear", (written, scales, zeros), back, names.fresh(f"{base}_DequantizeLinear"))
+    if axis is not None:
+        node.attribute.append(helper.make_attribute("axis", axis))
+    return node
+
+
+def _node(op: str, inputs: Sequence[str], output: str, name: str) -> Any:
+    from onnx import helper
+
+    return helper.make_node(op, list(inputs), [output], name=name)
+
+
+def add_constant(graph: Any, name: str, value: Any) -> None:
+    """An initializer with the array's own type."""
+    from onnx import numpy_helper
+
+    graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+
+
+def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
+    """Let the graph hold these nodes, which may be its own."""
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def drop_unused(graph: Any) -> None:
+    """Leave out constants that nothing reads any more."""
+    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    used |= _captured(graph)
+    needed = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(needed)
+
+
+class Names:
+    """Names that are free in a graph."""
+
+    def __init__(self, graph: Any) -> None:
+        self._taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
+        self._taken |= {tensor.name for tensor in graph.initializer}
+        self._taken |= {value.name for value in (*graph.input, *graph.output)}
+
+    def fresh(self, name: str) -> str:
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+
+def _captured(graph: Any) -> set[str]:
+    """Names that subgraphs mention: among them the tensors that they take from around them."""
+    return {name for node in graph.node for inner in _subgraphs(node) for name in _mentioned(inner)}
+
+
+def _subgraphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
+def _mentioned(graph: Any) -> set[str]:
+    found = {value.name for value in graph.output}
+    for node in graph.node:
+        found.update(node.input)
+        for inner in _subgraphs(node):
+            found |= _mentioned(inner)
+    return found

@@ -1,0 +1,271 @@
+"""Static int8: from a float graph and samples to a graph with roundings.
+
+Decide what is rounded (`qdq`), look at the samples (`ranges`), equalise loud channels (`equalise`), choose the ranges, round the
+weights (`weights`) and write. What the rounding of a weight would shift the mean of an answer by is taken back out of the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compile_stage.core.errors import UsageError
+from compile_stage.precision import qdq, ranges, weights
+from compile_stage.precision.equalise import equalise
+from compile_stage.precision.onnx_graph import write_graph
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+    Batches = Callable[[], Iterable[Batch]]
+
+CORRECTED = "/uncorrected"
+"""Ends the name of a product whose missing mean is added by the sum after it: it is not the source's tensor."""
+
+_LEAST_OPSET = 13  # of a QuantizeLinear with one scale for each channel
+
+# A tensor whose values below 0 reach so far, as a part of those above, gains most of a bit from a zero point.
+_ONE_SIDED = 0.3
+
+_SHIFT_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a scheme asks for; its options are explained in `int8.StaticInt8`.
+
+    Attributes:
+        levels: The largest integer of a weight.
+    """
+
+    ops: tuple[str, ...] = ()
+    signed: bool = False
+    symmetric: bool = False
+    one_sided: bool = False
+    per_channel: bool = True
+    chain: bool = True
+    method: str = "mse"
+    percentile: float = 99.999
+    levels: int = 127
+    equalise: bool = True
+    correct: bool = True
+    kept: frozenset[str] = field(default_factory=frozenset)
+
+
+def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 1) -> tuple[Any, str]:
+    """The graph with roundings, and a sentence on what was done.
+
+    Args:
+        simple: The float graph, simplified; beside it is room for scratch files.
+        batches: Gives the calibration samples, from the first, each time that it is called.
+    """
+    import onnx
+
+    model, path = _load(simple)
+    view, plan = _plan(model, settings)
+    if not plan.reads:
+        return model, ""
+    seen = ranges.observe(path, _channel_axes(plan), batches, threads)
+    groups = equalise(view, plan, seen, settings.kept, settings.levels) if settings.equalise else ()
+    if groups:
+        path = write_graph(model, path.parent / "equalised")
+        model = onnx.load(path)
+        view, plan = _plan(model, settings)
+    spans = {name: ranges.full_range(seen[name]) for name in plan.ranges if name in seen}
+    roundings = _choose_ranges(path, plan, spans, settings, batches, threads)
+    moved = _measure_shifts(path, plan, roundings, batches, threads) if settings.correct else {}
+    _round_weights(view, plan, roundings, seen, moved, settings)
+    qdq.write(qdq.View(model.graph), plan, roundings)
+    del model.graph.value_info[:]  # runtimes infer them; those of tensors that were renamed would be wrong
+    qdq.drop_unused(model.graph)
+    done = f"activations equalised before {sum(len(group.layers) for group in groups)} layers" if groups else ""
+    return model, done
+
+
+def _load(simple: Path) -> tuple[Any, Path]:
+    """The model, in a version of ONNX that knows scales by channel, and its file."""
+    import onnx
+
+    model = onnx.load(simple)
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    if opset >= _LEAST_OPSET:
+        return model, simple
+    try:
+        model = onnx.version_converter.convert_version(model, _LEAST_OPSET)
+    except Exception as error:  # the converter's errors share no base class
+        raise UsageError(
+            f"the graph is in version {opset} of ONNX's operators, int8 needs {_LEAST_OPSET}, and ONNX's converter fails: {error}",
+            fix=f"export the model with opset_version={_LEAST_OPSET} or later",
+        ) from error
+    return model, write_graph(model, simple.parent / "converted")
+
+
+def _plan(model: Any, settings: Settings) -> tuple[qdq.View, qdq.Plan]:
+    view = qdq.View(model.graph)
+    ops = settings.ops or qdq.KNOWN
+    return view, qdq.plan(view, ops, settings.kept, chain=settings.chain, per_channel=settings.per_channel)
+
+
+def _channel_axes(plan: qdq.Plan) -> dict[str, int]:
+    """Where the channels of each tensor are: on axis 1 before and after a convolution, else last."""
+    axes = dict.fromkeys(plan.ranges, -1)
+    for layer in plan.layers.values():
+        images = layer.node.op_type.startswith("Conv")
+        axes[layer.x] = 1 if images else -1
+        if images:
+            axes[plan.rounded.get(layer.x, layer.x)] = 1
+    return axes
+
+
+def _choose_ranges(
+    path: Path,
+    plan: qdq.Plan,
+    spans: Mapping[str, ranges.Range],
+    settings: Settings,
+    batches: Batches,
+    threads: int,
+) -> dict[str, qdq.Rounding]:
+    """Scale and zero point for each range that is needed."""
+    counts = {} if settings.method == "minmax" else ranges.histograms(path, spans, batches, threads)
+    found = {}
+    for name, span in spans.items():
+        # Runtimes multiply two activations in integers only when at least neither has a zero point to take out.
+        one_sided = settings.one_sided and -span.low <= _ONE_SIDED * span.high
+        if one_sided and span.low < 0 and name in plan.factors:
+            one_sided = False
+        symmetric = settings.symmetric and not one_sided
+        chosen = span
+        if name in counts:
+            chosen = ranges.choose(settings.method, span, counts[name], symmetric, settings.percentile)
+        found[name] = _rounding(chosen, symmetric, settings.signed and not one_sided)
+    return found
+
+
+def _measure_shifts(
+    path: Path, plan: qdq.Plan, roundings: Mapping[str, qdq.Rounding], batches: Batches, threads: int
+) -> dict[str, Any]:
+    """What rounding does to the mean of each channel that a weight reads, on the first samples: it is the same on all."""
+    axes = {
+        layer.x: 1 if layer.node.op_type.startswith("Conv") else -1
+        for layer in plan.layers.values()
+        if plan.rounded.get(layer.x) in roundings
+    }
+
+    def round_trip(name: str, values: Any) -> Any:
+        return roundings[plan.rounded[name]].apply(values)
+
+    return ranges.rounding_shift(path, axes, round_trip, lambda: islice(batches(), _SHIFT_SAMPLES), threads)
+
+
+def _rounding(chosen: ranges.Range, symmetric: bool, signed: bool) -> qdq.Rounding:
+    if symmetric:
+        limit = max(-chosen.low, chosen.high) or 1.0
+        return qdq.Rounding(np.float32(limit / 127), np.int8(0))
+    scale = np.float32((chosen.high - chosen.low) / 255 or 1.0)
+    zero = int(np.clip(round(-chosen.low / float(scale)), 0, 255))
+    return qdq.Rounding(scale, np.int8(zero - 128) if signed else np.uint8(zero))
+
+
+# ------------------------------------------------------------------------------------------------------------ weights
+
+
+def _round_weights(
+    view: qdq.View,
+    plan: qdq.Plan,
+    roundings: Mapping[str, qdq.Rounding],
+    seen: Mapping[str, ranges.Channels],
+    moved: Mapping[str, Any],
+    settings: Settings,
+) -> None:
+    names = qdq.Names(view.graph)
+    added: dict[str, list[Any]] = {}
+    shared: dict[tuple[str, bytes], Any] = {}
+    for layer in plan.layers.values():
+        rounding = roundings.get(plan.rounded.get(layer.x, ""))
+        if rounding is None:
+            plan.reads.pop(layer.node.name, None)
+            continue
+        weight = view.values(layer.weight)
+        rows = weights.as_rows(weight, layer.axis)
+        mean, square = _operand(layer, weight, seen.get(layer.x))
+        scale = weights.scale_rows(rows, square, settings.levels, settings.method != "minmax")
+        bias = _bias(view, layer, len(rows))
+        if bias is not None:
+            scale = weights.widen_for_bias(scale, bias, float(rounding.scale))
+        whole = weights.round_rows(rows, scale, settings.levels)
+        shift = None
+        if settings.correct and mean is not None and layer.axis is not None:
+            rounded = whole * scale[:, None]
+            shift = ((rows - rounded) * mean).sum(1)
+            if layer.x in moved and (extra := _spread(layer, weight, moved[layer.x])) is not None:
+                shift -= (rounded * extra).sum(1)
+            shift = shift.astype(np.float32)
+        before = added.setdefault(layer.node.name, [])
+        integers = weights.from_rows(whole.astype(np.int8), weight.shape, layer.axis)
+        kind = (layer.weight, integers.tobytes() + scale.tobytes())
+        if kind not in shared:
+            shared[kind] = qdq.weight_node(view, names, layer, integers, scale if layer.axis is not None else scale[0])
+            before.append(shared[kind])
+        layer.node.input[1] = shared[kind].output[0]
+        if layer.node.op_type == "MatMul":
+            if shift is not None:
+                _correct_sum(view, names, layer.node, shift, settings)
+        elif bias is not None or (shift is not None and not layer.bias):
+            total = sum(part for part in (bias, shift) if part is not None)
+            units = np.asarray(scale * rounding.scale, np.float32)
+            before.append(qdq.bias_node(view, names, layer, total, units if layer.axis is not None else units[0]))
+    ordered = [part for node in view.graph.node for part in (*added.get(node.name, ()), node)]
+    qdq.replace_nodes(view.graph, ordered)
+
+
+def _bias(view: qdq.View, layer: qdq.Layer, channels: int) -> Any | None:
+    """A constant bias with one entry for each channel; None where there is none, or another."""
+    if layer.bias not in view.constants:
+        return None
+    bias = view.values(layer.bias)
+    if layer.axis is None or bias.size == channels:
+        return bias.reshape(-1)
+    return np.full(channels, bias.reshape(-1)[0]) if bias.size == 1 else None
+
+
+def _operand(layer: qdq.Layer, weight: Any, channels: ranges.Channels | None) -> tuple[Any, Any]:
+    """Mean and mean square of what each element of `weights.as_rows` is multiplied by; (None, 1) where that is not known."""
+    mean = None if channels is None else _spread(layer, weight, channels.mean)
+    return (None, 1.0) if channels is None or mean is None else (mean, _spread(layer, weight, channels.square))
+
+
+def _spread(layer: qdq.Layer, weight: Any, channels: Any) -> Any | None:
+    """A value for each input channel as one for each element of `weights.as_rows`; None where they don't fit.
+
+    The border of padding around an image, where all is 0, is left out of account.
+    """
+    if layer.axis is None or layer.node.op_type == "ConvTranspose":
+        return None
+    if layer.node.op_type != "Conv":
+        return channels[None] if len(channels) == weight.shape[1 - layer.axis] else None
+    each, kernel = weight.shape[1], int(np.prod(weight.shape[2:]))
+    groups = len(channels) // each
+    if groups * each != len(channels) or len(weight) % groups:
+        return None
+    by_row = np.repeat(channels.reshape(groups, each), len(weight) // groups, axis=0)
+    return np.repeat(by_row, kernel, axis=1)
+
+
+def _correct_sum(view: qdq.View, names: qdq.Names, node: Any, shift: Any, settings: Settings) -> None:
+    """A MatMul has no bias: the constant that is added to its answer takes the correction, and the answer a new name."""
+    made = node.output[0]
+    reader = view.sole_reader(made)
+    if reader is None or reader.op_type != "Add" or reader.name in settings.kept:
+        return
+    constant = next((name for name in reader.input if name in view.constants), "")
+    if not constant or list(view.constants[constant].dims) != [len(shift)]:
+        return
+    corrected, renamed = names.fresh(f"{reader.name}/corrected"), names.fresh(made + CORRECTED)
+    qdq.add_constant(view.graph, corrected, view.values(constant) + shift)
+    reader.input[:] = [{constant: corrected, made: renamed}.get(name, name) for name in reader.input]
+    node.output[0] = renamed

@@ -1,0 +1,56 @@
+"""Weights in 8 bits: their scales, and the mean error that is taken back out of the bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_PARTS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.84, 0.8, 0.75, 0.7)
+_LARGEST_BIAS = 2.0**30
+
+
+def as_rows(weight: Any, axis: int | None) -> Any:
+    """[channels, everything that is summed for one]; one row when the weight has one scale."""
+    return weight.reshape(1, -1) if axis is None else np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
+
+
+def from_rows(rows: Any, shape: tuple[int, ...], axis: int | None) -> Any:
+    """The inverse of `as_rows` for a weight of this shape."""
+    if axis is None:
+        return rows.reshape(shape)
+    moved = (shape[axis], *shape[:axis], *shape[axis + 1 :])
+    return np.ascontiguousarray(np.moveaxis(rows.reshape(moved), 0, axis))
+
+
+def scale_rows(rows: Any, importance: Any, levels: int, search: bool) -> Any:
+    """One scale for each row.
+
+    Args:
+        importance: How much an error of each element counts: the mean square of what it is multiplied by; same shape as
+            one row, or as `rows`.
+        levels: The largest integer: 127, or 63 where sums of products would overflow 16 bits.
+        search: Take the scale with the least weighted squared error, clipping the largest weights if that pays; else none is clipped.
+    """
+    largest = np.abs(rows).max(1)
+    largest = np.where(largest > 0, largest, 1.0).astype(np.float32)
+    best = largest / np.float32(levels)
+    if not search:
+        return best
+    least = np.full(len(rows), np.inf)
+    for part in _PARTS:
+        scale = largest * np.float32(part / levels)
+        error = (((round_rows(rows, scale, levels) * scale[:, None] - rows) ** 2) * importance).sum(1)
+        better = error < least
+        best[better], least[better] = scale[better], error[better]
+    return best
+
+
+def round_rows(rows: Any, scale: Any, levels: int) -> Any:
+    """The nearest integers, in float32."""
+    return np.clip(np.rint(rows / scale[:, None]), -levels, levels)
+
+
+def widen_for_bias(scale: Any, bias: Any, x_scale: float) -> Any:
+    """Scales large enough for the bias to fit 32 bits in units of both scales."""
+    return np.maximum(scale, (np.abs(bias) / (_LARGEST_BIAS * x_scale)).astype(np.float32))
