@@ -148,3 +148,5 @@ def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
             "validation and calibration samples come from the same place: what is calibrated on the samples that it is judged by "
             "looks better than it is"
         )
+    if policy.budget.tuning_trials:
+        yield "budget.tuning_trials has no effect: none of the backends of this plan tunes"

@@ -146,10 +146,12 @@ def _account(candidate: Candidate, winner: Candidate | None, policy: TargetPolic
     if winner is not None and candidate.job.id == winner.job.id:
         return "won", _why_won(candidate, policy)
     if winner is not None and _tied(candidate, winner, policy):
-        return (
-            "lost",
-            f"ties with the winner in {policy.prefer} within the noise, and the winner is the simpler of the two",
+        why = (
+            "the winner is the simpler of the two"
+            if _complexity(winner) < _complexity(candidate)
+            else "neither is simpler: the winner's own figure is the better"
         )
+        return "lost", f"ties with the winner in {policy.prefer} within the noise, and {why}"
     ratio = _cost(candidate, policy) / _cost(winner, policy) if winner else float("nan")
     return "lost", f"passes, but {_worse(policy)} {ratio:.2f} times the winner's"
 

@@ -13,6 +13,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import (
     AppliesTo,
+    Budget,
     Compliance,
     Data,
     DataSpec,
@@ -198,3 +199,10 @@ def test_targets_that_move_the_same_alias_are_told() -> None:
 
     assert notes("{target}-prod") == []
     assert "cpu and edge move the same alias 'prod'" in notes("prod")[0]
+
+
+def test_a_budget_that_no_backend_uses_is_told() -> None:
+    """Broken: a platform team would believe that its models are tuned."""
+    asked = plan(SOURCE, replace(POLICY, budget=Budget(tuning_trials=50)), hardware())
+    assert any(note.startswith("budget.tuning_trials has no effect") for note in asked.notes)
+    assert not any("tuning" in note for note in plan(SOURCE, POLICY, hardware()).notes)

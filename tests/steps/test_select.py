@@ -114,6 +114,17 @@ def test_a_tie_within_the_noise_goes_to_the_higher_precision() -> None:
     assert select(pair, POLICY).winner == "m-1--cpu--onnxruntime--fp32"
 
 
+def test_a_tie_is_told_as_what_decided_it() -> None:
+    """Broken: of two schemes of one precision the winner would be called the simpler, which it is not."""
+    first, other = candidate("int8", 3.02, noise=0.2), candidate("int8", 3.0, noise=0.2)
+    other = replace(other, job=replace(other.job, id=f"{other.job.id}-sym"))
+    safe = candidate("fp32", 2.99, noise=0.2)
+    told = select(judged(first, other), POLICY)
+    (lost,) = (reason for job, reason in told.reasons.items() if job != told.winner)
+    assert "neither is simpler" in lost
+    assert "the winner is the simpler" in select(judged(first, safe), POLICY).reasons[first.job.id]
+
+
 def test_preference_for_size_looks_at_bytes() -> None:
     """Broken: `select.prefer: size` would be ignored."""
     policy = replace(POLICY, prefer="size")
