@@ -44,6 +44,7 @@ from torch import nn  # noqa: E402
 from compile_stage.backends.onnxruntime import OnnxRuntime  # noqa: E402
 from compile_stage.backends.openvino import OpenVino  # noqa: E402
 from compile_stage.core.digest import digest_tree  # noqa: E402
+from compile_stage.core.environment import hardware  # noqa: E402
 from compile_stage.core.records import PortableModel, SampleSet, Target  # noqa: E402
 from compile_stage.core.sample_files import write_index  # noqa: E402
 from compile_stage.core.tensors import Signature, TensorSpec  # noqa: E402
@@ -188,7 +189,7 @@ def by_onnxruntime(name: str, model: PortableModel, folder: Path, full: bool) ->
         quantize_static(
             str(simple), str(folder / f"{kind}.onnx"), reader, quant_format=QuantFormat.QDQ, per_channel=True,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=ops,
-            reduce_range=not full and "reduce_range" in OnnxRuntime().schemes(TARGET, "int8")[0].options,
+            reduce_range=not full and hardware().sums_saturate,
         )  # fmt: skip
         made.append(folder / f"{kind}.onnx")
     return made

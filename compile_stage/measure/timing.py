@@ -20,6 +20,9 @@ MIN_ROUNDS = 6
 STEADY_WITHIN = 0.05
 """Warm when the medians of three successive windows lie within 5 % of each other (perf_analyzer asks for 10 %)."""
 
+SETTLE_S = 0.25
+"""At most so long until a process is at rest after its turn."""
+
 _WINDOWS = 3
 _WINDOW_S = 0.02
 _WINDOW_CALLS = 5
@@ -45,6 +48,7 @@ def warm_up(call: Callable[[], Any], *, max_seconds: float) -> dict[str, Any]:
             call()
             latencies.append(time.perf_counter() - before)
             if time.perf_counter() - began >= max_seconds:
+                settle()
                 return {
                     "calls": calls + len(latencies),
                     "seconds": time.perf_counter() - began,
@@ -53,7 +57,9 @@ def warm_up(call: Callable[[], Any], *, max_seconds: float) -> dict[str, Any]:
         calls += len(latencies)
         windows.append(median(latencies))
         if steady(windows):
-            return {"calls": calls, "seconds": time.perf_counter() - began, "steady": True}
+            seconds = time.perf_counter() - began
+            settle()
+            return {"calls": calls, "seconds": seconds, "steady": True}
 
 
 def steady(windows: Sequence[float]) -> bool:
@@ -67,7 +73,7 @@ def turn(call: Callable[[], Any], *, seconds: float, min_calls: int = 1) -> list
 
     One call comes before the clock starts: the others' turns have emptied the caches, and each would pay for that with
     its first call, the one with the fewest calls per turn the most. The garbage collector waits meanwhile, as in
-    `timeit`.
+    `timeit`. It ends when the runtime's threads are at rest, so that they take no core from whoever comes next.
     """
     call()
     latencies: list[float] = []
@@ -82,7 +88,22 @@ def turn(call: Callable[[], Any], *, seconds: float, min_calls: int = 1) -> list
     finally:
         if collecting:
             gc.enable()
+    settle()
     return latencies
+
+
+def settle(max_seconds: float = SETTLE_S) -> None:
+    """Wait until no thread of this process computes any more.
+
+    The threads of a runtime wait for the next call in a busy loop: those of ONNX Runtime for about 55 ms, longer than a turn, and an OpenMP
+    runtime's for up to 200 ms.
+    """
+    ends = time.perf_counter() + max_seconds
+    while time.perf_counter() < ends:
+        began, used = time.perf_counter(), time.process_time()
+        time.sleep(0.002)
+        if time.process_time() - used < 0.2 * (time.perf_counter() - began):
+            return
 
 
 def schedule(names: Sequence[str], round_number: int, seed: int) -> tuple[str, ...]:

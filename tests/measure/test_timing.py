@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compile_stage.measure import timing
 from compile_stage.measure.stats import Interval, ratio_interval
-from compile_stage.measure.timing import MIN_ROUNDS, enough, narrow, schedule, steady, turn, warm_up
+from compile_stage.measure.timing import MIN_ROUNDS, SETTLE_S, enough, narrow, schedule, steady, turn, warm_up
 
 names = st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
 
@@ -138,3 +139,31 @@ def test_latencies_are_in_order() -> None:
     durations = iter([0.0, 0.002, 0.006, 0.012])
     latencies = turn(lambda: time.sleep(next(durations)), seconds=0.0, min_calls=3)
     assert all(a < b for a, b in pairwise(latencies))
+
+
+class Spinning:
+    """A clock on which a runtime's thread keeps a core busy until `rest`. The real thing needs a core of its own to be seen, which a test can't ask for:
+    `docs/decisions/0018` tells what was measured."""
+
+    def __init__(self, rest: float) -> None:
+        self.rest, self.now = rest, 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def process_time(self) -> float:
+        return min(self.now, self.rest)
+
+
+@pytest.mark.parametrize(("rest", "ends"), [(0.0, 0.002), (0.055, 0.057), (9.0, SETTLE_S)])
+def test_a_turn_ends_when_the_runtime_is_at_rest(monkeypatch: pytest.MonkeyPatch, rest: float, ends: float) -> None:
+    """Broken: threads that wait for the next call in a busy loop would take a core from whoever comes next, and candidates would be called slower by their
+    place in the order; or one that never rests would hold up the measurement for ever."""
+    clock = Spinning(rest)
+    monkeypatch.setattr(timing, "time", clock)
+    turn(lambda: None, seconds=0.0)
+    assert ends <= clock.now <= ends + 0.003
