@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from compile_stage.precision.qdq import Layer, Names, Plan, View, add_constant, replace_nodes
+from compile_stage.precision.qdq import Layer, Plan, View, add_constant, replace_nodes
 from compile_stage.precision.ranges import Channels
+from compile_stage.precision.wiring import Names
 
 EXPONENTS = (0.25, 0.5, 0.75, 1.0)
 RESCALED = "/rescaled"

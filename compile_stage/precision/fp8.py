@@ -16,18 +16,16 @@ import numpy as np
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision.onnx_graph import (
-    drop_unused_weights,
     finish,
-    fresh_name,
     map_kept,
     raise_opset,
     read_batches,
-    read_names,
     read_ops,
     refuse_form,
     simplify,
 )
 from compile_stage.precision.peaks import measure_peaks
+from compile_stage.precision.wiring import Names, drop_unused_weights
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -77,7 +75,7 @@ class Float8:
         chosen = {node.name for node in nodes if not unfit.intersection(node.input[:2])}
         if not chosen:
             raise UsageError("nothing was quantised: every product and convolution is kept in fp32 or is not finite")
-        _quantize(graph.graph, chosen, weights, peaks, read_names(graph))
+        _quantize(graph.graph, chosen, weights, peaks)
         drop_unused_weights(graph.graph)
         note = f"{len(chosen)} products and convolutions read E4M3FN, calibrated on {calibration.count} samples"
         return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, note))
@@ -95,17 +93,16 @@ def e4m3_bits(values: Array) -> Array:
     return patterns
 
 
-def _quantize(
-    graph: Any, chosen: Collection[str], weights: Mapping[str, Any], peaks: Mapping[str, float], taken: set[str]
-) -> None:
+def _quantize(graph: Any, chosen: Collection[str], weights: Mapping[str, Any], peaks: Mapping[str, float]) -> None:
     made: dict[tuple[str, int | None], str] = {}
     nodes: list[Any] = []
+    names = Names(graph)
     for node in graph.node:
         if node.name in chosen:
             for place, name in enumerate(node.input[:2]):
                 axis = _channel_axis(node, place, weights[name].dims) if name in weights else None
                 if (name, axis) not in made:
-                    result = fresh_name(f"{name}.fp8" if axis is None else f"{name}.fp8_{axis}", taken)
+                    result = names.fresh(f"{name}.fp8" if axis is None else f"{name}.fp8_{axis}")
                     made[name, axis] = result
                     nodes += (
                         _dequantize_weight(graph, weights[name], axis, result)

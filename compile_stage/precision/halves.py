@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.errors import UsageError
-from compile_stage.precision.mixed import reads
 from compile_stage.precision.onnx_graph import (
     constant_tensor,
-    fresh_name,
     name_nodes,
-    read_names,
     read_opset,
     read_types,
     refuse_form,
 )
+from compile_stage.precision.wiring import Names, captured, has_subgraph
 
 if TYPE_CHECKING:
     from compile_stage.core.records import PortableModel
@@ -86,7 +84,7 @@ def convert(model: Any, half: Half, keep: Collection[str]) -> tuple[str, ...]:
     places, left = _plan(model.graph, half, types, read_opset(model), keep)
     if (reason := _nothing_converts(places, left, half)) is not None:
         raise UsageError(reason)
-    _rewrite(model.graph, half, places, read_names(model))
+    _rewrite(model.graph, half, places)
     return tuple(_notes(model.graph, half, left))
 
 
@@ -123,11 +121,6 @@ def bfloat16_bits(values: Array) -> Array:
     largest = (cut & 0x8000) | 0x7F7F
     overflowed = np.isfinite(values) & ((rounded & 0x7F80) == 0x7F80)
     return np.where(np.isnan(values), cut | 0x0040, np.where(overflowed, largest, rounded)).astype(np.uint16)
-
-
-def has_subgraph(node: Any) -> bool:
-    """True for If, Loop, Scan and their like."""
-    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
 
 
 # ------------------------------------------------------------------------------------------------------ what may convert
@@ -203,19 +196,18 @@ def _float_places(names: Iterable[str], formals: Any, types: dict[str, int]) -> 
 # -------------------------------------------------------------------------------------------------------------- rewriting
 
 
-def _rewrite(graph: Any, half: Half, places: dict[str, _Places], taken: set[str]) -> None:
+def _rewrite(graph: Any, half: Half, places: dict[str, _Places]) -> None:
     """Give every tensor its type, and every reader the tensor in the type that it wants."""
     from onnx import TensorProto, helper
 
     public = {value.name for value in graph.output}
-    public |= {name for node in graph.node if has_subgraph(node) for name in reads(node)}
+    public |= captured(graph)
     constants = _float_constants(graph)
     wanted_half, wanted_float = _readers(graph, places, public)
     as_half: dict[str, str] = {}
     as_float: dict[str, str] = {}
 
-    def fresh(name: str) -> str:
-        return fresh_name(name, taken)
+    fresh = Names(graph).fresh
 
     def cast(source: str, result: str, kind: int) -> Any:
         return helper.make_node("Cast", [source], [result], name=fresh(f"{result}/cast"), to=kind)

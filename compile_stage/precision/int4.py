@@ -18,16 +18,14 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import blocks
 from compile_stage.precision.onnx_graph import (
-    drop_unused_weights,
     finish,
-    fresh_name,
     map_kept,
     raise_opset,
-    read_names,
     read_ops,
     refuse_form,
     simplify,
 )
+from compile_stage.precision.wiring import Names, drop_unused_weights
 
 OPSET = 21
 BLOCK, SMALLEST_BLOCK = 32, 16
@@ -67,7 +65,7 @@ class Int4:
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
             graph = raise_opset(onnx.load(simple), OPSET)
-        done, left = _quantize(graph.graph, scheme, kept, read_names(graph))
+        done, left = _quantize(graph.graph, scheme, kept)
         if not done:
             why = "; ".join(dict.fromkeys(left)) or "no matrix product is left to do it to"
             raise UsageError(f"nothing was quantised: {why}")
@@ -79,7 +77,7 @@ class Int4:
         return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, *notes))
 
 
-def _quantize(graph: Any, scheme: Scheme, kept: Collection[str], taken: set[str]) -> tuple[int, list[str]]:
+def _quantize(graph: Any, scheme: Scheme, kept: Collection[str]) -> tuple[int, list[str]]:
     """Put 4-bit weights before the products. Returns how many weights, and a reason for each product left as it is."""
     from onnx import numpy_helper
 
@@ -90,6 +88,7 @@ def _quantize(graph: Any, scheme: Scheme, kept: Collection[str], taken: set[str]
     made: dict[tuple[str, bool], str] = {}
     left: list[str] = []
     nodes: list[Any] = []
+    names = Names(graph)
     for node in graph.node:
         if node.op_type in (scheme.ops or _OPS) and node.domain in ("", "ai.onnx") and node.name not in kept:
             turned = _attribute(node, "transB", 0) == 1
@@ -100,7 +99,7 @@ def _quantize(graph: Any, scheme: Scheme, kept: Collection[str], taken: set[str]
                 left.append(fitting if isinstance(fitting, str) else "a weight is not finite")
             else:
                 if key not in made:
-                    made[key] = fresh_name(f"{node.input[1]}{'.turned' if turned else ''}.int4", taken)
+                    made[key] = names.fresh(f"{node.input[1]}{'.turned' if turned else ''}.int4")
                     matrix = np.ascontiguousarray(values.T) if turned else values
                     quantised = blocks.quantize(matrix, int(fitting), symmetric, method)
                     nodes.append(_write(graph, made[key], quantised, int(fitting)))

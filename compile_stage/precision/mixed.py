@@ -14,7 +14,8 @@ from typing import Any
 
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel
-from compile_stage.precision.onnx_graph import QUANTISED_OPS, finish, name_nodes
+from compile_stage.precision.onnx_graph import QUANTISED_OPS, finish, name_nodes, raise_opset, read_opset
+from compile_stage.precision.wiring import has_subgraph, reads
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "Attention")
 _CLIPPING = ("Relu", "Clip")
@@ -63,9 +64,7 @@ def load_pair(model: PortableModel, lowered: PortableModel) -> tuple[Any, Any]:
     import onnx
 
     source, twin = onnx.load(model.path), onnx.load(lowered.path)
-    wanted = _opset(twin)
-    if _opset(source) != wanted:
-        source = onnx.version_converter.convert_version(source, wanted)
+    source = raise_opset(source, read_opset(twin))
     name_nodes(source.graph)
     known = {entry.domain for entry in twin.opset_import}
     twin.opset_import.extend(entry for entry in source.opset_import if entry.domain not in known)
@@ -112,7 +111,7 @@ def find_units(source: Any, twin: Any) -> list[Unit]:
         cone = _cone(tensors, shared, made_by_twin, twin)
         roots = {name for tensor in tensors for name in made_by_twin[tensor].output}
         whole = not (roots & wanted) - set(tensors)  # a root that also makes what the source has not can't be replaced
-        if whole and any(part.op_type in QUANTISED_OPS for part in cone) and not any(map(_has_subgraph, cone)):
+        if whole and any(part.op_type in QUANTISED_OPS for part in cone) and not any(map(has_subgraph, cone)):
             replacement = _cone(tensors, shared, made_by_source, source)
             named = next((part for part in reversed(replacement) if part.op_type in _HEAVY), node)
             if named.name in {unit.node for unit in units}:  # it feeds two units; each needs a name of its own
@@ -139,18 +138,6 @@ def sort_nodes(graph: Any) -> None:
         waiting = later
     del graph.node[:]
     graph.node.extend(ordered)
-
-
-def reads(node: Any) -> set[str]:
-    """All tensors that a node reads, those that its subgraphs take from around it among them."""
-    found = {name for name in node.input if name}
-    for attribute in node.attribute:
-        graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)
-        for graph in graphs:
-            own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-            inner = {name for part in graph.node for name in reads(part)} | {v.name for v in graph.output}
-            found |= inner - own - {name for part in graph.node for name in part.output}
-    return found
 
 
 def _give_back(source: Any, twin_model: Any, units: Iterable[Unit]) -> None:
@@ -250,10 +237,6 @@ def _used(graph: Any) -> set[str]:
     return {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
 
 
-def _has_subgraph(node: Any) -> bool:
-    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-
-
 def _constant(graph: Any, name: str) -> Any:
     """The tensor of that name, be it an initializer or what a Constant node holds."""
     for tensor in graph.initializer:
@@ -276,7 +259,3 @@ def _fresh(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def _opset(model: Any) -> int:
-    return next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))

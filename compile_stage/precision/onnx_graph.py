@@ -141,21 +141,6 @@ def read_types(model: Any) -> dict[str, int]:
     return {name: kind for name, kind in found.items() if kind}
 
 
-def read_names(model: Any) -> set[str]:
-    """Every name that the main graph gives to a tensor or a node."""
-    graph = model.graph
-    found = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
-    return found.union(*({node.name, *node.input, *node.output} for node in graph.node))
-
-
-def fresh_name(name: str, taken: set[str]) -> str:
-    """The name, with underscores behind it where it is taken; it is taken from now on."""
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
-
-
 def constant_tensor(node: Any) -> Any:
     """What a Constant node holds, when that is a tensor; else None."""
     return next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
@@ -234,24 +219,6 @@ def simplify(source: Path, into: Path) -> Path:
     model.graph.value_info.extend(shapes)
     add_pre_process_metadata(model)  # or the quantizer asks for what was just done
     return write_graph(model, into / "simplified")
-
-
-def drop_unused_weights(graph: Any) -> None:
-    """Drop the weights that no node reads any more, and that are no output."""
-    used = {value.name for value in graph.output} | {name for node in graph.node for name in _reads(node)}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-
-
-def _reads(node: Any) -> Iterator[str]:
-    """All names that a node and its subgraphs read, the subgraphs' own tensors among them."""
-    yield from node.input
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            yield from (value.name for value in graph.output)
-            for part in graph.node:
-                yield from _reads(part)
 
 
 def map_kept(source: Path, simplified: Path, keep: Sequence[str]) -> tuple[str, ...]:

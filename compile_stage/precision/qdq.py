@@ -8,11 +8,13 @@ between two convolutions (sums, pools, concatenations) stays in integers, since 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from compile_stage.precision.wiring import Names, captured
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Their second operand is a weight; MatMul may also multiply two activations."""
@@ -46,7 +48,7 @@ class View:
             for name in dict.fromkeys(node.input):
                 if name:
                     self.readers.setdefault(name, []).append(node)
-        self.captured = _captured(graph)  # by subgraphs: these keep their names and meaning
+        self.captured = captured(graph)  # by subgraphs: these keep their names and meaning
         self._kinds = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
 
     def rank(self, tensor: str) -> int | None:
@@ -323,46 +325,3 @@ def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
     copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
-
-
-def drop_unused(graph: Any) -> None:
-    """Leave out constants that nothing reads any more."""
-    used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    used |= _captured(graph)
-    needed = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(needed)
-
-
-class Names:
-    """Names that are free in a graph."""
-
-    def __init__(self, graph: Any) -> None:
-        self._taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
-        self._taken |= {tensor.name for tensor in graph.initializer}
-        self._taken |= {value.name for value in (*graph.input, *graph.output)}
-
-    def fresh(self, name: str) -> str:
-        while name in self._taken:
-            name += "_"
-        self._taken.add(name)
-        return name
-
-
-def _captured(graph: Any) -> set[str]:
-    """Names that subgraphs mention: among them the tensors that they take from around them."""
-    return {name for node in graph.node for inner in _subgraphs(node) for name in _mentioned(inner)}
-
-
-def _subgraphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
-
-
-def _mentioned(graph: Any) -> set[str]:
-    found = {value.name for value in graph.output}
-    for node in graph.node:
-        found.update(node.input)
-        for inner in _subgraphs(node):
-            found |= _mentioned(inner)
-    return found

@@ -18,8 +18,9 @@ import numpy as np
 
 from compile_stage.core.records import PortableModel, SampleSet, Sensitivity
 from compile_stage.core.sample_files import read_batches
-from compile_stage.precision.mixed import Unit, find_units, load_pair, reads, restore_activations, sort_nodes
+from compile_stage.precision.mixed import Unit, find_units, load_pair, restore_activations, sort_nodes
 from compile_stage.precision.onnx_graph import write_graph
+from compile_stage.precision.wiring import reads
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

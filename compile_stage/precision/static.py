@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compile_stage.core.errors import UsageError
 from compile_stage.precision import qdq, ranges, weights
 from compile_stage.precision.equalise import equalise
-from compile_stage.precision.onnx_graph import write_graph
+from compile_stage.precision.onnx_graph import raise_opset, read_opset, write_graph
+from compile_stage.precision.wiring import Names, drop_unused_weights
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -82,7 +82,7 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
     _round_weights(view, plan, roundings, seen, moved, settings)
     qdq.write(qdq.View(model.graph), plan, roundings)
     del model.graph.value_info[:]  # runtimes infer them; those of tensors that were renamed would be wrong
-    qdq.drop_unused(model.graph)
+    drop_unused_weights(model.graph)
     done = f"activations equalised before {sum(len(group.layers) for group in groups)} layers" if groups else ""
     return model, done
 
@@ -92,16 +92,9 @@ def _load(simple: Path) -> tuple[Any, Path]:
     import onnx
 
     model = onnx.load(simple)
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
-    if opset >= _LEAST_OPSET:
+    if read_opset(model) >= _LEAST_OPSET:
         return model, simple
-    try:
-        model = onnx.version_converter.convert_version(model, _LEAST_OPSET)
-    except Exception as error:  # the converter's errors share no base class
-        raise UsageError(
-            f"the graph is in version {opset} of ONNX's operators, int8 needs {_LEAST_OPSET}, and ONNX's converter fails: {error}",
-            fix=f"export the model with opset_version={_LEAST_OPSET} or later",
-        ) from error
+    model = raise_opset(model, _LEAST_OPSET)
     return model, write_graph(model, simple.parent / "converted")
 
 
@@ -182,7 +175,7 @@ def _round_weights(
     moved: Mapping[str, Any],
     settings: Settings,
 ) -> None:
-    names = qdq.Names(view.graph)
+    names = Names(view.graph)
     added: dict[str, list[Any]] = {}
     shared: dict[tuple[str, bytes], Any] = {}
     for layer in plan.layers.values():
@@ -256,7 +249,7 @@ def _spread(layer: qdq.Layer, weight: Any, channels: Any) -> Any | None:
     return np.repeat(by_row, kernel, axis=1)
 
 
-def _correct_sum(view: qdq.View, names: qdq.Names, node: Any, shift: Any, settings: Settings) -> None:
+def _correct_sum(view: qdq.View, names: Names, node: Any, shift: Any, settings: Settings) -> None:
     """A MatMul has no bias: the constant that is added to its answer takes the correction, and the answer a new name."""
     made = node.output[0]
     reader = view.sole_reader(made)
