@@ -69,6 +69,19 @@ def declares_schemes(case: Case) -> str | None:
     return None
 
 
+def offers_rungs_that_it_takes(case: Case) -> str | None:
+    """A backend that offers settings to try (`rungs`, optional) names each once, and takes their options."""
+    backend, offer = case.backend, getattr(case.backend, "rungs", None)
+    names: list[str] = []
+    for rung in offer(case.target, case.scheme) if offer is not None else ():
+        names.append(rung.name)
+        reason = backend.refuse_target(replace(case.target, options={backend.name: rung.options}))
+        if reason is not None:
+            return f"it offers the rung {rung.name!r}, and refuses its options: {reason}"
+    twice = [name for name in names if names.count(name) > 1]
+    return f"two of its rungs are called {twice[0]!r}" if twice else None
+
+
 def refuses_in_words(case: Case) -> str | None:
     """A refusal is None or one sentence; what can't be is refused, what can is not."""
     backend = case.backend
@@ -304,6 +317,7 @@ CHECKS: Mapping[str, Callable[[Case], str | None]] = {
         describes_itself,
         plans_without_importing,
         declares_schemes,
+        offers_rungs_that_it_takes,
         refuses_in_words,
         writes_its_artifact,
         keeps_names_and_types,
