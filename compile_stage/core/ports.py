@@ -133,8 +133,9 @@ class Backend(Plugin, Protocol):
         """Load and be ready to run."""
 
 
+@runtime_checkable
 class Climber(Protocol):
-    """What a backend may offer beside (`steps.ladder.rungs_of` asks whether it does)."""
+    """What a backend may offer beside."""
 
     def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
         """Settings that may save memory or time, the most promising of a kind first; none that can't have an effect on that

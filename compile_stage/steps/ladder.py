@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from compile_stage.core import plugins
+from compile_stage.core.ports import Climber
 from compile_stage.core.records import (
     Candidate,
     Job,
@@ -51,8 +52,8 @@ class Climb:
 
 def rungs_of(backend: str, target: Target, scheme: Scheme) -> list[Rung]:
     """What the backend offers to try, memory first; nothing for one that knows of no rungs."""
-    offer = getattr(plugins.load("backends", backend), "rungs", None)
-    offered: tuple[Rung, ...] = offer(target, scheme) if offer is not None else ()
+    plugin = plugins.load("backends", backend)
+    offered = plugin.rungs(target, scheme) if isinstance(plugin, Climber) else ()
     return sorted(offered, key=lambda rung: KINDS.index(rung.kind))
 
 
@@ -64,15 +65,14 @@ def refuse_rung(rung: Rung, job: Job) -> str | None:
 
 
 def climbed_job(job: Job, rung: Rung) -> Job:
-    """The job with the rung laid over its options: `...--int8-u8--memory-no-arena`."""
-    suffix = f"--{_IN_IDS[rung.kind]}-{rung.name}"
+    """The job with the rung laid over its options: `...--int8-u8--memory-no-arena`, in tables `int8-u8+no-arena`."""
     asked = job.target.options.get(job.backend, {})
     options = {**job.target.options, job.backend: _laid_over(asked, rung.options)}
     return replace(
         job,
-        id=job.id + suffix,
+        id=f"{job.id}--{_IN_IDS[rung.kind]}-{rung.name}",
         target=replace(job.target, options=options),
-        scheme=replace(job.scheme, name=job.scheme.name + suffix),
+        scheme=replace(job.scheme, name=f"{job.scheme.name}+{rung.name}"),
         rungs=(*job.rungs, rung.name),
     )
 

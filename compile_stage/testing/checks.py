@@ -13,6 +13,7 @@ import numpy as np
 
 from compile_stage.core.digest import canonical_json, digest_tree, load_record, plain, tree_size
 from compile_stage.core.environment import hardware
+from compile_stage.core.ports import Climber
 from compile_stage.core.records import Artifact, PortableModel, Scheme
 from compile_stage.core.tensors import Signature
 from compile_stage.testing.case import PRECISIONS, Case
@@ -71,15 +72,17 @@ def declares_schemes(case: Case) -> str | None:
 
 def offers_rungs_that_it_takes(case: Case) -> str | None:
     """A backend that offers settings to try (`rungs`, optional) names each once, and takes their options."""
-    backend, offer = case.backend, getattr(case.backend, "rungs", None)
-    names: list[str] = []
-    for rung in offer(case.target, case.scheme) if offer is not None else ():
-        names.append(rung.name)
-        reason = backend.refuse_target(replace(case.target, options={backend.name: rung.options}))
-        if reason is not None:
-            return f"it offers the rung {rung.name!r}, and refuses its options: {reason}"
-    twice = [name for name in names if names.count(name) > 1]
-    return f"two of its rungs are called {twice[0]!r}" if twice else None
+    backend = case.backend
+    for target in (case.target, replace(case.target, threads=2, batch_sizes=(1, 8))):
+        offered = backend.rungs(target, case.scheme) if isinstance(backend, Climber) else ()
+        names = [rung.name for rung in offered]
+        for rung in offered:
+            if names.count(rung.name) > 1:
+                return f"two of its rungs are called {rung.name!r}"
+            reason = backend.refuse_target(replace(target, options={backend.name: rung.options}))
+            if reason is not None:
+                return f"it offers the rung {rung.name!r}, and refuses its options: {reason}"
+    return None
 
 
 def refuses_in_words(case: Case) -> str | None:
