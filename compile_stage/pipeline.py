@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compile_stage.attempt import attempt_all
+from compile_stage.climbing import climb
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import plain
@@ -38,6 +39,7 @@ from compile_stage.core.records import (
 from compile_stage.mixing import mix_missed
 from compile_stage.steps.benchmark import benchmark_candidates, benchmark_successor
 from compile_stage.steps.export import export, inspect
+from compile_stage.steps.ladder import lay_out
 from compile_stage.steps.package import package
 from compile_stage.steps.plan import plan
 from compile_stage.steps.promote import Incumbent, alias_of, incumbent, promote, shipped
@@ -143,15 +145,18 @@ def _prove(context: Context, home: Worker, made: Plan, target_policy: TargetPoli
     candidates = attempt_all(context, policy, jobs, portable, samples, expected)
     candidates = [waive(c, target_policy, policy.waivers, context.today) for c in candidates]
     candidates = mix_missed(context, policy, target_policy, candidates, portable, samples, expected)
+    candidates, climbed = climb(context, policy, target_policy, candidates, portable, samples, expected)
     measured, baseline = benchmark_candidates(context, made, target_policy, candidates, samples["validation"])
     judged = tuple(judge_performance(c, target_policy, policy.waivers, context.today) for c in measured)
+    selection = select(judged, target_policy)
     return TargetResult(
         policy=target_policy,
         candidates=judged,
-        selection=select(judged, target_policy),
+        selection=selection,
         samples=samples,
         baseline=baseline,
         notes=notes,
+        ladder=lay_out(climbed, judged, selection, baseline, target_policy) if climbed is not None else (),
     )
 
 

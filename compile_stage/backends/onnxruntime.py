@@ -22,7 +22,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.records import Artifact, PortableModel, Rung, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
     "graph_optimization": tuple(_LEVELS),
     "spinning": bool,
     "memory_arena": bool,
+    "mapped_weights": bool,
     "config": dict,
 }
 _DTYPES = {
@@ -110,6 +111,10 @@ class OnnxRuntime:
     def lacks(self, target: Target, precision: str) -> str | None:
         return _LACKS.get(precision)
 
+    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+        """`core.ports.Climber`."""
+        return _rungs(target.threads, scheme)
+
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if model.form not in self.forms:
             return f"onnxruntime takes the forms {', '.join(self.forms)}, not {model.form}"
@@ -141,7 +146,7 @@ class OnnxRuntime:
         if scheme.precision == "int4":
             asked = {**asked, "config": {_ACCURACY_LEVEL: _INT8_PRODUCTS, **asked.get("config", {})}}
         into.mkdir(parents=True, exist_ok=True)
-        _copy_graph(Path(model.path), into)
+        _copy_graph(Path(model.path), into, mapped=asked.get("mapped_weights", False))
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
             dump = Path(scratch) / "optimized.onnx"
             session = _open_session(into / "model.onnx", asked, target.threads, dump=dump)
@@ -213,6 +218,39 @@ def _block_schemes() -> tuple[Scheme, ...]:
     return tuple(
         Scheme(precision="int4", name=f"int4-{method}", weights="uint4", options={"method": method, "block": 32})
         for method in ("hqq", "rtn")
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- rungs
+
+
+def _rungs(threads: int, scheme: Scheme) -> tuple[Rung, ...]:
+    """Settings of the session that are worth a try. Outputs bound to buffers of ours are none of them: they would have to be copied, since
+    they belong to the caller, and the copy costs what the allocation does (docs/ladder.md)."""
+
+    def config(name: str, value: str) -> dict[str, Any]:
+        return {"config": {name: value}}
+
+    memory = (
+        # From a file of their own weights are mapped: they are not read twice, and processes share what is not packed for the kernels.
+        Rung(kind="memory", name="mapped-weights", options={"mapped_weights": True}),
+        Rung(kind="memory", name="no-arena", options={"memory_arena": False}),
+        # Weights are not packed beforehand: less memory, and where packing paid each call is slower.
+        Rung(kind="memory", name="no-prepacking", options=config("session.disable_prepacking", "1")),
+    )
+    tuning = (
+        Rung(kind="tuning", name="denormals-as-zero", options=config("session.set_denormal_as_zero", "1")),
+        # Without NCHWc, whose copies of the weights are most of a large network's memory, and whose reordering may cost a small one time.
+        Rung(kind="tuning", name="extended", options={"graph_optimization": "extended"}),
+    )
+    if threads == 1:  # what follows is about the threads of the pool, and there is none
+        return memory + tuning
+    return (
+        *memory,
+        *tuning,
+        Rung(kind="tuning", name="no-spinning", options={"spinning": False}),
+        # Blocks of an operator are handed out in ever smaller parts: threads wait less for the last.
+        Rung(kind="tuning", name="dynamic-blocks", options=config("session.dynamic_block_base", "4")),
     )
 
 
@@ -377,8 +415,8 @@ def _op(node: Any) -> str:
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def _copy_graph(source: Path, into: Path) -> None:
-    """The graph as `model.onnx` with the external data that it names, and nothing else."""
+def _copy_graph(source: Path, into: Path, *, mapped: bool) -> None:
+    """The graph as `model.onnx` with the external data that it names, and nothing else; `mapped`: all weights are external data."""
     import onnx
     from onnx.external_data_helper import _get_all_tensors, uses_external_data
 
@@ -390,6 +428,12 @@ def _copy_graph(source: Path, into: Path) -> None:
     for name in sorted(files):
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise IntegrityError(f"the graph keeps weights outside its folder: {name}", where=str(source))
+    if mapped:
+        onnx.save_model(onnx.load(source), into / "model.onnx", save_as_external_data=True, location="weights.bin")
+        if (into / "weights.bin").exists():
+            (into / "weights.bin").chmod(0o644)  # onnx makes it readable by its owner alone
+        return
+    for name in sorted(files):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source.parent / name, into / name)
     shutil.copyfile(source, into / "model.onnx")

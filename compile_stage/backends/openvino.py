@@ -24,19 +24,22 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.records import Artifact, PortableModel, Rung, SampleSet, Scheme, Target
 from compile_stage.core.sample_files import read_batches
 from compile_stage.core.tensors import Signature, TensorSpec
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-# Options of a target: the plug-in's property, and what the option may be.
+# Options of a target: the plug-in's property (empty: it is ours), and what the option may be.
 _OPTIONS: Mapping[str, tuple[str, tuple[str, ...] | type]] = {
     "performance_hint": ("PERFORMANCE_HINT", ("latency", "throughput", "cumulative_throughput")),
     "num_streams": ("NUM_STREAMS", int),
     "cpu_pinning": ("ENABLE_CPU_PINNING", bool),
     "hyper_threading": ("ENABLE_HYPER_THREADING", bool),
+    "denormals_as_zero": ("CPU_DENORMALS_OPTIMIZATION", bool),
+    "partitioner": ("TBB_PARTITIONER", ("static", "auto")),
+    "fixed_shapes": ("", bool),
 }
 _DTYPES = {
     "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "boolean": "bool", "string": "str",
@@ -96,6 +99,10 @@ class OpenVino:
     def lacks(self, target: Target, precision: str) -> str | None:
         return _LACKS.get(precision)
 
+    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+        """`core.ports.Climber`."""
+        return _rungs(target)
+
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if model.form not in self.forms:
             return f"openvino takes the forms {', '.join(self.forms)}, not {model.form}"
@@ -129,7 +136,7 @@ class OpenVino:
         options: dict[str, Any] = {
             "config": _config(asked),
             "hint": str(scheme.options.get("hint", _HINTS[scheme.float_type])),
-            "shapes": _known_shapes(model.signature, target),
+            "shapes": _known_shapes(model.signature, target) if asked.get("fixed_shapes", True) else [],
         }
         core = openvino.Core()
         graph = core.read_model(model.path)
@@ -270,6 +277,28 @@ def _has_bf16() -> bool:
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(hardware().features))
 
 
+# -------------------------------------------------------------------------------------------------------------- rungs
+
+
+def _rungs(target: Target) -> tuple[Rung, ...]:
+    """Settings that are worth a try. The plug-in maps weights from their file and reuses its buffers by itself; streams serve calls that
+    come at once, and a session's come one by one."""
+    several = len(target.batch_sizes) > 1
+    rungs = [
+        # One compiled model for every batch size, not one for each with packed weights of its own.
+        *([Rung(kind="memory", name="one-model", options={"fixed_shapes": False})] if several else []),
+        Rung(kind="tuning", name="denormals-as-zero", options={"denormals_as_zero": True}),
+        Rung(kind="tuning", name="no-pinning", options={"cpu_pinning": False}),
+    ]
+    if target.threads > 1:
+        rungs += [
+            Rung(kind="tuning", name="hyper-threading", options={"hyper_threading": True}),
+            # The parts of an operator are balanced among the threads while they run.
+            Rung(kind="tuning", name="auto-partitioner", options={"partitioner": "auto"}),
+        ]
+    return tuple(rungs)
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
@@ -336,7 +365,7 @@ def _reaches_matmul(operation: Any, steps: int = 4) -> bool:
 
 def _config(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The plug-in's properties that a target's options ask for."""
-    config = {_OPTIONS[key][0]: value for key, value in asked.items()}
+    config = {_OPTIONS[key][0]: value for key, value in asked.items() if _OPTIONS[key][0]}
     return {"PERFORMANCE_HINT": "latency", **config}
 
 

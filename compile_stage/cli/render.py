@@ -22,6 +22,7 @@ from rich.text import Text
 
 from compile_stage.core.records import Plan, RunResult, TargetResult
 from compile_stage.report import numbers, summary
+from compile_stage.report.ladder import ladder_line
 
 if TYPE_CHECKING:
     from compile_stage.core.records import Verification
@@ -292,6 +293,8 @@ class Display:
                 self._say(f"  {row.backend} {row.scheme}: {row.reason}")
         if target.selection.winner is None:
             self._say(f"no winner: {target.selection.reason}", style="red")
+        if line := ladder_line(result, target):
+            self._say(line)
 
     def _figures(self, row: summary.Row, wide: bool) -> list[str]:
         """p50, speedup, error and size of a row; an unstable timing says so."""

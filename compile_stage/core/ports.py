@@ -19,6 +19,7 @@ from compile_stage.core.records import (
     Compliance,
     PortableModel,
     Receipt,
+    Rung,
     SampleSet,
     Scheme,
     ShapeRange,
@@ -132,6 +133,15 @@ class Backend(Plugin, Protocol):
 
     def open(self, artifact: Artifact, threads: int) -> AbstractContextManager[Session]:
         """Load and be ready to run."""
+
+
+@runtime_checkable
+class Climber(Protocol):
+    """What a backend may offer beside."""
+
+    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+        """Settings that may save memory or time, the most promising of a kind first; none that can't have an effect on that
+        target. Each is tried on top of what was kept before it, and kept only when it is proven and measured to be better."""
 
 
 class Registry(Plugin, Protocol):

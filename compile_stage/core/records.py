@@ -175,6 +175,7 @@ class TargetPolicy:
     Attributes:
         tolerances: By precision (`fp32`, `int8`, ...). A precision without an entry has no gates, so its verdict can't pass.
         performance: Gates on `speedup`, `p95_latency_ms`, `size_mb`, `memory_mb`.
+        ladder: What passes is taken further: the backend's settings for memory, then those for tuning, one by one.
     """
 
     target: Target
@@ -183,6 +184,7 @@ class TargetPolicy:
     prefer: Literal["latency", "throughput", "memory", "size"] = "latency"
     fallback: Fallback = field(default_factory=Fallback)
     promote: Promotion = field(default_factory=Promotion)
+    ladder: bool = False
 
 
 @record
@@ -295,11 +297,27 @@ class Scheme:
 
 
 @record
+class Rung:
+    """A setting that a backend offers to try on top of what passes.
+
+    Attributes:
+        kind: `memory` is tried before `tuning`.
+        name: Readable, a part of a job's id, unique within the backend: `no-arena`.
+        options: Options of that backend, laid over those of the target.
+    """
+
+    kind: Literal["memory", "tuning"]
+    name: str
+    options: JsonMap
+
+
+@record
 class Job:
     """One attempt: a target, a backend, a precision in its scheme.
 
     Attributes:
         id: Readable and stable: `fraud-7--cpu-server--openvino--int8-sym`.
+        rungs: Names of the settings that were laid over the target's options, in order.
     """
 
     id: str
@@ -308,6 +326,7 @@ class Job:
     backend: str
     scheme: Scheme
     gates: tuple[Gate, ...]
+    rungs: tuple[str, ...] = ()
 
 
 @record
@@ -598,6 +617,34 @@ class Selection:
     reasons: Mapping[str, str]
 
 
+StepKind: TypeAlias = Literal["original", "graph", "precision", "memory", "tuning"]
+
+
+@record
+class LadderStep:
+    """One step of the way from the original to the best that was found; its latency, memory, size and error are those of its candidate.
+
+    Attributes:
+        name: A scheme's or a rung's; empty for the original.
+        job_id: Its candidate's; empty for the original, and where nothing was tried.
+        climbed: False for what was tried and dropped, or not tried: then it is not one that the next is compared with.
+        reason: One sentence: why it was kept, or not.
+        options: Those that it lays over what is below it.
+        speedup: Median latency of the climbed step before / its own, at the batch size that selection looks at, from turns of one
+            interleaved run; None where one of the two was not measured there.
+        speedup_interval: 95 % bootstrap interval of `speedup`.
+    """
+
+    kind: StepKind
+    name: str
+    job_id: str = ""
+    climbed: bool = True
+    reason: str = ""
+    options: JsonMap = field(default_factory=dict)
+    speedup: float | None = None
+    speedup_interval: tuple[float, float] | None = None
+
+
 # -------------------------------------------------------------------------------------------------- out of the house
 
 
@@ -643,6 +690,7 @@ class TargetResult:
     Attributes:
         samples: By role: what its candidates were calibrated and validated on.
         baseline: What the original was measured at beside them; None when nothing was measured.
+        ladder: From the original upwards, when the policy asks for it.
         notes: What a reader should know of its data.
     """
 
@@ -654,6 +702,7 @@ class TargetResult:
     bundle: Bundle | None = None
     receipt: Receipt | None = None
     notes: tuple[str, ...] = ()
+    ladder: tuple[LadderStep, ...] = ()
 
     @property
     def winner(self) -> Candidate | None:

@@ -112,6 +112,7 @@ def _target(name: str, target: schema.Target, tree: Node) -> records.TargetPolic
         prefer=target.select.prefer,
         fallback=records.Fallback(**target.fallback.model_dump()),
         promote=records.Promotion(**target.promote.model_dump()),
+        ladder=target.ladder,
     )
 
 

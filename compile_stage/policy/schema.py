@@ -295,6 +295,10 @@ class Target(Section):
         description="Words that this machine's field must hold, e.g. {features: avx512_vnni amx_int8}."
     )
     options: dict[Text, dict[str, Any]] = Field(description="By backend name: options that are handed to it untouched.")
+    ladder: bool = Field(
+        description="The fastest that passes is taken further: its backend's settings for memory, then for tuning, one by one, each proven and "
+        "measured against the one before."
+    )
     tolerances: Tolerances = Field(description=_OVERRIDE)
     performance: Performance = Field(description=_OVERRIDE)
     select: Select = Field(description=_OVERRIDE)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from compile_stage.core.records import Check, RunResult, TargetResult
 from compile_stage.report import numbers, summary
+from compile_stage.report.ladder import KIND_WORDS, LadderRow, ladder_rows
 
 GITHUB_COMMENT_LIMIT = 65_536  # characters; MLflow's tags hold more
 
@@ -42,6 +43,9 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
     ]
     for target in result.targets:
         yield _target(result, target)
+    for target in result.targets:
+        if rows := ladder_rows(result, target):
+            yield _ladder(target, rows)
     for target in result.targets:
         if broken := list(_broken(target)):
             title = f"Checks of {_cell(target.policy.target.name)} that did not pass"
@@ -101,6 +105,30 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
     return lines
 
 
+def _ladder(target: TargetResult, rows: Iterable[LadderRow]) -> list[str]:
+    header = ("step", "", "p50", "over the step before", "peak memory", "size", "error", "why")
+    return [
+        f"### The ladder of {_cell(target.policy.target.name)}",
+        "",
+        *_table(
+            header,
+            (
+                (
+                    KIND_WORDS[row.kind] + (" 🏆" if row.state == "won" else ""),
+                    _cell(row.what) + ("" if row.climbed else " (dropped)" if row.job_id else " (not climbed)"),
+                    numbers.duration(row.p50_s),
+                    _ratio(row.speedup, row.speedup_interval),
+                    numbers.size(row.peak_memory_bytes),
+                    numbers.size(row.size_bytes),
+                    _cell(summary.error_text(row.error)),
+                    _cell(row.reason),
+                )
+                for row in rows
+            ),
+        ),
+    ]
+
+
 def _broken(target: TargetResult) -> Iterator[str]:
     rows = [
         (candidate.job.backend, candidate.job.scheme.name, check)
@@ -135,8 +163,11 @@ def _place(check: Check) -> str:
 def _speedup(row: summary.Row) -> str:
     if row.timing is None or row.timing.speedup is None:
         return numbers.DASH
-    text = f"{numbers.ratio(row.timing.speedup)} ({numbers.span(row.timing.speedup_interval)})"
-    return text.replace(" ()", "") + ("" if row.timing.stable else ", unstable")
+    return _ratio(row.timing.speedup, row.timing.speedup_interval) + ("" if row.timing.stable else ", unstable")
+
+
+def _ratio(value: float | None, interval: tuple[float, float] | None) -> str:
+    return numbers.ratio(value) + (f" ({numbers.span(interval)})" if interval is not None else "")
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:

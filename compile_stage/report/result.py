@@ -23,6 +23,7 @@ from compile_stage.core.records import (
     Trial,
     Waiver,
 )
+from compile_stage.report.ladder import LadderRow, ladder_rows
 from compile_stage.report.summary import reason_of, state_of
 
 SCHEMA = "compile-stage/result/v1"
@@ -124,6 +125,24 @@ def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "receipt": _receipt(target),
         "bundle": _bundle(target),
         "candidates": [_candidate(target, c) for c in target.candidates] + [_refusal(r) for r in refused],
+        "ladder": [_ladder_row(row) for row in ladder_rows(result, target)],
+    }
+
+
+def _ladder_row(row: LadderRow) -> dict[str, Any]:
+    return {
+        "kind": row.kind,
+        "name": row.what,
+        "job_id": row.job_id or None,
+        "climbed": row.climbed,
+        "reason": row.reason or None,
+        "options": row.options,
+        "p50_s": row.p50_s,
+        "speedup": row.speedup,
+        "speedup_interval": row.speedup_interval,
+        "peak_memory_bytes": row.peak_memory_bytes,
+        "size_bytes": row.size_bytes,
+        "error": None if row.error is None else _check(row.error),
     }
 
 

@@ -19,6 +19,7 @@ from compile_stage.core.records import (
     Waiver,
 )
 from compile_stage.measure import stats
+from compile_stage.measure.memory import SAME_MEMORY
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.performance import check_performance
 
@@ -98,8 +99,7 @@ def _cost(candidate: Candidate, policy: TargetPolicy) -> float:
 
 def _tied(candidate: Candidate, leader: Candidate, policy: TargetPolicy) -> bool:
     if policy.prefer in ("size", "memory"):
-        # Two runs of one process differ by about a hundredth in resident memory; files do not differ at all.
-        slack = 1.01 if policy.prefer == "memory" else 1.0
+        slack = SAME_MEMORY if policy.prefer == "memory" else 1.0  # files do not differ at all
         return _cost(candidate, policy) <= _cost(leader, policy) * slack
     best = _deciding_timing(leader.measurement, policy)
     # At the leader's batch size: only what was run in the same rounds can be told apart, or not.
@@ -119,13 +119,13 @@ def _per_sample(timing: Timing) -> float:
     return stats.median(timing.latency_s) / timing.batch_size
 
 
-def _complexity(candidate: Candidate) -> tuple[int, int, int]:
+def _complexity(candidate: Candidate) -> tuple[int, int, int, int]:
     precision = candidate.job.scheme.precision
     rank = _SIMPLER_FIRST.index(precision) if precision in _SIMPLER_FIRST else len(_SIMPLER_FIRST)
     kept = sum(len(nodes) for nodes in candidate.portable.kept.values()) if candidate.portable else 0
     wanted = candidate.job.target.backends
     position = wanted.index(candidate.job.backend) if candidate.job.backend in wanted else len(wanted)
-    return rank, kept, position
+    return rank, kept, len(candidate.job.rungs), position
 
 
 def _account(candidate: Candidate, winner: Candidate | None, policy: TargetPolicy) -> tuple[CandidateState, str]:

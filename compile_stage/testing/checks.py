@@ -13,6 +13,7 @@ import numpy as np
 
 from compile_stage.core.digest import canonical_json, digest_tree, load_record, plain, tree_size
 from compile_stage.core.environment import hardware
+from compile_stage.core.ports import Climber
 from compile_stage.core.records import Artifact, PortableModel, Scheme
 from compile_stage.core.tensors import Signature
 from compile_stage.testing.case import PRECISIONS, Case
@@ -66,6 +67,21 @@ def declares_schemes(case: Case) -> str | None:
             seen.add(scheme.name)
     if case.backend.schemes(case.target, "int17"):
         return "it declares a scheme for int17, a precision that does not exist"
+    return None
+
+
+def offers_rungs_that_it_takes(case: Case) -> str | None:
+    """A backend that offers settings to try (`rungs`, optional) names each once, and takes their options."""
+    backend = case.backend
+    for target in (case.target, replace(case.target, threads=2, batch_sizes=(1, 8))):
+        offered = backend.rungs(target, case.scheme) if isinstance(backend, Climber) else ()
+        names = [rung.name for rung in offered]
+        for rung in offered:
+            if names.count(rung.name) > 1:
+                return f"two of its rungs are called {rung.name!r}"
+            reason = backend.refuse_target(replace(target, options={backend.name: rung.options}))
+            if reason is not None:
+                return f"it offers the rung {rung.name!r}, and refuses its options: {reason}"
     return None
 
 
@@ -304,6 +320,7 @@ CHECKS: Mapping[str, Callable[[Case], str | None]] = {
         describes_itself,
         plans_without_importing,
         declares_schemes,
+        offers_rungs_that_it_takes,
         refuses_in_words,
         writes_its_artifact,
         keeps_names_and_types,

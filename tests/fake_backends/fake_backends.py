@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compile_stage.backends.onnxruntime import OnnxRuntime
-from compile_stage.core.records import Artifact, Scheme, Target
+from compile_stage.core.records import Artifact, Rung, Scheme, Target
 
 
 class _Fake(OnnxRuntime):
@@ -246,3 +247,44 @@ class DiesLater(_Liar):
         if DiesLater.calls > 100:
             os._exit(3)
         return outputs
+
+
+# ------------------------------------------------------------------------------------------------- offer settings to try
+
+
+class Ladder(_Fake):
+    """Right, takes 3 ms a call and 80 MB more than it needs; its settings change that, or its answers."""
+
+    name = "fake-ladder"
+
+    def refuse_target(self, target: Target) -> str | None:
+        unknown = set(target.options.get(self.name, {})) - {"wait_ms", "bent", "ballast_mb"}
+        return f"fake-ladder has no option {sorted(unknown)[0]!r}" if unknown else None
+
+    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+        return (
+            # Wrong, and the fastest of all.
+            Rung(kind="tuning", name="broken", options={"bent": True, "wait_ms": 0}),
+            Rung(kind="tuning", name="slower", options={"wait_ms": 9}),
+            Rung(kind="tuning", name="quick", options={"wait_ms": 1}),
+            Rung(kind="tuning", name="too-late", options={"wait_ms": 0}),
+            Rung(kind="memory", name="no-ballast", options={"ballast_mb": 0}),
+        )
+
+    def compile(self, *args: Any, **kwargs: Any) -> Artifact:
+        model, scheme, target, *rest = args
+        asked = target.options.get(self.name, {})
+        return replace(super().compile(model, scheme, replace(target, options={}), *rest, **kwargs), options=asked)
+
+    @contextmanager
+    def open(self, artifact: Artifact, threads: int) -> Iterator[Any]:
+        asked = artifact.options
+        ballast = np.ones(int(asked.get("ballast_mb", 80) * 1e6 / 8))
+
+        def change(outputs: dict[str, Any]) -> dict[str, Any]:
+            time.sleep(asked.get("wait_ms", 3) * 1e-3)
+            return {name: -value for name, value in outputs.items()} if asked.get("bent") else outputs
+
+        with super().open(replace(artifact, options={}), threads) as inner:
+            yield _Session(inner, change)
+        del ballast

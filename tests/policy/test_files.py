@@ -150,7 +150,7 @@ SETS = {
     "nonsense": "--set nonsense: no KEY=VALUE; write for example --set tolerances.int8.cosine=0.98",
     "targets.u.threads=2": "--set targets.u.threads=2: targets.u: there is no such target; one of: t",
     "targets.t.thread=2": "--set targets.t.thread=2: targets.t.thread: unknown key; one of: device, backends, precisions, shapes, batch_sizes, "
-    "threads, required, hardware, options, tolerances, performance, select, fallback, promote; did you mean threads?",
+    "threads, required, hardware, options, ladder, tolerances, performance, select, fallback, promote; did you mean threads?",
     "tolerances.int8.cosine=1e-1": "--set tolerances.int8.cosine=1e-1: tolerances.int8.cosine: `1e-1` is text to YAML 1.1, which wants a point in "
     "it and a sign in its exponent; write 1.0e-1",
     "budget.minutes=": "--set budget.minutes=: budget.minutes: has no value; a number is needed here: The whole run, in minutes",

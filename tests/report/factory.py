@@ -16,6 +16,7 @@ from compile_stage.core.records import (
     Failure,
     Gate,
     Job,
+    LadderStep,
     Measurement,
     Outcome,
     Policy,
@@ -281,6 +282,54 @@ def every_ending() -> TargetResult:
             promoted_to="cpu-server-prod",
             previous="2",
         ),
+    )
+
+
+def with_ladder() -> TargetResult:
+    """The first target with a ladder on its winner: a setting that was kept and won, one that lied, one that was not tried."""
+    target = every_ending()
+    stand, fp32 = target.candidates[:2]
+    lean = dataclasses.replace(
+        stand.job,
+        id=stand.job.id + "--memory-lean",
+        scheme=dataclasses.replace(stand.job.scheme, name="int8-sym+lean"),
+        rungs=("lean",),
+    )
+    climbed = candidate(lean, good_checks(0.9987), measurement(0.00029, 6.97), size=18_400)
+    climbed = dataclasses.replace(
+        climbed, measurement=dataclasses.replace(climbed.measurement, peak_memory_bytes=61_000_000)
+    )
+    selection = dataclasses.replace(
+        target.selection,
+        winner=lean.id,
+        states={**target.selection.states, stand.job.id: "lost", lean.id: "won"},
+        reasons={**target.selection.reasons, stand.job.id: "1.07 times the winner's", lean.id: "best latency"},
+    )
+    steps = (
+        LadderStep(kind="original", name=""),
+        LadderStep(kind="graph", name="fp32", job_id=fp32.job.id, reason="in fp32", speedup=3.26),
+        LadderStep(kind="precision", name="int8-sym", job_id=stand.job.id, speedup=2.0, speedup_interval=(1.9, 2.1)),
+        LadderStep(
+            kind="memory",
+            name="lean",
+            job_id=lean.id,
+            reason="kept: 61 MB instead of 92 MB",
+            options={"arena": False},
+            speedup=1.07,
+            speedup_interval=(1.05, 1.09),
+        ),
+        LadderStep(
+            kind="tuning",
+            name="<b>liar</b>",
+            job_id=lean.id + "--tuned-liar",
+            climbed=False,
+            reason="dropped: cosine is 0.2",
+            options={"config": {"lie": "1"}},
+        ),
+        LadderStep(kind="tuning", name="late", climbed=False, reason="not tried: nothing is left of the budget"),
+    )
+    return dataclasses.replace(
+        target, candidates=(stand, fp32, *target.candidates[2:], climbed), selection=selection, ladder=steps
     )
 
 

@@ -1,0 +1,190 @@
+"""The steps from the original to the best that was found: which settings may be tried, what each is worth, and what each gained.
+
+Here is the pure part; `compile_stage.climbing` makes and measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from compile_stage.core import plugins
+from compile_stage.core.ports import Climber
+from compile_stage.core.records import (
+    Candidate,
+    Job,
+    JsonMap,
+    LadderStep,
+    Measurement,
+    Rung,
+    Scheme,
+    Selection,
+    Target,
+    TargetPolicy,
+    Timing,
+    record,
+)
+from compile_stage.measure import stats
+from compile_stage.measure.memory import SAME_MEMORY
+
+KINDS = ("memory", "tuning")
+"""In this order: settings for speed are judged on the memory layout that they will run with."""
+
+_IN_IDS = {"memory": "memory", "tuning": "tuned"}
+
+
+@record
+class Climb:
+    """What was tried on a target's ladder, before everything is measured together.
+
+    Attributes:
+        stand: Job id of the candidate that the rungs were tried on; empty when there was none.
+        steps: One for each rung, in order.
+        reason: Why there was none to stand on, or nothing to try; empty when there was.
+    """
+
+    stand: str = ""
+    steps: tuple[LadderStep, ...] = ()
+    reason: str = ""
+
+
+def rungs_of(backend: str, target: Target, scheme: Scheme) -> list[Rung]:
+    """What the backend offers to try, memory first; nothing for one that knows of no rungs."""
+    plugin = plugins.load("backends", backend)
+    offered = plugin.rungs(target, scheme) if isinstance(plugin, Climber) else ()
+    return sorted(offered, key=lambda rung: KINDS.index(rung.kind))
+
+
+def refuse_rung(rung: Rung, job: Job) -> str | None:
+    """The reason why it can't be laid over a job's options: they say already what it would set, and what a policy says holds."""
+    asked = job.target.options.get(job.backend, {})
+    stated = sorted(key for key in _paths(rung.options) if key in _paths(asked))
+    return f"not tried: {', '.join(stated)} is set already" if stated else None
+
+
+def climbed_job(job: Job, rung: Rung) -> Job:
+    """The job with the rung laid over its options: `...--int8-u8--memory-no-arena`, in tables `int8-u8+no-arena`."""
+    asked = job.target.options.get(job.backend, {})
+    options = {**job.target.options, job.backend: _laid_over(asked, rung.options)}
+    return replace(
+        job,
+        id=f"{job.id}--{_IN_IDS[rung.kind]}-{rung.name}",
+        target=replace(job.target, options=options),
+        scheme=replace(job.scheme, name=f"{job.scheme.name}+{rung.name}"),
+        rungs=(*job.rungs, rung.name),
+    )
+
+
+def weigh(own: Measurement, before: Measurement, policy: TargetPolicy) -> tuple[bool, str]:
+    """Is a rung better than what is below it, and a sentence. Both were measured in turns, `before` being the baseline of `own`.
+
+    Better is faster by more than can be noise, or as fast within the resolution of a ratio with less memory. A policy that prefers
+    memory takes less memory at any latency that its gates allow, and speed only where it costs none.
+    """
+    size = policy.target.batch_sizes[0]
+    timing, below = own.timing(size), before.timing(size)
+    if timing is None or below is None or timing.speedup is None:
+        return False, "dropped: it was not measured"
+    faster = timing.speedup > 1 and not stats.tied(timing, below)
+    as_fast = math.log(timing.speedup) >= -math.log1p(stats.RESOLUTION)
+    less = own.peak_memory_bytes * SAME_MEMORY < before.peak_memory_bytes
+    more = own.peak_memory_bytes > before.peak_memory_bytes * SAME_MEMORY
+    kept = (less or (faster and not more)) if policy.prefer == "memory" else (faster or (less and as_fast))
+    low, high = timing.speedup_interval or (timing.speedup, timing.speedup)
+    memory = f"{own.peak_memory_bytes / 1e6:.4g} MB of memory instead of {before.peak_memory_bytes / 1e6:.4g} MB"
+    said = f"{timing.speedup:.3f} times as fast as the step before ({low:.3f} to {high:.3f}), {memory}"
+    return kept, f"{'kept' if kept else 'dropped'}: {said}"
+
+
+def lay_out(
+    climb: Climb,
+    candidates: Sequence[Candidate],
+    selection: Selection,
+    baseline: Measurement | None,
+    policy: TargetPolicy,
+) -> tuple[LadderStep, ...]:
+    """The whole ladder, from the original upwards, with what each climbed step gained over the one before.
+
+    Args:
+        candidates: All that were measured together, those of the ladder among them.
+    """
+    original = LadderStep(
+        kind="original",
+        name="",
+        climbed=baseline is not None,
+        reason="" if baseline is not None else "not measured: no candidate passed every tolerance",
+    )
+    by_id = {candidate.job.id: candidate for candidate in candidates}
+    stand = by_id.get(climb.stand)
+    if stand is None:
+        return original, LadderStep(kind="graph", name="", climbed=False, reason=climb.reason)
+    steps = [original, *_lower_steps(stand, candidates), *climb.steps]
+    if climb.reason:
+        steps.append(LadderStep(kind="memory", name="", climbed=False, reason=climb.reason))
+    size, before, made = policy.target.batch_sizes[0], _timing(baseline, policy.target.batch_sizes[0]), []
+    for step in steps:
+        measured = by_id[step.job_id].measurement if step.climbed and step.job_id in by_id else None
+        timing = _timing(measured, size)
+        if not step.job_id or not step.climbed:
+            made.append(step)
+        elif timing is None:  # it was kept, and did not live through the measurement, or missed its tolerance
+            made.append(replace(step, climbed=False, reason=selection.reasons.get(step.job_id, "it was not measured")))
+        else:
+            made.append(_gained(step, timing, before))
+            before = timing
+    return tuple(made)
+
+
+def _lower_steps(stand: Candidate, candidates: Sequence[Candidate]) -> list[LadderStep]:
+    """What the compiler makes of the graph in fp32, then the precision that the rungs stand on."""
+    backend, scheme = stand.job.backend, stand.job.scheme
+    plain = next((c.job for c in candidates if c.job.backend == backend and c.job.scheme.precision == "fp32"), None)
+    said = f"compiled by {backend}, in fp32"
+    if plain is None:
+        graph = LadderStep(kind="graph", name="fp32", climbed=False, reason=f"the policy has no fp32 of {backend}")
+    else:
+        graph = LadderStep(kind="graph", name=plain.scheme.name, job_id=plain.id, reason=said)
+    if scheme.precision == "fp32":
+        lower = any(c.job.scheme.precision != "fp32" for c in candidates if c.job.backend == backend)
+        why = "no lower precision passes and is faster" if lower else f"the policy has no other precision of {backend}"
+        return [graph, LadderStep(kind="precision", name="", climbed=False, reason=why)]
+    return [graph, LadderStep(kind="precision", name=scheme.name, job_id=stand.job.id, reason=_why(stand))]
+
+
+def _why(stand: Candidate) -> str:
+    why = "the fastest that passes, by a quick look"
+    return f"{why}; {stand.note}" if stand.note else why
+
+
+def _gained(step: LadderStep, own: Timing, before: Timing | None) -> LadderStep:
+    """The step with its speed-up over the one before, where both played the same rounds."""
+    if before is None or not own.turns or len(own.turns) != len(before.turns):
+        return step
+    ratio = stats.ratio_interval(stats.by_round(before), stats.by_round(own), seed=0)
+    return replace(step, speedup=ratio.value, speedup_interval=(ratio.low, ratio.high))
+
+
+def _timing(measurement: Measurement | None, batch_size: int) -> Timing | None:
+    return measurement.timing(batch_size) if measurement is not None else None
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def _laid_over(asked: JsonMap, more: JsonMap) -> dict[str, Any]:
+    """Maps merge, all else replaces."""
+    merged = dict(asked)
+    for key, value in more.items():
+        here = merged.get(key)
+        merged[key] = _laid_over(here, value) if isinstance(here, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _paths(options: JsonMap) -> set[str]:
+    """The names of all that is set: of a map's entries, not of the map."""
+    found: set[str] = set()
+    for key, value in options.items():
+        found |= _paths(value) if isinstance(value, Mapping) else {key}
+    return found

@@ -1,0 +1,75 @@
+"""The ladder through the whole stage: a setting that is better is kept and measured with all, one that lies or is slower is dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compile_stage import api
+from compile_stage.core.records import RunResult
+
+pytestmark = [
+    pytest.mark.usefixtures("fake_backends"),
+    pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
+]
+
+BODY = "performance: {min_speedup: 0.0001}\nbudget: {measure_seconds: 0.8}"
+
+
+def run(model: Path, policy: Path) -> RunResult:
+    result = api.run(f"folder:{model}", policy, out=policy.parent / "out", publish=False)
+    assert result.targets, result.problem
+    return result
+
+
+def test_what_is_better_is_climbed_and_what_lies_or_is_slower_is_not(
+    small_model: Path, write_policy: Callable[..., Path]
+) -> None:
+    """Broken: a setting would ship that changes the answers or slows the model, or the better one would not ship."""
+    policy = write_policy("backends: [fake-ladder], precisions: [fp32], ladder: true", BODY)
+    result = run(small_model, policy)
+    target = result.targets[0]
+    steps = {step.name: step for step in target.ladder}
+    assert [step.kind for step in target.ladder] == ["original", "graph", "precision", "memory", *["tuning"] * 4]
+    lean, quick = steps["no-ballast"], steps["quick"]
+    assert lean.climbed, lean
+    assert quick.climbed, quick
+    assert not steps["broken"].climbed
+    assert "max_rel" in steps["broken"].reason
+    assert not steps["slower"].climbed
+    assert "dropped: 0." in steps["slower"].reason
+    assert not steps["too-late"].climbed
+    assert "wait_ms is set already" in steps["too-late"].reason
+
+    measured = {candidate.job.id: candidate for candidate in target.candidates}
+    assert set(measured) == {step.job_id for step in target.ladder if step.climbed and step.job_id}
+    assert quick.job_id.endswith("--fp32--memory-no-ballast--tuned-quick")
+    assert measured[quick.job_id].artifact.options == {"ballast_mb": 0, "wait_ms": 1}
+    assert quick.speedup_interval[0] > 1.5  # 1 ms and what the network takes, instead of 3 ms and that
+    below, plain = measured[lean.job_id], measured[target.ladder[1].job_id]
+    assert below.measurement.peak_memory_bytes < plain.measurement.peak_memory_bytes - 60e6
+    assert target.selection.winner == quick.job_id
+
+    written = json.loads((policy.parent / "out" / "result.json").read_text())
+    told = {step["name"]: step for step in written["targets"][0]["ladder"]}
+    assert told["quick"]["p50_s"] < told["no-ballast"]["p50_s"]
+    assert told["slower"]["p50_s"] is None
+    assert told["quick"]["error"]["outcome"] == "pass"
+
+    again = run(small_model, policy)
+    assert again.targets[0].ladder == target.ladder
+    worked = [event for event in again.events if event.step in ("compile", "validate", "benchmark")]
+    assert worked
+    assert all(event.cached for event in worked)
+
+
+def test_without_being_asked_nothing_is_tried(small_model: Path, write_policy: Callable[..., Path]) -> None:
+    """Broken: every run would pay for a ladder, or publish settings that nobody asked for."""
+    result = run(small_model, write_policy("backends: [fake-ladder], precisions: [fp32]", BODY.replace("0.8", "0.3")))
+    assert result.targets[0].ladder == ()
+    assert [candidate.job.rungs for candidate in result.targets[0].candidates] == [()]
+    assert "ladder" not in {event.step for event in result.events}
+    assert "Ladder" not in (Path(small_model).parent / "out" / "report.html").read_text()

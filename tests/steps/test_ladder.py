@@ -1,0 +1,262 @@
+"""The ladder's pure part: what may be tried, what is better, and how the steps are laid out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_stage.climbing import climb
+from compile_stage.core import plugins
+from compile_stage.core.cache import Cache
+from compile_stage.core.context import Context
+from compile_stage.core.environment import hardware
+from compile_stage.core.events import EventLog
+from compile_stage.core.records import (
+    Artifact,
+    Budget,
+    Candidate,
+    Check,
+    Data,
+    DataSpec,
+    Gate,
+    Job,
+    LadderStep,
+    Measurement,
+    Outcome,
+    Policy,
+    Rung,
+    SampleSet,
+    Scheme,
+    Target,
+    TargetPolicy,
+    Timing,
+    Verdict,
+)
+from compile_stage.core.tensors import Signature
+from compile_stage.steps.ladder import Climb, climbed_job, lay_out, refuse_rung, rungs_of, weigh
+from compile_stage.steps.select import select
+from compile_stage.steps.validate import Reference
+
+TARGET = Target(name="cpu", backends=("onnxruntime",), batch_sizes=(1, 8), threads=2)
+GATE = Gate(metric="cosine", limit=0.99, direction="at_least")
+POLICY = TargetPolicy(target=TARGET, tolerances={"fp32": (GATE,)}, performance=(), ladder=True)
+NO_ARENA = Rung(kind="memory", name="no-arena", options={"memory_arena": False})
+DENORMALS = Rung(kind="tuning", name="denormals", options={"config": {"session.set_denormal_as_zero": "1"}})
+
+
+def job(precision: str = "fp32", **options: Any) -> Job:
+    return Job(
+        id=f"m-1--cpu--onnxruntime--{precision}",
+        source="s",
+        target=replace(TARGET, options={"onnxruntime": options, "openvino": {"num_streams": 1}}),
+        backend="onnxruntime",
+        scheme=Scheme(precision=precision, name=precision, native=True),
+        gates=(GATE,),
+    )
+
+
+def measured(speedup: float | None, memory: float = 100e6, noise: float = 0.001) -> Measurement:
+    """Twelve rounds of one call each, whose ratio to a baseline of 10 ms is `speedup`."""
+    latency = 0.010 / (speedup or 1.0)
+    calls = tuple(latency * (1 + noise * (-1) ** (i // 2)) for i in range(12))
+    timing = Timing(
+        latency_s=calls,
+        batch_size=1,
+        stable=True,
+        environment="here",
+        rounds=12,
+        turns=(1,) * 12,
+        speedup=speedup,
+        speedup_interval=None if speedup is None else (speedup * (1 - noise), speedup * (1 + noise)),
+    )
+    return Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=int(memory))
+
+
+def candidate(made: Job, speedup: float | None = 2.0, memory: float = 100e6) -> Candidate:
+    check = Check(gate=GATE, outcome=Outcome.PASS, measured=0.999, reason="cosine is 0.999")
+    return Candidate(
+        job=made,
+        artifact=Artifact(
+            path="/nowhere",
+            entry="model.onnx",
+            digest="sha256:0",
+            job_id=made.id,
+            backend=made.backend,
+            precision=made.scheme.precision,
+            toolchain={},
+            hardware="here",
+            signature=Signature(inputs=(), outputs=()),
+            size_bytes=1000,
+        ),
+        verdict=Verdict(checks=(check,)),
+        measurement=None if speedup is None else measured(speedup, memory),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ what is tried
+
+
+def test_a_rung_is_laid_over_the_options_and_named_in_the_job() -> None:
+    """Broken: a setting would wipe out the policy's own options, or two attempts would share an id."""
+    lower = climbed_job(job(config={"session.x": "1"}), NO_ARENA)
+    upper = climbed_job(lower, DENORMALS)
+    assert upper.target.options == {
+        "onnxruntime": {"config": {"session.x": "1", "session.set_denormal_as_zero": "1"}, "memory_arena": False},
+        "openvino": {"num_streams": 1},
+    }
+    assert upper.id == "m-1--cpu--onnxruntime--fp32--memory-no-arena--tuned-denormals"
+    assert upper.scheme.name == "fp32+no-arena+denormals"
+    assert upper.rungs == ("no-arena", "denormals")
+
+
+@pytest.mark.parametrize(
+    ("rung", "options", "stated"),
+    [
+        (NO_ARENA, {"memory_arena": True}, "memory_arena"),
+        (DENORMALS, {"config": {"session.set_denormal_as_zero": "0"}}, "session.set_denormal_as_zero"),
+        (DENORMALS, {"config": {"session.other": "0"}, "memory_arena": True}, None),
+    ],
+)
+def test_what_the_policy_says_is_not_overruled(rung: Rung, options: dict[str, Any], stated: str | None) -> None:
+    """Broken: an option that a team wrote down would be changed by the ladder."""
+    reason = refuse_rung(rung, job(**options))
+    assert (reason is None) if stated is None else (stated in str(reason))
+
+
+def test_memory_comes_before_tuning() -> None:
+    """Broken: the order of the ladder would be that of a backend's list."""
+    kinds = [rung.kind for rung in rungs_of("onnxruntime", TARGET, job().scheme)]
+    assert kinds == sorted(kinds)
+    assert set(kinds) == {"memory", "tuning"}
+
+
+def test_a_backend_without_rungs_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a third party's backend that knows nothing of rungs would fail."""
+    monkeypatch.setattr(plugins, "load", lambda group, name: object())
+    assert rungs_of("theirs", TARGET, job().scheme) == []
+
+
+def test_threads_decide_what_is_worth_a_try() -> None:
+    """Broken: minutes would go to settings of a thread pool that is not there."""
+    names = {rung.name for rung in rungs_of("onnxruntime", replace(TARGET, threads=1), job().scheme)}
+    assert not names & {"no-spinning", "dynamic-blocks"}
+
+
+# ------------------------------------------------------------------------------------------------------ what is better
+
+
+@pytest.mark.parametrize(
+    ("speedup", "memory", "prefer", "kept"),
+    [
+        (1.10, 100e6, "latency", True),
+        (1.10, 200e6, "latency", True),
+        (1.01, 100e6, "latency", False),  # within the resolution
+        (0.90, 100e6, "latency", False),
+        (0.99, 80e6, "latency", True),  # as fast, and less memory
+        (0.99, 99.5e6, "latency", False),  # less memory by less than two runs of one process differ
+        (0.90, 80e6, "latency", False),
+        (0.90, 80e6, "memory", True),
+        (1.10, 100e6, "memory", True),
+        (1.10, 110e6, "memory", False),
+    ],
+)
+def test_a_rung_must_pay(speedup: float, memory: float, prefer: Any, kept: bool) -> None:
+    """Broken: settings would be kept that do nothing, or for what the policy does not prefer."""
+    found, reason = weigh(measured(speedup, memory), measured(None), replace(POLICY, prefer=prefer))
+    assert found == kept, reason
+    assert reason.startswith("kept" if kept else "dropped")
+    assert f"{speedup:.3f} times" in reason
+
+
+def test_noise_is_no_gain() -> None:
+    """Broken: on a restless machine chance would climb the ladder."""
+    kept, reason = weigh(measured(1.10, noise=0.5), measured(None), POLICY)
+    assert not kept, reason
+
+
+def test_of_equals_the_one_with_fewer_settings_wins() -> None:
+    """Broken: settings that change nothing would ship."""
+    plain = candidate(job())
+    tuned = candidate(climbed_job(job(), DENORMALS), 2.01)
+    assert select((tuned, plain), POLICY).winner == plain.job.id
+    faster = candidate(climbed_job(job(), DENORMALS), 2.2)
+    assert select((faster, plain), POLICY).winner == faster.job.id
+
+
+# -------------------------------------------------------------------------------------------------------- the whole way
+
+
+def ladder(climbed: Climb, *candidates: Candidate) -> tuple[LadderStep, ...]:
+    return lay_out(climbed, candidates, select(candidates, POLICY), measured(None), POLICY)
+
+
+def test_each_step_is_compared_with_the_climbed_one_before() -> None:
+    """Broken: what was dropped would count, or a gain would be told twice."""
+    lean = climbed_job(job("int8"), NO_ARENA)
+    tuned = climbed_job(lean, DENORMALS)
+    kept = [
+        LadderStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ..."),
+        LadderStep(kind="tuning", name="slow", job_id="x", climbed=False, reason="dropped: ..."),
+        LadderStep(kind="tuning", name="denormals", job_id=tuned.id, reason="kept: ..."),
+    ]
+    found = ladder(
+        Climb(stand=job("int8").id, steps=tuple(kept)),
+        candidate(job("int8"), 4.0),
+        candidate(lean, 4.0),
+        candidate(tuned, 5.0),
+        candidate(job(), 2.0),
+    )
+    assert [step.kind for step in found] == ["original", "graph", "precision", "memory", "tuning", "tuning"]
+    gains = [step.speedup for step in found]
+    assert gains == [None, *(pytest.approx(gain) if gain else None for gain in (2.0, 2.0, 1.0, None, 1.25))]
+    assert all(step.speedup is None or step.speedup_interval is not None for step in found)
+
+
+def test_a_kept_setting_that_did_not_live_through_the_measurement_is_not_climbed() -> None:
+    """Broken: the next step would be compared with one that nobody measured."""
+    lean = climbed_job(job(), NO_ARENA)
+    step = LadderStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ...")
+    found = ladder(Climb(stand=job().id, steps=(step,)), candidate(job()), candidate(lean, None))
+    assert not found[-1].climbed
+    assert "not measured" in found[-1].reason
+
+
+def test_without_a_lower_precision_or_a_candidate_the_ladder_says_so() -> None:
+    """Broken: a step that is missing would be missing without a word."""
+    stays = ladder(Climb(stand=job().id, reason="mine offers no settings"), candidate(job()))
+    assert [(step.kind, step.climbed) for step in stays] == [
+        ("original", True), ("graph", True), ("precision", False), ("memory", False),
+    ]  # fmt: skip
+    assert all(step.reason for step in stays if not step.climbed)
+    nothing = lay_out(Climb(reason="no candidate passed"), (), select((), POLICY), None, POLICY)
+    assert [step.climbed for step in nothing] == [False, False]
+    assert all(step.reason for step in nothing)
+
+
+def test_a_budget_that_is_used_up_is_said(tmp_path: Path) -> None:
+    """Broken: a ladder would go on after the run's time, or end without a word. No engine is there: nothing may start."""
+    spec = DataSpec(source="synthetic")
+    policy = Policy(
+        name="p",
+        owner="",
+        digest="",
+        files=(),
+        data=Data(validation=spec, calibration=spec),
+        targets=(POLICY,),
+        budget=Budget(minutes=0.5, measure_seconds=30),
+    )
+    context = Context(
+        cache=Cache(tmp_path), engine=None, events=EventLog(), hardware=hardware(), scratch=tmp_path, today=date.today()
+    )  # type: ignore[arg-type]
+    samples = {"validation": SampleSet(path="", digest="", count=1, real=True, source="")}
+    expected = Reference(outputs={}, corners=(), digest="", batch_size=1)
+    found, climbed = climb(context, policy, POLICY, [candidate(job())], None, samples, expected)  # type: ignore[arg-type]
+    assert [one.job.id for one in found] == [job().id]
+    assert climbed is not None
+    assert climbed.steps
+    assert all("budget of 0.5 minutes" in step.reason and not step.job_id for step in climbed.steps)
+    assert climb(context, policy, replace(POLICY, ladder=False), found, None, samples, expected) == (found, None)  # type: ignore[arg-type]
