@@ -226,7 +226,8 @@ def _block_schemes() -> tuple[Scheme, ...]:
 
 def _rungs(threads: int, scheme: Scheme) -> tuple[Rung, ...]:
     """Settings of the session that are worth a try. Outputs bound to buffers of ours are none of them: they would have to be copied, since
-    they belong to the caller, and the copy costs what the allocation does (docs/ladder.md)."""
+    they belong to the caller, and the copy costs what the allocation does (docs/ladder.md). Nor is the switch that takes denormals for zero: it sets the
+    arithmetic of the thread that serves, not of the model alone."""
 
     def config(name: str, value: str) -> dict[str, Any]:
         return {"config": {name: value}}
@@ -239,7 +240,6 @@ def _rungs(threads: int, scheme: Scheme) -> tuple[Rung, ...]:
         Rung(kind="memory", name="no-prepacking", options=config("session.disable_prepacking", "1")),
     )
     tuning = (
-        Rung(kind="tuning", name="denormals-as-zero", options=config("session.set_denormal_as_zero", "1")),
         # Without NCHWc, whose copies of the weights are most of a large network's memory, and whose reordering may cost a small one time.
         Rung(kind="tuning", name="extended", options={"graph_optimization": "extended"}),
     )

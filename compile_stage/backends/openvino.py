@@ -37,7 +37,6 @@ _OPTIONS: Mapping[str, tuple[str, tuple[str, ...] | type]] = {
     "num_streams": ("NUM_STREAMS", int),
     "cpu_pinning": ("ENABLE_CPU_PINNING", bool),
     "hyper_threading": ("ENABLE_HYPER_THREADING", bool),
-    "denormals_as_zero": ("CPU_DENORMALS_OPTIMIZATION", bool),
     "partitioner": ("TBB_PARTITIONER", ("static", "auto")),
     "fixed_shapes": ("", bool),
 }
@@ -287,7 +286,6 @@ def _rungs(target: Target) -> tuple[Rung, ...]:
     rungs = [
         # One compiled model for every batch size, not one for each with packed weights of its own.
         *([Rung(kind="memory", name="one-model", options={"fixed_shapes": False})] if several else []),
-        Rung(kind="tuning", name="denormals-as-zero", options={"denormals_as_zero": True}),
         Rung(kind="tuning", name="no-pinning", options={"cpu_pinning": False}),
     ]
     if target.threads > 1:
