@@ -51,7 +51,7 @@ def climb(
     left_s = policy.budget.minutes * 60 - policy.budget.measure_seconds - context.events.elapsed_s
     workshop = TargetWorkshop(context, policy, target_policy, portable, samples, expected)
     ladder = _Ladder(context, policy, target_policy, samples["validation"], workshop, time.monotonic() + left_s)
-    stand = ladder.lowest(candidates)
+    stand, why = ladder.lowest(candidates)
     if stand is None:
         return list(candidates), Climb(reason="no candidate passed every tolerance")
     kept, steps, top = [stand], [], stand
@@ -64,7 +64,7 @@ def climb(
             top = candidate
     missing = "" if offered else f"{stand.job.backend} offers no settings for memory or tuning here"
     with_kept = [one for candidate in candidates for one in (kept if candidate is stand else [candidate])]
-    return with_kept, Climb(stand=stand.job.id, steps=tuple(steps), reason=missing)
+    return with_kept, Climb(stand=stand.job.id, why=why, steps=tuple(steps), reason=missing)
 
 
 class _Ladder:
@@ -82,16 +82,21 @@ class _Ladder:
         self._context, self._policy, self._target_policy = context, policy, target_policy
         self._samples, self._workshop, self._ends = samples, workshop, ends
 
-    def lowest(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """What the rungs are tried on: of those that pass the fastest by a quick look, or of the smallest the fastest."""
-        passing = [c for c in candidates if c.verdict is not None and c.verdict.passed and c.artifact is not None]
+    def lowest(self, candidates: Sequence[Candidate]) -> tuple[Candidate | None, str]:
+        """What the rungs are tried on, and why: of those that pass the fastest by a quick look, or of the smallest the fastest."""
+        passing, of = (
+            [c for c in candidates if c.verdict and c.verdict.passed and c.artifact is not None],
+            "that passes",
+        )
         if self._target_policy.prefer == "size":
             least = min((_size(c) for c in passing), default=0)
-            passing = [c for c in passing if _size(c) == least]
+            passing, of = [c for c in passing if _size(c) == least], "of the smallest that pass"
         if len(passing) < 2:
-            return passing[0] if passing else None
+            return (passing[0], f"the only one {of}") if passing else (None, "")
         fastest = self._workshop.fastest(passing, self._seconds)
-        return next((c for c in passing if fastest is not None and c.job.id == fastest.job.id), passing[0])
+        if fastest is None:
+            return passing[0], f"the first {of}: none could be timed"
+        return next(c for c in passing if c.job.id == fastest.job.id), f"the fastest {of}, by a quick look"
 
     def step(self, rung: Rung, below: Candidate) -> tuple[LadderStep, Candidate | None]:
         """One rung on top of what was kept; the candidate when it is kept too."""

@@ -71,15 +71,17 @@ def ladder_rows(result: RunResult, target: TargetResult) -> tuple[LadderRow, ...
 
 
 def ladder_line(result: RunResult, target: TargetResult) -> str:
-    """The climbed steps on one line, `original 2.02 ms → graph fp32 0.62 ms → ...`, and how many were dropped; empty without a ladder."""
+    """The climbed steps on one line, `original 2.02 ms → graph fp32 0.62 ms → ...`, how many were dropped, and whether the winner is elsewhere; empty without
+    a ladder."""
     rows = ladder_rows(result, target)
     climbed = [row for row in rows if row.climbed]
     steps = " → ".join(
         f"{KIND_WORDS[row.kind]} {'' if row.kind == 'original' else row.what + ' '}{numbers.duration(row.p50_s)}"
         for row in climbed
     )
-    dropped = sum(not row.climbed and bool(row.job_id) for row in rows)
-    said = [steps or "nothing to climb"] + (
-        [f"{numbers.count(dropped, 'setting')} tried and dropped"] if dropped else []
-    )
+    said = [steps or "nothing to climb"]
+    if dropped := sum(not row.climbed and bool(row.job_id) for row in rows):
+        said.append(f"{numbers.count(dropped, 'setting')} tried and dropped")
+    if target.selection.winner is not None and not any(row.state == "won" for row in climbed):
+        said.append("the winner is none of these")
     return f"ladder: {'; '.join(said)}" if rows else ""

@@ -41,11 +41,13 @@ class Climb:
 
     Attributes:
         stand: Job id of the candidate that the rungs were tried on; empty when there was none.
+        why: Why that one.
         steps: One for each rung, in order.
         reason: Why there was none to stand on, or nothing to try; empty when there was.
     """
 
     stand: str = ""
+    why: str = ""
     steps: tuple[LadderStep, ...] = ()
     reason: str = ""
 
@@ -120,7 +122,7 @@ def lay_out(
     stand = by_id.get(climb.stand)
     if stand is None:
         return original, LadderStep(kind="graph", name="", climbed=False, reason=climb.reason)
-    steps = [original, *_lower_steps(stand, candidates), *climb.steps]
+    steps = [original, *_lower_steps(stand, climb.why, candidates), *climb.steps]
     if climb.reason:
         steps.append(LadderStep(kind="memory", name="", climbed=False, reason=climb.reason))
     size, before, made = policy.target.batch_sizes[0], _timing(baseline, policy.target.batch_sizes[0]), []
@@ -137,7 +139,7 @@ def lay_out(
     return tuple(made)
 
 
-def _lower_steps(stand: Candidate, candidates: Sequence[Candidate]) -> list[LadderStep]:
+def _lower_steps(stand: Candidate, chosen: str, candidates: Sequence[Candidate]) -> list[LadderStep]:
     """What the compiler makes of the graph in fp32, then the precision that the rungs stand on."""
     backend, scheme = stand.job.backend, stand.job.scheme
     plain = next((c.job for c in candidates if c.job.backend == backend and c.job.scheme.precision == "fp32"), None)
@@ -147,15 +149,11 @@ def _lower_steps(stand: Candidate, candidates: Sequence[Candidate]) -> list[Ladd
     else:
         graph = LadderStep(kind="graph", name=plain.scheme.name, job_id=plain.id, reason=said)
     if scheme.precision == "fp32":
-        lower = any(c.job.scheme.precision != "fp32" for c in candidates if c.job.backend == backend)
-        why = "no lower precision passes and is faster" if lower else f"the policy has no other precision of {backend}"
+        lower = any(c.job.scheme.precision != "fp32" for c in candidates)
+        why = f"the ladder stands on fp32: {chosen}" if lower else "the policy asks for no other precision"
         return [graph, LadderStep(kind="precision", name="", climbed=False, reason=why)]
-    return [graph, LadderStep(kind="precision", name=scheme.name, job_id=stand.job.id, reason=_why(stand))]
-
-
-def _why(stand: Candidate) -> str:
-    why = "the fastest that passes, by a quick look"
-    return f"{why}; {stand.note}" if stand.note else why
+    why = f"{chosen}; {stand.note}" if stand.note else chosen
+    return [graph, LadderStep(kind="precision", name=scheme.name, job_id=stand.job.id, reason=why)]
 
 
 def _gained(step: LadderStep, own: Timing, before: Timing | None) -> LadderStep:

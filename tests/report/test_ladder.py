@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,8 @@ from compile_stage.report.html import render_html
 from compile_stage.report.ladder import ladder_line, ladder_rows
 from compile_stage.report.markdown import render_markdown
 from compile_stage.report.result import result_json_schema, result_text
+
+RUNG = "digits-cnn-1--cpu-server--openvino--int8-sym--memory-lean"
 
 
 @pytest.fixture
@@ -74,6 +77,13 @@ def test_the_terminal_has_one_line(climbed: RunResult) -> None:
     stream = io.StringIO()
     Display(stream, width=200).show_result(climbed, Path("out"))
     assert stream.getvalue().count("ladder: ") == 1
+
+
+def test_a_winner_beside_the_ladder_is_said(climbed: RunResult) -> None:
+    """Broken: a reader would take the top of the ladder for what ships."""
+    target = climbed.targets[0]
+    elsewhere = replace(target.selection, winner="other", states={**target.selection.states, RUNG: "lost"})
+    assert "the winner is none of these" in ladder_line(climbed, replace(target, selection=elsewhere))
 
 
 def test_a_run_without_a_ladder_has_no_section(result: RunResult) -> None:
