@@ -29,7 +29,7 @@ demo: .venv/.installed
 	.venv/bin/compile-stage demo
 
 test: .venv-dev/.installed
-	.venv-dev/bin/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+	.venv-dev/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # `make -k lint` runs all four, whatever one of them finds.
 lint: lint-ruff lint-format lint-types lint-layers
