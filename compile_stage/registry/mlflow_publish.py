@@ -47,6 +47,8 @@ def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, P
     Raises:
         RegistryError: The registry can't be reached or refuses; nothing half-done is visible then.
     """
+    from mlflow.exceptions import MlflowException
+
     check_name(bundle.name)
     with trouble(bundle.name), single_writer(client, bundle.name) as writer:
         if (held := find(client, bundle.name, bundle.key)) is not None:
@@ -54,10 +56,17 @@ def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, P
             return held
         runs = _runs(client, bundle, source)
         _describe(client, runs, bundle, source, files)
-        model = _logged_model(client, bundle, source, runs, writer)
-        _lineage(client, runs, model, source)
-        _measurements(client, runs, model, bundle)
-        receipt = _version(client, bundle, source, runs, model)
+        try:
+            model = _logged_model(client, bundle, source, runs, writer)
+            _lineage(client, runs, model, source)
+            _measurements(client, runs, model, bundle)
+            receipt = _version(client, bundle, source, runs, model, writer)
+        except MlflowException as error:
+            # We took a model that another machine had made, and that took it away since a third one was faster than both.
+            held = find(client, bundle.name, bundle.key) if is_code(error, "RESOURCE_DOES_NOT_EXIST") else None
+            if held is None:
+                raise
+            receipt = held
         _end_runs(client, bundle.name, receipt)
         return receipt
 
@@ -84,7 +93,7 @@ def _versions(client: Any, name: str, key: str) -> list[Any]:
     return sorted(found, key=lambda version: int(version.version))
 
 
-def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model: Any) -> Receipt:
+def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model: Any, writer: str) -> Receipt:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -110,8 +119,9 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
     client.delete_model_version(bundle.name, made.version)
     if (first.tags or {}).get(_PUSH_TAG) == push_id:
         return receipt_of(first, created=True)  # our own call, whose answer was lost and which HTTP then sent again
-    # Another machine was faster: its version stands, ours goes with its files.
-    client.delete_logged_model(model.model_id)
+    # Another machine was faster: its version stands, and ours goes with its files, unless they are what that machine published too.
+    if model.tags.get(_WRITER_TAG) == writer and first.model_id != model.model_id:
+        client.delete_logged_model(model.model_id)
     return receipt_of(first)
 
 
