@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,7 @@ def _describe(client: Any, runs: Runs, bundle: Bundle, source: SourceModel, file
 
     held = client.get_run(runs.child).data.params
     fresh = [Param(key, str(value)[:_PARAM_CHARS]) for key, value in bundle.params.items() if key not in held]
-    client.log_batch(runs.child, params=fresh)
+    _twice(lambda: client.log_batch(runs.child, params=fresh))
     for run in (runs.child, runs.parent):
         for name, path in files.items():
             _log_file(client, run, name, Path(path))
@@ -292,7 +293,19 @@ def _describe(client: Any, runs: Runs, bundle: Bundle, source: SourceModel, file
             note = Path(report).read_text(encoding="utf-8")
             if len(note) > _NOTE_CHARS:
                 note = note[:_NOTE_CHARS].rpartition("\n")[0] + "\n\n(The rest is in the artifact report.md.)"
-            client.log_batch(run, tags=[RunTag("mlflow.note.content", note)])
+            written = [RunTag("mlflow.note.content", note)]
+            _twice(partial(client.log_batch, run, tags=written))
+
+
+def _twice(call: Callable[[], object]) -> None:
+    """Make a call that changes nothing when it is made again. Of two stages that write the same row at once, MLflow's database refuses the second; asked
+    again, it finds the row there."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        call()
+    except MlflowException:
+        call()
 
 
 def _log_file(client: Any, run: str, name: str, path: Path) -> None:
