@@ -47,13 +47,9 @@ def warm_up(call: Callable[[], Any], *, max_seconds: float) -> dict[str, Any]:
             before = time.perf_counter()
             call()
             latencies.append(time.perf_counter() - before)
-            if time.perf_counter() - began >= max_seconds:
+            if (seconds := time.perf_counter() - began) >= max_seconds:
                 settle()
-                return {
-                    "calls": calls + len(latencies),
-                    "seconds": time.perf_counter() - began,
-                    "steady": steady(windows),
-                }
+                return {"calls": calls + len(latencies), "seconds": seconds, "steady": steady(windows)}
         calls += len(latencies)
         windows.append(median(latencies))
         if steady(windows):

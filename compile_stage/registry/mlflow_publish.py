@@ -323,42 +323,26 @@ def _lineage(client: Any, runs: Runs, model: Any, source: SourceModel) -> None:
     from mlflow.entities import LoggedModelInput, LoggedModelOutput
     from mlflow.exceptions import MlflowException
 
-    def out() -> bool:
+    def lead_out() -> None:
         held = client.get_run(runs.child).outputs
-        return model.model_id in {m.model_id for m in (held.model_outputs if held else ())}
+        if model.model_id not in {m.model_id for m in (held.model_outputs if held else ())}:
+            client.log_outputs(runs.child, [LoggedModelOutput(model.model_id, step=0)])
 
-    _link(out, lambda: client.log_outputs(runs.child, [LoggedModelOutput(model.model_id, step=0)]))
+    def lead_in(run: str) -> None:
+        held = client.get_run(run).inputs
+        if source.logged_model_id not in {m.model_id for m in (held.model_inputs if held else ())}:
+            client.log_inputs(run, models=[LoggedModelInput(source.logged_model_id)])
+
+    _twice(lead_out)
     if not source.logged_model_id:
         return
     for run_id in (runs.child, runs.parent):
-
-        def taken(run: str = run_id) -> bool:
-            held = client.get_run(run).inputs
-            return source.logged_model_id in {m.model_id for m in (held.model_inputs if held else ())}
-
-        def take(run: str = run_id) -> None:
-            client.log_inputs(run, models=[LoggedModelInput(source.logged_model_id)])
-
         try:
-            _link(taken, take)
+            _twice(partial(lead_in, run_id))
         except MlflowException as error:
             # The source's experiment may be closed to us; the tags say where it came from.
             if not is_code(error, *_REFUSED):
                 raise
-
-
-def _link(there: Callable[[], bool], make: Callable[[], None]) -> None:
-    """Make a link of the lineage unless it is there. Another stage may make it at the same time, and MLflow's
-    database refuses the second."""
-    from mlflow.exceptions import MlflowException
-
-    if there():
-        return
-    try:
-        make()
-    except MlflowException:
-        if not there():
-            raise
 
 
 def _measurements(client: Any, runs: Runs, model: Any, bundle: Bundle) -> None:
