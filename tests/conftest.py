@@ -32,6 +32,27 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+# What takes longest comes first, so that no test process is left alone with it at the end while the other has nothing to do.
+SLOWEST_FIRST = (
+    "test_kill",
+    "test_serve_elsewhere",
+    "integration",
+    "registry",
+    "examples",
+    "conformance",
+    "pipelines",
+    "debug",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        names = (*item.path.parent.parts, item.path.stem)
+        return next((at for at, name in enumerate(SLOWEST_FIRST) if name in names), len(SLOWEST_FIRST))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(autouse=True)
 def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home, a cache and a registry of its own for every test, so that none can pass because of another's leftovers."""

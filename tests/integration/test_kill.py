@@ -31,5 +31,5 @@ def test_after_a_kill_the_registry_shows_old_or_new_and_a_rerun_finishes(
     """Broken: a crash would leave half a publication, or workers that run for ever."""
     copy_database(tmp_path, "mlflow-artifacts:/0")  # making its tables would take the server seconds
     monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    for seen in _script().go(moments=1, victims=("stage", "server"), seed=7, root=tmp_path, warm_ups=1).values():
+    for seen in _script().go(moments=1, victims=("stage", "server"), seed=7, root=tmp_path, longest=8.0).values():
         assert seen["old"] + seen["published"] + seen["new"] == 1
