@@ -85,6 +85,15 @@ class Exporter(Plugin, Protocol):
         """Package → version of what makes the export, for cache keys."""
 
 
+@runtime_checkable
+class ProgramExporter(Protocol):
+    """What a source may offer beside: its model as a PyTorch program, for compilers that start from one."""
+
+    def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        """Write `into/model.pt2`, as `torch.export.load` reads it, of the form `torch-export`. The signature names the tensors of the
+        program's flattened inputs and outputs, in order, as `Exporter.export` does. Raises SourceError as that."""
+
+
 class Lowering(Plugin, Protocol):
     """ONNX → ONNX at another precision (`compile_stage.lowerings`), named after the precision."""
 
@@ -203,9 +212,14 @@ class Needs:
     total_s: float | None = None
 
     @classmethod
-    def within(cls, budget: Budget, cpus: int = 2) -> Needs:
+    def within(cls, budget: Budget, cpus: int = 2, interpreter: str = "") -> Needs:
         """What a policy grants to one worker."""
-        return cls(cpus=cpus, memory_bytes=int(budget.job_memory_mb * 1e6), timeout_s=budget.job_minutes * 60)
+        return cls(
+            cpus=cpus,
+            memory_bytes=int(budget.job_memory_mb * 1e6),
+            timeout_s=budget.job_minutes * 60,
+            interpreter=interpreter,
+        )
 
 
 class Worker(Protocol):
