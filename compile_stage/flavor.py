@@ -65,6 +65,7 @@ FLAVOR_NAME = "compile_stage"
 _BACKENDS = {
     "onnxruntime": "compile_stage.backends.onnxruntime:OnnxRuntime",
     "openvino": "compile_stage.backends.openvino:OpenVino",
+    "tensorrt": "compile_stage.backends.tensorrt:TensorRt",
 }
 _PACKAGE = Path(__file__).parent
 
