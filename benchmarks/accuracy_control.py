@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -66,18 +67,20 @@ def by_nncf(name: str, path: str, batches: list[dict], gate: float, into: Path) 
     graph = openvino.Core().read_model(path)
     expected: list[np.ndarray] = []
 
-    def validate(compiled: openvino.CompiledModel, data: object) -> tuple[float, list[float]]:
+    def validate(compiled: openvino.CompiledModel, data: Iterable[dict]) -> tuple[float, list[float]]:
         nonlocal evaluations
+        asked = list(data)  # it counts what is taken from it
         request = compiled.create_infer_request()
 
         def run(batch: dict) -> np.ndarray:
             request.infer(list(batch.values()))
             return request.output_tensors[0].data.copy()
 
-        if not expected:  # it asks of the original first
+        if not expected:  # it asks of the original first, and of all
             expected.extend(run(batch) for batch in batches)
         evaluations += 1
-        return smallest_snr_db(run, batches, expected)
+        right = {id(batch): answer for batch, answer in zip(batches, expected, strict=True)}
+        return smallest_snr_db(run, asked, [right[id(batch)] for batch in asked])
 
     tuned = nncf.quantize_with_accuracy_control(
         graph,

@@ -2,6 +2,8 @@
 
     python benchmarks/int8.py                       # four networks, about twelve minutes on two cores
     python benchmarks/int8.py bert6 --full-weights  # on a CPU without VNNI: what one with it would compute
+    python benchmarks/int8.py --olive .venv-olive/bin/python    # with Olive, which lives in an environment of its own:
+                                                    # python -m venv .venv-olive && .venv-olive/bin/pip install olive-ai onnxruntime
 
 Each network is exported, lowered by every int8 scheme of both backends on 32 calibration samples, and compared with FP32 on 16 others: the signal-to-noise ratio of the
 first output, *as its graph says* (integer kernels off, so that it is the same on every machine) and *as it is served* here. NNCF quantises OpenVINO's graph with its
@@ -15,8 +17,10 @@ On a CPU without VNNI our schemes take 7-bit weights. `--full-weights` lowers wi
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -195,6 +199,15 @@ def by_onnxruntime(name: str, model: PortableModel, folder: Path, full: bool) ->
     return made
 
 
+def by_olive(python: str, name: str, model: PortableModel, folder: Path, full: bool) -> Path:
+    samples_file, out = folder / "samples.npz", folder / "olive.onnx"
+    np.savez(samples_file, **samples(name, CALIBRATION, 2))
+    script = Path(__file__).with_name("olive_int8.py")
+    narrow = json.dumps(not full and hardware().sums_saturate)
+    subprocess.run([python, script, model.path, samples_file, out, narrow], check=True, stdout=subprocess.DEVNULL)
+    return out
+
+
 # -------------------------------------------------------------------------------------------------------- measurement
 
 
@@ -218,7 +231,7 @@ def in_turns(runs: dict[str, Run], example: dict, seconds: float) -> dict[str, l
     return times
 
 
-def measure(name: str, seconds: float, full: bool, folder: Path) -> None:
+def measure(name: str, seconds: float, full: bool, olive: str | None, folder: Path) -> None:
     model, calibration = export(name, folder / "model")
     held_out = samples(name, HELD_OUT, 1)
     example, fp32 = one(held_out, 0), on_onnxruntime(Path(model.path))
@@ -233,6 +246,9 @@ def measure(name: str, seconds: float, full: bool, folder: Path) -> None:
     exact = [snr_db(expected, on_onnxruntime(path, exact=True), held_out) for path in graphs]
     best = int(np.argmax(exact))
     rows["quantize_static"] = (exact[best], on_onnxruntime(graphs[best]))
+    if olive:
+        path = by_olive(olive, name, model, folder, full)
+        rows["Olive"] = (snr_db(expected, on_onnxruntime(path, exact=True), held_out), on_onnxruntime(path))
     lowered: dict[str, str] = {}
     for backend in (OpenVino(), OnnxRuntime()):
         for scheme in backend.schemes(TARGET, "int8"):
@@ -274,10 +290,11 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--seconds", type=float, default=20.0, help="of taking turns, a network")
     parser.add_argument("--full-weights", action="store_true", help="8-bit weights, whatever this CPU's kernels do")
+    parser.add_argument("--olive", metavar="PYTHON", help="interpreter of an environment with Olive")
     chosen = parser.parse_args()
     for name in chosen.networks:
         with tempfile.TemporaryDirectory() as scratch:
-            measure(name, chosen.seconds, chosen.full_weights, Path(scratch))
+            measure(name, chosen.seconds, chosen.full_weights, chosen.olive, Path(scratch))
 
 
 if __name__ == "__main__":
