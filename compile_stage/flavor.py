@@ -65,6 +65,7 @@ FLAVOR_NAME = "compile_stage"
 _BACKENDS = {
     "onnxruntime": "compile_stage.backends.onnxruntime:OnnxRuntime",
     "openvino": "compile_stage.backends.openvino:OpenVino",
+    "inductor": "compile_stage.backends.inductor:Inductor",
 }
 _PACKAGE = Path(__file__).parent
 
