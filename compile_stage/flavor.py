@@ -66,6 +66,7 @@ _BACKENDS = {
     "onnxruntime": "compile_stage.backends.onnxruntime:OnnxRuntime",
     "openvino": "compile_stage.backends.openvino:OpenVino",
     "inductor": "compile_stage.backends.inductor:Inductor",
+    "torchscript": "compile_stage.backends.torchscript:TorchScript",
 }
 _PACKAGE = Path(__file__).parent
 

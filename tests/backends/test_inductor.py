@@ -56,12 +56,12 @@ def save(program: Any, signature: Signature, folder: Path) -> PortableModel:
 def several(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """Compiled once: a compilation takes half a minute."""
     tmp_path = tmp_path_factory.mktemp("several")
-    rows = torch.ones(2, 12)
+    b, a, scale = (torch.ones(2, 12) for _ in range(3))  # one tensor given three times would be traced as one input
     free = {0: torch.export.Dim.AUTO}
     program = torch.export.export(
         Several().eval(),
-        ({"b": rows, "a": rows},),
-        {"scale": rows},
+        ({"b": b, "a": a},),
+        {"scale": scale},
         dynamic_shapes={"parts": {"b": free, "a": free}, "scale": free},
     )
 
@@ -127,7 +127,7 @@ def test_no_path_of_the_machine_and_no_cache_is_left(several: Artifact) -> None:
         assert not [name for name in archive.namelist() if name.endswith(".cpp")]
     for place in (str(Path(torch.__file__).parents[2]), str(Path(several.path).parents[1]), "/compile-stage-"):
         assert place.encode() not in content
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    assert "compile-stage-" not in os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")  # PyTorch sets it itself, too
 
 
 @pytest.mark.slow
