@@ -66,6 +66,8 @@ _BACKENDS = {
     "onnxruntime": "compile_stage.backends.onnxruntime:OnnxRuntime",
     "openvino": "compile_stage.backends.openvino:OpenVino",
     "tensorrt": "compile_stage.backends.tensorrt:TensorRt",
+    "inductor": "compile_stage.backends.inductor:Inductor",
+    "torchscript": "compile_stage.backends.torchscript:TorchScript",
 }
 _PACKAGE = Path(__file__).parent
 

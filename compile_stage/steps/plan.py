@@ -70,7 +70,7 @@ def _expand(
         form = next((form for form in backend.forms if form in given), None)
         if form is None:
             takes = f"{name} takes {' or '.join(backend.forms)}"
-            reason = f"{takes}, and a {source.flavor} model is given as {' or '.join(given)}"
+            reason = f"{takes}, and a model of flavor {source.flavor} is given as {' or '.join(given)}"
             yield _refusal(source, target.name, name, "*", reason)
             continue
         for precision in precisions:

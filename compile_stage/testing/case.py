@@ -15,6 +15,7 @@ from compile_stage.core import plugins
 from compile_stage.core.digest import canonical_json, load_record
 from compile_stage.core.ports import Backend
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.testing import programs
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -48,7 +49,9 @@ class Case:
 
     @cached_property
     def portable(self) -> PortableModel:
-        """The model that the backend is given: lowered, unless the scheme is native."""
+        """The model in the form that the backend takes: lowered, unless the scheme is native."""
+        if "onnx" not in self.backend.forms:
+            return programs.to_program(self.model, self.folder / "program")
         if self.scheme.native:
             return self.model
         lowering = plugins.load("lowerings", self.scheme.precision)
