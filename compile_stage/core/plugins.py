@@ -127,6 +127,12 @@ def shipped_lock(backend: str) -> Path | None:
     return Path(spec.origin).parent / "locks" / f"{backend}.txt"
 
 
+def absent_to_open(backend: Backend) -> list[str]:
+    """The modules that opening an artifact needs and that are not here: the backend's `opens_with`, or all that it requires."""
+    needed: tuple[str, ...] = getattr(backend, "opens_with", backend.requires)
+    return [module for module in needed if not _importable(module)]
+
+
 def importable(plugin: Plugin) -> bool:
     """True when everything the plug-in needs is in this environment."""
     return not _absent(plugin)

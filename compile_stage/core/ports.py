@@ -109,6 +109,7 @@ class Backend(Plugin, Protocol):
     """A compiler and its runtime (`compile_stage.backends`).
 
     A backend's file imports nothing of ours but `core`: it is vendored into what is published.
+    Where opening needs fewer modules than `requires`, a class attribute `opens_with` names them.
     """
 
     forms: ClassVar[tuple[str, ...]]  # portable forms it takes, preferred first

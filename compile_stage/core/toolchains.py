@@ -72,7 +72,7 @@ def find(name: str, lock: Path | None) -> Toolchain | None:
     folder = place(name, lock)
     try:
         packages = json.loads((folder / READY).read_text(encoding="utf-8"))["packages"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     interpreter = interpreter_in(folder)
     if not interpreter.exists():

@@ -6,8 +6,10 @@ once its last file is written (`core.toolchains.READY`), so one whose making was
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -101,13 +103,14 @@ def remove(name: str) -> tuple[str, ...]:
     """Delete every environment of the backend, of former locks too. Returns their folders."""
     _lock(name)
     gone = []
+    ours = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")  # another backend's name may begin with this one's
     for folder in sorted(toolchains.toolchains_root().glob(f"{name}-*")):
-        if folder.is_dir():
+        if folder.is_dir() and ours.fullmatch(folder.name):
             with FileLock(f"{folder}.lock"):
                 (folder / toolchains.READY).unlink(missing_ok=True)  # first, so that no run starts in a half of it
                 shutil.rmtree(folder)
             gone.append(str(folder))
-        Path(f"{folder}.lock").unlink(missing_ok=True)
+            Path(f"{folder}.lock").unlink(missing_ok=True)
     return tuple(gone)
 
 
@@ -119,8 +122,8 @@ def lock(name: str, out: Path | None = None, say: Say = lambda _: None) -> Path:
         UsageError: The backend has no toolchain.
         MissingDependencyError: The requirements can't be resolved.
     """
-    _lock(name)
-    wanted = plugins.shipped_lock(name)
+    plugins.load("backends", name)  # a name that no backend has is told first
+    wanted = plugins.shipped_lock(name)  # which need not be there: this is how a backend's first one is made
     wanted = wanted.with_suffix(".in") if wanted is not None else None
     if wanted is None or not wanted.is_file():
         raise UsageError(
@@ -135,7 +138,9 @@ def lock(name: str, out: Path | None = None, say: Say = lambda _: None) -> Path:
     lines = sorted(f"{one['metadata']['name']}=={one['metadata']['version']}" for one in chosen)
     target = out or toolchains.users_lock(name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("\n".join([f"# Made by `compile-stage toolchain lock {name}`.", *lines]) + "\n", encoding="utf-8")
+    part = target.with_name(f"{target.name}.part")
+    part.write_text("\n".join([f"# Made by `compile-stage toolchain lock {name}`.", *lines]) + "\n", encoding="utf-8")
+    part.replace(target)
     return target
 
 
@@ -171,8 +176,12 @@ def _make(name: str, lock: Path, folder: Path, say: Say) -> None:
 
 def _with_pip(lock: Path, folder: Path) -> list[list[str]]:
     python = str(toolchains.interpreter_in(folder))
-    options = ["--disable-pip-version-check", "--no-input", "--quiet", "--no-deps", "-r", str(lock)]
-    return [[sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *options]]
+    options = ["install", "--disable-pip-version-check", "--no-input", "--quiet", "--no-deps", "-r", str(lock)]
+    make = [sys.executable, "-m", "venv"]
+    if importlib.util.find_spec("pip") is None:
+        return [[*make, str(folder)], [python, "-m", "pip", *options]]
+    # By the pip that is here, so that the environment holds what the lock says and nothing of this Python's own.
+    return [[*make, "--without-pip", str(folder)], [sys.executable, "-m", "pip", "--python", python, *options]]
 
 
 def _with_uv(uv: str, lock: Path, folder: Path) -> list[list[str]]:
