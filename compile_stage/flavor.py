@@ -65,6 +65,7 @@ FLAVOR_NAME = "compile_stage"
 _BACKENDS = {
     "onnxruntime": "compile_stage.backends.onnxruntime:OnnxRuntime",
     "openvino": "compile_stage.backends.openvino:OpenVino",
+    "tvm": "compile_stage.backends.tvm:Tvm",
 }
 _PACKAGE = Path(__file__).parent
 
