@@ -52,6 +52,9 @@ _LINKERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
 
 _CPU, _POOLED = 1, 2  # DLPack's device type; TVM's allocator that keeps buffers between calls
 _SHARE_ALL_CORES = -3  # of runtime.config_threadpool: no thread is bound to a core of its own
+_ROOM = (
+    8  # workers that a pool has at least, sleeping or not: another session may want more threads than there are cores
+)
 _ALIGNMENT = 64  # bytes; what TVM's kernels assume of a tensor
 
 
@@ -429,14 +432,14 @@ _configured = threading.local()
 
 
 def _use_threads(threads: int) -> None:
-    """Let TVM's pool run kernels on so many threads. The pool is of the calling thread, and can't grow once it is made, so it is made for
-    all cores. None of its threads is bound to a core, which the process may not own."""
+    """Let TVM's pool run kernels on so many threads. The pool is of the calling thread, and can't grow once it is made, so it is made
+    large enough for all cores. None of its threads is bound to a core, which the process may not own."""
     if getattr(_configured, "threads", None) == threads:
         return
     _load_runtime()
     import tvm_ffi
 
-    room = [str(core) for core in range(max(threads, available_cores()))]
+    room = [str(core) for core in range(max(threads, available_cores(), _ROOM))]
     tvm_ffi.get_global_func("runtime.config_threadpool")(_SHARE_ALL_CORES, threads, room)
     taken = int(tvm_ffi.get_global_func("runtime.NumThreads")())
     if taken != threads:

@@ -19,7 +19,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,6 +37,7 @@ _KEPT = 3  # of a round, the fastest: what a build takes and a search begins wit
 _WARM_UP = 2 * ROUND  # trials after which the cost model has a say; TVM's own 100 are more than many a budget
 # An eighth of TVM's own population: with the budgets that a pipeline has, more is searched than could ever be measured.
 _POPULATION = {"population_size": 64, "init_min_unmeasured": 16, "genetic_num_iters": 2, "genetic_max_fail_count": 4}
+_LATE = "time is up"
 _STALE_S = 3600.0  # a part of a file that is so old is of a process that was killed
 _RUN = {"number": 1, "repeat": 1, "min_repeat_ms": 80}
 
@@ -210,7 +211,7 @@ class _Search:
         ).clone()
         builder, runner, keeper, told = _measuring(module, self._target, self._store, self._ends)
         callbacks = [ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel(), keeper]
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, _until(self._ends):
             ms.tune.tune_tasks(
                 tasks=[context],
                 task_weights=[1.0],
@@ -226,9 +227,19 @@ class _Search:
         return int(told["trials"])
 
 
+@contextlib.contextmanager
+def _until(ends: float) -> Iterator[None]:
+    """TVM hands on what a callback raises as an error of another class."""
+    try:
+        yield
+    except Exception as error:
+        if time.monotonic() < ends or _LATE not in str(error):
+            raise
+
+
 def _measuring(module: Any, target: Any, store: RecordStore, ends: float) -> tuple[Any, Any, Any, dict[str, int]]:
-    """Builder, runner, and a callback that writes each round; with the count of what was measured. After `ends` nothing is built any more, so
-    that the search comes to its end."""
+    """Builder, runner, and a callback that writes each round; with the count of what was measured. After `ends` nothing more
+    is built, and the search ends."""
     import tvm
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
@@ -245,7 +256,7 @@ def _measuring(module: Any, target: Any, store: RecordStore, ends: float) -> tup
 
         def _build(self, one: Any) -> Any:
             if time.monotonic() >= ends:
-                return ms.builder.BuilderResult(None, "time is up")
+                return ms.builder.BuilderResult(None, _LATE)
             try:
                 made = tvm.build(one.mod, target=one.target)
             except Exception as error:  # noqa: BLE001 - a schedule that can't be built is one trial's answer
@@ -274,7 +285,7 @@ def _measuring(module: Any, target: Any, store: RecordStore, ends: float) -> tup
             workload, tried = MemoryDatabase().commit_workload(module), 0
             records = []
             for one, run in zip(candidates, runs, strict=True):
-                late = run.error_msg is not None and "time is up" in str(run.error_msg)
+                late = run.error_msg is not None and _LATE in str(run.error_msg)
                 tried += not late
                 if run.error_msg is None and run.run_secs:
                     seconds = [float(value) for value in run.run_secs]
@@ -282,6 +293,8 @@ def _measuring(module: Any, target: Any, store: RecordStore, ends: float) -> tup
             if tried:
                 store.write(module, tried, records)
             told["trials"] += tried
+            if time.monotonic() >= ends:
+                raise TimeoutError(_LATE)
 
     return Builder(), Runner(), Keeper(), told
 
