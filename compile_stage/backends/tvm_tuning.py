@@ -147,12 +147,15 @@ def tune(
     shares = allot([_work(one) * int(task.weight) for one, task in zip(modules, tasks, strict=True)], trials)
     done, stopped, search = 0, False, _Search(target, database, store, threads, ends)
     known = [store.read(one, database) for one in modules]
-    for at in sorted(range(len(shares)), key=lambda at: -shares[at]):
-        wanted = shares[at] - known[at]
-        if wanted <= 0 or stopped:
-            continue
-        measured = search.run(tasks[at].task_name, modules[at], wanted)
-        done, stopped = done + measured, measured < wanted and time.monotonic() >= ends
+    # A round for each workload before any has its whole share: time may end it, and what is left are plain loops.
+    for share in ([min(ROUND, one) for one in shares], shares):
+        for at in sorted(range(len(shares)), key=lambda at: -shares[at]):
+            wanted = share[at] - known[at]
+            if wanted <= 0 or stopped:
+                continue
+            measured = search.run(tasks[at].task_name, modules[at], wanted)
+            known[at], done = known[at] + measured, done + measured
+            stopped = measured < wanted and time.monotonic() >= ends
     covered = sum(database.query_tuning_record(one, target, "main") is not None for one in modules)
     return database, Tuned(workloads=len(tasks), covered=covered, trials=done, stopped=stopped)
 
