@@ -77,6 +77,9 @@ def _identity(group: Group, name: str) -> Mapping[str, str]:
     spec = importlib.util.find_spec(entry.module)
     if spec is not None and spec.origin is not None and spec.has_location:
         found["plug-in file"] = digest_file(spec.origin)
+        origin = Path(spec.origin)  # of `tvm.py`, a part of the backend is `tvm_tuning.py` beside it
+        for part in sorted(origin.parent.glob(f"{origin.stem}_*{origin.suffix}")):
+            found[f"plug-in file {part.name}"] = digest_file(part)
     return found
 
 

@@ -154,6 +154,15 @@ class Climber(Protocol):
         target. Each is tried on top of what was kept before it, and kept only when it is proven and measured to be better."""
 
 
+@runtime_checkable
+class Tuner(Protocol):
+    """What a backend may offer beside: it measures kernels, and takes the fastest."""
+
+    def tuning(self, budget: Budget) -> Mapping[str, Any]:
+        """Options of its own that spend at most `tuning_trials` and the time of a job; a target's own options win over them. As options
+        they reach `compile`, and the key under which its artifact is kept."""
+
+
 class Registry(Plugin, Protocol):
     """Where models live (`compile_stage.registries`)."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from compile_stage.core import plugins
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import UsageError
-from compile_stage.core.ports import Backend, ProgramExporter
+from compile_stage.core.ports import Backend, ProgramExporter, Tuner
 from compile_stage.core.records import (
     UNCALIBRATED,
+    Budget,
     Job,
     Plan,
     Policy,
@@ -61,7 +63,8 @@ def _expand(
     precisions = target.precisions if SAFE_FLOOR in target.precisions else (*target.precisions, SAFE_FLOOR)
     for name in plugins.names("backends") if auto else target.backends:
         backend = plugins.load("backends", name)
-        reason = _refuse_backend(backend, policy, target_policy, hardware)
+        granted = replace(target_policy, target=_with_tuning(target, backend, policy.budget))
+        reason = _refuse_backend(backend, policy, granted, hardware)
         if reason is not None:
             # `auto` means what is installed: a backend that is not is no refusal, `doctor` lists it.
             if not (auto and plugins.missing(backend)):
@@ -74,7 +77,15 @@ def _expand(
             yield _refusal(source, target.name, name, "*", reason)
             continue
         for precision in precisions:
-            yield from _expand_precision(source, target_policy, backend, form, precision)
+            yield from _expand_precision(source, granted, backend, form, precision)
+
+
+def _with_tuning(target: Target, backend: Backend, budget: Budget) -> Target:
+    """The target, with what the policy grants to a backend that tunes among its options."""
+    if not budget.tuning_trials or not isinstance(backend, Tuner):
+        return target
+    options = {**backend.tuning(budget), **target.options.get(backend.name, {})}
+    return replace(target, options={**target.options, backend.name: options})
 
 
 def _expand_precision(
@@ -168,5 +179,6 @@ def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
             "validation and calibration samples come from the same place: what is calibrated on the samples that it is judged by "
             "looks better than it is"
         )
-    if policy.budget.tuning_trials:
+    tunes = any(isinstance(plugins.load("backends", name), Tuner) for name in {job.backend for job in jobs})
+    if policy.budget.tuning_trials and not tunes:
         yield "budget.tuning_trials has no effect: none of the backends of this plan tunes"
