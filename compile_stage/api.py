@@ -1,10 +1,10 @@
-"""All that the command line and `pipelines/` may call: plan, run, verify, promote, rollback."""
+"""All that the command line and `pipelines/` may call: plan, run, verify, promote, rollback, toolchains."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,8 +22,10 @@ from compile_stage.core.storage import demand_writable, storage_trouble
 from compile_stage.policy.load import load_policy
 
 if TYPE_CHECKING:
+    from compile_stage.core.toolchains import Toolchain
     from compile_stage.debug.diagnosis import Diagnosis
     from compile_stage.doctor import DoctorReport
+    from compile_stage.engine.toolchains import State
 
 
 def plan(
@@ -231,6 +233,42 @@ def demo(out: str | os.PathLike[str] = "demo-output", *, reporter: Reporter | No
     from compile_stage.demo import demo as run_demo
 
     return run_demo(Path(out), reporter)
+
+
+def toolchains() -> tuple[State, ...]:
+    """Every backend that has an isolated environment of its own, and what there is of it."""
+    from compile_stage.engine.toolchains import states
+
+    return states()
+
+
+def install_toolchain(name: str, say: Callable[[str], None] = lambda _: None) -> Toolchain:
+    """Make a backend's environment, unless it is there.
+
+    Args:
+        say: Hears what is done, a line each.
+
+    Raises:
+        UsageError: There is no such backend, or it has no toolchain.
+        MissingDependencyError: A package can't be had or imported.
+    """
+    from compile_stage.engine.toolchains import install
+
+    return install(name, say)
+
+
+def lock_toolchain(name: str, out: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Pin the newest versions for a backend's environment; returns the lock file, by default the user's own. Raises as `install_toolchain`."""
+    from compile_stage.engine.toolchains import lock
+
+    return lock(name, out, say)
+
+
+def remove_toolchain(name: str) -> tuple[str, ...]:
+    """Delete a backend's environments; returns their folders. Raises UsageError as `install_toolchain`."""
+    from compile_stage.engine.toolchains import remove
+
+    return remove(name)
 
 
 def _folder(out: str | os.PathLike[str] | None, name: str) -> Path:

@@ -7,34 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import field, replace
 
+from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.errors import CompileStageError, UsageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import CacheState, Candidate, Failure, Job, Policy, PortableModel, SampleSet
+from compile_stage.core.records import CacheState, Candidate, Failure, Job, Policy, PortableModel, SampleSet, record
 from compile_stage.steps.compile import compile_job
 from compile_stage.steps.lower import lower
 from compile_stage.steps.validate import Reference, validate
 
 
-def attempt_all(
-    context: Context,
-    policy: Policy,
-    jobs: Sequence[Job],
-    portable: PortableModel,
-    samples: Mapping[str, SampleSet],
-    expected: Reference,
-) -> list[Candidate]:
-    """A candidate for each job of one target; as many jobs at once as the machine has cores for the target's threads.
+@record
+class Material:
+    """What the candidates of one target are made of and judged by.
 
-    Args:
+    Attributes:
+        portable: The source as ONNX: what lowerings, the search and the debugger work on.
         samples: By role: `validation`, and `calibration` where a job needs it.
         expected: What the original model answers for the validation samples.
+        others: The source in the other forms that a job asks for, or why it can't be had in one.
     """
+
+    portable: PortableModel
+    samples: Mapping[str, SampleSet]
+    expected: Reference
+    others: Mapping[str, PortableModel | str] = field(default_factory=dict)
+
+    def form(self, job: Job) -> PortableModel:
+        """What the job's backend starts from. Raises UsageError, with the reason, when the source can't be had in that form."""
+        found = self.portable if job.form == self.portable.form else self.others[job.form]
+        if isinstance(found, str):
+            raise UsageError(found)
+        return found
+
+
+def attempt_all(context: Context, policy: Policy, jobs: Sequence[Job], material: Material) -> list[Candidate]:
+    """A candidate for each job of one target; as many jobs at once as the machine has cores for the target's threads."""
     lanes = max(1, context.hardware.cores // max(1, jobs[0].target.threads))
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
-        futures = [pool.submit(attempt, context, policy, job, portable, samples, expected) for job in jobs]
+        futures = [pool.submit(attempt, context, policy, job, material) for job in jobs]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -48,9 +61,7 @@ def attempt(
     context: Context,
     policy: Policy,
     job: Job,
-    portable: PortableModel,
-    samples: Mapping[str, SampleSet],
-    expected: Reference,
+    material: Material,
     *,
     make: Callable[[Worker], PortableModel] | None = None,
     total_s: float | None = None,
@@ -62,21 +73,28 @@ def attempt(
         total_s: All of it ends after so many seconds.
     """
     candidate, step, budget = Candidate(job=job), "plan", policy.budget
-    validation, calibration = samples["validation"], samples.get("calibration")
+    validation, calibration = material.samples["validation"], material.samples.get("calibration")
     if context.events.elapsed_s > budget.minutes * 60:
         late = f"the policy's budget of {budget.minutes:g} minutes was used up before this job began"
         return replace(candidate, failure=Failure(kind="timeout", step=step, problem=late))
     try:
-        with context.worker(job.id, replace(Needs.within(budget, job.target.threads), total_s=total_s)) as worker:
+        needs = replace(Needs.within(budget, job.target.threads), total_s=total_s)
+        interpreter = plugins.interpreter_of(job.backend)
+        with (
+            context.worker(job.id, needs) as here,
+            context.worker(job.id, replace(needs, interpreter=interpreter)) as there,
+        ):
+            # Where a backend has a toolchain of its own, graphs are still lowered here: it holds the backend's packages only.
+            worker = there if interpreter else here
             step = "lower"
-            model = make(worker) if make else lower(context, worker, job, portable, calibration)
+            model = make(here) if make else lower(context, here, job, material.form(job), calibration)
             candidate, step = replace(candidate, portable=model), "compile"
             built = compile_job(context, worker, job, model, calibration)
             candidate = replace(
                 candidate, artifact=built.artifact, compile_s=built.compile_s, cache={step: _state(built.cached)}
             )
             step = "validate"
-            proof = validate(context, worker, job, built.artifact, expected, validation, policy.data)
+            proof = validate(context, worker, job, built.artifact, material.expected, validation, policy.data)
             return replace(candidate, verdict=proof.verdict, cache={**candidate.cache, step: _state(proof.cached)})
     except UsageError as refusal:
         return replace(candidate, refused=refusal.problem)

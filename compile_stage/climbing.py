@@ -7,9 +7,10 @@ measured with all others and selected like any other.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from compile_stage.attempt import Material
 from compile_stage.core.context import Context
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.records import (
@@ -18,7 +19,6 @@ from compile_stage.core.records import (
     Candidate,
     LadderStep,
     Policy,
-    PortableModel,
     Rung,
     SampleSet,
     TargetPolicy,
@@ -26,7 +26,6 @@ from compile_stage.core.records import (
 from compile_stage.steps.benchmark import BASELINE, benchmark
 from compile_stage.steps.ladder import Climb, climbed_job, refuse_rung, rungs_of, weigh
 from compile_stage.steps.select import select
-from compile_stage.steps.validate import Reference
 from compile_stage.workshop import TargetWorkshop
 
 _RACE_S = 8.0
@@ -39,9 +38,7 @@ def climb(
     policy: Policy,
     target_policy: TargetPolicy,
     candidates: Sequence[Candidate],
-    portable: PortableModel,
-    samples: Mapping[str, SampleSet],
-    expected: Reference,
+    material: Material,
 ) -> tuple[list[Candidate], Climb | None]:
     """The candidates, behind the one that the ladder stands on the rungs that were kept, and what was tried; None when the policy wants
     no ladder."""
@@ -49,8 +46,10 @@ def climb(
         return list(candidates), None
     # What all of them are measured in at the end is not the ladder's to spend.
     left_s = policy.budget.minutes * 60 - policy.budget.measure_seconds - context.events.elapsed_s
-    workshop = TargetWorkshop(context, policy, target_policy, portable, samples, expected)
-    ladder = _Ladder(context, policy, target_policy, samples["validation"], workshop, time.monotonic() + left_s)
+    workshop = TargetWorkshop(context, policy, target_policy, material)
+    ladder = _Ladder(
+        context, policy, target_policy, material.samples["validation"], workshop, time.monotonic() + left_s
+    )
     stand, why = ladder.lowest(candidates)
     if stand is None:
         return list(candidates), Climb(reason="no candidate passed every tolerance")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from compile_stage.attempt import attempt
+from compile_stage.attempt import Material, attempt
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
@@ -34,7 +34,7 @@ from compile_stage.debug.keep import Kept, smallest_kept
 from compile_stage.debug.trace import Trace, rank
 from compile_stage.steps.compile import compile_job
 from compile_stage.steps.debug import bundle_failure, bundle_trace, reduce_failure, trace
-from compile_stage.steps.export import export, inspect
+from compile_stage.steps.export import export, inspect, other_forms
 from compile_stage.steps.lower import lower
 from compile_stage.steps.sample import samples_for
 from compile_stage.steps.validate import Reference, reference, validate
@@ -71,8 +71,10 @@ def diagnose_job(context: Context, made: Plan, pattern: str, out: Path, *, count
             portable = export(context, home, made.source, target)
             samples = samples_for(context, home, made.source, policy.data, portable.signature, here)
             expected = reference(context, home, made.source, samples["validation"], target)
+            others = other_forms(context, home, made.source, here)
+            material = Material(portable=portable, samples=samples, expected=expected, others=others)
             for job in here:
-                candidate = attempt(context, policy, job, portable, samples, expected)
+                candidate = attempt(context, policy, job, material)
                 passes = candidate.verdict is not None and candidate.verdict.passed
                 if len(jobs) == 1 or not passes:
                     work = _Work(context, home, made, target_policy, portable, samples, expected, out, count)

@@ -87,6 +87,9 @@ def _examine(kind: Kind, group: plugins.Group, name: str) -> DoctorEntry:
             kind=kind, name=name, ready=False, reason=reason.rpartition(": ")[0], fix=plugins.pip_line(plugin)
         )
     said = list(_versions(plugin))
+    if kind == "backend" and (home := plugins.toolchain_of(plugin)) is not None:
+        said = [f"{module} {home.packages[module]}" for module in plugin.runtime if module in home.packages]
+        said += [f"in {home.folder}"]
     if kind == "registry":
         reason = _registry_problem(plugin)
         said += [f"at {plugin.place()}"] if hasattr(plugin, "place") else []

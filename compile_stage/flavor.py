@@ -64,7 +64,12 @@ FLAVOR_NAME = "compile_stage"
 # No entry points exist where only the vendored files are; third-party backends are found by theirs.
 _BACKENDS = {
     "onnxruntime": "compile_stage.backends.onnxruntime:OnnxRuntime",
+    "iree": "compile_stage.backends.iree:Iree",
     "openvino": "compile_stage.backends.openvino:OpenVino",
+    "tensorrt": "compile_stage.backends.tensorrt:TensorRt",
+    "inductor": "compile_stage.backends.inductor:Inductor",
+    "torchscript": "compile_stage.backends.torchscript:TorchScript",
+    "tvm": "compile_stage.backends.tvm:Tvm",
 }
 _PACKAGE = Path(__file__).parent
 
@@ -361,8 +366,7 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
         backend: Backend = getattr(importlib.import_module(module), attribute)()
     else:
         backend = plugins.load("backends", name)
-    absent = [module for module in backend.requires if importlib.util.find_spec(module) is None]
-    if absent:
+    if absent := plugins.absent_to_open(backend):
         pinned = " ".join(f"{package}=={version}" for package, version in manifest.get("runtime", {}).items())
         raise MissingDependencyError(
             f"the model runs on {name}, which is not installed ({', '.join(absent)})",

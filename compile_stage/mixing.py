@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from compile_stage.attempt import Material
 from compile_stage.core.context import Context
-from compile_stage.core.records import Candidate, Policy, PortableModel, SampleSet, TargetPolicy
+from compile_stage.core.records import Candidate, Policy, TargetPolicy
 from compile_stage.steps.search import Passing, find_mixed, open_budget, order_searches
-from compile_stage.steps.validate import Reference
 from compile_stage.workshop import TargetWorkshop
 
 _SHARE = 0.5
@@ -19,9 +19,7 @@ def mix_missed(
     policy: Policy,
     target_policy: TargetPolicy,
     candidates: Sequence[Candidate],
-    portable: PortableModel,
-    samples: Mapping[str, SampleSet],
-    expected: Reference,
+    material: Material,
 ) -> list[Candidate]:
     """The candidates, and behind each that was searched with success the mixed one that passes."""
     missed = order_searches(candidates, target_policy)
@@ -29,7 +27,7 @@ def mix_missed(
         return list(candidates)
     left_s = policy.budget.minutes * 60 - context.events.elapsed_s
     budget = open_budget(target_policy.fallback, left_s)
-    workshop = TargetWorkshop(context, policy, target_policy, portable, samples, expected)
+    workshop = TargetWorkshop(context, policy, target_policy, material)
     counts = target_policy.prefer in ("latency", "throughput")
 
     def to_beat(found: Sequence[Candidate], before: Passing | None = None) -> Passing | None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from compile_stage.attempt import attempt_all
+from compile_stage.attempt import Material, attempt_all
 from compile_stage.climbing import climb
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
@@ -38,7 +38,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.mixing import mix_missed
 from compile_stage.steps.benchmark import benchmark_candidates, benchmark_successor
-from compile_stage.steps.export import export, inspect
+from compile_stage.steps.export import export, inspect, other_forms
 from compile_stage.steps.ladder import lay_out
 from compile_stage.steps.package import package
 from compile_stage.steps.plan import plan
@@ -142,10 +142,12 @@ def _prove(context: Context, home: Worker, made: Plan, target_policy: TargetPoli
     samples = samples_for(context, home, source, policy.data, portable.signature, jobs)
     notes = compare_samples(context, Needs.within(policy.budget), portable, samples)
     expected = reference(context, home, source, samples["validation"], target)
-    candidates = attempt_all(context, policy, jobs, portable, samples, expected)
+    others = other_forms(context, home, source, jobs)
+    material = Material(portable=portable, samples=samples, expected=expected, others=others)
+    candidates = attempt_all(context, policy, jobs, material)
     candidates = [waive(c, target_policy, policy.waivers, context.today) for c in candidates]
-    candidates = mix_missed(context, policy, target_policy, candidates, portable, samples, expected)
-    candidates, climbed = climb(context, policy, target_policy, candidates, portable, samples, expected)
+    candidates = mix_missed(context, policy, target_policy, candidates, material)
+    candidates, climbed = climb(context, policy, target_policy, candidates, material)
     measured, baseline = benchmark_candidates(context, made, target_policy, candidates, samples["validation"])
     judged = tuple(judge_performance(c, target_policy, policy.waivers, context.today) for c in measured)
     selection = select(judged, target_policy)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from compile_stage.core import plugins
 from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree, revive
@@ -52,7 +53,7 @@ def prove_again(
     context = replace(context, cache=Cache(context.scratch / "cache"))
     with (
         context.worker("source", Needs.within(Budget())) as home,
-        context.worker(job.id, Needs.within(Budget(), target.threads)) as worker,
+        context.worker(job.id, Needs.within(Budget(), target.threads, plugins.interpreter_of(job.backend))) as worker,
     ):
         inspect(context, home, source, Compliance(allow_pickle=allow_pickle))
         portable = export(context, home, source, target)

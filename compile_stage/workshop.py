@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from compile_stage.attempt import attempt
+from compile_stage.attempt import Material, attempt
+from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.ports import Needs
-from compile_stage.core.records import Candidate, Job, Policy, PortableModel, SampleSet, Sensitivity, TargetPolicy
+from compile_stage.core.records import Candidate, Job, Policy, Sensitivity, TargetPolicy
 from compile_stage.steps.search import Lower, Passing, quick_latency, rank
 from compile_stage.steps.select import waive
-from compile_stage.steps.validate import Reference
 
 
 class TargetWorkshop:
@@ -24,22 +24,18 @@ class TargetWorkshop:
         context: Context,
         policy: Policy,
         target_policy: TargetPolicy,
-        portable: PortableModel,
-        samples: Mapping[str, SampleSet],
-        expected: Reference,
+        material: Material,
     ) -> None:
         self._context, self._policy, self._target_policy = context, policy, target_policy
-        self._samples, self._expected = samples, expected
-        self.portable = portable
+        self._material, self._samples = material, material.samples
+        self.portable = material.portable
 
     def attempt(self, job: Job, make: Lower | None, seconds: float) -> Candidate:
         found = attempt(
             self._context,
             self._policy,
             job,
-            self.portable,
-            self._samples,
-            self._expected,
+            self._material,
             make=make,
             total_s=seconds,
         )
@@ -55,7 +51,8 @@ class TargetWorkshop:
             return None
         job = candidate.job
         try:
-            with self._context.worker(f"{job.id}--quick", self._needs(job, seconds)) as worker:
+            needs = replace(self._needs(job, seconds), interpreter=plugins.interpreter_of(job.backend))
+            with self._context.worker(f"{job.id}--quick", needs) as worker:
                 return quick_latency(self._context, worker, job, candidate.artifact, self._samples["validation"])
         except CompileStageError:
             return None

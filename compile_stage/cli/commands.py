@@ -21,6 +21,7 @@ from compile_stage.cli.options import sets_option as _sets
 from compile_stage.cli.options import targets_option as _targets
 from compile_stage.cli.options import verbose_option as _verbose
 from compile_stage.cli.output import print_error, print_json, print_text
+from compile_stage.cli.toolchain import toolchain
 from compile_stage.core import errors, plugins
 from compile_stage.core.errors import PolicyError, UsageError
 
@@ -250,6 +251,7 @@ def verify(uri: str, revalidate: bool, allow_pickle: bool, as_json: bool, verbos
 
 
 cli.add_command(debug)
+cli.add_command(toolchain)
 
 
 @cli.command(

@@ -10,10 +10,13 @@ import importlib.util
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import MissingDependencyError, UsageError
+from compile_stage.core.toolchains import Toolchain, lock_in_force
+from compile_stage.core.toolchains import find as find_toolchain
 
 if TYPE_CHECKING:
     from compile_stage.core.ports import Backend, Engine, Exporter, Lowering, Plugin, Registry
@@ -60,6 +63,8 @@ def made_by(group: Literal["backends", "sources", "lowerings"], name: str) -> Ma
     plugin: Any = load(group, name)
     if group == "lowerings":
         versions: Mapping[str, str] = package_versions(*plugin.requires, "numpy")
+    elif group == "backends" and (home := toolchain_of(plugin)) is not None:
+        versions = {"toolchain": home.digest}  # of the lock, which pins everything
     else:
         versions = plugin.packages() if group == "sources" else plugin.toolchain()
     return {**versions, **_identity(group, name)}
@@ -72,6 +77,9 @@ def _identity(group: Group, name: str) -> Mapping[str, str]:
     spec = importlib.util.find_spec(entry.module)
     if spec is not None and spec.origin is not None and spec.has_location:
         found["plug-in file"] = digest_file(spec.origin)
+        origin = Path(spec.origin)  # of `tvm.py`, a part of the backend is `tvm_tuning.py` beside it
+        for part in sorted(origin.parent.glob(f"{origin.stem}_*{origin.suffix}")):
+            found[f"plug-in file {part.name}"] = digest_file(part)
     return found
 
 
@@ -89,11 +97,52 @@ def registry_for(uri: str) -> Registry:
 
 
 def missing(plugin: Plugin) -> str | None:
-    """None when everything the plug-in needs is importable, or the reason with the exact pip line."""
-    absent = [module for module in plugin.requires if not _importable(module)]
-    if not absent:
+    """None when everything the plug-in needs is importable here or in its toolchain, or the reason with the exact command."""
+    absent = _absent(plugin)
+    if not absent or toolchain_of(plugin) is not None:
         return None
     return f"{plugin.name} needs {', '.join(absent)}, which is not installed: {pip_line(plugin)}"
+
+
+def toolchain_of(plugin: Plugin) -> Toolchain | None:
+    """The isolated environment in which a backend runs; None when its packages are in this one, or nowhere."""
+    return find_toolchain(plugin.name, lock_of(plugin.name)) if _absent(plugin) else None
+
+
+def interpreter_of(backend: str) -> str:
+    """The Python executable that a backend's workers run; empty for this one."""
+    home = toolchain_of(load("backends", backend))
+    return home.interpreter if home is not None else ""
+
+
+def lock_of(backend: str) -> Path | None:
+    """The lock file of a backend's toolchain: the user's own, or `locks/NAME.txt` beside its module. None when it has no toolchain."""
+    shipped = shipped_lock(backend)
+    return lock_in_force(backend, shipped) if shipped is not None else None
+
+
+def shipped_lock(backend: str) -> Path | None:
+    """Where the backend's own lock lies, or would lie. None for a plug-in that is no backend, or is no file."""
+    entry = _entries("backends").get(backend)
+    spec = importlib.util.find_spec(entry.module) if entry is not None else None
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "locks" / f"{backend}.txt"
+
+
+def absent_to_open(backend: Backend) -> list[str]:
+    """The modules that opening an artifact needs and that are not here: the backend's `opens_with`, or all that it requires."""
+    needed: tuple[str, ...] = getattr(backend, "opens_with", backend.requires)
+    return [module for module in needed if not _importable(module)]
+
+
+def importable(plugin: Plugin) -> bool:
+    """True when everything the plug-in needs is in this environment."""
+    return not _absent(plugin)
+
+
+def _absent(plugin: Plugin) -> list[str]:
+    return [module for module in plugin.requires if not _importable(module)]
 
 
 def demand(plugin: Plugin) -> None:
@@ -104,9 +153,32 @@ def demand(plugin: Plugin) -> None:
 
 def pip_line(plugin: Plugin) -> str:
     """The command that brings what the plug-in needs."""
+    if lock_of(plugin.name) is not None:
+        return f"compile-stage toolchain install {plugin.name}"
     return (
         f'pip install "compile-stage[{plugin.extra}]"' if plugin.extra else f"pip install {' '.join(plugin.requires)}"
     )
+
+
+def lend(folder: Path) -> Path:
+    """Fill a folder with links to this package and to every backend's, with what makes their entry points found: on the path of another
+    interpreter, it runs the very code that runs here. Returns the folder."""
+    folder.mkdir(parents=True)
+    for entry in _entries("backends").values():
+        top = importlib.util.find_spec(entry.module.partition(".")[0])
+        if top is not None and top.origin is not None:
+            origin = Path(top.origin)
+            _link(folder, origin.parent if top.submodule_search_locations else origin)
+        described = getattr(entry.dist, "_path", None)  # the standard library has no public name for it
+        if isinstance(described, Path):
+            _link(folder, described)
+    return folder
+
+
+def _link(folder: Path, path: Path) -> None:
+    link = folder / path.name
+    if not link.exists():
+        link.symlink_to(path.absolute(), target_is_directory=path.is_dir())
 
 
 def package_versions(*distributions: str) -> dict[str, str]:

@@ -85,6 +85,15 @@ class Exporter(Plugin, Protocol):
         """Package → version of what makes the export, for cache keys."""
 
 
+@runtime_checkable
+class ProgramExporter(Protocol):
+    """What a source may offer beside: its model as a PyTorch program, for compilers that start from one."""
+
+    def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        """Write `into/model.pt2`, as `torch.export.load` reads it, of the form `torch-export`. The signature names the tensors of the
+        program's flattened inputs and outputs, in order, as `Exporter.export` does. Raises SourceError as that."""
+
+
 class Lowering(Plugin, Protocol):
     """ONNX → ONNX at another precision (`compile_stage.lowerings`), named after the precision."""
 
@@ -100,6 +109,7 @@ class Backend(Plugin, Protocol):
     """A compiler and its runtime (`compile_stage.backends`).
 
     A backend's file imports nothing of ours but `core`: it is vendored into what is published.
+    Where opening needs fewer modules than `requires`, a class attribute `opens_with` names them.
     """
 
     forms: ClassVar[tuple[str, ...]]  # portable forms it takes, preferred first
@@ -142,6 +152,15 @@ class Climber(Protocol):
     def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
         """Settings that may save memory or time, the most promising of a kind first; none that can't have an effect on that
         target. Each is tried on top of what was kept before it, and kept only when it is proven and measured to be better."""
+
+
+@runtime_checkable
+class Tuner(Protocol):
+    """What a backend may offer beside: it measures kernels, and takes the fastest."""
+
+    def tuning(self, budget: Budget) -> Mapping[str, Any]:
+        """Options of its own that spend at most `tuning_trials` and the time of a job; a target's own options win over them. As options
+        they reach `compile`, and the key under which its artifact is kept."""
 
 
 class Registry(Plugin, Protocol):
@@ -203,9 +222,14 @@ class Needs:
     total_s: float | None = None
 
     @classmethod
-    def within(cls, budget: Budget, cpus: int = 2) -> Needs:
+    def within(cls, budget: Budget, cpus: int = 2, interpreter: str = "") -> Needs:
         """What a policy grants to one worker."""
-        return cls(cpus=cpus, memory_bytes=int(budget.job_memory_mb * 1e6), timeout_s=budget.job_minutes * 60)
+        return cls(
+            cpus=cpus,
+            memory_bytes=int(budget.job_memory_mb * 1e6),
+            timeout_s=budget.job_minutes * 60,
+            interpreter=interpreter,
+        )
 
 
 class Worker(Protocol):

@@ -317,6 +317,7 @@ class Job:
 
     Attributes:
         id: Readable and stable: `fraud-7--cpu-server--openvino--int8-sym`.
+        form: The portable form that the backend is given: `onnx` or `torch-export`.
         rungs: Names of the settings that were laid over the target's options, in order.
     """
 
@@ -326,6 +327,7 @@ class Job:
     backend: str
     scheme: Scheme
     gates: tuple[Gate, ...]
+    form: str = "onnx"
     rungs: tuple[str, ...] = ()
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core import plugins
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError, UsageError
+from compile_stage.core.ports import ProgramExporter
 from compile_stage.core.records import (
     Artifact,
     Compliance,
@@ -53,6 +54,15 @@ def export(source: Any, shapes: Any, into: str) -> PortableModel:
     model = revive(SourceModel, source)
     wanted = revive(Mapping[str, ShapeRange], shapes)
     return plugins.load("sources", model.flavor).export(model, wanted, Path(into))
+
+
+def export_program(source: Any, shapes: Any, into: str) -> PortableModel:
+    """The source model as a PyTorch program, in the folder `into`. Raises SourceError when it can't be had as one."""
+    model = revive(SourceModel, source)
+    exporter = plugins.load("sources", model.flavor)
+    if not isinstance(exporter, ProgramExporter):
+        raise SourceError(f"a {exporter.framework} model is no PyTorch program", where=model.uri)
+    return exporter.export_program(model, revive(Mapping[str, ShapeRange], shapes), Path(into))
 
 
 def prepare_samples(
@@ -321,6 +331,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     for call in (
         inspect_source,
         export,
+        export_program,
         prepare_samples,
         lower,
         rank_nodes,

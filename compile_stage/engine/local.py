@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
+from compile_stage.core import plugins
 from compile_stage.core.cache import cache_root
 from compile_stage.core.errors import FailureKind, InternalError, WorkerError
 from compile_stage.core.ports import Needs
@@ -165,13 +166,15 @@ class LocalWorker:
         interpreter = self.needs.interpreter or sys.executable
         # -P: the folder that compilers drop files into is no place to import from.
         command = [interpreter, "-P", "-m", "compile_stage.engine.worker", "--calls", calls, f"--folder={self._folder}"]
-        # What can be imported here can be imported there; another interpreter has its own packages.
+        # What can be imported here can be imported there; another interpreter has its own packages, and ours are lent to it.
         if interpreter == sys.executable:
             command += [f"--path={Path(entry).absolute()}" for entry in sys.path]
         temporary = self._folder / "tmp"
         temporary.mkdir()
         environment = dict.fromkeys(_THREAD_VARIABLES, str(max(1, self.needs.cpus)))
         environment |= {"PYTHONHASHSEED": "0", "TMPDIR": str(temporary)}
+        if interpreter != sys.executable:
+            environment["PYTHONPATH"] = str(plugins.lend(self._folder / "lent"))
         try:
             return subprocess.Popen(  # noqa: S603 - our own module
                 command,

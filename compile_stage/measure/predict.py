@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def predict(session: Session, samples: Samples, batch_size: int, into: Path) -> dict[str, str]:
     """The outputs for all samples.
 
-    Every batch has `batch_size` rows, except that a model with a symbolic batch gets the rest as it is. Where the model
-    takes one size only, or there are fewer samples than one batch, rows are repeated to fill it, and their outputs are
-    dropped.
+    Every batch has `batch_size` rows: an artifact may be compiled for the target's sizes alone. The rows of the last are repeated to fill it,
+    which changes no range that is taken from a batch, and their outputs are dropped.
 
     Returns:
         Output name → `.npy` file below `into`, axis 0 being the sample.
@@ -42,8 +41,7 @@ def predict(session: Session, samples: Samples, batch_size: int, into: Path) -> 
     into.mkdir(parents=True, exist_ok=True)
     names = tuple(tensor.name for tensor in session.signature.outputs)
     writers = {name: _Writer(name, into / file, samples.count) for name, file in tensor_files(names).items()}
-    keep_whole = fixed is not None or samples.count < batch_size
-    for start, batch, rows in _batches(samples, batch_size, keep_whole):
+    for start, batch, rows in _batches(samples, batch_size):
         outputs = session.run(batch)
         if set(outputs) != set(names):
             raise SourceError(
@@ -70,12 +68,12 @@ def open_outputs(files: Mapping[str, str] | Path) -> dict[str, Array]:
         raise IntegrityError(f"the model's outputs can't be read back: {error}") from error
 
 
-def _batches(samples: Samples, size: int, keep_whole: bool) -> Iterator[tuple[int, Batch, int]]:
+def _batches(samples: Samples, size: int) -> Iterator[tuple[int, Batch, int]]:
     """(first sample, batch, how many of its rows are samples)."""
     for start in range(0, samples.count, size):
         rows = min(size, samples.count - start)
         batch = samples.batch(start, start + rows)
-        if rows < size and keep_whole:
+        if rows < size:
             fill = np.arange(size) % rows
             batch = {name: np.ascontiguousarray(array[fill]) for name, array in batch.items()}
         yield start, batch, rows

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
@@ -89,7 +90,12 @@ class TorchSource:
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         program = _program(source)
         inputs, outputs = _names(source, program)
-        return export_program(program, inputs, outputs, source, shapes, into)
+        return export_graph(program, inputs, outputs, source, shapes, into)
+
+    def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        """`core.ports.ProgramExporter`."""
+        program = _program(source)
+        return save_program(program, signature_of(program, *_names(source, program)), source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
         program = _program(source)
@@ -157,9 +163,11 @@ def refuse_program(program: ExportedProgram) -> str | None:
     return None
 
 
-def signature_of(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Signature:
-    """The program's tensors under the given names; symbols are named as `symbol_names` says."""
-    rename = graph.symbol_renamer(symbol_names(program, inputs))
+def signature_of(
+    program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], symbols: Mapping[str, str] | None = None
+) -> Signature:
+    """The program's tensors under the given names. `symbols` names dimensions; `symbol_names` by default."""
+    rename = graph.symbol_renamer(symbol_names(program, inputs) if symbols is None else symbols)
     specs = list(tensors(program, rename))
     named = [
         TensorSpec(name=name, dtype=spec.dtype, shape=spec.shape)
@@ -181,7 +189,7 @@ def symbol_names(program: ExportedProgram, inputs: Sequence[str]) -> dict[str, s
     return found
 
 
-def export_program(
+def export_graph(
     program: ExportedProgram,
     inputs: Sequence[str],
     outputs: Sequence[str],
@@ -221,6 +229,32 @@ def export_program(
     model = exported.model_proto
     graph.rename_symbols(model, symbol_names(program, inputs) if symbols is None else symbols)
     return graph.finish(model, source, shapes, into)
+
+
+def save_program(
+    program: ExportedProgram,
+    signature: Signature,
+    source: SourceModel,
+    shapes: Mapping[str, ShapeRange],
+    into: Path,
+) -> PortableModel:
+    """Write the program as `into/model.pt2`, in the order of the signature's tensors."""
+    import torch
+
+    graph.demand_shapes(signature, shapes, source)
+    into.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the writer
+        torch.export.save(program, str(into / "model.pt2"))
+    return PortableModel(
+        path=str(into / "model.pt2"),
+        digest=digest_tree(into),
+        form="torch-export",
+        opset=0,
+        precision="fp32",
+        signature=signature,
+        made_from=source.digest,
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- within

@@ -100,7 +100,16 @@ class TransformersSource:
         graph.demand_shapes(signature, shapes, source)
         program = _trace(source, model, inputs)
         outputs = [spec.name for spec in signature.outputs]
-        return torch_source.export_program(program, inputs, outputs, source, {}, into, symbols=_symbols(program))
+        return torch_source.export_graph(program, inputs, outputs, source, {}, into, symbols=_symbols(program))
+
+    def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        """`core.ports.ProgramExporter`. Its one argument is a dict, whose values are the inputs in order."""
+        model = _load(source)
+        inputs = _inputs(source, model)
+        outputs = [spec.name for spec in _signature(model, inputs).outputs]
+        program = _trace(source, model, inputs)
+        signature = torch_source.signature_of(program, inputs, outputs, _symbols(program))
+        return torch_source.save_program(program, signature, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
         """The logged text, through the model's own tokenizer."""

@@ -229,6 +229,8 @@ class _Race:
         """Open the model in a fresh process, run it once at each batch size, and note load time and peak memory."""
         self._context.events.progress("benchmark", self._label, f"loading {name}")
         try:
+            if isinstance(model, Artifact):
+                needs = replace(needs, interpreter=plugins.interpreter_of(model.backend))
             worker = self._stack.enter_context(self._context.engine.worker(f"measure--{name}", needs))
             if isinstance(model, Artifact):
                 opened = worker.call("open_artifact", artifact=model, threads=self._threads)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, WorkerError
@@ -136,7 +138,9 @@ class _Compiler:
     def failure(self, job: Job, model: PortableModel, into: Path) -> str | None:
         """What compiling this graph fails with, or None."""
         if self._worker is None:
-            self._worker = self._stack.enter_context(self._context.worker(job.id, self._needs))
+            self._worker = self._stack.enter_context(
+                self._context.worker(job.id, replace(self._needs, interpreter=plugins.interpreter_of(job.backend)))
+            )
         try:
             self._worker.call(
                 "compile_model",

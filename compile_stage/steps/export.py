@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Compliance, JsonMap, PortableModel, SourceModel, Target, record
+from compile_stage.core.records import Compliance, Job, JsonMap, PortableModel, SourceModel, Target, record
 
 
 @record
@@ -70,6 +71,33 @@ def export(context: Context, worker: Worker, source: SourceModel, target: Target
     )
     model: PortableModel = revive(PortableModel, found.value)
     _demand_batch_sizes(source, model, target)
+    return replace(model, path=str(Path(found.path) / model.path))
+
+
+def other_forms(
+    context: Context, worker: Worker, source: SourceModel, jobs: Sequence[Job]
+) -> dict[str, PortableModel | str]:
+    """The source in each form beside ONNX that one of the jobs, all of one target, asks for; or why it can't be had in it."""
+    found: dict[str, PortableModel | str] = {}
+    for form in sorted({job.form for job in jobs} - {"onnx"}):
+        try:
+            found[form] = _as_program(context, worker, source, jobs[0].target)
+        except SourceError as error:
+            found[form] = f"the source can't be had as {form}: {error.problem}"
+    return found
+
+
+def _as_program(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
+    key = {"source": source.identity, "shapes": target.shapes, "made_by": plugins.made_by("sources", source.flavor)}
+    found = context.cached(
+        "export-program/1",
+        "",
+        key,
+        lambda into: _relative(
+            worker.call("export_program", source=source, shapes=target.shapes, into=str(into)), into
+        ),
+    )
+    model: PortableModel = revive(PortableModel, found.value)
     return replace(model, path=str(Path(found.path) / model.path))
 
 

@@ -125,7 +125,8 @@ def _manifest(
             "hardware": context.hardware,
             "fingerprint": context.hardware.fingerprint,
             "toolchain": artifact.toolchain,
-            "runtime": plugins.package_versions(*backend.runtime),
+            # From the artifact, since the runtime may lie in a toolchain of its own.
+            "runtime": {name: artifact.toolchain[name] for name in backend.runtime if name in artifact.toolchain},
             "python": python_version(),
             "verdict": winner.verdict,
             "timing": _timing(winner),

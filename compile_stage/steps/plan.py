@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from compile_stage.core import plugins
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import UsageError
-from compile_stage.core.ports import Backend
+from compile_stage.core.ports import Backend, ProgramExporter, Tuner
 from compile_stage.core.records import (
     UNCALIBRATED,
+    Budget,
     Job,
     Plan,
     Policy,
@@ -57,29 +59,44 @@ def _expand(
     source: SourceModel, policy: Policy, target_policy: TargetPolicy, hardware: Hardware
 ) -> Iterator[Job | Refusal]:
     target = target_policy.target
-    auto = target.backends == ("auto",)
+    auto, given = target.backends == ("auto",), _forms(source)
     precisions = target.precisions if SAFE_FLOOR in target.precisions else (*target.precisions, SAFE_FLOOR)
     for name in plugins.names("backends") if auto else target.backends:
         backend = plugins.load("backends", name)
-        reason = _refuse_backend(backend, policy, target_policy, hardware)
+        granted = replace(target_policy, target=_with_tuning(target, backend, policy.budget))
+        reason = _refuse_backend(backend, policy, granted, hardware)
         if reason is not None:
             # `auto` means what is installed: a backend that is not is no refusal, `doctor` lists it.
             if not (auto and plugins.missing(backend)):
                 yield _refusal(source, target.name, name, "*", reason)
             continue
+        form = next((form for form in backend.forms if form in given), None)
+        if form is None:
+            takes = f"{name} takes {' or '.join(backend.forms)}"
+            reason = f"{takes}, and a model of flavor {source.flavor} is given as {' or '.join(given)}"
+            yield _refusal(source, target.name, name, "*", reason)
+            continue
         for precision in precisions:
-            yield from _expand_precision(source, target_policy, backend, precision)
+            yield from _expand_precision(source, granted, backend, form, precision)
+
+
+def _with_tuning(target: Target, backend: Backend, budget: Budget) -> Target:
+    """The target, with what the policy grants to a backend that tunes among its options."""
+    if not budget.tuning_trials or not isinstance(backend, Tuner):
+        return target
+    options = {**backend.tuning(budget), **target.options.get(backend.name, {})}
+    return replace(target, options={**target.options, backend.name: options})
 
 
 def _expand_precision(
-    source: SourceModel, target_policy: TargetPolicy, backend: Backend, precision: str
+    source: SourceModel, target_policy: TargetPolicy, backend: Backend, form: str, precision: str
 ) -> Iterator[Job | Refusal]:
     target = target_policy.target
     schemes = backend.schemes(target, precision)
     if not schemes:
         yield _refusal(source, target.name, backend.name, precision, _why_lacking(backend, target, precision))
     for scheme in schemes:
-        if (reason_or_none := _refuse_scheme(target_policy, scheme, precision)) is not None:
+        if (reason_or_none := _refuse_scheme(target_policy, scheme, form, precision)) is not None:
             yield _refusal(source, target.name, backend.name, scheme.name, reason_or_none)
             continue
         yield Job(
@@ -89,6 +106,7 @@ def _expand_precision(
             backend=backend.name,
             scheme=scheme,
             gates=target_policy.tolerances[precision],
+            form=form,
         )
 
 
@@ -110,13 +128,26 @@ def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolic
     )
 
 
-def _refuse_scheme(target_policy: TargetPolicy, scheme: Scheme, precision: str) -> str | None:
+def _forms(source: SourceModel) -> tuple[str, ...]:
+    """The forms that the source's plug-in gives; of a flavor that has none `inspect` says so later."""
+    if source.flavor in plugins.names("sources") and isinstance(
+        plugins.load("sources", source.flavor), ProgramExporter
+    ):
+        return ("onnx", "torch-export")
+    return ("onnx",)
+
+
+def _refuse_scheme(target_policy: TargetPolicy, scheme: Scheme, form: str, precision: str) -> str | None:
     if scheme.precision != precision:
         return f"asked for {precision}, the backend offers {scheme.precision}: that would be judged by another precision's tolerances"
     if not target_policy.tolerances.get(scheme.precision):
         return f"the policy sets no tolerance for {scheme.precision}, so nothing could be proven"
     if scheme.native:
         return None
+    if form != "onnx":
+        return (
+            f"lowerings work on ONNX graphs, and the backend is given {form}: it would have to do the precision itself"
+        )
     if scheme.precision not in plugins.names("lowerings"):
         return f"no lowering to {scheme.precision} is installed"
     return plugins.missing(plugins.load("lowerings", scheme.precision))
@@ -148,5 +179,6 @@ def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
             "validation and calibration samples come from the same place: what is calibrated on the samples that it is judged by "
             "looks better than it is"
         )
-    if policy.budget.tuning_trials:
+    tunes = any(isinstance(plugins.load("backends", name), Tuner) for name in {job.backend for job in jobs})
+    if policy.budget.tuning_trials and not tunes:
         yield "budget.tuning_trials has no effect: none of the backends of this plan tunes"

@@ -15,10 +15,13 @@ from compile_stage.core import plugins
 from compile_stage.core.digest import canonical_json, load_record
 from compile_stage.core.ports import Backend
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.testing import programs
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
+SIZES = (1, 2, 5)
+"""Batch sizes of the target, where the model's batch is free."""
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4", "fp8")
 
 
@@ -37,7 +40,7 @@ class Case:
     samples: SampleSet
     scheme: Scheme
     folder: Path
-    target: Target = field(default_factory=lambda: Target(name="conformance", batch_sizes=(1,), threads=1))
+    target: Target = field(default_factory=lambda: Target(name="conformance", batch_sizes=SIZES, threads=1))
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
@@ -48,7 +51,9 @@ class Case:
 
     @cached_property
     def portable(self) -> PortableModel:
-        """The model that the backend is given: lowered, unless the scheme is native."""
+        """The model in the form that the backend takes: lowered, unless the scheme is native."""
+        if "onnx" not in self.backend.forms:
+            return programs.to_program(self.model, self.folder / "program")
         if self.scheme.native:
             return self.model
         lowering = plugins.load("lowerings", self.scheme.precision)
@@ -76,9 +81,8 @@ class Case:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Batch sizes that the model takes."""
-        fixed = self.model.signature.fixed_batch
-        return (fixed,) if fixed else (1, 2, 5)
+        """Batch sizes that the model takes and the target names."""
+        return self.target.batch_sizes
 
     def batch(self, size: int, start: int = 0) -> Batch:
         """Samples from `start` on, wrapping around at the end."""
@@ -105,7 +109,8 @@ def cases(
     backend: Backend, model: PortableModel, samples: SampleSet, folder: Path, precisions: tuple[str, ...] = PRECISIONS
 ) -> Iterator[Case]:
     """A case for every scheme that the backend declares and the lowering takes for this model."""
-    target = Target(name="conformance", batch_sizes=(model.signature.fixed_batch or 1,), threads=1)
+    fixed = model.signature.fixed_batch
+    target = Target(name="conformance", batch_sizes=(fixed,) if fixed else SIZES, threads=1)
     for precision in precisions:
         for scheme in backend.schemes(target, precision):
             if scheme.native or plugins.load("lowerings", precision).refuse(model, scheme) is None:

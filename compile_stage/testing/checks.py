@@ -90,8 +90,8 @@ def refuses_in_words(case: Case) -> str | None:
     backend = case.backend
     elsewhere = replace(case.target, device="toaster")
     wrong_option = replace(case.target, options={backend.name: {"no_such_option": 1}})
-    fixed = replace(case.model, signature=_fix_batch(case.model, 3))
-    shapeless: Any = replace(case.model, form="clay")  # type: ignore[arg-type]
+    fixed = replace(case.portable, signature=_fix_batch(case.model, 3))
+    shapeless: Any = replace(case.portable, form="clay")  # type: ignore[arg-type]
     for what, reason in (
         ("a device that does not exist", backend.refuse_target(elsewhere)),
         ("an option that does not exist", backend.refuse_target(wrong_option)),

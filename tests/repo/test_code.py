@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "compile_stage"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {
-    "alembic", "lightgbm", "mlflow", "nncf", "onnx", "onnxmltools", "onnxruntime", "onnxscript", "openvino", "pandas",
+    "alembic", "iree", "lightgbm", "mlflow", "nncf", "onnx", "onnxmltools", "onnxruntime", "onnxscript", "openvino", "pandas",
     "scipy", "skl2onnx", "sklearn", "sqlalchemy", "tensorrt", "torch", "transformers", "xgboost",
 }  # fmt: skip
 

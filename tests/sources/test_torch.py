@@ -213,3 +213,30 @@ def test_a_shape_expression_that_is_code_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"nothing")
     assert "not a readable" in (pt2.refuse(tmp_path / "model.pt2") or "")
+
+
+def test_the_program_form_has_the_same_names_order_and_open_batch_as_the_graph(tmp_path: Path) -> None:
+    """Broken: a compiler that starts from the program would be fed its inputs in another order than one that starts from the graph."""
+    rows = IMAGES[:, 0]
+    signature = infer_signature({"a": rows, "b": rows}, {"sum": rows, "dot": rows[..., 0]})
+    source = save(tmp_path / "two", Two(), [rows, rows], signature=signature)
+    made = TorchSource().export_program(source, {}, tmp_path / "program")
+    assert (made.form, made.made_from) == ("torch-export", source.digest)
+    assert made.signature == TorchSource().export(source, {}, tmp_path / "graph").signature
+    assert made.signature.fixed_batch is None
+    program = torch.export.load(made.path)
+    for count in (1, 3):
+        left, right = torch.rand(count, 8, 8), torch.rand(count, 8, 8)
+        args, kwargs = torch.utils._pytree.tree_unflatten([left, right], program.call_spec.in_spec)
+        total, dot = torch.utils._pytree.tree_leaves(program.module()(*args, **kwargs))
+        torch.testing.assert_close(total, left + right)
+        torch.testing.assert_close(dot, (left * right).sum(-1))
+
+
+def test_the_program_form_is_refused_a_shape_that_the_source_has_fixed(tmp_path: Path) -> None:
+    """Broken: a program of batch 1 would be compiled for a target that serves batches of 8."""
+    source = saved_net(tmp_path / "one", IMAGES[:1])
+    wanted = {"image": ShapeRange(min=(1, 1, 8, 8), typical=(8, 1, 8, 8), max=(8, 1, 8, 8))}
+    with pytest.raises(SourceError, match="fixed batch 1, the policy asks for batch 8"):
+        TorchSource().export_program(source, wanted, tmp_path / "out")
+    assert TorchSource().export_program(source, {}, tmp_path / "out").signature.fixed_batch == 1

@@ -75,3 +75,27 @@ def test_pickled_weights_and_foreign_code_are_refused(tmp_path: Path) -> None:
     (folder / "modeling.py").unlink()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "safetensors" in (TransformersSource().refuse(source, Compliance()) or "")
+
+
+def test_a_text_model_as_a_program_takes_the_networks_inputs_in_order(tmp_path: Path) -> None:
+    """Broken: token ids and mask have one shape and one type, so a compiler that mixes them up would answer without an error."""
+    import torch
+
+    source = save(tmp_path / "model")
+    made = TransformersSource().export_program(source, {}, tmp_path / "program")
+    assert made.form == "torch-export"
+    assert [str(spec) for spec in made.signature.inputs][:2] == [
+        "input_ids: int64[batch, sequence]",
+        "attention_mask: int64[batch, sequence]",
+    ]
+    assert [str(spec) for spec in made.signature.outputs] == ["logits: float32[batch, 2]"]
+    example = TransformersSource().example(source)
+    assert example is not None
+    program = torch.export.load(made.path)
+    with TransformersSource().open(source, 1) as session:
+        for rows in (1, 2):
+            batch = {name: array[:rows] for name, array in example.items()}
+            leaves = [torch.from_numpy(batch[spec.name].copy()) for spec in made.signature.inputs]
+            args, kwargs = torch.utils._pytree.tree_unflatten(leaves, program.call_spec.in_spec)
+            (logits,) = torch.utils._pytree.tree_leaves(program.module()(*args, **kwargs))
+            np.testing.assert_allclose(logits.detach().numpy(), session.run(batch)["logits"], atol=1e-5)

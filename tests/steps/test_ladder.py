@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from compile_stage.attempt import Material
 from compile_stage.climbing import climb
 from compile_stage.core import plugins
 from compile_stage.core.cache import Cache
@@ -254,9 +255,10 @@ def test_a_budget_that_is_used_up_is_said(tmp_path: Path) -> None:
     )  # type: ignore[arg-type]
     samples = {"validation": SampleSet(path="", digest="", count=1, real=True, source="")}
     expected = Reference(outputs={}, corners=(), digest="", batch_size=1)
-    found, climbed = climb(context, policy, POLICY, [candidate(job())], None, samples, expected)  # type: ignore[arg-type]
+    material = Material(portable=None, samples=samples, expected=expected)  # type: ignore[arg-type]
+    found, climbed = climb(context, policy, POLICY, [candidate(job())], material)
     assert [one.job.id for one in found] == [job().id]
     assert climbed is not None
     assert climbed.steps
     assert all("budget of 0.5 minutes" in step.reason and not step.job_id for step in climbed.steps)
-    assert climb(context, policy, replace(POLICY, ladder=False), found, None, samples, expected) == (found, None)  # type: ignore[arg-type]
+    assert climb(context, policy, replace(POLICY, ladder=False), found, material) == (found, None)

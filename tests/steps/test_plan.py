@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from compile_stage.backends.onnxruntime import OnnxRuntime
+from compile_stage.core import plugins
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import (
@@ -206,3 +207,21 @@ def test_a_budget_that_no_backend_uses_is_told() -> None:
     asked = plan(SOURCE, replace(POLICY, budget=Budget(tuning_trials=50)), hardware())
     assert any(note.startswith("budget.tuning_trials has no effect") for note in asked.notes)
     assert not any("tuning" in note for note in plan(SOURCE, POLICY, hardware()).notes)
+
+
+def test_a_backend_that_starts_from_a_program_gets_one_where_the_source_has_one() -> None:
+    """Broken: a compiler of PyTorch programs would be given an ONNX graph, or a model that has no program would fail in the middle of a run."""
+    if (reason := plugins.missing(plugins.load("backends", "inductor"))) is not None:
+        pytest.skip(reason)
+    policy = with_target(backends=("onnxruntime", "inductor"), precisions=("fp32", "int8"))
+    made = plan(replace(SOURCE, flavor="pytorch"), policy, hardware())
+    assert {(job.backend, job.scheme.name): job.form for job in made.jobs if job.scheme.precision == "fp32"} == {
+        ("onnxruntime", "fp32"): "onnx",
+        ("inductor", "fp32"): "torch-export",
+    }
+    (lacking,) = (refusal for refusal in made.refused if refusal.backend == "inductor")
+    assert "inductor has no int8 on cpu here: PyTorch's quantisers" in lacking.reason
+    made = plan(SOURCE, policy, hardware())
+    assert {job.backend for job in made.jobs} == {"onnxruntime"}
+    (refused,) = (refusal for refusal in made.refused if refusal.backend == "inductor")
+    assert refused.reason == "inductor takes torch-export, and a model of flavor onnx is given as onnx"

@@ -1,0 +1,381 @@
+"""PyTorch's own compiler, ahead of time: AOTInductor.
+
+The artifact is a package with a shared library: the program in C++, compiled for this machine's instruction set, and its weights. Making it
+takes a C++ compiler; loading it takes PyTorch alone, whose library kernels it calls, and runs none of the model's Python. What was
+compiled is read back from the generated source: its calls of library kernels, its own fused loops, and the types of its weights.
+
+`open` needs nothing but torch and numpy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from compile_stage.core.digest import digest_tree, tree_size
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import NothingCompiledError, UsageError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Session
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.tensors import Signature
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+_ENTRY = "model.pt2"
+
+# Options of a target, each true or false, and what holds when it says nothing.
+_OPTIONS: Mapping[str, bool] = {
+    "freezing": True,  # weights are constants: folded into their neighbours, and packed for the kernels
+    "max_autotune": False,  # matrix products are timed in several forms while the model is compiled
+}
+
+_NOT_DRIVEN = "PyTorch's quantisers are not driven by this backend"
+_LACKS = {
+    "fp16": "Inductor computes float16 on a CPU by way of float32, so nothing would be gained",
+    "bf16": "this CPU has no bfloat16 instructions",
+    "int8": _NOT_DRIVEN,
+    "int8-dynamic": _NOT_DRIVEN,
+    "int4": _NOT_DRIVEN,
+    "fp8": "Inductor has no kernels for it on a CPU",
+}
+
+# Generated code calls a kernel of a library through a function of this name, which says whose kernel it is.
+_KERNEL_CALL = re.compile(r"\bAOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_cpu_(\w+)\(")
+_PROXY_CALL = re.compile(r"\baoti_torch_(?:proxy_executor_)?call_(?:function|dispatcher)\(")
+_LOOP_CALL = re.compile(r"^\s+cpp_(?:CppMicroGemm\w*|fused\w*|\w*gemm\w*|\w*bmm\w*)\(", re.MULTILINE)
+_WEIGHT_TYPE = re.compile(r"constants_info_\[(\d+)\]\.dtype = cached_torch_dtype_(\w+);")
+_WEIGHT_SHAPE = re.compile(r"constants_info_\[(\d+)\]\.shape = \{([^}]*)\};")
+_MATRIX_OPS = re.compile(r"convolution|linear|mm\b|mm_|matmul|attention|lstm|gru|rnn", re.IGNORECASE)
+
+
+class Inductor:
+    """The backend (`core.ports.Backend`)."""
+
+    name: ClassVar[str] = "inductor"
+    requires: ClassVar[tuple[str, ...]] = ("torch",)
+    extra: ClassVar[str] = "torch"
+    forms: ClassVar[tuple[str, ...]] = ("torch-export",)
+    runtime: ClassVar[tuple[str, ...]] = ("torch",)
+
+    def toolchain(self) -> Mapping[str, str]:
+        return {**package_versions("torch", "numpy"), **_compiler_version()}
+
+    def refuse_target(self, target: Target) -> str | None:
+        if target.device != "cpu":
+            return f"inductor is served on the device cpu; {target.device!r} is not served by this backend yet"
+        if sys.platform not in ("linux", "darwin"):
+            return f"inductor is served on Linux and macOS; {sys.platform} is not served by this backend yet"
+        if not _compiler_version():
+            return (
+                f"inductor needs a C++ compiler, and {_compiler()} can't be run here: install g++, or name one in CXX"
+            )
+        return _refuse_options(target.options.get(self.name, {}))
+
+    def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
+        if target.device == "cpu" and (precision == "fp32" or (precision == "bf16" and _has_bf16())):
+            return (Scheme(precision=precision, name=precision, native=True),)
+        return ()
+
+    def lacks(self, target: Target, precision: str) -> str | None:
+        return _LACKS.get(precision)
+
+    def refuse(self, model: PortableModel, target: Target) -> str | None:
+        if model.form not in self.forms:
+            return f"inductor takes the form {' or '.join(self.forms)}, not {model.form}"
+        return model.signature.refuse_batch_sizes(target.batch_sizes)
+
+    def compile(
+        self,
+        model: PortableModel,
+        scheme: Scheme,
+        target: Target,
+        job_id: str,
+        into: Path,
+        calibration: SampleSet | None = None,  # no scheme here calibrates
+    ) -> Artifact:
+        asked = target.options.get(self.name, {})
+        if (reason := _refuse_options(asked)) is not None:
+            raise UsageError(reason)
+        into.mkdir(parents=True, exist_ok=True)
+        options = {**_OPTIONS, **asked}
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+            built = _build(model, scheme, options, Path(scratch))
+            executed, notes = _read_back(built, scheme)
+            _write_package(built, into / _ENTRY)
+        return Artifact(
+            path=str(into),
+            entry=_ENTRY,
+            digest=digest_tree(into),
+            job_id=job_id,
+            backend=self.name,
+            precision=scheme.precision,
+            toolchain=self.toolchain(),
+            hardware=hardware().fingerprint,
+            signature=model.signature,
+            size_bytes=tree_size(into),
+            made_from=model.digest,
+            options=options,
+            executed=executed,
+            notes=notes,
+        )
+
+    @contextmanager
+    def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
+        import torch
+
+        before = torch.get_num_threads()
+        session = _InductorSession(Path(artifact.path) / artifact.entry, artifact.signature, threads)
+        try:
+            yield session
+        finally:
+            session.close()
+            torch.set_num_threads(before)
+
+
+class _InductorSession:
+    """One loaded package. It allocates new outputs for every call, so they are the caller's."""
+
+    def __init__(self, path: Path, signature: Signature, threads: int) -> None:
+        import torch
+
+        self.signature = signature
+        self._threads = threads
+        try:
+            # What `torch._inductor.aoti_load_package` wraps, without the compiler that its module imports (6 s and 90 MB): the package
+            # holds one model, called `model`, of which one instance runs at a time.
+            self._loaded: Any = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+        except RuntimeError as error:
+            raise NothingCompiledError(f"PyTorch can't load the package: {_sentence(error)}") from error
+
+    def run(self, batch: Batch) -> Batch:
+        import torch
+
+        if self._loaded is None:
+            raise UsageError("this session is closed; call it inside its context")
+        if (reason := self.signature.refuse(batch)) is not None:
+            raise UsageError(reason)
+        # PyTorch's threads are a setting of the process, and OpenMP's one of the calling thread: asking sets the latter.
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+        arrays = [batch[spec.name] for spec in self.signature.inputs]
+        # The generated code reads memory in row-major order, whatever the strides say, and tensors must be writeable.
+        tensors = [torch.from_numpy(a if a.flags.c_contiguous and a.flags.writeable else a.copy("C")) for a in arrays]
+        with torch.no_grad():
+            answers = self._loaded.run(tensors)
+        given = {tensor.data_ptr() for tensor in tensors}
+        names = (spec.name for spec in self.signature.outputs)
+        return {
+            name: answer.clone().numpy() if answer.data_ptr() in given else answer.numpy()
+            for name, answer in zip(names, answers, strict=True)
+        }
+
+    def close(self) -> None:
+        self._loaded = None
+
+
+# ------------------------------------------------------------------------------------------------ what it needs and takes
+
+
+def _compiler() -> str:
+    """The C++ compiler that Inductor calls."""
+    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+
+
+def _compiler_version() -> dict[str, str]:
+    """Its name and version, for cache keys; empty when there is none."""
+    return _version_of(_compiler())
+
+
+@cache
+def _version_of(compiler: str) -> dict[str, str]:
+    if (found := shutil.which(compiler)) is None:
+        return {}
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 - the user's compiler
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    lines = done.stdout.splitlines()
+    return {Path(found).name: lines[0].strip()} if lines else {}
+
+
+def _has_bf16() -> bool:
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(hardware().features))
+
+
+def _refuse_options(given: Mapping[str, Any]) -> str | None:
+    for key, value in given.items():
+        if key not in _OPTIONS:
+            return f"inductor has no option {key!r}; it has {', '.join(_OPTIONS)}"
+        if not isinstance(value, bool):
+            return f"inductor's option {key} must be true or false, not {value!r}"
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------- compiling
+
+
+def _build(model: PortableModel, scheme: Scheme, options: Mapping[str, bool], scratch: Path) -> Path:
+    """The package as Inductor writes it, below `scratch`, where all of its caches are too."""
+    import torch
+
+    settings: dict[str, Any] = {
+        **options,
+        # The number of threads is asked for when the model runs, not written into the loops.
+        "cpp.dynamic_threads": True,
+        "cpp.cxx": (None, str(_wrap_compiler(scratch))),
+        "compile_threads": 1,
+        # A cache beside all others, in a place of the user's own, which no setting moves.
+        "cpp_cache_precompile_headers": False,
+        "aot_inductor.precompile_headers": False,
+        # For profilers; it names every file that was read.
+        "aot_inductor.enable_line_tables": False,
+    }
+    with _quiet(), _caches_in(scratch / "caches"):
+        try:
+            program = torch.export.load(model.path)
+            if scheme.precision == "bf16":
+                program = _in_bfloat16(program, model.signature)
+            with torch.no_grad():
+                built = torch._inductor.aoti_compile_and_package(
+                    program, package_path=str(scratch / _ENTRY), inductor_configs=settings
+                )
+        except Exception as error:  # what fails in a compiler of Python shares no base class
+            raise NothingCompiledError(f"Inductor can't compile the program: {_sentence(error)}") from error
+    return Path(built)
+
+
+def _wrap_compiler(scratch: Path) -> Path:
+    """A script in front of the compiler. Inductor lets no flag through, and without this one the paths of the machine are in the library."""
+    import torch
+
+    real = shutil.which(_compiler())
+    maps = {str(scratch): ".", str(Path(torch.__file__).parent): "torch"}
+    flags = " ".join(f"'-ffile-prefix-map={path}={name}'" for path, name in maps.items())
+    script = scratch / "bin" / Path(_compiler()).name  # Inductor tells by the name which compiler it is
+    script.parent.mkdir()
+    script.write_text(f"#!/bin/sh\nexec '{real}' \"$@\" {flags}\n", encoding="utf-8")
+    script.chmod(0o700)
+    return script
+
+
+@contextmanager
+def _caches_in(folder: Path) -> Iterator[None]:
+    """Inductor reads where its caches are from the environment at every use."""
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(places)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations between PyTorch's own parts
+        yield
+
+
+def _in_bfloat16(program: Any, signature: Signature) -> Any:
+    """The program with matrix products and convolutions in bfloat16, and in float32 what PyTorch's autocast leaves there. Its inputs are flat,
+    in the same order; inputs and outputs keep their types."""
+    import torch
+
+    tree = torch.utils._pytree
+    module, in_spec = program.module(), program.call_spec.in_spec
+    types = [getattr(torch, spec.dtype) for spec in signature.outputs]
+
+    class Flat(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *tensors: Any) -> Any:
+            args, kwargs = tree.tree_unflatten(list(tensors), in_spec)
+            with torch.autocast("cpu", torch.bfloat16):
+                leaves = tree.tree_leaves(self.module(*args, **kwargs))
+            return tuple(leaf.to(kind) for leaf, kind in zip(leaves, types, strict=True))
+
+    example = tuple(tree.tree_leaves(program.example_inputs))
+    free = tuple(
+        {axis: torch.export.Dim.AUTO for axis, size in enumerate(spec.shape) if isinstance(size, str)}
+        for spec in signature.inputs
+    )
+    with torch.no_grad():
+        return torch.export.export(Flat(), example, dynamic_shapes=(free,))
+
+
+# ------------------------------------------------------------------------------------------------------- what was made
+
+
+def _read_back(package: Path, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the generated source calls, and in what types its weights are. Raises when the precision that was asked for was not taken."""
+    with zipfile.ZipFile(package) as archive:
+        sources = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".wrapper.cpp")]
+    if len(sources) != 1:
+        raise NothingCompiledError(
+            f"the package should hold one generated source and holds {len(sources)}, so what it executes can't be read back"
+        )
+    source = sources[0]
+    kernels = Counter(_KERNEL_CALL.findall(source))
+    mkldnn = sum(count for name, count in kernels.items() if "mkldnn" in name or "pointwise" in name)
+    loops, by_name = len(_LOOP_CALL.findall(source)), len(_PROXY_CALL.findall(source))
+    providers = {"oneDNN": mkldnn, "ATen": kernels.total() - mkldnn, "ATen, by name": by_name, "generated loops": loops}
+    ops = {**kernels, "operator called by name": by_name, "generated loop": loops}
+    shapes = dict(_WEIGHT_SHAPE.findall(source))
+    weights = Counter(
+        kind for number, kind in _WEIGHT_TYPE.findall(source) if len(shapes.get(number, "").split(",")) > 1
+    )
+    if not any(providers.values()):
+        raise NothingCompiledError("the generated source computes nothing: the program only hands on what it is given")
+    executed = {
+        "providers": {name: count for name, count in providers.items() if count},
+        "ops": {name: count for name, count in sorted(ops.items()) if count},
+        "precision": {
+            "matrix_and_convolution": sum(n for name, n in kernels.items() if _MATRIX_OPS.search(name)),
+            "weights": dict(sorted(weights.items())),
+        },
+    }
+    if scheme.precision == "bf16" and not weights["bfloat16"]:
+        raise NothingCompiledError("Inductor was asked for bf16, and none of the program's weights is in bfloat16")
+    if scheme.precision == "fp32" and (halves := sorted({"bfloat16", "float16"} & set(weights))):
+        return executed, (f"the source itself keeps weights in {' and '.join(halves)}",)
+    rest = weights["float32"]
+    if scheme.precision == "bf16" and rest:
+        return executed, (f"{weights['bfloat16']} weights are in bfloat16, {rest} in float32",)
+    return executed, ()
+
+
+def _write_package(built: Path, target: Path) -> None:
+    """The package without the generated source, whose comments hold the paths of this machine. Nothing reads it."""
+    with zipfile.ZipFile(built) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            if not name.endswith(".cpp"):
+                with old.open(name) as source, new.open(zipfile.ZipInfo(name), "w", force_zip64=True) as copy:
+                    shutil.copyfileobj(source, copy, 1 << 20)
+
+
+def _sentence(error: Exception) -> str:
+    """What it says first, without the trace of the compiler's own calls."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("Exception raised from", "frame #", "File "))]
+    return (" ".join(said) or type(error).__name__)[:600]

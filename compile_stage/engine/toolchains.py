@@ -1,0 +1,217 @@
+"""Making and removing the isolated environments of backends.
+
+An environment is made from a lock file, which pins every distribution of it, and in place: a virtual environment can't be moved. It counts
+once its last file is written (`core.toolchains.READY`), so one whose making was interrupted is no environment, and is made anew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from compile_stage.core import plugins, toolchains
+from compile_stage.core.digest import digest_file, tree_size
+from compile_stage.core.errors import MissingDependencyError, UsageError
+from compile_stage.core.records import record
+from compile_stage.core.toolchains import Toolchain
+
+Say = Callable[[str], None]
+
+_LIST = """\
+import importlib.metadata, json
+print(json.dumps({d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}))
+"""
+_IMPORT = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
+_REPORTED_LINES = 12
+
+
+@record
+class State:
+    """What there is of one backend's toolchain.
+
+    Attributes:
+        here: Its packages are in this environment, where it then runs.
+        toolchain: Its own environment, where it runs otherwise; None when it is not made.
+        size_bytes: Of that on disk.
+        lock: The lock file in force.
+    """
+
+    name: str
+    here: bool
+    toolchain: Toolchain | None
+    size_bytes: int
+    lock: str
+
+
+def states() -> tuple[State, ...]:
+    """Every backend that has a toolchain."""
+    found = []
+    for name in plugins.names("backends"):
+        if (lock := plugins.lock_of(name)) is None:
+            continue
+        home = toolchains.find(name, lock)
+        found.append(
+            State(
+                name=name,
+                here=plugins.importable(plugins.load("backends", name)),
+                toolchain=home,
+                size_bytes=tree_size(Path(home.folder)) if home else 0,
+                lock=str(lock),
+            )
+        )
+    return tuple(found)
+
+
+def install(name: str, say: Say = lambda _: None) -> Toolchain:
+    """The backend's environment, made if it is not there.
+
+    Raises:
+        UsageError: The backend has no toolchain.
+        MissingDependencyError: It can't be made: a package can't be had or imported.
+    """
+    lock = _lock(name)
+    folder = toolchains.place(name, lock)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if (found := toolchains.find(name, lock)) is not None:
+            say(f"{name} is there: {found.folder}")
+            return found
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            _make(name, lock, folder, say)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    made = toolchains.find(name, lock)
+    if made is None:
+        raise MissingDependencyError(f"the toolchain {name} was changed while it was made", where=str(folder))
+    say(f"{name} is there: {made.folder}")
+    return made
+
+
+def remove(name: str) -> tuple[str, ...]:
+    """Delete every environment of the backend, of former locks too. Returns their folders."""
+    _lock(name)
+    gone = []
+    ours = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")  # another backend's name may begin with this one's
+    for folder in sorted(toolchains.toolchains_root().glob(f"{name}-*")):
+        if folder.is_dir() and ours.fullmatch(folder.name):
+            with FileLock(f"{folder}.lock"):
+                (folder / toolchains.READY).unlink(missing_ok=True)  # first, so that no run starts in a half of it
+                shutil.rmtree(folder)
+            gone.append(str(folder))
+            Path(f"{folder}.lock").unlink(missing_ok=True)
+    return tuple(gone)
+
+
+def lock(name: str, out: Path | None = None, say: Say = lambda _: None) -> Path:
+    """Pin the newest distributions that the backend's requirements allow, as the lock file `out`; by default the user's own, which is in force
+    from then on.
+
+    Raises:
+        UsageError: The backend has no toolchain.
+        MissingDependencyError: The requirements can't be resolved.
+    """
+    plugins.load("backends", name)  # a name that no backend has is told first
+    wanted = plugins.shipped_lock(name)  # which need not be there: this is how a backend's first one is made
+    wanted = wanted.with_suffix(".in") if wanted is not None else None
+    if wanted is None or not wanted.is_file():
+        raise UsageError(
+            f"the backend {name} ships no {name}.in with its requirements, so there is nothing to pin from"
+        )
+    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+        report = Path(scratch) / "report.json"
+        say(f"resolving {wanted.name}")
+        options = ["--dry-run", "--ignore-installed", "--quiet", "--report", str(report), "-r", str(wanted)]
+        _run([sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *options], f"the toolchain {name}")
+        chosen = json.loads(report.read_text(encoding="utf-8"))["install"]
+    lines = sorted(f"{one['metadata']['name']}=={one['metadata']['version']}" for one in chosen)
+    target = out or toolchains.users_lock(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    part.write_text("\n".join([f"# Made by `compile-stage toolchain lock {name}`.", *lines]) + "\n", encoding="utf-8")
+    part.replace(target)
+    return target
+
+
+# --------------------------------------------------------------------------------------------------------------- within
+
+
+def _lock(name: str) -> Path:
+    plugins.load("backends", name)  # a name that no backend has is told first
+    found = plugins.lock_of(name)
+    if found is None:
+        have = ", ".join(state.name for state in states()) or "none"
+        raise UsageError(f"the backend {name} has no toolchain of its own", fix=f"those that have one: {have}")
+    return found
+
+
+def _make(name: str, lock: Path, folder: Path, say: Say) -> None:
+    say(f"making {folder}")
+    uv = shutil.which("uv")
+    # uv does not see every index that pip is set up for; then pip has the last word.
+    if uv is None or not _tried(_with_uv(uv, lock, folder), say):
+        shutil.rmtree(folder, ignore_errors=True)
+        for command in _with_pip(lock, folder):
+            _run(command, f"the toolchain {name}")
+    python = str(toolchains.interpreter_in(folder))
+    say("importing what it holds")
+    _run([python, "-P", "-c", _IMPORT, *plugins.load("backends", name).requires], f"the toolchain {name}")
+    packages = json.loads(_run([python, "-P", "-c", _LIST], f"the toolchain {name}"))
+    ready = {"lock": digest_file(lock), "packages": dict(sorted(packages.items()))}
+    part = folder / f"{toolchains.READY}.part"
+    part.write_text(json.dumps(ready, indent=2) + "\n", encoding="utf-8")
+    part.rename(folder / toolchains.READY)
+
+
+def _with_pip(lock: Path, folder: Path) -> list[list[str]]:
+    python = str(toolchains.interpreter_in(folder))
+    options = ["install", "--disable-pip-version-check", "--no-input", "--quiet", "--no-deps", "-r", str(lock)]
+    make = [sys.executable, "-m", "venv"]
+    if importlib.util.find_spec("pip") is None:
+        return [[*make, str(folder)], [python, "-m", "pip", *options]]
+    # By the pip that is here, so that the environment holds what the lock says and nothing of this Python's own.
+    return [[*make, "--without-pip", str(folder)], [sys.executable, "-m", "pip", "--python", python, *options]]
+
+
+def _with_uv(uv: str, lock: Path, folder: Path) -> list[list[str]]:
+    python = str(toolchains.interpreter_in(folder))
+    return [
+        [uv, "venv", "--quiet", "--python", sys.executable, str(folder)],
+        [uv, "pip", "install", "--quiet", "--no-deps", "--python", python, "-r", str(lock)],
+    ]
+
+
+def _tried(commands: Sequence[Sequence[str]], say: Say) -> bool:
+    try:
+        for command in commands:
+            _run(command, "uv")
+    except MissingDependencyError:
+        say("uv can't; going on with pip")
+        return False
+    return True
+
+
+def _run(command: Sequence[str], what: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 - our own commands
+    except OSError as error:
+        raise MissingDependencyError(f"{what}: {command[0]} can't be run: {error.strerror}") from error
+    if done.returncode:
+        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-_REPORTED_LINES:])
+        raise MissingDependencyError(
+            f"{what} can't be made:\n{said}",
+            fix="see what pip says above; a proxy or index is set in pip's own configuration",
+        )
+    return done.stdout

@@ -1,0 +1,203 @@
+"""IREE beyond the conformance kit: what only this backend does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_stage.backends import iree as module
+from compile_stage.backends.iree import Iree
+from compile_stage.core import plugins
+from compile_stage.core.errors import NothingCompiledError
+from compile_stage.core.records import Scheme, Target
+from compile_stage.testing import models
+
+TARGET = Target(name="cpu", threads=1, batch_sizes=(1, 3))
+FP32 = Scheme(precision="fp32", name="fp32", native=True)
+
+needs_iree = pytest.mark.skipif(not plugins.importable(Iree()), reason="iree-base-compiler is not installed here")
+
+
+@pytest.fixture(scope="module")
+def conv(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return models.conv_net(tmp_path_factory.mktemp("conv"))
+
+
+def options(**given: Any) -> Target:
+    return replace(TARGET, options={"iree": given})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"stack_limit": 5000}, "power of two"),
+        ({"stack_limit": True}, "power of two"),
+        ({"data_tiling": "yes"}, "true or false"),
+        ({"optimization": "O9"}, "O0, O1, O2, O3"),
+        ({"target_triple": "vax-dec-ultrix"}, "aarch64-linux-gnu"),
+        ({"target_triple": "aarch64-linux --evil"}, "can't be"),
+        ({"target_device": "cuda"}, "needs the option target_chip, such as sm_80"),
+        ({"target_device": "metal", "target_chip": "m1"}, "takes no target_chip"),
+        ({"target_device": "cuda", "target_chip": "sm_80", "stack_limit": 4096}, "is for a CPU"),
+    ],
+)
+def test_options_that_can_not_be_are_refused(given: dict[str, Any], said: str) -> None:
+    """Broken: the compiler's own message, minutes later; or a word that is a flag of its own on its command line."""
+    assert said in str(Iree().refuse_target(options(**given)))
+
+
+def test_a_device_must_be_named_in_the_options() -> None:
+    """A target's device is not compiled for silently: its chip has to be known."""
+    assert "target_device" in str(Iree().refuse_target(replace(TARGET, device="cuda")))
+    asked = replace(options(target_device="cuda", target_chip="sm_80"), device="cuda")
+    assert Iree().refuse_target(asked) is None
+
+
+def test_precisions_without_schemes_have_a_reason() -> None:
+    """Broken: a policy's int8 would be dropped for this backend without a word."""
+    for precision in ("bf16", "int8", "int8-dynamic", "int4", "fp8"):
+        assert Iree().schemes(TARGET, precision) == ()
+        assert Iree().lacks(TARGET, precision)
+
+
+def test_names_of_dispatches_are_read() -> None:
+    """What runs is told from the names that the compiler gives its functions; other text of the file may run into a name."""
+    raw = (
+        b"main$async_dispatch_0_conv_Dx8x16x16x3x3x3_f32\0main$async_dispatch_1_matmul_like_Dx16x16_f16xf16xf32L"
+        b" main$async_dispatch_1_matmul_like_Dx16x16_f16xf16xf32\0main$async_dispatch_2_slow_memcpy\0"
+        b"main$async_dispatch_3_softmax_Dx2x8x8xf32_dispatch_tensor_store\0main$async_dispatch_10_elementwise_D_i64xf32\0"
+    )
+    assert module._dispatches(raw) == [
+        ("conv", "f32"),
+        ("matmul_like", "f16xf16xf32"),
+        ("slow_memcpy", "other"),
+        ("softmax", "f32"),
+        ("elementwise", "i64xf32"),
+    ]
+
+
+def test_precision_that_was_not_taken_is_an_error() -> None:
+    """Broken: an fp16 graph whose products all run in float32 would pass as fp16."""
+    half = Scheme(precision="fp16", name="fp16", weights="float16")
+    assert module._judge(half, module.Counter({"f16xf16xf32": 3})) == []
+    assert "1 in f32" in module._judge(half, module.Counter({"f16xf16xf32": 3, "f32": 1}))[0]
+    with pytest.raises(NothingCompiledError, match="none of its matrix products"):
+        module._judge(half, module.Counter({"f32": 3}))
+
+
+@needs_iree
+def test_same_model_same_bytes(conv: Any, tmp_path: Path) -> None:
+    """Neither a time nor a path of this machine is in the module."""
+    first = Iree().compile(conv[0], FP32, TARGET, "job", tmp_path / "one")
+    second = Iree().compile(conv[0], FP32, TARGET, "job", tmp_path / "two")
+    assert first.digest == second.digest
+    assert str(tmp_path).encode() not in (tmp_path / "one" / "model.vmfb").read_bytes()
+
+
+@needs_iree
+def test_code_for_this_machine_only(conv: Any, tmp_path: Path) -> None:
+    """Broken: code with instructions that a machine lacks ends its process without a word."""
+    artifact = Iree().compile(conv[0], FP32, TARGET, "job", tmp_path)
+    assert artifact.executed["precision"]["matrix_and_convolution"] == {"f32": 3}
+    assert set(artifact.options["needs"]["features"]) <= set(module.hardware().features)
+    elsewhere = replace(
+        artifact, options={**artifact.options, "needs": {**artifact.options["needs"], "features": ["amx_int8x"]}}
+    )
+    with pytest.raises(NothingCompiledError, match="its code uses amx_int8x"), Iree().open(elsewhere, 1):
+        pass
+
+
+@needs_iree
+@pytest.mark.parametrize(
+    ("given", "provider", "machine"),
+    [
+        (
+            {"target_triple": "aarch64-linux-gnu", "target_cpu": "cortex-a76"},
+            "llvm-cpu (embedded-elf-arm_64)",
+            "code for aarch64, and this machine is",
+        ),
+        ({"target_device": "cuda", "target_chip": "sm_80"}, "cuda (cuda-nvptx-fb)", "code for cuda"),
+    ],
+    ids=["aarch64", "cuda"],
+)
+def test_cross_compiled_is_not_run(given: Any, provider: str, machine: str, conv: Any, tmp_path: Path) -> None:
+    """It is compiled, its functions are listed, and opening it here is refused with the reason: no gate can pass."""
+    if (
+        module._refuse_machine(
+            {"device": given.get("target_device", "local"), "chip": "", "machine": "aarch64", "features": []}
+        )
+        is None
+    ):
+        pytest.skip("this machine is of that kind")
+    artifact = Iree().compile(conv[0], FP32, options(**given), "job", tmp_path)
+    assert set(artifact.executed["providers"]) == {provider}
+    assert artifact.executed["ops"]["conv"] == 2
+    assert machine in artifact.notes[-1]
+    assert "cross-compiled" in artifact.notes[-1]
+    with pytest.raises(NothingCompiledError, match=machine), Iree().open(artifact, 1):
+        pass
+
+
+_THREADS = """
+import json, os, sys
+from compile_stage.backends.iree import Iree
+from compile_stage.core.digest import load_record
+from compile_stage.core.errors import UsageError
+from compile_stage.core.records import Artifact
+artifact = load_record(Artifact, sys.stdin.read())
+def workers():
+    return sum(open(f"/proc/self/task/{task}/comm").read().startswith("iree-worker") for task in os.listdir("/proc/self/task"))
+with Iree().open(artifact, 1):
+    one = workers()
+with Iree().open(artifact, 3):
+    three = workers()
+try:
+    with Iree().open(artifact, 2):
+        said = "opened"
+except UsageError as error:
+    said = error.problem
+print(json.dumps([one, three, said, sorted({"onnx", "iree.compiler"} & set(sys.modules))]))
+"""
+
+
+@needs_iree
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted where Linux lists them")
+def test_threads_are_what_was_asked_for(conv: Any, tmp_path: Path) -> None:
+    """The runtime makes its threads once per process: another number is refused there, not taken and forgotten. Serving imports no compiler."""
+    from compile_stage.core.digest import canonical_json
+
+    artifact = Iree().compile(conv[0], FP32, TARGET, "job", tmp_path)
+    text = canonical_json(artifact)
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADS],
+        input=text if isinstance(text, str) else text.decode(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    import json
+
+    one, three, said, loaded = json.loads(done.stdout)
+    assert (one, three, loaded) == (0, 3, [])
+    assert "has 3 threads in this process, and can't have 2" in said
+
+
+@needs_iree
+def test_float16_is_close_and_not_equal(conv: Any, tmp_path: Path) -> None:
+    """Half precision rounds: no error would mean that it ran in float32."""
+    from compile_stage.precision.float16 import Float16
+
+    half = Iree().schemes(TARGET, "fp16")[0]
+    low = Float16().lower(conv[0], half, conv[1], (), tmp_path / "low")
+    artifact = Iree().compile(low, half, TARGET, "job", tmp_path / "half")
+    exact = Iree().compile(conv[0], FP32, TARGET, "job", tmp_path / "exact")
+    batch = {"image": np.load(Path(conv[1].path) / "inputs" / "image.npy")[:2]}
+    with Iree().open(artifact, 1) as halved, Iree().open(exact, 1) as whole:
+        error = np.max(np.abs(halved.run(batch)["scores"] - whole.run(batch)["scores"]))
+    assert 1e-6 < error < 0.02

@@ -1,0 +1,106 @@
+"""TorchScript: a trace is kept only while it answers as the program does."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_stage.backends import torchscript
+from compile_stage.backends.torchscript import TorchScript
+from compile_stage.core.digest import digest_tree
+from compile_stage.core.errors import NothingCompiledError
+from compile_stage.core.records import PortableModel, Scheme, Target
+from compile_stage.core.tensors import Signature, TensorSpec
+
+torch = pytest.importorskip("torch", reason="the backend torchscript needs torch")
+
+TARGET = Target(name="cpu", batch_sizes=(1, 3))
+FP32 = Scheme(precision="fp32", name="fp32", native=True)
+ROWS = TensorSpec(name="rows", dtype="float32", shape=("batch", 4))
+
+
+class Outputs(torch.nn.Module):
+    """An input as it came, a weight as it is, and one tensor twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(8, dtype=torch.float32).reshape(2, 4), requires_grad=False)
+
+    def forward(self, rows: Any) -> Any:
+        product = rows @ self.weight.T
+        return rows, self.weight, product, product.reshape(rows.shape[0], 2)
+
+
+def portable(module: Any, outputs: tuple[TensorSpec, ...], folder: Path) -> PortableModel:
+    folder.mkdir()
+    program = torch.export.export(module.eval(), (torch.ones(2, 4),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    torch.export.save(program, str(folder / "model.pt2"))
+    return PortableModel(
+        path=str(folder / "model.pt2"),
+        digest=digest_tree(folder),
+        form="torch-export",
+        opset=0,
+        precision="fp32",
+        signature=Signature(inputs=(ROWS,), outputs=outputs),
+    )
+
+
+def out(name: str, *shape: Any) -> TensorSpec:
+    return TensorSpec(name=name, dtype="float32", shape=shape)
+
+
+OUTPUTS = (out("same", "batch", 4), out("weight", 2, 4), out("product", "batch", 2), out("again", "batch", 2))
+
+
+def test_outputs_are_the_callers_whatever_memory_they_are(tmp_path: Path) -> None:
+    """Broken: who writes into an answer would change his own input, the model's weights, or another output."""
+    artifact = TorchScript().compile(
+        portable(Outputs(), OUTPUTS, tmp_path / "model"), FP32, TARGET, "job", tmp_path / "artifact"
+    )
+    assert artifact.executed["ops"]["aten::matmul"] == 1
+    rows = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    weight = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with TorchScript().open(artifact, 1) as session:
+        for _ in range(2):
+            kept = rows.copy()
+            answer = session.run({"rows": rows})
+            np.testing.assert_array_equal(answer["weight"], weight)
+            np.testing.assert_allclose(answer["again"], rows @ weight.T, rtol=1e-5)
+            for name in ("same", "weight", "product"):
+                answer[name][...] = -7
+            np.testing.assert_array_equal(rows, kept)
+            np.testing.assert_allclose(answer["again"], rows @ weight.T, rtol=1e-5)
+
+
+def test_no_path_of_the_machine_is_in_it(tmp_path: Path) -> None:
+    """Broken: the archive's debugging records would publish where the model was compiled."""
+    artifact = TorchScript().compile(
+        portable(Outputs(), OUTPUTS, tmp_path / "model"), FP32, TARGET, "job", tmp_path / "artifact"
+    )
+    with zipfile.ZipFile(Path(artifact.path) / artifact.entry) as archive:
+        content = b"".join(archive.read(name) for name in archive.namelist())
+    assert str(Path(torch.__file__).parents[1]).encode() not in content
+    assert str(Path(__file__).parents[1]).encode() not in content
+
+
+def test_a_trace_that_wrote_a_size_down_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a model traced with two rows would answer wrongly, or not at all, for any other number of rows where it is served.
+
+    Without the sizes being opened first, the tracer writes down every one."""
+    monkeypatch.setattr(torchscript, "_open_sizes", lambda module: module._forward_pre_hooks.clear())
+    model = portable(Outputs(), OUTPUTS, tmp_path / "model")
+    with pytest.raises(NothingCompiledError, match=r"the trace takes no inputs of \[3, 4\], though the program does"):
+        TorchScript().compile(model, FP32, TARGET, "job", tmp_path / "artifact")
+
+
+def test_what_it_lacks_is_said() -> None:
+    """Broken: a plan would say that int8 is not there, and not why."""
+    assert TorchScript().schemes(TARGET, "int8") == ()
+    assert "types it was traced in" in str(TorchScript().lacks(TARGET, "int8"))
+    assert "no option 'fast'" in str(
+        TorchScript().refuse_target(Target(name="cpu", options={"torchscript": {"fast": True}}))
+    )

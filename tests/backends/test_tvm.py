@@ -1,0 +1,245 @@
+"""The backend tvm, with the real compiler: its records, its tuning, its shapes and threads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_stage.backends.tvm import Tvm
+from compile_stage.core import plugins
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import UsageError
+from compile_stage.core.records import Budget, PortableModel, SampleSet, ShapeRange, Target
+from compile_stage.steps.plan import plan
+from compile_stage.testing import models
+from tests.steps.test_plan import POLICY, SOURCE
+from tests.steps.test_plan import TARGET as PLANNED
+
+needs_tvm = pytest.mark.skipif(
+    plugins.missing(Tvm()) is not None, reason=plugins.missing(Tvm()) or "Apache TVM is installed"
+)
+TARGET = Target(name="cpu", batch_sizes=(1, 3), threads=2)
+SCHEME = Tvm().schemes(TARGET, "fp32")[0]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def one_layer(folder: Path, seed: int, layers: int = 1) -> tuple[PortableModel, SampleSet]:
+    """Linear layers [16] → [16] with weights of their own."""
+    g, x = models.Graph(seed), "x"
+    for number in range(layers):
+        weight, bias = g.weight(16, 16), g.weight(16)
+        x = g.add("Relu", g.add("Gemm", x, weight, bias), name="y" if number == layers - 1 else "")
+    rows = g.random.standard_normal((8, 16)).astype(np.float32)
+    return models.write(g, folder, {"x": rows}, {"y": ("float32", ("batch", 16))})
+
+
+def tuned(target: Target, trials: int) -> Target:
+    return replace(target, options={"tvm": {"trials": trials, "tuning_minutes": 1}})
+
+
+def files(cache: Path) -> list[Path]:
+    return sorted((cache / "tuning").rglob("*.json"))
+
+
+@needs_tvm
+def test_another_model_of_the_same_workloads_starts_from_the_records(cache: Path, tmp_path: Path) -> None:
+    """Broken: every model would pay for the tuning of the operators that all of them have."""
+    once = replace(TARGET, batch_sizes=(1,))
+    first = Tvm().compile(one_layer(tmp_path / "a", 1)[0], SCHEME, tuned(once, 4), "job", tmp_path / "a" / "out")
+    assert first.executed["tuning"] == {"tuned": 1, "untuned": 0, "trials": 4}
+    known = files(cache)
+    assert known
+    other, samples = one_layer(tmp_path / "b", 2, layers=2)
+    second = Tvm().compile(other, SCHEME, tuned(once, 4), "job", tmp_path / "b" / "out")
+    assert second.executed["tuning"] == {"tuned": 2, "untuned": 0, "trials": 0}
+    assert files(cache) == known
+    assert second.notes == ()
+    rows = np.load(Path(samples.path) / "inputs" / "x.npy")[:1]
+    from onnx.reference import ReferenceEvaluator
+
+    with Tvm().open(second, 2) as session:
+        np.testing.assert_allclose(
+            session.run({"x": rows})["y"], ReferenceEvaluator(other.path).run(None, {"x": rows})[0], atol=1e-5
+        )
+    # Without any trials too: records cost nothing to use.
+    third = Tvm().compile(other, SCHEME, once, "job", tmp_path / "c")
+    assert third.executed["tuning"] == {"tuned": 2, "untuned": 0, "trials": 0}
+
+
+@needs_tvm
+def test_damaged_and_half_written_records_count_as_absent(cache: Path, tmp_path: Path) -> None:
+    """Broken: a process that was killed while it wrote would spoil every later compilation on the machine."""
+    once, (model, _) = replace(TARGET, batch_sizes=(1,)), one_layer(tmp_path / "a", 1)
+    Tvm().compile(model, SCHEME, tuned(once, 2), "job", tmp_path / "out")
+    (written,) = files(cache)
+    (written.parent / ".part-killed").write_bytes(written.read_bytes()[:100])
+    assert Tvm().compile(model, SCHEME, once, "job", tmp_path / "b").executed["tuning"]["tuned"] == 1
+    stored = json.loads(written.read_text())
+    written.write_text(written.read_text()[:-50])
+    assert Tvm().compile(model, SCHEME, once, "job", tmp_path / "c").executed["tuning"]["tuned"] == 0
+    written.write_text(json.dumps({**stored, "records": [["no", "record"]]}))
+    assert Tvm().compile(model, SCHEME, once, "job", tmp_path / "d").executed["tuning"]["tuned"] == 0
+
+
+@needs_tvm
+def test_time_ends_tuning_and_what_was_measured_is_kept(cache: Path, tmp_path: Path) -> None:
+    """Broken: a job would be killed for its time, and the trials lost with it."""
+    model, _ = one_layer(tmp_path / "a", 1)
+    late = replace(TARGET, options={"tvm": {"trials": 500, "tuning_minutes": 0.02}})
+    artifact = Tvm().compile(model, SCHEME, late, "job", tmp_path / "out")
+    assert artifact.executed["tuning"]["trials"] < 500
+    assert any("time ended tuning" in note for note in artifact.notes)
+    kept = sum(json.loads(path.read_text())["trials"] for path in files(cache))
+    assert kept == artifact.executed["tuning"]["trials"]
+
+
+def test_trials_go_to_every_workload_first_and_then_to_the_largest() -> None:
+    """Broken: one large convolution would take all trials, and the rest would stay plain loops."""
+    from compile_stage.backends.tvm_tuning import allot
+
+    assert allot([100.0, 1.0, 10.0], 24) == [8, 8, 8]
+    assert allot([100.0, 1.0, 10.0], 10) == [8, 0, 2]
+    shares = allot([100.0, 1.0, 10.0], 88)
+    assert sum(shares) == 88
+    assert shares[0] > 6 * shares[2] > shares[1]
+    assert allot([], 50) == []
+    assert allot([1.0], 0) == [0]
+
+
+@needs_tvm
+def test_each_batch_size_has_its_function_and_no_other_is_taken(cache: Path, tmp_path: Path) -> None:
+    """Broken: a batch of another size would run kernels that were made for other shapes."""
+    model, samples = models.conv_net(tmp_path / "m")
+    artifact = Tvm().compile(model, SCHEME, TARGET, "job", tmp_path / "out")
+    images = np.load(Path(samples.path) / "inputs" / "image.npy")
+    assert [one["name"] for one in artifact.options["functions"]] == ["batch_1", "batch_3"]
+    with Tvm().open(artifact, 2) as session:
+        three = session.run({"image": images[:3]})["scores"]
+        one = session.run({"image": images[1:2]})["scores"]
+        np.testing.assert_allclose(three[1:2], one, atol=1e-5)
+        strided = images[:6:2]
+        np.testing.assert_allclose(session.run({"image": strided})["scores"][:1], three[:1], atol=1e-5)
+        with pytest.raises(UsageError, match=r"not for \[2, 3, 16, 16\].*batch_sizes"):
+            session.run({"image": images[:2]})
+
+
+@needs_tvm
+def test_the_same_model_makes_the_same_bytes(cache: Path, tmp_path: Path) -> None:
+    """Broken: a time or a path in the library would make every publication another version."""
+    model, _ = one_layer(tmp_path / "m", 1)
+    made = [Tvm().compile(model, SCHEME, TARGET, "job", tmp_path / name) for name in ("a", "b")]
+    assert made[0].digest == made[1].digest
+    assert str(tmp_path).encode() not in (tmp_path / "a" / "model.so").read_bytes()
+
+
+@needs_tvm
+def test_threads_are_those_that_open_says_and_no_core_is_bound(cache: Path, tmp_path: Path) -> None:
+    """Broken: TVM takes half of the cores by itself, and binds its caller to them; and serving would load its compiler."""
+    model, _ = one_layer(tmp_path / "m", 1)
+    artifact = Tvm().compile(model, SCHEME, TARGET, "job", tmp_path / "out")
+    script = f"""
+        import json, os, sys
+        import numpy as np
+        from compile_stage.backends.tvm import Tvm
+        from compile_stage.core.digest import load_record
+        from compile_stage.core.records import Artifact
+        artifact = load_record(Artifact, open({str(tmp_path / "artifact.json")!r}).read())
+        before, found = os.sched_getaffinity(0), []
+        x = np.zeros((1, 16), np.float32)
+        with Tvm().open(artifact, 1) as one, Tvm().open(artifact, 3) as three:
+            import tvm_ffi
+            count = tvm_ffi.get_global_func("runtime.NumThreads")
+            for session in (one, three, one):
+                session.run({{"x": x}})
+                found.append(int(count()))
+        print(json.dumps([found, before == os.sched_getaffinity(0), "tvm" in sys.modules]))
+    """
+    from compile_stage.core.digest import canonical_json
+
+    (tmp_path / "artifact.json").write_text(canonical_json(artifact))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert json.loads(done.stdout) == [[1, 3, 1], True, False]
+
+
+@needs_tvm
+def test_operators_that_it_lacks_are_refused_by_name(tmp_path: Path) -> None:
+    """Broken: a plan would show a page of TVM's insides, or the job would fail late."""
+    import onnx
+    from onnx import helper
+
+    model, _ = one_layer(tmp_path / "m", 1)
+    graph = onnx.load(model.path)
+    graph.graph.node[-1].op_type, graph.graph.node[-1].domain = "Nonsense", "com.example"
+    graph.opset_import.append(helper.make_opsetid("com.example", 1))
+    onnx.save(graph, model.path)
+    reason = Tvm().refuse(model, TARGET)
+    assert reason is not None
+    assert "Nonsense" in reason
+    assert "\n" not in reason
+
+
+def test_free_shapes_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    """Broken: a length that nobody named would be compiled as some length."""
+    model, _ = one_layer(tmp_path / "m", 1)
+    spec = replace(model.signature.inputs[0], shape=("batch", "length"))
+    free = replace(model, signature=replace(model.signature, inputs=(spec,)))
+    assert "under the target's shapes" in str(Tvm().refuse(free, TARGET))
+    promised = {"x": ShapeRange(min=(1, 8), typical=(1, 16), max=(4, 16))}
+    assert "from 8 to 16" in str(Tvm().refuse(free, replace(TARGET, shapes=promised)))
+
+
+def test_without_a_linker_the_target_is_refused_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Broken: the job would fail in the middle, in a subprocess of TVM's."""
+    assert Tvm().refuse_target(TARGET) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    assert "apt-get install g++" in str(Tvm().refuse_target(TARGET))
+
+
+@pytest.mark.parametrize("options", [{"trials": -1}, {"trials": 1.5}, {"trials": True}, {"tuning_minutes": "1"}])
+def test_options_that_can_not_be_are_refused(options: dict[str, Any]) -> None:
+    """Broken: a slip in the policy would silently mean another budget."""
+    assert next(iter(options)) in str(Tvm().refuse_target(replace(TARGET, options={"tvm": options})))
+
+
+@needs_tvm
+def test_the_policys_trials_reach_the_job_and_the_note_is_gone() -> None:
+    """Broken: budget.tuning_trials would be told to have no effect, or have none."""
+    target = replace(PLANNED, target=replace(PLANNED.target, backends=("tvm", "onnxruntime"), precisions=("fp32",)))
+    policy = replace(POLICY, targets=(target,), budget=Budget(tuning_trials=50, job_minutes=10))
+    made = plan(SOURCE, policy, hardware())
+    options = {job.backend: dict(job.target.options) for job in made.jobs}
+    assert options == {"tvm": {"tvm": {"trials": 50, "tuning_minutes": 6.0}}, "onnxruntime": {}}
+    assert made.notes == ()
+    own = replace(target, target=replace(target.target, options={"tvm": {"trials": 7}}))
+    jobs = plan(SOURCE, replace(policy, targets=(own,)), hardware()).jobs
+    assert [job.target.options["tvm"]["trials"] for job in jobs if job.backend == "tvm"] == [7]
+
+
+def test_both_files_count_for_the_key_and_travel_with_what_is_published(tmp_path: Path) -> None:
+    """Broken: an edit of the second file would leave old artifacts in force, or a published model could not be opened."""
+    from compile_stage.core.digest import digest_file
+    from compile_stage.flavor import _stage_code
+
+    home = Path(__file__).parents[2] / "compile_stage" / "backends"
+    assert plugins._identity("backends", "tvm")["plug-in file tvm_tuning.py"] == digest_file(home / "tvm_tuning.py")
+    staged = _stage_code("tvm", tmp_path) / "backends"
+    assert sorted(path.name for path in staged.iterdir()) == ["__init__.py", "tvm.py", "tvm_tuning.py"]

@@ -1,0 +1,97 @@
+"""Backends that start from a PyTorch program, beside one that starts from the graph, in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_stage import api
+from compile_stage.core import plugins
+from compile_stage.core.records import Target
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # MLflow's and PyTorch's own deprecations are not what is tested here
+]
+
+FAST = "performance: {min_speedup: 0.01}\nbudget: {measure_seconds: 1}"
+
+
+@pytest.fixture
+def torch_model(tmp_path: Path) -> Path:
+    """An MLflow model directory with a PyTorch network of two inputs: a, b [batch, 8] → y [batch, 4]."""
+    torch = pytest.importorskip("torch", reason="the PyTorch source needs torch")
+    import mlflow
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 64), torch.nn.Linear(64, 4)
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return self.second(torch.relu(self.first(a - 2 * b)))
+
+    torch.manual_seed(0)
+    random = np.random.default_rng(0)
+    data = {name: random.standard_normal((64, 8)).astype(np.float32) for name in ("a", "b")}
+    example = {name: array[:2] for name, array in data.items()}
+    signature = mlflow.models.infer_signature(example, np.zeros((2, 4), np.float32))
+    folder = tmp_path / "torch-net"
+    mlflow.pytorch.save_model(
+        Net().eval(),
+        str(folder),
+        input_example=list(example.values()),
+        signature=signature,
+        serialization_format="pt2",
+        pip_requirements=["torch"],
+    )
+    np.savez(tmp_path / "data.npz", **data)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["inductor", "torchscript"])
+def test_both_forms_compete_and_the_winner_answers_as_the_source(
+    name: str, torch_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: a job of one form would be given the other's file, would not be proven against the original, or a published program
+    would not load where it is served."""
+    from compile_stage import flavor
+    from compile_stage.sources.torch import TorchSource
+
+    backend = plugins.load("backends", name)
+    if (reason := plugins.missing(backend) or backend.refuse_target(Target(name="cpu"))) is not None:
+        pytest.skip(reason)
+    uri = f"folder:{torch_model}"
+    both = write_policy(f"backends: [onnxruntime, {name}], precisions: [fp32]", FAST)
+    result = api.run(uri, both, out=tmp_path / "both", publish=False)
+    (target,) = result.targets
+    found = {candidate.job.backend: candidate for candidate in target.candidates}
+    assert {key: candidate.job.form for key, candidate in found.items()} == {
+        "onnxruntime": "onnx",
+        name: "torch-export",
+    }
+    for candidate in found.values():
+        assert candidate.verdict is not None
+        assert candidate.verdict.passed, candidate.verdict
+    assert target.winner is not None
+    losers = [candidate.job.id for candidate in found.values() if candidate != target.winner]
+    assert all(target.selection.reasons[job_id] for job_id in losers)
+
+    # The artifact comes from the cache now.
+    alone = write_policy(f"backends: [{name}], precisions: [fp32]", FAST)
+    result = api.run(uri, alone, out=tmp_path / "alone")
+    assert result.status == "passed", result.problem
+    (target,) = result.targets
+    assert target.bundle is not None
+    data = np.load(tmp_path / "data.npz")
+    source = result.source
+    with flavor.load_model(target.bundle.path) as model, TorchSource().open(source, 1) as original:
+        for count in (1, 5):
+            batch = {key: data[key][:count] for key in ("a", "b")}
+            (wanted,) = original.run(batch).values()
+            (answer,) = model.run(batch).values()
+            np.testing.assert_allclose(answer, wanted, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,58 @@
+"""A backend whose packages are not here, in an environment of its own: made from its lock, and used by a whole run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compile_stage import api
+from compile_stage.core import plugins
+from compile_stage.core.errors import MissingDependencyError
+from compile_stage.core.toolchains import Toolchain, toolchains_root
+from compile_stage.doctor import examine
+from compile_stage.engine import toolchains
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own deprecations
+
+
+@pytest.fixture
+def iree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
+    """IREE's toolchain: the one of the folder that COMPILE_STAGE_TOOLCHAINS names, or one that is made for this test."""
+    if plugins.importable(plugins.load("backends", "iree")):
+        pytest.skip("iree is installed in this environment, where it then runs")
+    if "COMPILE_STAGE_TOOLCHAINS" not in os.environ:
+        monkeypatch.setenv("COMPILE_STAGE_TOOLCHAINS", str(tmp_path / "toolchains"))
+    try:
+        return toolchains.install("iree")
+    except MissingDependencyError as error:
+        pytest.skip(f"its packages can't be had: {str(error).splitlines()[-1]}")
+
+
+def test_a_run_compiles_proves_and_measures_in_the_toolchain(
+    iree: Toolchain, small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: a backend would be offered and then fail for want of its packages, or of ours in its environment; or its artifact would be
+    cached and published without what made it."""
+    policy = write_policy(
+        "backends: [iree, onnxruntime], precisions: [fp32], batch_sizes: [1, 8]",
+        "performance: {min_speedup: 0.0001}\nbudget: {measure_seconds: 1}",
+    )
+    result = api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
+    (target,) = result.targets
+    by_backend = {candidate.job.backend: candidate for candidate in target.candidates}
+    made = by_backend["iree"]
+    assert made.failure is None, made.failure
+    assert made.artifact is not None
+    assert made.verdict is not None
+    assert made.verdict.passed
+    assert made.measurement is not None
+    assert made.artifact.toolchain["iree-base-compiler"] == iree.packages["iree-base-compiler"]
+    assert made.artifact.toolchain["numpy"] == iree.packages["numpy"]
+    assert plugins.made_by("backends", "iree")["toolchain"] == iree.digest
+    assert target.winner is not None
+    (entry,) = (entry for entry in examine().entries if (entry.kind, entry.name) == ("backend", "iree"))
+    assert entry.ready
+    assert str(toolchains_root()) in entry.version
