@@ -239,6 +239,8 @@ class SourceModel:
         logged_model_id: MLflow's `m-...`, for lineage; empty elsewhere.
         run_id: The run that made it; empty when unknown.
         tags: Of the version, for `applies_to`.
+        mlmodel: The parts of `MLmodel` that say how the payload is read, as its registry parsed them. Empty: whoever wants them reads the file, with
+            MLflow, whose import takes seconds and a hundred megabytes.
     """
 
     uri: str
@@ -254,6 +256,7 @@ class SourceModel:
     experiment_id: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     described: str = ""
+    mlmodel: JsonMap = field(default_factory=dict)
 
     @property
     def identity(self) -> tuple[str, str, str]:

@@ -95,6 +95,7 @@ class FolderRegistry:
             path=str(folder),
             digest=digest,
             described=files.described,
+            mlmodel=files.mlmodel,
             signature=files.signature,
             registry="folder",
             tags=tags,

@@ -75,6 +75,7 @@ def resolve(client: Any, uri: str, into: Path) -> SourceModel:
         path=str(folder),
         digest=payload_digest(folder),
         described=files.described,
+        mlmodel=files.mlmodel,
         signature=files.signature,
         registry="mlflow",
         logged_model_id=pinned.model_id,

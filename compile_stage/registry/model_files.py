@@ -16,7 +16,7 @@ from filelock import FileLock
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.digest import digest_of, digest_tree
 from compile_stage.core.errors import RegistryError, SourceError
-from compile_stage.core.records import record
+from compile_stage.core.records import JsonMap, record
 from compile_stage.core.tensors import Signature, TensorSpec
 
 TAG = "compile_stage."
@@ -49,6 +49,7 @@ class ModelFiles:
         flavor: The flavor that reads it best; `python_function` when it has no other.
         model_id: MLflow's `m-...` as written in the file; empty when there is none.
         described: Digest of what the file says of how the model is read, without ids and times.
+        mlmodel: That itself, as plain JSON.
     """
 
     flavor: str
@@ -56,6 +57,7 @@ class ModelFiles:
     model_id: str
     run_id: str
     described: str
+    mlmodel: JsonMap
 
 
 def read_model(folder: Path, uri: str) -> ModelFiles:
@@ -77,7 +79,8 @@ def read_model(folder: Path, uri: str) -> ModelFiles:
         model = Model.load(str(folder))
         flavors = list(model.flavors)
         signature = _tensor_signature(model.signature)
-        described = digest_of(json.loads(json.dumps([model.to_dict().get(part) for part in _DESCRIPTION], default=str)))
+        told = model.to_dict()
+        parts: JsonMap = json.loads(json.dumps({part: told.get(part) for part in _DESCRIPTION}, default=str))
     except Exception as error:  # a damaged file may raise whatever the YAML, JSON or schema reader likes
         raise SourceError(
             f"MLmodel can't be parsed: {_first_line(error)}", fix="log the model again", where=uri
@@ -97,7 +100,8 @@ def read_model(folder: Path, uri: str) -> ModelFiles:
         signature=signature,
         model_id=model.model_id or "",
         run_id=model.run_id or "",
-        described=described,
+        described=digest_of([parts[part] for part in _DESCRIPTION]),
+        mlmodel=parts,
     )
 
 

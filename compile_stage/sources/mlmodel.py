@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import SourceModel
@@ -13,8 +14,37 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch, Signature
 
 
-def read(source: SourceModel) -> Any:
-    """The `mlflow.models.Model` of the directory. Raises SourceError when `MLmodel` is missing or can't be read."""
+class Description(NamedTuple):
+    """What `MLmodel` says of how the payload is read.
+
+    Attributes:
+        inputs: Specs of the signature as MLflow writes them (`{"type": "tensor", "name": ...}`); None when there is no signature.
+        example: An input example was logged.
+    """
+
+    flavors: Mapping[str, Mapping[str, Any]]
+    inputs: Sequence[Mapping[str, Any]] | None
+    outputs: Sequence[Mapping[str, Any]] | None
+    example: bool
+
+
+def read(source: SourceModel) -> Description:
+    """From what the registry parsed, or from the file. Raises SourceError when `MLmodel` is missing or can't be read."""
+    told = source.mlmodel or _model(source).to_dict()
+    signature = told.get("signature") or {}
+    return Description(
+        flavors=told.get("flavors") or {},
+        inputs=_specs(signature.get("inputs")),
+        outputs=_specs(signature.get("outputs")),
+        example=bool(told.get("saved_input_example_info")),
+    )
+
+
+def _specs(text: str | None) -> Sequence[Mapping[str, Any]] | None:
+    return json.loads(text) if text else None
+
+
+def _model(source: SourceModel) -> Any:
     from mlflow.exceptions import MlflowException
     from mlflow.models import Model
 
@@ -55,42 +85,37 @@ def missing_file(path: Path, source: SourceModel) -> str | None:
 
 def tensor_names(source: SourceModel) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     """Names of the signature's inputs and outputs, each None unless the signature is of tensors that are all named."""
-    signature = read(source).signature
-    return (None, None) if signature is None else (_names(signature.inputs), _names(signature.outputs))
+    described = read(source)
+    return _tensor_names(described.inputs), _tensor_names(described.outputs)
 
 
 def columns(source: SourceModel) -> tuple[str, ...] | None:
     """The data frame's columns in order; None when the signature is not a data frame's, or there is none."""
-    schema = _input_schema(source)
-    if schema is None or schema.is_tensor_spec() or not schema.has_input_names():
+    specs = read(source).inputs
+    if not specs or _of_tensors(specs) or "name" not in specs[0]:
         return None
-    return tuple(str(name) for name in schema.input_names())
+    return tuple(str(spec["name"]) for spec in specs)
 
 
 def has_tensor_signature(source: SourceModel) -> bool:
     """True when the signature is of tensors: MLflow then hands the model an array, even where it was given a data
     frame."""
-    schema = _input_schema(source)
-    return schema is not None and bool(schema.is_tensor_spec())
+    specs = read(source).inputs
+    return bool(specs) and _of_tensors(specs or ())
 
 
 def text_columns(source: SourceModel) -> tuple[str, ...]:
     """Columns of the data frame that hold no numbers."""
-    schema = _input_schema(source)
-    if schema is None or schema.is_tensor_spec() or not schema.has_input_names():
+    specs = read(source).inputs
+    if not specs or _of_tensors(specs) or "name" not in specs[0]:
         return ()
     numbers = {"boolean", "integer", "long", "float", "double"}
-    return tuple(
-        str(spec.name) for spec in schema.inputs if str(getattr(spec.type, "name", spec.type)).lower() not in numbers
-    )
+    return tuple(str(spec["name"]) for spec in specs if str(spec.get("type")).lower() not in numbers)
 
 
 def raw_example(source: SourceModel) -> Any:
     """The input example as it was logged: an array, a dict, a list, a data frame; None when there is none."""
-    model = read(source)
-    if not getattr(model, "saved_input_example_info", None):
-        return None
-    return model.load_input_example(source.path)
+    return _model(source).load_input_example(source.path) if read(source).example else None
 
 
 def named_example(source: SourceModel, signature: Signature) -> Batch | None:
@@ -128,15 +153,14 @@ def name_tensors(raw: Any, signature: Signature) -> Batch | None:
     }
 
 
-def _input_schema(source: SourceModel) -> Any:
-    signature = read(source).signature
-    return None if signature is None else signature.inputs
+def _of_tensors(specs: Sequence[Mapping[str, Any]]) -> bool:
+    return all(spec.get("type") == "tensor" for spec in specs)
 
 
-def _names(schema: Any) -> tuple[str, ...] | None:
-    if schema is None or not schema.is_tensor_spec() or not schema.has_input_names():
+def _tensor_names(specs: Sequence[Mapping[str, Any]] | None) -> tuple[str, ...] | None:
+    if not specs or not _of_tensors(specs) or "name" not in specs[0]:
         return None
-    return tuple(str(name) for name in schema.input_names())
+    return tuple(str(spec["name"]) for spec in specs)
 
 
 def first_line(error: BaseException) -> str:
