@@ -32,6 +32,10 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compilers", action="store_true", help="also run what builds with a slow compiler, for minutes")
+
+
 # What takes longest comes first, so that no test process is left alone with it at the end while the other has nothing to do.
 SLOWEST_FIRST = (
     "test_kill",
@@ -51,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((at for at, name in enumerate(SLOWEST_FIRST) if name in names), len(SLOWEST_FIRST))
 
     items.sort(key=place)
+    config = items[0].config if items else None
+    if config is not None and not config.getoption("--compilers"):
+        reason = "builds with a slow compiler: run pytest --compilers, as CI does in a job of its own"
+        for item in items:
+            if item.get_closest_marker("compilers"):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +72,8 @@ def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("COMPILE_STAGE_CACHE", str(home / "cache" / "compile-stage"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
+    # A published model that MLflow loads puts its own code on the path, and the processes that later tests start would take that for ours.
+    monkeypatch.setattr(sys, "path", list(sys.path))
     return home
 
 

@@ -274,8 +274,11 @@ def _wrap_compiler(scratch: Path) -> Path:
 
 @contextmanager
 def _caches_in(folder: Path) -> Iterator[None]:
-    """Inductor reads where its caches are from the environment at every use."""
+    """What Inductor reads from the environment at every use: where its caches are."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    if "distutils" in sys.modules and "setuptools" not in sys.modules:
+        # Inductor imports setuptools, which refuses to replace a distutils that somebody else of this process has imported.
+        places["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"
     before = {name: os.environ.get(name) for name in places}
     os.environ.update(places)
     try:

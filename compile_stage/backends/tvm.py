@@ -144,7 +144,9 @@ class Tvm:
         executed, notes = _read_back(into / "model.so", options, target.threads, model.signature, kernels)
         executed["tuning"] |= {"trials": tuned.trials}
         if tuned.stopped:
-            notes += (f"time ended tuning after {tuned.trials} trials; another run goes on from there",)
+            notes += (
+                f"time ended tuning after {tuned.trials} trials: with a larger budget.job_minutes it goes on from there",
+            )
         return Artifact(
             path=str(into),
             entry="model.so",

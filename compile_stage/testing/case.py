@@ -20,7 +20,7 @@ from compile_stage.testing import programs
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-SIZES = (1, 2, 5)
+SIZES = (1, 3)
 """Batch sizes of the target, where the model's batch is free."""
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4", "fp8")
 

@@ -21,7 +21,10 @@ from compile_stage.testing import models, programs
 
 torch = pytest.importorskip("torch", reason="the backend inductor needs torch")
 
-pytestmark = pytest.mark.skipif(not inductor._compiler_version(), reason="there is no C++ compiler here")
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.skipif(not inductor._compiler_version(), reason="there is no C++ compiler here"),
+]
 
 TARGET = Target(name="cpu", batch_sizes=(1, 3), threads=1)
 FP32 = Scheme(precision="fp32", name="fp32", native=True)

@@ -10,6 +10,9 @@ import pytest
 from compile_stage.core import plugins
 from compile_stage.testing import Finding, check_backend, models
 
+SLOW = ("inductor", "iree", "tvm")
+"""Compilers that take tens of seconds for a case of the kit: without --compilers they are looked at on one model."""
+
 
 @pytest.fixture(scope="module", params=plugins.names("backends"))
 def backend(request: pytest.FixtureRequest) -> Any:
@@ -23,16 +26,24 @@ def failures(findings: tuple[Finding, ...]) -> list[str]:
     return [f"{finding.case} {finding.check}: {finding.reason}" for finding in findings if not finding.passed]
 
 
+def demand_time(request: pytest.FixtureRequest, backend: Any) -> None:
+    if backend.name in SLOW and not request.config.getoption("--compilers"):
+        pytest.skip("builds with a slow compiler: run pytest --compilers, as CI does in a job of its own")
+
+
 @pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
-def test_backend_conforms(backend: Any, make: Any, tmp_path: Path) -> None:
+def test_backend_conforms(backend: Any, make: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if make is not models.conv_net:
+        demand_time(request, backend)
     model, samples = make(tmp_path / "model")
     findings = check_backend(backend, model, samples, tmp_path / "work")
     assert {finding.case.split("/")[1] for finding in findings} >= {"fp32"}, "fp32, the safe floor, was not looked at"
     assert failures(findings) == []
 
 
-def test_backend_conforms_with_a_fixed_batch(backend: Any, tmp_path: Path) -> None:
+def test_backend_conforms_with_a_fixed_batch(backend: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """A model whose export fixed the batch is calibrated, compiled and run at that batch."""
+    demand_time(request, backend)
     model, samples = models.conv_net(tmp_path / "model", batch=4)
     findings = check_backend(backend, model, samples, tmp_path / "work", precisions=("fp32", "int8"))
     assert failures(findings) == []

@@ -53,7 +53,7 @@ def torch_model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["inductor", "torchscript"])
+@pytest.mark.parametrize("name", [pytest.param("inductor", marks=pytest.mark.compilers), "torchscript"])
 def test_both_forms_compete_and_the_winner_answers_as_the_source(
     name: str, torch_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
