@@ -32,29 +32,46 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+def _seconds(path: Path) -> int:
+    return SLOW_FILES.get(path.stem, SLOW_FILES.get(f"{path.parent.name}/{path.stem}", 20))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compilers", action="store_true", help="also run what builds with a slow compiler, for minutes")
 
 
-# What takes longest comes first, so that no test process is left alone with it at the end while the other has nothing to do.
-SLOWEST_FIRST = (
-    "test_kill",
-    "test_serve_elsewhere",
-    "integration",
-    "registry",
-    "examples",
-    "conformance",
-    "pipelines",
-    "debug",
-)
+# Roughly how long the slow files take, in seconds; any other below these folders counts as 20. Wrong numbers cost balance, and nothing else.
+SLOW_FILES = {
+    "test_serve_elsewhere": 115, "test_kill": 95, "conformance/test_backends": 90, "registry/test_publish_once": 80, "test_examples": 45,
+    "test_verdicts": 45, "test_what_the_cache_depends_on": 40, "test_two_stages": 40, "test_untrusted_backends": 35, "test_mixed_precision": 35,
+}  # fmt: skip
+SLOW_FOLDERS = ("integration", "registry", "examples", "conformance", "pipelines", "debug")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> int:
-        names = (*item.path.parent.parts, item.path.stem)
-        return next((at for at, name in enumerate(SLOWEST_FIRST) if name in names), len(SLOWEST_FIRST))
-
-    items.sort(key=place)
+    """Each process begins with its share of what is slow and goes on with what is fast, so that none is left alone with a slow test at the end. The
+    scheduler (`--dist worksteal`) gives out equal runs of the list."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    by_file: dict[Path, list[pytest.Item]] = {}
+    fast: list[pytest.Item] = []
+    for item in items:
+        if item.path.parent.name in SLOW_FOLDERS:
+            by_file.setdefault(item.path, []).append(item)
+        else:
+            fast.append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    taken = [0] * processes
+    for path, tests in sorted(by_file.items(), key=lambda entry: (-_seconds(entry[0]), str(entry[0]))):
+        least = taken.index(min(taken))
+        taken[least] += _seconds(path)
+        shares[least] += tests
+    size = -(-len(items) // processes)
+    ordered: list[pytest.Item] = []
+    for share in shares:
+        room = max(0, size - len(share))
+        ordered += [*share, *fast[:room]]
+        fast = fast[room:]
+    items[:] = [*ordered, *fast]
     config = items[0].config if items else None
     if config is not None and not config.getoption("--compilers"):
         reason = "builds with a slow compiler: run pytest --compilers, as CI does in a job of its own"
@@ -355,15 +372,18 @@ def _wait_for_postgres(url: str, server: subprocess.Popen[bytes]) -> None:
     pytest.fail("PostgreSQL did not start")
 
 
-@pytest.fixture
-def postgres_server(
-    postgres: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[Server]:
-    """An `mlflow server` with four workers on PostgreSQL."""
+@pytest.fixture(scope="session")
+def shared_postgres_server(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     # The driver is named: which one a bare postgresql:// means depends on the version of SQLAlchemy.
     store = postgres.replace("postgresql:", "postgresql+psycopg2:")
     server = Server(store, tmp_path_factory.mktemp("pg-server"), workers=4)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
-    monkeypatch.chdir(tmp_path)
     yield server
     server.stop()
+
+
+@pytest.fixture
+def postgres_server(shared_postgres_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
+    """An `mlflow server` with four workers on PostgreSQL."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", shared_postgres_server.uri)
+    monkeypatch.chdir(tmp_path)
+    return shared_postgres_server

@@ -33,7 +33,7 @@ def demand_time(request: pytest.FixtureRequest, backend: Any) -> None:
 
 @pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
 def test_backend_conforms(backend: Any, make: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if make is not models.conv_net:
+    if make is not models.perceptron:
         demand_time(request, backend)
     model, samples = make(tmp_path / "model")
     findings = check_backend(backend, model, samples, tmp_path / "work")
