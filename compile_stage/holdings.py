@@ -14,10 +14,10 @@ from compile_stage.core.cache import Cached
 from compile_stage.core.context import Context, whole_key
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import Candidate, Job, Plan, TargetPolicy
+from compile_stage.core.records import Candidate, Job, Plan, PortableModel, TargetPolicy
 from compile_stage.steps.benchmark import benchmark_candidates
 from compile_stage.steps.compile import compile_job
-from compile_stage.steps.export import export
+from compile_stage.steps.export import export, other_forms
 from compile_stage.steps.lower import lower
 from compile_stage.steps.sample import samples_for
 from compile_stage.steps.select import waive
@@ -76,9 +76,16 @@ def _of_target(
         expected = reference(reader, worker, source, samples["validation"], target)
     except _NotHeldError:
         expected = None
+    try:
+        others = other_forms(reader, worker, source, jobs)
+    except _NotHeldError:
+        others = {}
     for job in jobs:
+        start = portable if job.form == portable.form else others.get(job.form)
+        if not isinstance(start, PortableModel):
+            continue
         try:
-            model = lower(reader, worker, job, portable, samples.get("calibration"))
+            model = lower(reader, worker, job, start, samples.get("calibration"))
             steps[job.id] += [] if job.scheme.native else ["lower"]
             artifact = compile_job(reader, worker, job, model, samples.get("calibration")).artifact
             steps[job.id].append("compile")

@@ -125,8 +125,11 @@ def _manifest(
             "hardware": context.hardware,
             "fingerprint": context.hardware.fingerprint,
             "toolchain": artifact.toolchain,
-            # From the artifact, since the runtime may lie in a toolchain of its own.
-            "runtime": {name: artifact.toolchain[name] for name in backend.runtime if name in artifact.toolchain},
+            # What made the artifact counts, since the runtime may lie in a toolchain of its own.
+            "runtime": {
+                **plugins.package_versions(*backend.runtime),
+                **{name: artifact.toolchain[name] for name in backend.runtime if name in artifact.toolchain},
+            },
             "python": python_version(),
             "verdict": winner.verdict,
             "timing": _timing(winner),

@@ -81,6 +81,9 @@ def test_both_forms_compete_and_the_winner_answers_as_the_source(
     losers = [candidate.job.id for candidate in found.values() if candidate != target.winner]
     assert all(target.selection.reasons[job_id] for job_id in losers)
 
+    held = api.plan(uri, both).held
+    assert all("validate" in held[candidate.job.id] for candidate in found.values()), held
+
     # The artifact comes from the cache now.
     alone = write_policy(f"backends: [{name}], precisions: [fp32]", FAST)
     result = api.run(uri, alone, out=tmp_path / "alone")
