@@ -32,46 +32,28 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def _seconds(path: Path) -> int:
-    return SLOW_FILES.get(path.stem, SLOW_FILES.get(f"{path.parent.name}/{path.stem}", 20))
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compilers", action="store_true", help="also run what builds with a slow compiler, for minutes")
 
 
-# Roughly how long the slow files take, in seconds; any other below these folders counts as 20. Wrong numbers cost balance, and nothing else.
-SLOW_FILES = {
-    "test_serve_elsewhere": 115, "test_kill": 95, "conformance/test_backends": 90, "registry/test_publish_once": 80, "test_examples": 45,
-    "test_verdicts": 45, "test_what_the_cache_depends_on": 40, "test_two_stages": 40, "test_untrusted_backends": 35, "test_mixed_precision": 35,
-}  # fmt: skip
-SLOW_FOLDERS = ("integration", "registry", "examples", "conformance", "pipelines", "debug")
+# What takes long: in the first group stages that measure, which would disturb each other; in the second servers, kills and compilers.
+SLOW_GROUPS = (
+    ("integration", "pipelines", "debug"),
+    ("test_serve_elsewhere", "test_kill", "conformance", "registry", "examples"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each process begins with its share of what is slow and goes on with what is fast, so that none is left alone with a slow test at the end. The
-    scheduler (`--dist worksteal`) gives out equal runs of the list."""
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    by_file: dict[Path, list[pytest.Item]] = {}
+    """Of two processes each begins with one group of what is slow, and goes on with what is fast, so that none is left alone with a slow test at the
+    end. The scheduler (`--dist worksteal`) gives out equal runs of the list."""
+    groups: list[list[pytest.Item]] = [[], []]
     fast: list[pytest.Item] = []
     for item in items:
-        if item.path.parent.name in SLOW_FOLDERS:
-            by_file.setdefault(item.path, []).append(item)
-        else:
-            fast.append(item)
-    shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
-    taken = [0] * processes
-    for path, tests in sorted(by_file.items(), key=lambda entry: (-_seconds(entry[0]), str(entry[0]))):
-        least = taken.index(min(taken))
-        taken[least] += _seconds(path)
-        shares[least] += tests
-    size = -(-len(items) // processes)
-    ordered: list[pytest.Item] = []
-    for share in shares:
-        room = max(0, size - len(share))
-        ordered += [*share, *fast[:room]]
-        fast = fast[room:]
-    items[:] = [*ordered, *fast]
+        names = {item.path.parent.name, item.path.stem}
+        chosen = next((at for at in (1, 0) if names & set(SLOW_GROUPS[at])), None)
+        (fast if chosen is None else groups[chosen]).append(item)
+    room = max(0, len(items) // 2 - len(groups[0]))
+    items[:] = [*groups[0], *fast[:room], *groups[1], *fast[room:]]
     config = items[0].config if items else None
     if config is not None and not config.getoption("--compilers"):
         reason = "builds with a slow compiler: run pytest --compilers, as CI does in a job of its own"
