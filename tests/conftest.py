@@ -43,7 +43,7 @@ SLOW_GROUPS = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of two processes each begins with one group of what is slow, and goes on with what is fast, so that none is left alone with a slow test at the
     end. The scheduler (`--dist worksteal`) gives out equal runs of the list."""
     groups: list[list[pytest.Item]] = [[], []]
@@ -54,8 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         (fast if chosen is None else groups[chosen]).append(item)
     room = max(0, len(items) // 2 - len(groups[0]))
     items[:] = [*groups[0], *fast[:room], *groups[1], *fast[room:]]
-    config = items[0].config if items else None
-    if config is not None and not config.getoption("--compilers"):
+    if not config.getoption("--compilers"):
         reason = "builds with a slow compiler: run pytest --compilers, as CI does in a job of its own"
         for item in items:
             if item.get_closest_marker("compilers"):

@@ -99,7 +99,7 @@ def registry_for(uri: str) -> Registry:
 def missing(plugin: Plugin) -> str | None:
     """None when everything the plug-in needs is importable here or in its toolchain, or the reason with the exact command."""
     absent = _absent(plugin)
-    if not absent or toolchain_of(plugin) is not None:
+    if not absent or find_toolchain(plugin.name, lock_of(plugin.name)) is not None:
         return None
     return f"{plugin.name} needs {', '.join(absent)}, which is not installed: {pip_line(plugin)}"
 
