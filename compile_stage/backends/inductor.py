@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compile_stage.core.digest import digest_tree, tree_size
+from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -94,9 +94,7 @@ class Inductor:
         return _LACKS.get(precision)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if model.form not in self.forms:
-            return f"inductor takes the form {' or '.join(self.forms)}, not {model.form}"
-        return model.signature.refuse_batch_sizes(target.batch_sizes)
+        return refuse_form(self, model, target)
 
     def compile(
         self,
@@ -116,21 +114,8 @@ class Inductor:
             built = _build(model, scheme, options, Path(scratch))
             executed, notes = _read_back(built, scheme)
             _write_package(built, into / _ENTRY)
-        return Artifact(
-            path=str(into),
-            entry=_ENTRY,
-            digest=digest_tree(into),
-            job_id=job_id,
-            backend=self.name,
-            precision=scheme.precision,
-            toolchain=self.toolchain(),
-            hardware=hardware().fingerprint,
-            signature=model.signature,
-            size_bytes=tree_size(into),
-            made_from=model.digest,
-            options=options,
-            executed=executed,
-            notes=notes,
+        return describe(
+            self, model, scheme, job_id, into, entry=_ENTRY, options=options, executed=executed, notes=notes
         )
 
     @contextmanager

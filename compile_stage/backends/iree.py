@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from compile_stage.core.digest import digest_tree, tree_size
+from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -120,9 +120,7 @@ class Iree:
         return (Rung(kind="tuning", name=name, options={"data_tiling": not tiled}),)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if model.form not in self.forms:
-            return f"iree takes the forms {', '.join(self.forms)}, not {model.form}"
-        if (reason := model.signature.refuse_batch_sizes(target.batch_sizes)) is not None:
+        if (reason := refuse_form(self, model, target)) is not None:
             return reason
         import onnx
 
@@ -155,18 +153,13 @@ class Iree:
             asked, note = _compile(asked, Path(scratch))
             (into / "model.vmfb").write_bytes((Path(scratch) / "main.vmfb").read_bytes())
         executed, needs, said = _read_back(into / "model.vmfb", asked, scheme)
-        artifact = Artifact(
-            path=str(into),
+        artifact = describe(
+            self,
+            model,
+            scheme,
+            job_id,
+            into,
             entry="model.vmfb",
-            digest=digest_tree(into),
-            job_id=job_id,
-            backend=self.name,
-            precision=scheme.precision,
-            toolchain=self.toolchain(),
-            hardware=hardware().fingerprint,
-            signature=model.signature,
-            size_bytes=tree_size(into),
-            made_from=model.digest,
             options={**asked, "needs": needs},
             executed=executed,
             notes=(*((note,) if note else ()), *said),

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compile_stage.core.digest import digest_tree, tree_size
+from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -116,9 +116,7 @@ class OnnxRuntime:
         return _rungs(target.threads, scheme)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if model.form not in self.forms:
-            return f"onnxruntime takes the forms {', '.join(self.forms)}, not {model.form}"
-        if (reason := model.signature.refuse_batch_sizes(target.batch_sizes)) is not None:
+        if (reason := refuse_form(self, model, target)) is not None:
             return reason
         import onnx
 
@@ -153,19 +151,15 @@ class OnnxRuntime:
             signature = _read_signature(session, model.signature)
             executed, notes = _read_back(session, dump, scheme)
         _demand_same(model.signature, signature)
-        return Artifact(
-            path=str(into),
+        return describe(
+            self,
+            model,
+            scheme,
+            job_id,
+            into,
             entry="model.onnx",
-            digest=digest_tree(into),
-            job_id=job_id,
-            backend=self.name,
-            precision=scheme.precision,
-            toolchain=self.toolchain(),
-            hardware=hardware().fingerprint,
             signature=signature,
-            size_bytes=tree_size(into),
-            made_from=model.digest,
-            options=dict(asked),
+            options=asked,
             executed=executed,
             notes=notes,
         )

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from compile_stage.core.digest import digest_tree, tree_size
+from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -103,9 +103,7 @@ class OpenVino:
         return _rungs(target)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if model.form not in self.forms:
-            return f"openvino takes the forms {', '.join(self.forms)}, not {model.form}"
-        if (reason := model.signature.refuse_batch_sizes(target.batch_sizes)) is not None:
+        if (reason := refuse_form(self, model, target)) is not None:
             return reason
         import openvino
 
@@ -150,18 +148,14 @@ class OpenVino:
             # For a fixed shape the plug-in may fuse a small network into one kernel of another precision; for free ones it does not.
             options["shapes"] = []
             signature, executed, notes = _executed(into / "model.xml", options, target.threads, model, graph, scheme)
-        return Artifact(
-            path=str(into),
+        return describe(
+            self,
+            model,
+            scheme,
+            job_id,
+            into,
             entry="model.xml",
-            digest=digest_tree(into),
-            job_id=job_id,
-            backend=self.name,
-            precision=scheme.precision,
-            toolchain=self.toolchain(),
-            hardware=hardware().fingerprint,
             signature=signature,
-            size_bytes=tree_size(into),
-            made_from=model.digest,
             options=options,
             executed=executed,
             notes=notes,

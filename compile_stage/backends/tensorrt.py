@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core.cache import cache_root
-from compile_stage.core.digest import digest_tree, tree_size
+from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.digest import digest_tree
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -98,13 +99,13 @@ class TensorRt:
         return _LACKS.get(precision)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if model.form not in self.forms:
-            return f"tensorrt takes the form {' or '.join(self.forms)}, not {model.form}"
+        if (reason := refuse_form(self, model, target)) is not None:
+            return reason
         try:
             profile_shapes(model.signature, target)
         except UsageError as error:
             return error.problem
-        return model.signature.refuse_batch_sizes(target.batch_sizes)
+        return None
 
     def compile(
         self,
@@ -127,19 +128,15 @@ class TensorRt:
             raise NothingCompiledError(
                 f"asked for {scheme.precision}, and no layer of the engine computes in it: {took}"
             )
-        return Artifact(
-            path=str(into),
+        return describe(
+            self,
+            model,
+            scheme,
+            job_id,
+            into,
             entry=ENGINE,
-            digest=digest_tree(into),
-            job_id=job_id,
-            backend=self.name,
-            precision=scheme.precision,
-            toolchain=self.toolchain(),
-            hardware=hardware().fingerprint,
             signature=_read_signature(engine, model.signature),
-            size_bytes=tree_size(into),
-            made_from=model.digest,
-            options=dict(asked),
+            options=asked,
             executed=executed,
         )
 

@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compile_stage.core.digest import digest_tree, tree_size
-from compile_stage.core.environment import hardware
+from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
@@ -63,9 +62,7 @@ class TorchScript:
         return _LACKS
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if model.form not in self.forms:
-            return f"torchscript takes the form {' or '.join(self.forms)}, not {model.form}"
-        return model.signature.refuse_batch_sizes(target.batch_sizes)
+        return refuse_form(self, model, target)
 
     def compile(
         self,
@@ -83,20 +80,7 @@ class TorchScript:
             traced = _trace(model)
             _write(traced, into / _ENTRY)
             executed = _read_back(traced)
-        return Artifact(
-            path=str(into),
-            entry=_ENTRY,
-            digest=digest_tree(into),
-            job_id=job_id,
-            backend=self.name,
-            precision=scheme.precision,
-            toolchain=self.toolchain(),
-            hardware=hardware().fingerprint,
-            signature=model.signature,
-            size_bytes=tree_size(into),
-            made_from=model.digest,
-            executed=executed,
-        )
+        return describe(self, model, scheme, job_id, into, entry=_ENTRY, executed=executed)
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

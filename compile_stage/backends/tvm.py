@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compile_stage.core.digest import digest_tree, tree_size
-from compile_stage.core.environment import available_cores, hardware
+from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
@@ -96,9 +96,7 @@ class Tvm:
         return {"trials": budget.tuning_trials, "tuning_minutes": budget.job_minutes * _TUNING_SHARE}
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if model.form not in self.forms:
-            return f"tvm takes the forms {', '.join(self.forms)}, not {model.form}"
-        if (reason := model.signature.refuse_batch_sizes(target.batch_sizes)) is not None:
+        if (reason := refuse_form(self, model, target)) is not None:
             return reason
         if (reason := _refuse_shapes(model.signature, target)) is not None:
             return reason
@@ -147,21 +145,8 @@ class Tvm:
             notes += (
                 f"time ended tuning after {tuned.trials} trials: with a larger budget.job_minutes it goes on from there",
             )
-        return Artifact(
-            path=str(into),
-            entry="model.so",
-            digest=digest_tree(into),
-            job_id=job_id,
-            backend=self.name,
-            precision=scheme.precision,
-            toolchain=self.toolchain(),
-            hardware=hardware().fingerprint,
-            signature=model.signature,
-            size_bytes=tree_size(into),
-            made_from=model.digest,
-            options=options,
-            executed=executed,
-            notes=notes,
+        return describe(
+            self, model, scheme, job_id, into, entry="model.so", options=options, executed=executed, notes=notes
         )
 
     @contextlib.contextmanager

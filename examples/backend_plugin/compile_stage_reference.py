@@ -5,11 +5,10 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-from compile_stage.core.digest import digest_tree, tree_size
-from compile_stage.core.environment import hardware
+from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.errors import UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.records import Artifact, Scheme
+from compile_stage.core.records import Scheme
 
 
 class Reference:
@@ -32,9 +31,7 @@ class Reference:
         return (Scheme(precision="fp32", name="fp32", native=True),) if cpu_fp32 else ()
 
     def refuse(self, model, target):
-        if model.form not in self.forms:
-            return f"reference takes onnx, not {model.form}"
-        return model.signature.refuse_batch_sizes(target.batch_sizes)
+        return refuse_form(self, model, target)
 
     def compile(self, model, scheme, target, job_id, into, calibration=None):
         import onnx
@@ -43,11 +40,7 @@ class Reference:
         shutil.copyfile(model.path, into / "model.onnx")
         ops = Counter(node.op_type for node in onnx.load(model.path).graph.node)
         executed = {"providers": {"python": ops.total()}, "ops": dict(ops), "precision": {"all": scheme.precision}}
-        return Artifact(
-            path=str(into), entry="model.onnx", digest=digest_tree(into), size_bytes=tree_size(into), job_id=job_id,
-            backend=self.name, precision=scheme.precision, toolchain=self.toolchain(), executed=executed,
-            hardware=hardware().fingerprint, signature=model.signature, made_from=model.digest,
-        )  # fmt: skip
+        return describe(self, model, scheme, job_id, into, entry="model.onnx", executed=executed)
 
     @contextmanager
     def open(self, artifact, threads):

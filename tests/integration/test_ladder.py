@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
 ]
 
-BODY = "performance: {min_speedup: 0.0001}\nbudget: {measure_seconds: 2.5}"
+BODY = "performance: {min_speedup: null}\nbudget: {measure_seconds: 2.5}"
 
 
 def run(model: Path, policy: Path) -> RunResult:
@@ -68,7 +68,7 @@ def test_what_is_better_is_climbed_and_what_lies_or_is_slower_is_not(
 
 def test_without_being_asked_nothing_is_tried(small_model: Path, write_policy: Callable[..., Path]) -> None:
     """Broken: every run would pay for a ladder, or publish settings that nobody asked for."""
-    result = run(small_model, write_policy("backends: [fake-ladder], precisions: [fp32]", BODY.replace("0.8", "0.3")))
+    result = run(small_model, write_policy("backends: [fake-ladder], precisions: [fp32]", BODY))
     assert result.targets[0].ladder == ()
     assert [candidate.job.rungs for candidate in result.targets[0].candidates] == [()]
     assert "ladder" not in {event.step for event in result.events}

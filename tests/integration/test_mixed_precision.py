@@ -27,7 +27,7 @@ TARGET = "backends: [onnxruntime], precisions: [int8]"
 BODY = """\
 tolerances: {{int8: {{snr_db: {snr_db}}}}}
 select: {{prefer: size}}
-performance: {{min_speedup: 0.001}}
+performance: {{min_speedup: null}}
 budget: {{measure_seconds: 0.5}}
 fallback: {{max_evaluations: {evaluations}, max_minutes: 5}}
 """

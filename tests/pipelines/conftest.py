@@ -18,7 +18,7 @@ targets:
   small:
     backends: [onnxruntime]
     precisions: [fp32]
-performance: {min_speedup: 0.01}    # what is tested is the way through, not the speed
+performance: {min_speedup: null}    # what is tested is the way through, not the speed
 budget: {measure_seconds: 1}
 """
 
