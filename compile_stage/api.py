@@ -118,7 +118,10 @@ def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = 
         folder = _published(uri_or_bundle, context.scratch / "published")
         manifest = check_integrity(folder)
         notes = ["every file has the digest that the manifest gives it"]
-        if (fingerprint := manifest["fingerprint"]) != context.hardware.fingerprint:
+        fingerprint = manifest["fingerprint"]
+        if manifest["verdict"] is None:
+            notes.append(f"it was compiled on {fingerprint} for other hardware, and not validated there")
+        elif fingerprint != context.hardware.fingerprint:
             notes.append(f"it was proven on {fingerprint}; this machine is {context.hardware.fingerprint}")
         if not revalidate:
             return Verification(uri=uri_or_bundle, passed=True, checks=(), notes=tuple(notes))
@@ -126,10 +129,43 @@ def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = 
         return Verification(uri=uri_or_bundle, passed=verdict.passed, checks=verdict.checks, notes=(*notes, *said))
 
 
+def validate(uri: str, *, allow_pickle: bool = False, reporter: Reporter | None = None) -> Verification:
+    """Prove and measure a published version on this machine, by the gates of its policy, and attach what was found to the version.
+
+    That is how a version that was compiled for hardware that was not there comes to be promoted, and how one that was proven elsewhere comes to load here
+    without a complaint about the hardware.
+
+    Args:
+        uri: A registry URI.
+        allow_pickle: The source may be a pickle, which runs code of its own. The version has no say in this.
+
+    Raises:
+        UsageError: This is not hardware that the version is for.
+        IntegrityError: A file, or the source, is not what was published.
+        SourceError: The source is refused, or its samples can't be had here.
+        RegistryError: The registry can't be reached, or refuses.
+    """
+    from compile_stage.manifest import check_integrity, write_validation
+    from compile_stage.reproof import prove_here
+
+    registry = plugins.registry_for(uri)
+    receipt = registry.published(uri)
+    with _context(reporter, "local") as context:
+        folder = registry.fetch(receipt.uri, context.scratch / "published")
+        manifest = check_integrity(folder)
+        said, verdict, notes = prove_here(context, manifest, folder, allow_pickle=allow_pickle)
+        file = write_validation(said, context.scratch / "validation")
+        word = "passed" if said["passed"] else "failed"
+        registry.attest(receipt, file, {f"validated.{said['fingerprint']}": f"{word} on {said['at']}"})
+        attached = f"attached to {receipt.uri} as the validation of {said['fingerprint']}: {word}"
+        return Verification(uri=uri, passed=said["passed"], checks=verdict.checks, notes=(*notes, attached))
+
+
 def promote(uri: str, alias: str) -> Receipt:
     """Move an alias to a published version by hand.
 
-    Its files must be what was published and its verdict must have passed; a waiver that it passed under must still hold. It is not compared with what the alias points to now: that is what
+    Its files must be what was published and its verdict must have passed, or, where it was only compiled, a validation that was attached to it; a waiver that it
+    passed under must still hold. It is not compared with what the alias points to now: that is what
     promotion within `run` does, and doing without it is the decision of whoever calls this.
 
     Raises:
@@ -143,8 +179,9 @@ def promote(uri: str, alias: str) -> Receipt:
     registry = plugins.registry_for(uri)
     receipt = registry.published(uri)
     with _context(None, "local") as context:
-        manifest = check_integrity(registry.fetch(receipt.uri, context.scratch / "published"))
-        demand_passed(manifest, context.today, uri)
+        folder = registry.fetch(receipt.uri, context.scratch / "published")
+        manifest = check_integrity(folder)
+        demand_passed(manifest, folder, context.today, uri)
     return registry.promote(receipt, alias)
 
 

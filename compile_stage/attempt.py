@@ -93,6 +93,8 @@ def attempt(
             candidate = replace(
                 candidate, artifact=built.artifact, compile_s=built.compile_s, cache={step: _state(built.cached)}
             )
+            if candidate.elsewhere:
+                return candidate
             step = "validate"
             proof = validate(context, worker, job, built.artifact, material.expected, validation, policy.data)
             return replace(candidate, verdict=proof.verdict, cache={**candidate.cache, step: _state(proof.cached)})

@@ -129,7 +129,8 @@ class _Ladder:
                 {name: own},
                 self._samples,
                 replace(target, batch_sizes=target.batch_sizes[:1]),
-                replace(self._policy, budget=self._race_budget()),
+                self._race_budget(),
+                seed=self._policy.data.seed,
             )
         except CompileStageError as error:
             return False, f"dropped: what is below it could not be measured again ({error.problem})"

@@ -281,7 +281,8 @@ class CompiledModel:
     ) -> None:
         data = data_folder(model_dir)
         self.manifest = check_integrity(data)
-        _accept_machine(self.manifest, on_hardware_mismatch or self.manifest.get("on_hardware_mismatch", "error"))
+        mode = on_hardware_mismatch or self.manifest.get("on_hardware_mismatch", "error")
+        _accept_machine(self.manifest, data, mode)
         threads = threads if threads is not None else self.manifest.get("threads", 1)
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise UsageError(f"threads must be a whole number from 1, not {threads!r}")
@@ -345,10 +346,10 @@ def load_model(
         return model
 
 
-def _accept_machine(manifest: Mapping[str, Any], mode: str) -> None:
+def _accept_machine(manifest: Mapping[str, Any], data: Path, mode: str) -> None:
     if mode not in ("error", "warn", "ignore"):
         raise UsageError(f"on_hardware_mismatch can't be {mode!r}; it can be error, warn or ignore")
-    if mode == "ignore" or (reason := refuse_machine(manifest)) is None:
+    if mode == "ignore" or (reason := refuse_machine(manifest, data)) is None:
         return
     problem = f"the model was compiled and proven elsewhere ({reason}), so its accuracy and speed are not known here"
     if mode == "warn":
@@ -356,7 +357,7 @@ def _accept_machine(manifest: Mapping[str, Any], mode: str) -> None:
         return
     raise IntegrityError(
         problem,
-        fix="run compile-stage on this kind of machine, or load it with model_config={'on_hardware_mismatch': 'warn'}",
+        fix="run compile-stage, or compile-stage validate, on this kind of machine, or load it with model_config={'on_hardware_mismatch': 'warn'}",
     )
 
 

@@ -11,14 +11,18 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     job, target, scheme   the records; the job holds the gates
     data                  what it was proven on: {spec, samples by role}
     kept                  precision → nodes that stay in it
-    hardware, fingerprint the machine that it was compiled and proven on
+    hardware, fingerprint the machine that it was compiled and proven on; only compiled, where there is no verdict
     toolchain, runtime    package → version: that made it; that must be there to run it
     python                of the stage that made it
-    verdict, timing       the proof, and the measured medians
+    verdict, timing       the proof, and the measured medians; verdict is null for what could not be validated where it was compiled
+    performance, waivers, budget
+                          what a validation elsewhere goes by
     answer                how the source's pyfunc answered (`core.ports.Exporter.answer`)
     threads               compute threads
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
     signature             names, types and shapes of the graph
+
+Beside `data/`, in `validations/FINGERPRINT.json`, lies what `compile-stage validate` found on a machine (`Validation`).
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.digest import canonical_json, digest_file, list_tree, revive
+from compile_stage.core.digest import canonical_json, digest_file, digest_of, list_tree, revive
 from compile_stage.core.environment import Hardware, hardware
 from compile_stage.core.errors import IntegrityError
 from compile_stage.core.records import Artifact
@@ -39,6 +43,8 @@ MANIFEST_SCHEMA = "compile-stage/manifest/v1"
 DATA_NAME = "data"
 ARTIFACT_NAME = "artifact"
 MANIFEST_NAME = "manifest.json"
+VALIDATIONS = "validations"
+VALIDATION_SCHEMA = "compile-stage/validation/v1"
 
 
 def read_manifest(model_dir: str | Path) -> dict[str, Any]:
@@ -116,10 +122,48 @@ def artifact_of(manifest: Mapping[str, Any], data: Path) -> Artifact:
     return artifact
 
 
-def refuse_machine(manifest: Mapping[str, Any]) -> str | None:
+def validations(manifest: Mapping[str, Any], model_dir: str | Path) -> list[dict[str, Any]]:
+    """What was found of this very artifact on other machines, as `write_validation` wrote it. A file that was changed, or speaks of another
+    artifact or of another machine than its name says, counts for nothing."""
+    data = data_folder(model_dir)
+    folder = data.parent / VALIDATIONS
+    found = []
+    for file in sorted(folder.glob("*.json")) if data.name == DATA_NAME else ():
+        try:
+            said = json.loads(file.read_text(encoding="utf-8"))
+            sealed = said.pop("digest")
+            machine = revive(Hardware, said["hardware"]).fingerprint
+            sound = sealed == digest_of(said) and said["fingerprint"] == machine == file.stem
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        if sound and said["schema"] == VALIDATION_SCHEMA and said["artifact"] == manifest["artifact"]["digest"]:
+            found.append(said)
+    return found
+
+
+def write_validation(said: Mapping[str, Any], folder: Path) -> Path:
+    """Seal a validation with the digest of what it says, as `folder/FINGERPRINT.json`."""
+    whole = {"schema": VALIDATION_SCHEMA, **said}
+    whole = json.loads(canonical_json(whole))
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{whole['fingerprint']}.json"
+    text = json.dumps({**whole, "digest": digest_of(whole)}, indent=2, sort_keys=True, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
+    return file
+
+
+def refuse_machine(manifest: Mapping[str, Any], model_dir: str | Path) -> str | None:
     """None when this machine and its runtime are those that the artifact was proven on, or what differs."""
     here, differs = hardware(), []
-    if manifest.get("fingerprint") != here.fingerprint:
+    proof = next((v for v in validations(manifest, model_dir) if v["fingerprint"] == here.fingerprint), None)
+    if proof is not None:
+        if not proof["passed"]:
+            differs.append("its validation on this machine failed")
+    elif manifest.get("verdict") is None:
+        differs.append(
+            f"it was compiled on {manifest.get('fingerprint')} for other hardware, and not validated on this machine"
+        )
+    elif manifest.get("fingerprint") != here.fingerprint:
         there = manifest.get("hardware", {})
         for field in fields(Hardware):
             now, then = json.loads(canonical_json(getattr(here, field.name))), there.get(field.name)
@@ -127,7 +171,7 @@ def refuse_machine(manifest: Mapping[str, Any]) -> str | None:
                 differs.append(f"{field.name}: {_shown(then)} there, {_shown(now)} here")
         if not differs:
             differs.append(f"fingerprint: {manifest.get('fingerprint')} there, {here.fingerprint} here")
-    proven = manifest.get("runtime", {})
+    proven = (proof or manifest).get("runtime", {})
     installed = plugins.package_versions(*proven)
     differs += [
         f"{name}: {v} there, {installed[name]} here" for name, v in proven.items() if installed.get(name, v) != v

@@ -211,7 +211,8 @@ def _ending(targets: Sequence[TargetResult]) -> Ending:
 
 def _without_winner(target: TargetResult) -> str:
     kind = "required target" if target.policy.target.required else "target"
-    return f"{kind} {target.policy.target.name!r} has no winner: {target.selection.reason}"
+    hint = "; compile-stage validate, where such hardware is, can prove what was compiled" if target.drafts else ""
+    return f"{kind} {target.policy.target.name!r} has no winner: {target.selection.reason}{hint}"
 
 
 def _noted(target: TargetResult, note: str) -> TargetResult:

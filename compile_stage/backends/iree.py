@@ -18,7 +18,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -112,6 +111,10 @@ class Iree:
     def lacks(self, target: Target, precision: str) -> str | None:
         return _LACKS.get(precision)
 
+    def crosses(self, target: Target) -> bool:
+        asked = target.options.get(self.name, {})
+        return "target_triple" in asked or asked.get("target_device", "local") != "local"
+
     def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
         """`core.ports.Climber`."""
         asked = target.options.get(self.name, {})
@@ -163,9 +166,10 @@ class Iree:
             options={**asked, "needs": needs},
             executed=executed,
             notes=(*((note,) if note else ()), *said),
+            elsewhere=_refuse_machine(needs) or "",
         )
-        if (reason := _refuse_machine(needs)) is not None:
-            return replace(artifact, notes=(*artifact.notes, f"cross-compiled, and not run: {reason}"))
+        if artifact.elsewhere:
+            return artifact
         with self.open(artifact, target.threads) as session:
             for batch in _trials(model.signature, target):
                 session.run(batch)

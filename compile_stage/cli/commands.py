@@ -250,6 +250,32 @@ def verify(uri: str, revalidate: bool, allow_pickle: bool, as_json: bool, verbos
     return errors.EXIT_OK if found.passed else errors.EXIT_INTEGRITY
 
 
+@cli.command(
+    short_help="Prove a published version on this machine.",
+    epilog=_example("compile-stage validate models:/fraud-compiled/4"),
+)
+@click.argument("uri")
+@click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")
+@_json
+@_quiet
+@_verbose
+def validate(uri: str, allow_pickle: bool, as_json: bool, quiet: int, verbose: int) -> int:
+    """Prove and measure a published version on this machine, and attach the result to it.
+
+    A version that was compiled for hardware that was not there can be promoted once it passed where such hardware is.
+    """
+    from compile_stage import api
+
+    with _display(as_json, quiet, verbose) as display:
+        found = api.validate(uri, allow_pickle=allow_pickle, reporter=display)
+        display.close()
+        if as_json:
+            print_json(found)
+        else:
+            display.show_verification(found, "validated here")
+    return errors.EXIT_OK if found.passed else errors.EXIT_GATE
+
+
 cli.add_command(debug)
 cli.add_command(toolchain)
 

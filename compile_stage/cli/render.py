@@ -158,10 +158,12 @@ class Display:
             for job in jobs:
                 held = plan.held.get(job.id, ())
                 steps = [] if job.scheme.native else ["lower"]
-                todo = [step for step in (*steps, "compile", "validate", "measure") if step not in held]
+                proof = [] if job.elsewhere else ["validate", "measure"]
+                todo = [step for step in (*steps, "compile", *proof) if step not in held]
                 what = ", ".join(todo) + (f" (cached: {', '.join(held)})" if held else "")
                 mark = self._text("run", "green") if todo else self._text("cached", "cyan")
                 what = what if todo else "nothing: all of it is in the cache"
+                what += f"; not validated here: {job.elsewhere}" if job.elsewhere else ""
                 table.add_row(mark, *map(self._text, (job.id, job.scheme.precision, what)))
             for refusal in refusals:
                 cells = map(self._text, (refusal.job_id, refusal.precision, refusal.reason))
@@ -186,6 +188,11 @@ class Display:
                 self._say(f"{words}: {receipt.uri}{alias}")
                 if receipt.note:
                     self._say(f"  {receipt.note}")
+            for draft in target.drafts:
+                if draft.receipt is not None:
+                    words = "published, not validated" if draft.receipt.created else "already published, not validated"
+                    self._say(f"{words}: {draft.receipt.uri} ({draft.job_id})")
+                    self._say(f"  where it will run: compile-stage validate {draft.receipt.uri}", style="dim")
         self._say(f"report: {folder / 'report.html'}")
 
     def show_values(self, found: Iterable[Row]) -> None:
@@ -216,21 +223,21 @@ class Display:
             self.console.print(table)
         self._say(f"\ncache: {found.cache}")
 
-    def show_verification(self, found: Verification) -> None:
-        """Every check, then one word."""
+    def show_verification(self, found: Verification, word: str = "verified") -> None:
+        """Every check, then one word: what it is when it passed."""
         table = self._grid("", "check", "output", "measured", "limit", "why")
         for check in found.checks:
-            word = summary.outcome_word(check)
-            style = "green" if word == "passed" else "red"
+            outcome = summary.outcome_word(check)
+            style = "green" if outcome == "passed" else "red"
             cells = (
                 check.gate.metric, check.output or "", summary.measured_text(check), summary.limit_text(check), check.reason
             )  # fmt: skip
-            table.add_row(self._text(word, style), *map(self._text, cells))
+            table.add_row(self._text(outcome, style), *map(self._text, cells))
         if found.checks:
             self.console.print(table)
         for note in found.notes:
             self._say(f"note: {note}", style="dim")
-        verdict = "verified" if found.passed else "NOT verified"
+        verdict = word if found.passed else f"NOT {word}"
         self._say(f"{verdict}: {found.uri}", style="bold green" if found.passed else "bold red")
 
     def show_diagnosis(self, found: Diagnosis) -> None:

@@ -25,6 +25,7 @@ def describe(
     signature: Signature | None = None,
     options: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
+    elsewhere: str = "",
 ) -> Artifact:
     """The artifact that `into` holds: the last line of `Backend.compile`.
 
@@ -33,6 +34,7 @@ def describe(
         executed: What the runtime says that it runs (`Artifact.executed`).
         signature: As the runtime reports it; None where it is the model's.
         options: What `Backend.open` needs beside the files.
+        elsewhere: Why this machine can't run it, for what was compiled for another.
     """
     return Artifact(
         path=str(into),
@@ -49,6 +51,7 @@ def describe(
         options=dict(options or {}),
         executed=executed,
         notes=tuple(notes),
+        elsewhere=elsewhere,
     )
 
 

@@ -60,7 +60,7 @@ class Hardware:
         for key, value in wanted.items():
             have = getattr(self, key, None)
             if have is None:
-                return f"a target can't ask for hardware {key!r}; it can for: system, machine, cpu, features, cores, accelerators"
+                return f"a target can't ask for hardware {key!r}; it can for: fingerprint, system, machine, cpu, features, cores, accelerators"
             words = value.split() if isinstance(have, tuple) else [value]
             held = " ".join(have) if isinstance(have, tuple) else str(have)
             for word in words:

@@ -155,6 +155,14 @@ class Climber(Protocol):
 
 
 @runtime_checkable
+class CrossCompiler(Protocol):
+    """What a backend may offer beside: it compiles for hardware that is not here."""
+
+    def crosses(self, target: Target) -> bool:
+        """True when what it compiles for that target is the same on every machine. What can't be run here says why in `Artifact.elsewhere`."""
+
+
+@runtime_checkable
 class Tuner(Protocol):
     """What a backend may offer beside: it measures kernels, and takes the fastest."""
 
@@ -186,6 +194,9 @@ class Registry(Plugin, Protocol):
 
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
         """Publish, idempotently: same key, same version. `files` (report.html, ...) are attached to the run."""
+
+    def attest(self, receipt: Receipt, validation: Path, tags: Mapping[str, str]) -> None:
+        """Add the file to a published version's own files, below `validations/`, and then the tags to the version. A file of that name is replaced."""
 
     def current(self, name: str, alias: str) -> Receipt | None:
         """What the alias points to now."""

@@ -322,6 +322,7 @@ class Job:
         id: Readable and stable: `fraud-7--cpu-server--openvino--int8-sym`.
         form: The portable form that the backend is given: `onnx` or `torch-export`.
         rungs: Names of the settings that were laid over the target's options, in order.
+        elsewhere: Why what it compiles is not for this machine, and so is not validated here; empty when it is.
     """
 
     id: str
@@ -332,6 +333,7 @@ class Job:
     gates: tuple[Gate, ...]
     form: str = "onnx"
     rungs: tuple[str, ...] = ()
+    elsewhere: str = ""
 
 
 @record
@@ -420,6 +422,7 @@ class Artifact:
         hardware: Fingerprint of the machine it was compiled on (`core.environment`).
         options: What `Backend.open` needs beside the files (threads, hints).
         executed: What the runtime says it really runs: `{"providers": {...}, "ops": {...}, "precision": {...}}`.
+        elsewhere: Why this machine can't run it: it was compiled for another. Empty when it can.
     """
 
     path: str
@@ -436,6 +439,7 @@ class Artifact:
     options: JsonMap = field(default_factory=dict)
     executed: JsonMap = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    elsewhere: str = ""
 
 
 # ----------------------------------------------------------------------------------------------------- proof and time
@@ -610,6 +614,11 @@ class Candidate:
     trials: tuple[Trial, ...] = ()
     note: str = ""
 
+    @property
+    def elsewhere(self) -> str:
+        """Why it can't be validated on this machine; empty when it can."""
+        return self.job.elsewhere or (self.artifact.elsewhere if self.artifact is not None else "")
+
 
 @record
 class Selection:
@@ -689,6 +698,15 @@ class Receipt:
 
 
 @record
+class Draft:
+    """A candidate that was compiled for hardware that is not here. It may be published; what promotes it is a validation on such hardware."""
+
+    job_id: str
+    bundle: Bundle
+    receipt: Receipt | None = None
+
+
+@record
 class TargetResult:
     """One target, from candidates to receipt.
 
@@ -697,6 +715,7 @@ class TargetResult:
         baseline: What the original was measured at beside them; None when nothing was measured.
         ladder: From the original upwards, when the policy asks for it.
         notes: What a reader should know of its data.
+        drafts: What was compiled and could not be validated here; only where there is no winner.
     """
 
     policy: TargetPolicy
@@ -708,6 +727,7 @@ class TargetResult:
     receipt: Receipt | None = None
     notes: tuple[str, ...] = ()
     ladder: tuple[LadderStep, ...] = ()
+    drafts: tuple[Draft, ...] = ()
 
     @property
     def winner(self) -> Candidate | None:

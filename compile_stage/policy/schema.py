@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4", "fp8"]
 Device: TypeAlias = Literal["cpu", "cuda", "rocm", "vulkan", "apple", "android", "browser"]
-HardwareField: TypeAlias = Literal["system", "machine", "cpu", "features", "accelerators"]
+HardwareField: TypeAlias = Literal["fingerprint", "system", "machine", "cpu", "features", "accelerators"]
 
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-Za-z0-9_])*$", max_length=64)]
@@ -292,7 +292,8 @@ class Target(Section):
     threads: Size = Field(description="Compute threads of the runtime, and of the baseline too.")
     required: bool = Field(description="Without a winner for it the run fails.")
     hardware: dict[HardwareField, Text] = Field(
-        description="Words that this machine's field must hold, e.g. {features: avx512_vnni amx_int8}."
+        description="Words that the machine's field must hold, e.g. {features: avx512_vnni amx_int8}, or {fingerprint: ...} as `doctor` prints it. Where the "
+        "machine is another, backends that cross-compile make artifacts that are not validated there."
     )
     options: dict[Text, dict[str, Any]] = Field(description="By backend name: options that are handed to it untouched.")
     ladder: bool = Field(

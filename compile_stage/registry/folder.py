@@ -164,6 +164,19 @@ class FolderRegistry:
                 shutil.rmtree(part, ignore_errors=True)
             return _receipt(home, version, created=True)
 
+    def attest(self, receipt: Receipt, validation: Path, tags: Mapping[str, str]) -> None:
+        home = _home(receipt.name)
+        with _writing(home):
+            folder = home / receipt.version / "model" / "validations"
+            folder.mkdir(exist_ok=True)
+            descriptor, part = tempfile.mkstemp(prefix=".part-", dir=folder.parent.parent)
+            os.close(descriptor)
+            shutil.copyfile(validation, part)
+            Path(part).chmod(0o644)
+            Path(part).replace(folder / validation.name)
+            _flush_folder(folder)
+            _retag(home, receipt.version, prefixed(tags))
+
     def current(self, name: str, alias: str) -> Receipt | None:
         check_alias(alias)
         home = _home(name)

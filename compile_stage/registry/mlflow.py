@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from compile_stage.registry.model_files import (
     KEY_TAG,
     check_alias,
     check_name,
+    prefixed,
     previous_tag,
 )
 
@@ -107,6 +109,23 @@ class MLflowRegistry:
                 target = client.get_model_version(name, previous)
             self._move(client, name, alias, now.version, previous)
             return replace(mlflow_publish.receipt_of(target), promoted_to=alias, previous=now.version)
+
+    def attest(self, receipt: Receipt, validation: Path, tags: Mapping[str, str]) -> None:
+        client = connect()
+        with (
+            trouble(receipt.uri),
+            single_writer(client, receipt.name),
+            tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch,
+        ):
+            folder = Path(scratch) / "validations"
+            folder.mkdir()
+            shutil.copy2(validation, folder)
+            source = client.get_model_version(
+                receipt.name, receipt.version
+            ).source  # models:/m-..., since that is what was published
+            client.log_model_artifacts(source.rpartition("/")[2], scratch)
+            for key, value in prefixed(tags).items():
+                client.set_model_version_tag(receipt.name, receipt.version, key, value)
 
     def fetch(self, uri: str, into: Path) -> Path:
         client, into = connect(), Path(into)

@@ -73,7 +73,10 @@ def _candidate_cases(suite: Element, candidate: Candidate) -> None:
         _judge(case, [check for check in checks if check.gate.metric == metric])
     if not checks:
         case = SubElement(suite, "testcase", classname=job_id, name="validate")
-        _end(case, "error", "nothing was proven about it", "")
+        if candidate.elsewhere:
+            SubElement(case, "skipped", message=_text(f"it can't be run on this machine: {candidate.elsewhere}"))
+        else:
+            _end(case, "error", "nothing was proven about it", "")
 
 
 def _judge(case: Element, checks: list[Check]) -> None:

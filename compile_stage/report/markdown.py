@@ -95,6 +95,10 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
         alias = f", {_code(f'{receipt.name}@{receipt.promoted_to}')} points to it" if receipt.promoted_to else ""
         before = f" (before: version {_cell(receipt.previous)})" if receipt.promoted_to and receipt.previous else ""
         lines += ["", f"{what}: {_code(receipt.uri)}{alias}{before}. {_cell(receipt.note)}".rstrip()]
+    for draft in target.drafts:
+        if draft.receipt is not None:
+            there = f"where it will run, {_code(f'compile-stage validate {draft.receipt.uri}')} proves it"
+            lines += ["", f"Published, not validated: {_code(draft.receipt.uri)} ({_cell(draft.job_id)}); {there}."]
     winner = summary.winner_of(target)
     for waiver in winner.verdict.waivers if winner is not None and winner.verdict is not None else ():
         lines += [

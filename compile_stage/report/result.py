@@ -12,9 +12,11 @@ from typing import Any
 
 from compile_stage.core.digest import plain
 from compile_stage.core.records import (
+    Bundle,
     Candidate,
     Check,
     Measurement,
+    Receipt,
     Refusal,
     RunResult,
     SampleSet,
@@ -122,8 +124,12 @@ def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "prefer": target.policy.prefer,
         "winner": selection.winner,
         "reason": selection.reason if selection.winner is None else None,
-        "receipt": _receipt(target),
-        "bundle": _bundle(target),
+        "receipt": _receipt(target.receipt),
+        "bundle": _bundle(target.bundle),
+        "drafts": [
+            {"job_id": draft.job_id, "receipt": _receipt(draft.receipt), "bundle": _bundle(draft.bundle)}
+            for draft in target.drafts
+        ],
         "candidates": [_candidate(target, c) for c in target.candidates] + [_refusal(r) for r in refused],
         "ladder": [_ladder_row(row) for row in ladder_rows(result, target)],
     }
@@ -146,8 +152,7 @@ def _ladder_row(row: LadderRow) -> dict[str, Any]:
     }
 
 
-def _receipt(target: TargetResult) -> dict[str, Any] | None:
-    receipt = target.receipt
+def _receipt(receipt: Receipt | None) -> dict[str, Any] | None:
     if receipt is None:
         return None
     return {
@@ -162,8 +167,7 @@ def _receipt(target: TargetResult) -> dict[str, Any] | None:
     }
 
 
-def _bundle(target: TargetResult) -> dict[str, Any] | None:
-    bundle = target.bundle
+def _bundle(bundle: Bundle | None) -> dict[str, Any] | None:
     return None if bundle is None else {"digest": bundle.digest, "key": bundle.key, "name": bundle.name}
 
 

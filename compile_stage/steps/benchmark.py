@@ -21,6 +21,7 @@ from compile_stage.core.errors import CompileStageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import (
     Artifact,
+    Budget,
     CacheState,
     Candidate,
     Check,
@@ -87,8 +88,9 @@ def benchmark_candidates(
         return not any(_left_open(check, measured) for check in checks)
 
     found = benchmark(
-        context, target.name, plan.source, proven, samples, target, plan.policy, min_calls=calls, decided=decided
-    )
+        context, target.name, plan.source, proven, samples, target, plan.policy.budget, seed=plan.policy.data.seed,
+        min_calls=calls, decided=decided,
+    )  # fmt: skip
     state: CacheState = "hit" if found.cached else "miss"
     measured = [
         replace(
@@ -120,7 +122,8 @@ def benchmark_successor(
 
     label, samples = f"{target.name} (against the promoted version)", target_result.samples["validation"]
     artifacts = {successor.job_id: successor}
-    found = benchmark(context, label, incumbent, artifacts, samples, target, policy, decided=decided)
+    seed = policy.data.seed
+    found = benchmark(context, label, incumbent, artifacts, samples, target, policy.budget, seed=seed, decided=decided)
     return found.measurements.get(successor.job_id)
 
 
@@ -131,8 +134,9 @@ def benchmark(
     artifacts: Mapping[str, Artifact],
     samples: SampleSet,
     target: Target,
-    policy: Policy,
+    budget: Budget,
     *,
+    seed: int,
     min_calls: int = 0,
     decided: Callable[[str, Measurement], bool] = lambda name, measured: True,
 ) -> Measured:
@@ -140,13 +144,14 @@ def benchmark(
 
     Args:
         label: Whose measurement it is, for events.
-        policy: Its `budget.measure_seconds` bounds the rounds over all batch sizes; warm-up and loading come on top.
+        budget: Its `measure_seconds` bounds the rounds over all batch sizes; warm-up and loading come on top.
+        seed: For the order of turns and the intervals.
         min_calls: So many calls of each are wanted even where the ratios are known sooner.
         decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
             Such a measurement is not kept for the next run, which may find a quieter machine.
     """
-    batch_sizes, threads, seed = target.batch_sizes, target.threads, policy.data.seed
-    seconds, needs = policy.budget.measure_seconds, Needs.within(policy.budget, threads)
+    batch_sizes, threads = target.batch_sizes, target.threads
+    seconds, needs = budget.measure_seconds, Needs.within(budget, threads)
     key = {
         "baseline": _loaded(baseline),
         "artifacts": {name: _loaded(artifact) for name, artifact in artifacts.items()},

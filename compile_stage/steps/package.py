@@ -14,7 +14,17 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_of, digest_tree, plain
 from compile_stage.core.environment import python_version
 from compile_stage.core.errors import InternalError
-from compile_stage.core.records import Artifact, Bundle, Candidate, Plan, Policy, SourceModel, TargetResult
+from compile_stage.core.records import (
+    Artifact,
+    Bundle,
+    Candidate,
+    Draft,
+    Measurement,
+    Plan,
+    Policy,
+    SourceModel,
+    TargetResult,
+)
 from compile_stage.flavor import save_model
 from compile_stage.manifest import read_manifest
 from compile_stage.measure import stats
@@ -22,16 +32,20 @@ from compile_stage.measure import stats
 TAG = "compile_stage."
 
 
-def publication_key(plan: Plan, target: TargetResult, winner: Artifact, fingerprint: str) -> str:
-    """Same source, policy, data, target, toolchain and hardware: same key, so the same published version."""
+def publication_key(plan: Plan, target: TargetResult, chosen: Candidate, fingerprint: str) -> str:
+    """Same source, policy, data, target, toolchain and hardware: same key, so the same published version. A target has one winner, and as many
+    drafts as candidates were compiled."""
+    artifact = _artifact(chosen)
+    draft = {} if _is_proven(chosen) else {"draft": [chosen.job.backend, chosen.job.scheme.name]}
     return digest_of(
         {
+            **draft,
             "source": plan.source.digest,
             "uri": plan.source.uri,
             "policy": plan.policy.digest,
             "samples": {role: found.digest for role, found in target.samples.items()},
             "target": target.policy.target,
-            "toolchain": winner.toolchain,
+            "toolchain": artifact.toolchain,
             "hardware": fingerprint,
         }
     )
@@ -40,19 +54,34 @@ def publication_key(plan: Plan, target: TargetResult, winner: Artifact, fingerpr
 def package(
     context: Context, plan: Plan, target_result: TargetResult, answer: Mapping[str, Any], out: Path
 ) -> TargetResult:
-    """Write the bundle of a target's winner, if it has one, to `out/bundles/TARGET`, replacing what is there.
+    """Write the bundle of a target's winner to `out/bundles/TARGET`, replacing what is there; where there is none, those of the candidates that were
+    compiled and could not be validated here, to `out/bundles/JOB`.
 
     Args:
         answer: How the source's pyfunc answers (`core.ports.Exporter.answer`); the published model answers so too.
     """
-    winner = target_result.winner
-    if winner is None:
-        return target_result
-    source, policy, target = plan.source, plan.policy, target_result.policy.target
-    artifact, into = _artifact(winner), out / "bundles" / target.name
-    key = publication_key(plan, target_result, artifact, context.hardware.fingerprint)
-    with context.events.step("package", winner.job.id):
-        manifest = _manifest(context, plan, target_result, winner, answer, key)
+    winner, bundles = target_result.winner, out / "bundles"
+    if winner is not None:
+        if not _is_proven(winner):
+            raise InternalError(f"{winner.job.id} was selected, and its verdict did not pass")
+        into = bundles / target_result.policy.target.name
+        return replace(target_result, bundle=_bundle(context, plan, target_result, winner, answer, into))
+    unproven = [c for c in target_result.candidates if c.artifact is not None and c.verdict is None and c.elsewhere]
+    drafts = (
+        Draft(job_id=c.job.id, bundle=_bundle(context, plan, target_result, c, answer, bundles / c.job.id))
+        for c in unproven
+        if c.failure is None
+    )
+    return replace(target_result, drafts=tuple(drafts))
+
+
+def _bundle(
+    context: Context, plan: Plan, target_result: TargetResult, chosen: Candidate, answer: Mapping[str, Any], into: Path
+) -> Bundle:
+    source, policy, target, artifact = plan.source, plan.policy, target_result.policy.target, _artifact(chosen)
+    key = publication_key(plan, target_result, chosen, context.hardware.fingerprint)
+    with context.events.step("package", chosen.job.id):
+        manifest = _manifest(context, plan, target_result, chosen, answer, key)
         with tempfile.TemporaryDirectory(dir=context.scratch) as staged:
             (Path(staged) / "artifact").symlink_to(artifact.path)  # copied once, by save_model
             shutil.rmtree(into, ignore_errors=True)
@@ -65,7 +94,7 @@ def package(
                 metadata={"compile_stage": {"key": key, "source": source.uri, "policy": policy.digest}},
             )
         manifest = read_manifest(into)
-    bundle = Bundle(
+    return Bundle(
         path=str(into),
         digest=digest_tree(into / "data"),
         key=key,
@@ -74,23 +103,26 @@ def package(
             source, policy.publish_name.replace("{model}", source.name)
         ),
         manifest=manifest,
-        tags=_tags(context, source, policy, winner, key),
-        metrics=_metrics(winner),
+        tags=_tags(context, source, policy, chosen, key),
+        metrics=_metrics(chosen),
         params={
-            "precision": winner.job.scheme.precision,
-            "scheme": winner.job.scheme.name,
-            "backend": winner.job.backend,
+            "precision": chosen.job.scheme.precision,
+            "scheme": chosen.job.scheme.name,
+            "backend": chosen.job.backend,
             "target": target.name,
             "threads": str(target.threads),
         },
     )
-    return replace(target_result, bundle=bundle)
 
 
-def _artifact(winner: Candidate) -> Artifact:
-    if winner.artifact is None or winner.verdict is None or not winner.verdict.passed:
-        raise InternalError(f"{winner.job.id} was selected, and its verdict did not pass")
-    return winner.artifact
+def _is_proven(candidate: Candidate) -> bool:
+    return candidate.artifact is not None and candidate.verdict is not None and candidate.verdict.passed
+
+
+def _artifact(candidate: Candidate) -> Artifact:
+    if candidate.artifact is None:
+        raise InternalError(f"{candidate.job.id} is to be packaged, and was not compiled")
+    return candidate.artifact
 
 
 def _manifest(
@@ -132,7 +164,10 @@ def _manifest(
             },
             "python": python_version(),
             "verdict": winner.verdict,
-            "timing": _timing(winner),
+            "performance": target_result.policy.performance,
+            "waivers": [waiver for waiver in policy.waivers if waiver.target == target.name],
+            "budget": policy.budget,
+            "timing": timings(winner.measurement),
             "answer": answer,
             "threads": target.threads,
             "signature": artifact.signature,
@@ -142,16 +177,16 @@ def _manifest(
     return made
 
 
-def _timing(winner: Candidate) -> dict[str, Any]:
-    if winner.measurement is None:
-        return {}
+def timings(measured: Measurement | None) -> dict[str, Any]:
+    """Batch size → the median in seconds, and the speed-up over the original."""
     return {
-        str(t.batch_size): {
-            "p50_s": stats.median(t.latency_s),
-            "speedup": t.speedup,
-            "speedup_interval": t.speedup_interval,
+        str(timing.batch_size): {
+            "p50_s": stats.median(timing.latency_s),
+            "speedup": timing.speedup,
+            "speedup_interval": timing.speedup_interval,
+            "stable": timing.stable,
         }
-        for t in winner.measurement.timings
+        for timing in (measured.timings if measured is not None else ())
     }
 
 
@@ -167,8 +202,8 @@ def _tags(context: Context, source: SourceModel, policy: Policy, winner: Candida
         "backend": winner.job.backend,
         "precision": winner.job.scheme.precision,
         "scheme": winner.job.scheme.name,
-        "verdict": "passed",
-        "hardware": context.hardware.fingerprint,
+        "verdict": "passed" if _is_proven(winner) else "not validated",
+        "hardware" if _is_proven(winner) else "compiled_on": context.hardware.fingerprint,
     }
     if verdict is not None and verdict.waivers:
         tags["verdict"] = "passed under waivers"

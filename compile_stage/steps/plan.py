@@ -8,7 +8,7 @@ from dataclasses import replace
 from compile_stage.core import plugins
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import UsageError
-from compile_stage.core.ports import Backend, ProgramExporter, Tuner
+from compile_stage.core.ports import Backend, CrossCompiler, ProgramExporter, Tuner
 from compile_stage.core.records import (
     UNCALIBRATED,
     Budget,
@@ -64,7 +64,8 @@ def _expand(
     for name in plugins.names("backends") if auto else target.backends:
         backend = plugins.load("backends", name)
         granted = replace(target_policy, target=_with_tuning(target, backend, policy.budget))
-        reason = _refuse_backend(backend, policy, granted, hardware)
+        absent = hardware.refuse(dict(target.hardware)) or ""
+        reason = _refuse_backend(backend, policy, granted, absent)
         if reason is not None:
             # `auto` means what is installed: a backend that is not is no refusal, `doctor` lists it.
             if not (auto and plugins.missing(backend)):
@@ -77,7 +78,7 @@ def _expand(
             yield _refusal(source, target.name, name, "*", reason)
             continue
         for precision in precisions:
-            yield from _expand_precision(source, granted, backend, form, precision)
+            yield from _expand_precision(source, granted, backend, form, precision, absent)
 
 
 def _with_tuning(target: Target, backend: Backend, budget: Budget) -> Target:
@@ -89,7 +90,7 @@ def _with_tuning(target: Target, backend: Backend, budget: Budget) -> Target:
 
 
 def _expand_precision(
-    source: SourceModel, target_policy: TargetPolicy, backend: Backend, form: str, precision: str
+    source: SourceModel, target_policy: TargetPolicy, backend: Backend, form: str, precision: str, elsewhere: str
 ) -> Iterator[Job | Refusal]:
     target = target_policy.target
     schemes = backend.schemes(target, precision)
@@ -107,6 +108,7 @@ def _expand_precision(
             scheme=scheme,
             gates=target_policy.tolerances[precision],
             form=form,
+            elsewhere=elsewhere,
         )
 
 
@@ -117,14 +119,14 @@ def _why_lacking(backend: Backend, target: Target, precision: str) -> str:
     return f"{reason}: {why}" if why else reason
 
 
-def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolicy, hardware: Hardware) -> str | None:
+def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolicy, absent: str) -> str | None:
+    """`absent`: what of the target's hardware this machine lacks; only a backend that cross-compiles serves that target here."""
     allowed = policy.compliance.allowed_backends
     if allowed is not None and backend.name not in allowed:
         return f"compliance.allowed_backends does not list {backend.name} (it lists {', '.join(allowed) or 'none'})"
+    crosses = isinstance(backend, CrossCompiler) and backend.crosses(target_policy.target)
     return (
-        plugins.missing(backend)
-        or hardware.refuse(dict(target_policy.target.hardware))
-        or backend.refuse_target(target_policy.target)
+        plugins.missing(backend) or (None if crosses else absent or None) or backend.refuse_target(target_policy.target)
     )
 
 

@@ -22,7 +22,7 @@ from compile_stage.core.records import (
     Verdict,
     record,
 )
-from compile_stage.manifest import artifact_of, check_integrity, data_folder
+from compile_stage.manifest import artifact_of, check_integrity, data_folder, validations
 
 
 @record
@@ -65,14 +65,27 @@ def shipped(context: Context, source: SourceModel, target: TargetResult) -> Arti
         raise GateError(
             f"{receipt.uri}, which holds what was made from the same inputs before, is damaged: {error.problem}"
         ) from error
-    demand_passed(manifest, context.today, receipt.uri)
+    demand_passed(manifest, folder, context.today, receipt.uri)
     return artifact_of(manifest, data_folder(folder))
 
 
-def demand_passed(manifest: Mapping[str, Any], today: date, uri: str) -> None:
+def demand_passed(manifest: Mapping[str, Any], folder: Path, today: date, uri: str) -> None:
     """Raise GateError unless a published model's verdict passed, and holds today: a waiver that ended waives nothing
-    any more."""
-    verdict: Verdict = revive(Verdict, manifest["verdict"])
+    any more. For what could not be validated where it was compiled, a validation attached to it (in `folder`, its files) must have."""
+    if manifest["verdict"] is not None:
+        _demand(revive(Verdict, manifest["verdict"]), today, uri)
+        return
+    proofs = [revive(Verdict, said["verdict"]) for said in validations(manifest, folder) if said["passed"]]
+    if not proofs:
+        raise GateError(
+            "it was compiled for hardware that was not there, and no validation is attached to it that passed, so it can't be promoted",
+            fix=f"on a machine that it is for: compile-stage validate {uri}",
+            where=uri,
+        )
+    _demand(next((proof for proof in proofs if not proof.waivers), proofs[0]), today, uri)
+
+
+def _demand(verdict: Verdict, today: date, uri: str) -> None:
     if not verdict.passed:
         raise GateError("its verdict did not pass, so it can't be promoted", where=uri)
     for waiver in verdict.waivers:
@@ -96,9 +109,11 @@ def incumbent(context: Context, source: SourceModel, receipt: Receipt, alias: st
     except IntegrityError as error:
         return Incumbent(obstacle=f"{current.uri} is damaged: {error.problem}")
     artifact = artifact_of(manifest, data_folder(folder))
-    if manifest["fingerprint"] != context.hardware.fingerprint:
+    there = {manifest["fingerprint"]} if manifest["verdict"] is not None else set()
+    there |= {said["fingerprint"] for said in validations(manifest, folder) if said["passed"]}
+    if context.hardware.fingerprint not in there:
         return Incumbent(
-            obstacle=f"{current.uri} was measured on {manifest['fingerprint']}, and this machine is {context.hardware.fingerprint}"
+            obstacle=f"{current.uri} was measured on {' and '.join(sorted(there))}, and this machine is {context.hardware.fingerprint}"
         )
     if (artifact.digest, artifact.options) == (successor.digest, successor.options):
         return Incumbent()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
-from compile_stage.core.records import SourceModel, TargetResult
+from compile_stage.core.records import Bundle, Receipt, SourceModel, TargetResult
 
 _STANDS = (
     "the registry already holds a version made from the same inputs; it stands, and this run's files were not pushed"
@@ -16,16 +16,20 @@ _STANDS = (
 
 
 def publish(context: Context, source: SourceModel, target: TargetResult, files: Mapping[str, Path]) -> TargetResult:
-    """Push a target's bundle, if it has one, to the registry that the source came from.
+    """Push a target's bundle, or its drafts, to the registry that the source came from.
 
     Same key, same version, however often and from wherever. `files` are the reports that go with it.
     """
-    bundle = target.bundle
-    if bundle is None:
-        return target
+    if target.bundle is not None:
+        return replace(target, receipt=_push(context, source, target.bundle, files))
+    drafts = (replace(draft, receipt=_push(context, source, draft.bundle, files)) for draft in target.drafts)
+    return replace(target, drafts=tuple(drafts))
+
+
+def _push(context: Context, source: SourceModel, bundle: Bundle, files: Mapping[str, Path]) -> Receipt:
     with context.events.step("publish", bundle.target) as mark:
         receipt = plugins.load("registries", source.registry).push(bundle, source, files)
         mark.cached = not receipt.created
     if not receipt.created and receipt.digest != bundle.digest:
-        receipt = replace(receipt, note=_STANDS)
-    return replace(target, receipt=receipt)
+        return replace(receipt, note=_STANDS)
+    return receipt

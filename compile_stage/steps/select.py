@@ -138,7 +138,8 @@ def _account(candidate: Candidate, winner: Candidate | None, policy: TargetPolic
             f"{candidate.failure.step} ended in {_KINDS[candidate.failure.kind]}: {candidate.failure.problem}",
         )
     if candidate.verdict is None or candidate.artifact is None:
-        return "compiled_not_validated", "it was compiled, and nothing was proven about it"
+        why = f"it can't be run on this machine: {candidate.elsewhere}" if candidate.elsewhere else "nothing was proven"
+        return "compiled_not_validated", f"compiled, not validated: {why}"
     if not candidate.verdict.passed:
         return "failed", _first_failure(candidate.verdict)
     if candidate.measurement is None:
@@ -197,5 +198,6 @@ def _no_winner(candidates: Sequence[Candidate], states: Mapping[str, CandidateSt
     if not candidates:
         return "every job was refused before it ran"
     counts = {state: list(states.values()).count(state) for state in ("failed", "refused", "compiled_not_validated")}
-    said = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in counts.items() if count)
+    words = {"compiled_not_validated": "compiled, not validated"}
+    said = ", ".join(f"{count} {words.get(state, state)}" for state, count in counts.items() if count)
     return f"no candidate passed every gate: {said}"

@@ -324,7 +324,7 @@ def test_every_help_has_an_example_that_parses_and_the_exit_codes(
 def test_the_group_lists_its_commands_in_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert leave("--help") == 0
     assert list(cli.commands) == [
-        "run", "plan", "lint", "explain", "schema", "doctor", "verify", "debug", "toolchain", "promote", "rollback", "demo", "version"
+        "run", "plan", "lint", "explain", "schema", "doctor", "verify", "validate", "debug", "toolchain", "promote", "rollback", "demo", "version"
     ]  # fmt: skip
     assert "..." not in capsys.readouterr().out.replace("[ARGS]...", "")
 

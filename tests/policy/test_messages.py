@@ -259,7 +259,7 @@ IN_A_FILE = {
     ),
     "unknown hardware field": (
         "targets: {t: {hardware: {machin: x86_64}}}",
-        "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: system, machine, cpu, features, accelerators; did you mean machine?",
+        "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: fingerprint, system, machine, cpu, features, accelerators; did you mean machine?",
     ),
     "anchor that is not there": (
         "targets: *t",

@@ -106,13 +106,13 @@ def test_a_verdict_is_good_only_while_its_waivers_are(tmp_path: Path) -> None:
         return {"verdict": plain(Verdict(checks=checks))}
 
     waived = Check(gate=gate, outcome=Outcome.FAIL, measured=0.9, reason="", waived=waiver)
-    demand_passed(manifest(waived), date(2026, 6, 30), "uri")
+    demand_passed(manifest(waived), tmp_path, date(2026, 6, 30), "uri")
     with pytest.raises(GateError, match="ended on 2026-06-30"):
-        demand_passed(manifest(waived), date(2026, 7, 1), "uri")
+        demand_passed(manifest(waived), tmp_path, date(2026, 7, 1), "uri")
     for checks in (
         (),
         (missed,),
         (Check(gate=gate, outcome=Outcome.NOT_RUN, measured=None, reason="", waived=waiver),),
     ):
         with pytest.raises(GateError, match="did not pass"):
-            demand_passed(manifest(*checks), date(2026, 1, 1), "uri")
+            demand_passed(manifest(*checks), tmp_path, date(2026, 1, 1), "uri")
