@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from compile_stage.measure.stats import RESOLUTION, Interval, median, ratio_interval
@@ -22,6 +22,10 @@ STEADY_WITHIN = 0.05
 
 SETTLE_S = 0.25
 """At most so long until a process is at rest after its turn."""
+
+HOPELESS = 5.0
+"""So many times another's latency, in each round of a first pair, and a participant need not be measured further. Two rounds are known to a few per cent on a quiet machine and to a
+factor of two on a busy one, so that five leaves no doubt."""
 
 _WINDOWS = 3
 _WINDOW_S = 0.02
@@ -116,6 +120,21 @@ def schedule(names: Sequence[str], round_number: int, seed: int) -> tuple[str, .
 def narrow(ratio: Interval) -> bool:
     """True when the interval's half width is at most 2 % of the ratio: as fine as a ratio is resolved."""
     return (ratio.high - ratio.low) / 2 <= RESOLUTION * ratio.value
+
+
+def hopeless(rounds: Mapping[str, Sequence[Sequence[float]]], leaders: Collection[str]) -> dict[str, tuple[str, float]]:
+    """Who takes at least `HOPELESS` times as long as one of `leaders` in every round: participant → that leader (the one furthest ahead), and how many times as long in the
+    round where it was nearest."""
+    found: dict[str, tuple[str, float]] = {}
+    for name, turns in rounds.items():
+        behind = {
+            leader: min(median(own) / median(ahead) for own, ahead in zip(turns, rounds[leader], strict=True))
+            for leader in leaders
+            if leader != name
+        }
+        if behind and max(behind.values()) >= HOPELESS:
+            found[name] = max(behind.items(), key=lambda item: (item[1], item[0]))
+    return found
 
 
 def enough(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int, min_calls: int = 0) -> bool:

@@ -26,6 +26,7 @@ from compile_stage.core.records import (
     Candidate,
     Check,
     Failure,
+    Gate,
     Measurement,
     Outcome,
     Plan,
@@ -48,6 +49,8 @@ TURN_S = 0.04
 """Length of one turn, at least one call. Long enough for hundreds of calls of a small model; short enough that a round
 of ten small participants takes half a second, so that drift slower than that hits all alike, and there are many rounds
 to resample."""
+
+_FIRST_LOOK = 2  # rounds: a shuffled order and its mirror image
 
 WARM_UP_S = 1.5
 """At most so long until the latencies are steady; most models need a few calls."""
@@ -82,14 +85,17 @@ def benchmark_candidates(
     limits_p95 = any(gate.metric == "p95_latency_ms" for gate in target_policy.performance)
     calls = stats.samples_needed(0.95) if limits_p95 else 0
     gates = target_policy.performance
+    # What is named is measured to the end. `auto` names nothing, and brings whatever is installed; behind by far in latency matters only to who looks at latency.
+    auto = target.backends == ("auto",) and target_policy.prefer == "latency"
+    drop_behind = tuple(gate for gate in gates if gate.metric in ("size_mb", "memory_mb")) if auto else None
 
     def decided(name: str, measured: Measurement) -> bool:
         checks = check_performance(gates, measured, proven[name].size_bytes)
-        return not any(_left_open(check, measured) for check in checks)
+        return bool(measured.dropped) or not any(_left_open(check, measured) for check in checks)
 
     found = benchmark(
         context, target.name, plan.source, proven, samples, target, plan.policy.budget, seed=plan.policy.data.seed,
-        min_calls=calls, decided=decided,
+        min_calls=calls, decided=decided, drop_behind=drop_behind,
     )  # fmt: skip
     state: CacheState = "hit" if found.cached else "miss"
     measured = [
@@ -139,6 +145,7 @@ def benchmark(
     seed: int,
     min_calls: int = 0,
     decided: Callable[[str, Measurement], bool] = lambda name, measured: True,
+    drop_behind: tuple[Gate, ...] | None = None,
 ) -> Measured:
     """Measure `artifacts` (name → artifact) against `baseline`, alone on the machine.
 
@@ -149,6 +156,8 @@ def benchmark(
         min_calls: So many calls of each are wanted even where the ratios are known sooner.
         decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
             Such a measurement is not kept for the next run, which may find a quieter machine.
+        drop_behind: Where given, whoever is hopelessly behind another that holds these gates (on size and memory) is dropped
+            after a first pair of rounds, and its measurement says so.
     """
     batch_sizes, threads = target.batch_sizes, target.threads
     seconds, needs = budget.measure_seconds, Needs.within(budget, threads)
@@ -162,6 +171,7 @@ def benchmark(
         "seed": seed,
         "min_calls": min_calls,
         "hardware": context.hardware,
+        **({} if drop_behind is None else {"drop_behind": drop_behind}),
     }
     failed: dict[str, Failure] = {}
 
@@ -170,8 +180,13 @@ def benchmark(
             race = _Race(context, label, samples, threads, stack)
             for name, model in {BASELINE: baseline, **artifacts}.items():
                 race.enter(name, model, needs, batch_sizes)
+            leads = None
+            if drop_behind is not None:
+                sizes = {name: artifact.size_bytes for name, artifact in artifacts.items()}
+                leads = race.who_hold(drop_behind, sizes)
             for batch_size in batch_sizes:
-                race.run(batch_size, seconds / len(batch_sizes), seed, min_calls)
+                race.run(batch_size, seconds / len(batch_sizes), seed, min_calls, leads)
+                leads = None
             failed.update(race.failures)
             found = race.measurements()
             if failed or not all(decided(name, measured) for name, measured in found.items() if name != BASELINE):
@@ -228,6 +243,7 @@ class _Race:
         self._threads = threads
         self._stack = stack
         self._runners: dict[str, _Runner] = {}
+        self._dropped: dict[str, tuple[_Runner, str]] = {}
         self.failures: dict[str, Failure] = {}
 
     def enter(self, name: str, model: SourceModel | Artifact, needs: Needs, batch_sizes: Sequence[int]) -> None:
@@ -247,8 +263,25 @@ class _Race:
         except CompileStageError as error:
             self._drop(name, error)
 
-    def run(self, batch_size: int, seconds: float, seed: int, min_calls: int) -> None:
-        """Rounds at one batch size, until every ratio's interval is narrow enough or the time is up."""
+    def who_hold(self, gates: Sequence[Gate], sizes: Mapping[str, int]) -> list[str]:
+        """The participants that hold gates which are known before the race."""
+        found = []
+        for name, runner in self._runners.items():
+            known = Measurement(timings=(), load_s=runner.load_s, peak_memory_bytes=runner.peak_memory_bytes)
+            if name != BASELINE and all(
+                check.outcome is Outcome.PASS for check in check_performance(gates, known, sizes[name])
+            ):
+                found.append(name)
+        return found
+
+    def run(
+        self, batch_size: int, seconds: float, seed: int, min_calls: int, leads: Sequence[str] | None = None
+    ) -> None:
+        """Rounds at one batch size, until every ratio's interval is narrow enough or the time is up.
+
+        Args:
+            leads: Where given, who is hopelessly behind one of these after a first pair of undisturbed rounds is dropped.
+        """
         for name in list(self._runners):
             self._turn(name, "warm_up", batch_size, WARM_UP_S)
         clean: list[_Round] = []
@@ -257,6 +290,11 @@ class _Race:
         while BASELINE in self._runners:
             played, quiet = self._round(len(clean) + len(dirty), batch_size, seed)
             (clean if quiet else dirty).append(played)
+            if leads is not None and len(clean) == _FIRST_LOOK:
+                self._drop_hopeless(
+                    self._by_name(clean), [name for name in leads if name in self._runners], batch_size, seed
+                )
+                leads = None
             if timing.enough(self._by_name(clean), BASELINE, seed=seed, min_calls=min_calls):
                 break
             if time.monotonic() > ends:
@@ -273,6 +311,17 @@ class _Race:
                 replace(timed, disturbed=len(dirty)) if trusted else replace(timed, stable=timed.stable and not dirty)
             )
 
+    def _drop_hopeless(
+        self, rounds: Mapping[str, list[list[float]]], leads: Sequence[str], batch_size: int, seed: int
+    ) -> None:
+        looked_at = {name: turns for name, turns in rounds.items() if name != BASELINE}
+        for name, (leader, times) in timing.hopeless(looked_at, leads).items():
+            runner = self._runners.pop(name)
+            runner.timings.append(replace(self._summary(name, rounds, batch_size, seed), stable=False))
+            why = f"dropped after {_FIRST_LOOK} rounds: its latency was at least {times:.3g} times that of {leader} in each"
+            self._dropped[name] = (runner, why)
+            self._context.events.progress("benchmark", self._label, f"{name} {why}")
+
     def _round(self, number: int, batch_size: int, seed: int) -> tuple[_Round, bool]:
         """One turn for each, and whether the machine was ours meanwhile."""
         before, played = disturbance.usage(), {}
@@ -286,11 +335,15 @@ class _Race:
         return {name: [played[name] for played in rounds] for name in self._runners}
 
     def measurements(self) -> dict[str, Measurement]:
+        everybody = {name: (runner, "") for name, runner in self._runners.items()} | self._dropped
         return {
             name: Measurement(
-                timings=tuple(runner.timings), load_s=runner.load_s, peak_memory_bytes=runner.peak_memory_bytes
+                timings=tuple(runner.timings),
+                load_s=runner.load_s,
+                peak_memory_bytes=runner.peak_memory_bytes,
+                dropped=dropped,
             )
-            for name, runner in self._runners.items()
+            for name, (runner, dropped) in everybody.items()
         }
 
     def _turn(self, name: str, function: str, batch_size: int, seconds: float) -> list[float] | None:

@@ -58,7 +58,8 @@ def select(candidates: Sequence[Candidate], policy: TargetPolicy) -> Selection:
     passing = [
         c
         for c in candidates
-        if c.verdict is not None and c.verdict.passed and c.failure is None and c.measurement is not None
+        if c.verdict is not None and c.verdict.passed and c.failure is None
+        if c.measurement is not None and not c.measurement.dropped
     ]
     winner = _best(passing, policy) if passing else None
     states: dict[str, CandidateState] = {}
@@ -140,6 +141,8 @@ def _account(candidate: Candidate, winner: Candidate | None, policy: TargetPolic
     if candidate.verdict is None or candidate.artifact is None:
         why = f"it can't be run on this machine: {candidate.elsewhere}" if candidate.elsewhere else "nothing was proven"
         return "compiled_not_validated", f"compiled, not validated: {why}"
+    if candidate.measurement is not None and candidate.measurement.dropped:
+        return "lost", candidate.measurement.dropped
     if not candidate.verdict.passed:
         return "failed", _first_failure(candidate.verdict)
     if candidate.measurement is None:

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 
 from compile_stage.measure import timing
 from compile_stage.measure.stats import Interval, ratio_interval
-from compile_stage.measure.timing import MIN_ROUNDS, SETTLE_S, enough, narrow, schedule, steady, turn, warm_up
+from compile_stage.measure.timing import (
+    HOPELESS,
+    MIN_ROUNDS,
+    SETTLE_S,
+    enough,
+    hopeless,
+    narrow,
+    schedule,
+    steady,
+    turn,
+    warm_up,
+)
 
 names = st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
 
@@ -167,3 +178,22 @@ def test_a_turn_ends_when_the_runtime_is_at_rest(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(timing, "time", clock)
     turn(lambda: None, seconds=0.0)
     assert ends <= clock.now <= ends + 0.003
+
+
+latencies = st.floats(1e-6, 1.0)
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(latencies, latencies), min_size=1), st.data())
+def test_whoever_is_dropped_is_far_behind_a_leader_in_each_round(
+    drawn: dict[str, tuple[float, float]], data: st.DataObject
+) -> None:
+    """Broken: a candidate that might have won would be dropped after a short look, or all of them would."""
+    rounds = {name: [[first], [second]] for name, (first, second) in drawn.items()}
+    leaders = data.draw(st.lists(st.sampled_from(sorted(drawn)), unique=True))
+    dropped = hopeless(rounds, leaders)
+    assert not leaders or set(leaders) - set(dropped)
+    for name, (leader, times) in dropped.items():
+        assert leader in leaders
+        assert times >= HOPELESS
+        for own, ahead in zip(drawn[name], drawn[leader], strict=True):
+            assert own / ahead >= times * (1 - 1e-12)
