@@ -33,17 +33,16 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "examples")]
 sys.modules.setdefault(
     "candidate", types.SimpleNamespace(register=None)
 )  # examples/models.py registers; here nothing is
 
-import models as builders  # noqa: E402
+import networks  # noqa: E402
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 import openvino  # noqa: E402
 import torch  # noqa: E402
-from torch import nn  # noqa: E402
 
 from compile_stage.backends.onnxruntime import OnnxRuntime  # noqa: E402
 from compile_stage.backends.openvino import OpenVino  # noqa: E402
@@ -60,56 +59,17 @@ TARGET = Target(name="here")
 Run = Callable[[dict], np.ndarray]
 
 
-def separable() -> nn.Module:
-    """Depthwise-separable blocks as MobileNet has them, with ReLU: [batch, 3, 96, 96] → 100. Scales differ from channel to channel, as
-    training leaves them."""
-    torch.manual_seed(builders.SEED)
-
-    def layer(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-        norm = nn.BatchNorm2d(outputs)
-        nn.init.uniform_(norm.weight, 0.1, 2.0)
-        nn.init.normal_(norm.bias, 0.0, 0.3)
-        norm.running_mean.normal_(0, 0.1)
-        norm.running_var.uniform_(0.1, 1.5)
-        return [nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False), norm, nn.ReLU()]
-
-    layers, width = layer(3, 32, 3, 2), 32
-    for outputs, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
-        layers += [*layer(width, width, 3, stride, width), *layer(width, outputs, 1)]
-        width = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 100)).eval()
-
-
-def small() -> nn.Module:
-    """Three convolutions and a linear layer: [batch, 3, 96, 96] → 10."""
-    torch.manual_seed(builders.SEED)
-    layers, width = [], 3
-    for outputs in (16, 32, 64):
-        layers += [nn.Conv2d(width, outputs, 3, 2, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
-        width = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)).eval()
-
-
-NETWORKS = {**builders.BUILDERS, "separable": separable, "small": small}
-
-
-def samples(name: str, count: int, seed: int) -> dict[str, np.ndarray]:
-    if name in builders.BUILDERS:
-        return builders.samples(name, count, seed)
-    return {"x": np.random.default_rng(seed).standard_normal((count, 3, 96, 96), dtype=np.float32)}
-
-
 def one(batch: dict, index: int) -> dict:
     return {name: array[index : index + 1] for name, array in batch.items()}
 
 
 def export(name: str, folder: Path) -> tuple[PortableModel, SampleSet]:
-    example, calibration = samples(name, 2, 0), samples(name, CALIBRATION, 2)
+    example, calibration = networks.samples(name, 2, 0), networks.samples(name, CALIBRATION, 2)
     folder.mkdir(parents=True)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            NETWORKS[name](), tuple(map(torch.from_numpy, example.values())), dynamo=True, verbose=False,
+            networks.NETWORKS[name](), tuple(map(torch.from_numpy, example.values())), dynamo=True, verbose=False,
             input_names=list(example), output_names=["answer"],
             dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in example),
         )  # fmt: skip
@@ -169,7 +129,7 @@ def by_nncf(name: str, model: PortableModel, folder: Path) -> Path:
     os.environ.setdefault("NNCF_CI", "1")
     import nncf
 
-    calibration = samples(name, CALIBRATION, 2)
+    calibration = networks.samples(name, CALIBRATION, 2)
     graph = nncf.quantize(
         openvino.Core().read_model(model.path),
         nncf.Dataset([one(calibration, index) for index in range(CALIBRATION)]),
@@ -187,7 +147,7 @@ def by_onnxruntime(name: str, model: PortableModel, folder: Path, full: bool) ->
     folder.mkdir()
     simple, made = simplify(Path(model.path), folder), []
     for kind, ops in (("every", None), ("heavy", ["Conv", "Gemm", "MatMul"])):
-        calibration = samples(name, CALIBRATION, 2)
+        calibration = networks.samples(name, CALIBRATION, 2)
         batches = iter([one(calibration, index) for index in range(CALIBRATION)])
         reader = types.SimpleNamespace(get_next=lambda batches=batches: next(batches, None))
         quantize_static(
@@ -201,7 +161,7 @@ def by_onnxruntime(name: str, model: PortableModel, folder: Path, full: bool) ->
 
 def by_olive(python: str, name: str, model: PortableModel, folder: Path, full: bool) -> Path:
     samples_file, out = folder / "samples.npz", folder / "olive.onnx"
-    np.savez(samples_file, **samples(name, CALIBRATION, 2))
+    np.savez(samples_file, **networks.samples(name, CALIBRATION, 2))
     script = Path(__file__).with_name("olive_int8.py")
     narrow = json.dumps(not full and hardware().sums_saturate)
     subprocess.run([python, script, model.path, samples_file, out, narrow], check=True, stdout=subprocess.DEVNULL)
@@ -233,7 +193,7 @@ def in_turns(runs: dict[str, Run], example: dict, seconds: float) -> dict[str, l
 
 def measure(name: str, seconds: float, full: bool, olive: str | None, folder: Path) -> None:
     model, calibration = export(name, folder / "model")
-    held_out = samples(name, HELD_OUT, 1)
+    held_out = networks.samples(name, HELD_OUT, 1)
     example, fp32 = one(held_out, 0), on_onnxruntime(Path(model.path))
     expected = [fp32(one(held_out, index)) for index in range(HELD_OUT)]
     nncf = by_nncf(name, model, folder)
@@ -287,7 +247,7 @@ def measure(name: str, seconds: float, full: bool, olive: str | None, folder: Pa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("networks", nargs="*", default=["resnet50", "bert6", "separable", "small"])
     parser.add_argument("--seconds", type=float, default=20.0, help="of taking turns, a network")
     parser.add_argument("--full-weights", action="store_true", help="8-bit weights, whatever this CPU's kernels do")
     parser.add_argument("--olive", metavar="PYTHON", help="interpreter of an environment with Olive")

@@ -6,6 +6,7 @@ python examples/models.py resnet50 | bert6        registers one in the MLflow th
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import mlflow
 import numpy as np
@@ -77,10 +78,9 @@ def samples(name: str, count: int, seed: int = 0) -> dict[str, np.ndarray]:
 BUILDERS = {"resnet50": resnet50, "bert6": bert6}
 
 
-def register_model(name: str) -> str:
-    """Log and register one under the alias `candidate`. Its labels are its own answers: it was never trained. Returns its URI."""
-    model = BUILDERS[name]()
-    validation, calibration = samples(name, 64, seed=1), samples(name, 64, seed=2)
+def register_model(name: str, model: nn.Module, draw: Callable[..., dict[str, np.ndarray]] = samples) -> str:
+    """Log and register one under the alias `candidate`. Its labels mean nothing: it was never trained. Returns its URI."""
+    validation, calibration = draw(name, 64, seed=1), draw(name, 64, seed=2)
     example = {key: value[:2] for key, value in validation.items()}
     with torch.no_grad():
         answer = model(*map(torch.from_numpy, example.values())).numpy()
@@ -106,4 +106,4 @@ def register_model(name: str) -> str:
 
 if __name__ == "__main__":
     for chosen in sys.argv[1:] or list(BUILDERS):
-        print(register_model(chosen))
+        print(register_model(chosen, BUILDERS[chosen]()))
