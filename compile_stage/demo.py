@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from compile_stage.core import plugins
 from compile_stage.core.errors import RegistryError, UsageError
 from compile_stage.core.events import Reporter, Silent
 from compile_stage.core.records import RunResult
@@ -44,8 +46,7 @@ def demo(out: Path, reporter: Reporter | None = None) -> list[RunResult]:
     out.mkdir(parents=True, exist_ok=True)
     examples, policy = shipped("examples", "digits_cnn.py").parent, shipped("policies", POLICY)
     with _embedded_registry(out):
-        for name, script in MODELS.items():
-            _train(name, examples / script, listener)
+        _train_all(examples, listener)
         return [
             run(
                 f"models:/{name}@candidate",
@@ -79,6 +80,16 @@ def _embedded_registry(out: Path) -> Iterator[None]:
             yield
     finally:
         del os.environ["MLFLOW_TRACKING_URI"]
+
+
+def _train_all(examples: Path, reporter: Reporter) -> None:
+    """Side by side: each is mostly one thread that imports. The registry is made first, since two processes that made its tables at once would
+    get in each other's way."""
+    if (trouble := plugins.load("registries", "mlflow").check()) is not None:
+        raise RegistryError(f"the registry can't be used: {trouble}", where=os.environ["MLFLOW_TRACKING_URI"])
+    with ThreadPoolExecutor(len(MODELS)) as pool:
+        for done in [pool.submit(_train, name, examples / script, reporter) for name, script in MODELS.items()]:
+            done.result()
 
 
 def _train(name: str, script: Path, reporter: Reporter) -> None:

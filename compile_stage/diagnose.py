@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NoReturn
 
 from compile_stage.attempt import Material, attempt
 from compile_stage.core import plugins
@@ -35,6 +36,7 @@ from compile_stage.debug.trace import Trace, rank
 from compile_stage.steps.compile import compile_job
 from compile_stage.steps.debug import bundle_failure, bundle_trace, reduce_failure, trace
 from compile_stage.steps.export import export, inspect, other_forms
+from compile_stage.steps.ladder import job_of_rungs
 from compile_stage.steps.lower import lower
 from compile_stage.steps.sample import samples_for
 from compile_stage.steps.validate import Reference, reference, validate
@@ -59,7 +61,10 @@ def diagnose_job(context: Context, made: Plan, pattern: str, out: Path, *, count
     """
     jobs = [job for job in made.jobs if fnmatchcase(job.id, pattern)]
     if not jobs:
-        _nothing_matches(made, pattern)
+        climbed = job_of_rungs(made.jobs, pattern)
+        if climbed is None:
+            _nothing_matches(made, pattern)
+        jobs = [climbed]
     policy = made.policy
     with context.worker("source", Needs.within(policy.budget)) as home:
         inspect(context, home, made.source, policy.compliance)
@@ -75,7 +80,9 @@ def diagnose_job(context: Context, made: Plan, pattern: str, out: Path, *, count
             material = Material(portable=portable, samples=samples, expected=expected, others=others)
             for job in here:
                 candidate = attempt(context, policy, job, material)
-                passes = candidate.verdict is not None and candidate.verdict.passed
+                if candidate.elsewhere and len(jobs) == 1:
+                    raise UsageError(f"{job.id} can't be run on this machine: {candidate.elsewhere}")
+                passes = bool(candidate.elsewhere) or (candidate.verdict is not None and candidate.verdict.passed)
                 if len(jobs) == 1 or not passes:
                     work = _Work(context, home, made, target_policy, portable, samples, expected, out, count)
                     return work.diagnose(candidate)
@@ -321,7 +328,7 @@ def _problem(candidate: Candidate) -> str:
     return candidate.refused or "it was not looked at"
 
 
-def _nothing_matches(made: Plan, pattern: str) -> None:
+def _nothing_matches(made: Plan, pattern: str) -> NoReturn:
     refused = next((r for r in made.refused if fnmatchcase(r.job_id, pattern)), None)
     if refused is not None:
         raise UsageError(f"{refused.job_id} was refused: {refused.reason}")

@@ -39,7 +39,7 @@ from compile_stage.core.records import (
 from compile_stage.mixing import mix_missed
 from compile_stage.steps.benchmark import benchmark_candidates, benchmark_successor
 from compile_stage.steps.export import export, inspect, other_forms
-from compile_stage.steps.ladder import lay_out
+from compile_stage.steps.ladder import announce, lay_out
 from compile_stage.steps.package import package
 from compile_stage.steps.plan import plan
 from compile_stage.steps.promote import Incumbent, alias_of, incumbent, promote, shipped
@@ -68,7 +68,8 @@ def make_plan(context: Context, policy: Policy, uri: str) -> Plan:
     source = resolve(context, uri)
     if (reason := refuse_policy(source, policy.applies_to)) is not None:
         raise UsageError(reason, where=source.uri, fix="choose another policy, or widen applies_to")
-    return plan(source, policy, context.hardware)
+    made = plan(source, policy, context.hardware)
+    return replace(made, notes=(*made.notes, *announce(policy, made.jobs)))
 
 
 def run(context: Context, made: Plan, order: Order) -> RunResult:

@@ -6,7 +6,7 @@ Here is the pure part; `compile_stage.climbing` makes and measures.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from compile_stage.core.records import (
     JsonMap,
     LadderStep,
     Measurement,
+    Policy,
     Rung,
     Scheme,
     Selection,
@@ -169,6 +170,33 @@ def _timing(measurement: Measurement | None, batch_size: int) -> Timing | None:
 
 
 # ------------------------------------------------------------------------------------------------------------- options
+
+
+def announce(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
+    """What a ladder may try beyond the jobs: which job it stands on is known when they are proven."""
+    for target in (target_policy.target for target_policy in policy.targets if target_policy.ladder):
+        offered: dict[str, None] = {}
+        for job in jobs:
+            if job.target.name == target.name and (rungs := rungs_of(job.backend, job.target, job.scheme)):
+                offered[f"{job.backend}: {', '.join(f'{rung.kind} {rung.name}' for rung in rungs)}"] = None
+        found = "; ".join(offered) or "none of its backends has any"
+        yield f"ladder of {target.name}: on top of the fastest that passes, its backend's settings are tried one by one ({found})"
+
+
+def job_of_rungs(jobs: Sequence[Job], job_id: str) -> Job | None:
+    """The job that an id like `...--int8-u8--memory-no-arena--tuned-static` names: one of `jobs` with those of its backend's rungs laid over it; None when there is none."""
+    for job in jobs:
+        climbed, rest = job, job_id.removeprefix(job.id)
+        rungs = rungs_of(job.backend, job.target, job.scheme) if rest != job_id else []
+        while rest:
+            fits = [rung for rung in rungs if f"{rest}--".startswith(f"--{_IN_IDS[rung.kind]}-{rung.name}--")]
+            if not fits:
+                break
+            rest = rest.removeprefix(f"--{_IN_IDS[fits[0].kind]}-{fits[0].name}")
+            climbed = climbed_job(climbed, fits[0])
+        if not rest and climbed is not job:
+            return climbed
+    return None
 
 
 def _laid_over(asked: JsonMap, more: JsonMap) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from compile_stage import api
 from compile_stage.core.records import RunResult
+from compile_stage.steps.ladder import job_of_rungs
 
 pytestmark = [
     pytest.mark.usefixtures("fake_backends"),
@@ -64,6 +65,27 @@ def test_what_is_better_is_climbed_and_what_lies_or_is_slower_is_not(
     worked = [event for event in again.events if event.step in ("compile", "validate", "benchmark")]
     assert worked
     assert all(event.cached for event in worked)
+
+
+def test_the_plan_tells_what_may_be_tried_and_debug_finds_a_rung_by_its_id(
+    small_model: Path, write_policy: Callable[..., Path]
+) -> None:
+    """Broken: a reader of the plan would be surprised by jobs that it did not have, and could not look into one of them."""
+    policy = write_policy("backends: [fake-ladder], precisions: [fp32], ladder: true", BODY)
+    made = api.plan(f"folder:{small_model}", policy)
+    (note,) = [note for note in made.notes if note.startswith("ladder of cpu")]
+    assert "(fake-ladder: memory no-ballast, tuning broken, tuning slower, tuning quick, tuning too-late)" in note
+    (job,) = made.jobs
+    found = job_of_rungs(made.jobs, f"{job.id}--memory-no-ballast--tuned-quick")
+    assert found is not None
+    assert found.rungs == ("no-ballast", "quick")
+    assert found.target.options["fake-ladder"] == {"ballast_mb": 0, "wait_ms": 1}
+    assert job_of_rungs(made.jobs, f"{job.id}--tuned-quic") is None
+    assert job_of_rungs(made.jobs, job.id) is None
+    broken = api.debug(
+        f"folder:{small_model}", policy_path=policy, job=f"{job.id}--tuned-broken", out=policy.parent / "debug"
+    )
+    assert broken.title.endswith("--tuned-broken")
 
 
 def test_without_being_asked_nothing_is_tried(small_model: Path, write_policy: Callable[..., Path]) -> None:
