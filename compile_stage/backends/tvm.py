@@ -1,6 +1,6 @@
 """Apache TVM (Relax) on a CPU, through LLVM.
 
-The artifact is one shared library with a function for each batch size of the target: TVM's kernels are made for fixed shapes. Kernels that nobody tuned
+The artifact is one shared library with a function for each bucket of the target's shapes (`core.buckets`): TVM's kernels are made for fixed shapes. Kernels that nobody tuned
 are plain loops, fifty times slower than others'; so the backend tunes within the policy's `budget.tuning_trials`, keeps what it measured, and takes what
 earlier runs measured (`backends.tvm_tuning`).
 
@@ -23,13 +23,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compile_stage.core.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
 from compile_stage.core.records import Artifact, Budget, PortableModel, SampleSet, Scheme, Target
-from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.tensors import Signature
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -98,10 +99,10 @@ class Tvm:
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target)) is not None:
             return reason
-        if (reason := _refuse_shapes(model.signature, target)) is not None:
+        if (reason := refuse_buckets(self.name, model.signature, target)) is not None:
             return reason
         try:
-            _read(model, _shapes(model.signature, target)[:1])
+            _read(model, buckets(model.signature, target)[:1])
         except NothingCompiledError as error:
             return error.problem
         return None
@@ -118,12 +119,12 @@ class Tvm:
         from compile_stage.backends.tvm_tuning import RecordStore, tune
 
         asked = target.options.get(self.name, {})
-        for reason in (_refuse_options(asked), _refuse_shapes(model.signature, target)):
+        for reason in (_refuse_options(asked), refuse_buckets(self.name, model.signature, target)):
             if reason is not None:
                 raise UsageError(reason)
         into.mkdir(parents=True, exist_ok=True)
         _use_threads(target.threads)  # before the compiler runs anything, since it makes the pool by its own count
-        shapes = _shapes(model.signature, target)
+        shapes = buckets(model.signature, target)
         module, machine = _read(model, shapes), _machine(target.threads)
         with _quietly():
             fused = _fuse(module, machine)
@@ -137,10 +138,14 @@ class Tvm:
             )
             kernels = _build(fused, machine, database, into / "model.so")
         options = {
-            "functions": [{"name": _function(sizes), "shapes": [list(shape) for shape in sizes]} for sizes in shapes]
+            "functions": [
+                {"name": bucket_name(model.signature, sizes), "shapes": [list(shape) for shape in sizes]}
+                for sizes in shapes
+            ]
         }
         executed, notes = _read_back(into / "model.so", options, target.threads, model.signature, kernels)
         executed["tuning"] |= {"trials": tuned.trials}
+        notes += tuple(filter(None, [padding_note(model.signature, shapes)]))
         if tuned.stopped:
             notes += (
                 f"time ended tuning after {tuned.trials} trials: with a larger budget.job_minutes it goes on from there",
@@ -170,12 +175,13 @@ class _TvmSession:
         machine["vm_initialization"](_CPU, 0, _POOLED)
         self.signature = described
         self._threads = threads
-        self._functions: dict[tuple[tuple[int, ...], ...], tuple[Any, list[Any], list[Any]]] = {}
+        self._functions: dict[Shapes, tuple[Any, list[Any], list[Any]]] = {}
         for one in options["functions"]:
             shapes = tuple(tuple(shape) for shape in one["shapes"])
             buffers = [_aligned(shape, spec.dtype) for shape, spec in zip(shapes, described.inputs, strict=True)]
             tensors = [tvm_ffi.from_dlpack(buffer) for buffer in buffers]
             self._functions[shapes] = (machine[one["name"]], buffers, tensors)
+        self._router = Router("tvm", described, tuple(self._functions))
 
     def run(self, batch: Batch) -> Batch:
         import numpy as np
@@ -184,31 +190,19 @@ class _TvmSession:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        arrays = [batch[spec.name] for spec in self.signature.inputs]
-        found = self._functions.get(tuple(array.shape for array in arrays))
-        if found is None:
-            raise UsageError(self._why_not([array.shape for array in arrays]))
-        function, buffers, tensors = found
+        bucket, arrays = self._router.fit(batch)
+        function, buffers, tensors = self._functions[bucket]
         _use_threads(self._threads)
         for buffer, array in zip(buffers, arrays, strict=True):
             np.copyto(buffer, array)
         answer = function(*tensors)
         outputs = [answer] if len(self.signature.outputs) == 1 and hasattr(answer, "__dlpack__") else list(answer)
-        return {
-            spec.name: np.from_dlpack(value).copy() for spec, value in zip(self.signature.outputs, outputs, strict=True)
-        }
+        named = {spec.name: np.from_dlpack(value) for spec, value in zip(self.signature.outputs, outputs, strict=True)}
+        return {name: value.copy() for name, value in self._router.cut(batch, bucket, named).items()}
 
     def close(self) -> None:
         self._functions.clear()
         self.library = None
-
-    def _why_not(self, shapes: list[tuple[int, ...]]) -> str:
-        name = self.signature.inputs[0].name
-        known = ", ".join(str(list(each[0])) for each in self._functions)
-        return (
-            f"tvm compiled this model for the shapes {known} of {name!r}, not for {list(shapes[0])}: "
-            "name that size in the target's batch_sizes and compile it again"
-        )
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -224,26 +218,6 @@ def _refuse_options(given: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _refuse_shapes(signature: Signature, target: Target) -> str | None:
-    """Kernels are for fixed shapes: every dimension but the batch must be known, and be one size."""
-    for spec in signature.inputs:
-        if spec.dtype == "str":
-            return f"input {spec.name!r} is text, and tvm takes numbers only"
-        promised = target.shapes.get(spec.name)
-        for axis, dim in enumerate(spec.shape[1:], start=1):
-            if isinstance(dim, int):
-                continue
-            if promised is None:
-                return f"tvm compiles for fixed shapes, and the size of {dim!r} in {spec} is not known: say it under the target's shapes"
-            sizes = {promised.min[axis], promised.typical[axis], promised.max[axis]}
-            if len(sizes) > 1:
-                return (
-                    f"tvm compiles for fixed shapes, and the target promises {dim!r} in {spec} from {min(sizes)} to {max(sizes)}: "
-                    "give min, typical and max the same size, or leave the target to another backend"
-                )
-    return None
-
-
 def _linker() -> str | None:
     named = os.environ.get("CXX") or os.environ.get("CC")
     return shutil.which(named) if named else next(filter(None, map(shutil.which, _LINKERS)), None)
@@ -252,30 +226,7 @@ def _linker() -> str | None:
 # ---------------------------------------------------------------------------------------------------------------- build
 
 
-def _shapes(signature: Signature, target: Target) -> list[tuple[tuple[int, ...], ...]]:
-    """The inputs' shapes for each of the target's batch sizes."""
-    found = []
-    for size in target.batch_sizes:
-        sizes = tuple(
-            tuple(_size(spec, axis, size, target) for axis in range(len(spec.shape))) for spec in signature.inputs
-        )
-        if sizes not in found:
-            found.append(sizes)
-    return found
-
-
-def _size(spec: TensorSpec, axis: int, batch: int, target: Target) -> int:
-    dim = spec.shape[axis]
-    if isinstance(dim, int):
-        return dim
-    return batch if axis == 0 else target.shapes[spec.name].typical[axis]
-
-
-def _function(shapes: tuple[tuple[int, ...], ...]) -> str:
-    return f"batch_{shapes[0][0] if shapes and shapes[0] else 1}"
-
-
-def _read(model: PortableModel, shapes: list[tuple[tuple[int, ...], ...]]) -> Any:
+def _read(model: PortableModel, shapes: list[Shapes]) -> Any:
     """One Relax function for each of the shapes. Raises NothingCompiledError when TVM can't read the graph."""
     import onnx
 
@@ -291,7 +242,8 @@ def _read(model: PortableModel, shapes: list[tuple[tuple[int, ...], ...]]) -> An
                 module = from_onnx(graph, shape_dict=given, keep_params_in_input=False)
             except Exception as error:  # whatever its front end raises
                 raise NothingCompiledError(f"TVM can't read the graph: {_sentence(error)}") from error
-            whole[_function(sizes)] = module["main"].with_attr("global_symbol", _function(sizes))
+            function = bucket_name(model.signature, sizes)
+            whole[function] = module["main"].with_attr("global_symbol", function)
     return whole
 
 

@@ -163,23 +163,38 @@ def predict(samples: Any, batch_size: int, into: str) -> dict[str, str]:
     return {name: str(path) for name, path in written.items()}
 
 
-def predict_corners(samples: Any, shapes: Any, batch_sizes: list[int], into: str) -> list[dict[str, Any]]:
-    """Run the open model at the smallest and largest shapes that the policy promises.
+def predict_corners(
+    samples: Any, shapes: Any, batch_sizes: list[int], into: str, labels: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """Run the open model at the smallest and largest shapes that the policy promises, and between them.
 
-    Returns one `{"label", "outputs": {name: file}}` for each corner that differs from the samples' own shape.
+    Args:
+        labels: Only those; None for the original, which may refuse a shape in between.
+
+    Returns one `{"label", "outputs": {name: file}}` for each that differs from the samples' own shape, and from the others.
     """
     import numpy as np
 
-    from compile_stage.measure.corners import corner_batches
+    from compile_stage.measure.corners import BETWEEN, CORNERS, corner_batches
     from compile_stage.measure.predict import plain_array
     from compile_stage.measure.samples import open_samples
 
     session, found = _session(), []
     wanted = revive(Mapping[str, ShapeRange], shapes)
-    corners = corner_batches(open_samples(revive(SampleSet, samples)), session.signature, wanted, batch_sizes)
+    corners = corner_batches(
+        open_samples(revive(SampleSet, samples)), session.signature, wanted, batch_sizes, (*CORNERS, *BETWEEN)
+    )
     for number, (label, batch) in enumerate(corners):
+        if labels is not None and label not in labels:
+            continue
+        try:
+            answers = session.run(batch)
+        except Exception:
+            if labels is None and label.startswith(BETWEEN):
+                continue  # whatever the original's framework says of a shape that its network does not take
+            raise
         outputs = {}
-        for position, (name, array) in enumerate(session.run(batch).items()):
+        for position, (name, array) in enumerate(answers.items()):
             path = Path(into) / f"corner-{number}-{position}.npy"
             np.save(path, plain_array(name, np.asarray(array)), allow_pickle=False)
             outputs[name] = str(path)

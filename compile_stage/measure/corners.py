@@ -1,4 +1,4 @@
-"""The smallest and the largest input shapes that a policy promises, filled with real samples."""
+"""The smallest and the largest input shapes that a policy promises, and odd ones in between, filled with real samples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,21 @@ if TYPE_CHECKING:
     from compile_stage.measure.samples import Samples
 
 
+CORNERS = ("min", "max")
+
+BETWEEN = ("just above min", "just above typical")
+"""Where an artifact of fixed shapes pads by most. A model may have a step of its own, such as images in multiples of 32, that a policy can't say: what the original does not
+take is nothing to compare."""
+
+
 def corner_batches(
-    samples: Samples, signature: Signature, shapes: Mapping[str, ShapeRange], batch_sizes: Sequence[int]
+    samples: Samples,
+    signature: Signature,
+    shapes: Mapping[str, ShapeRange],
+    batch_sizes: Sequence[int],
+    ends: Sequence[str] = CORNERS,
 ) -> list[tuple[str, Batch]]:
-    """Batches at the corners of the dynamic dimensions, for those corners that the samples do not have themselves.
+    """Batches at the corners of the dynamic dimensions, or between them, for those that the samples do not have themselves.
 
     Real samples are cropped, or repeated along the axis. The batch is the corner's own: a policy whose shapes go up to
     32 rows promises 32 rows, also when `batch_sizes` ends at 8.
@@ -33,8 +44,8 @@ def corner_batches(
     """
     corners: list[tuple[str, Batch]] = []
     seen: list[dict[str, tuple[int, ...]]] = []  # a policy whose min is its max has one corner
-    for end in ("min", "max"):
-        wanted = {name: getattr(shapes[name], end) for name in samples.inputs if name in shapes}
+    for end in ends:
+        wanted = {name: _shape(shapes[name], end) for name in samples.inputs if name in shapes}
         rows = max((shape[0] for shape in wanted.values() if shape), default=min(batch_sizes, default=1))
         sizes = _sizes(signature, wanted)
         batch = {
@@ -49,6 +60,14 @@ def corner_batches(
             text = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in changed.items())
             corners.append((f"{end} ({text})", batch))
     return corners
+
+
+def _shape(promised: ShapeRange, end: str) -> tuple[int, ...]:
+    if end in CORNERS:
+        found: tuple[int, ...] = getattr(promised, end)
+        return found
+    below: tuple[int, ...] = getattr(promised, end.rpartition(" ")[2])
+    return tuple(min(size + 1, most) for size, most in zip(below, promised.max, strict=True))
 
 
 def _sizes(signature: Signature, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -37,7 +37,7 @@ class Reference:
 
     Attributes:
         outputs: Output name → `.npy` file, axis 0 being the sample.
-        corners: The same at each corner of the policy's shapes that the samples do not have themselves.
+        corners: The same at each corner of the policy's shapes that the samples do not have themselves, and between them.
     """
 
     outputs: Mapping[str, str]
@@ -79,7 +79,7 @@ def reference(
             "corners": [{**c, "outputs": _below(c["outputs"], into)} for c in corners],
         }
 
-    found = context.cached("reference/1", "", key, make)
+    found = context.cached("reference/2", "", key, make)
     here = Path(found.path)
     return Reference(
         outputs=_above(found.value["outputs"], here),
@@ -191,6 +191,7 @@ def _at_corners(
             shapes=job.target.shapes,
             batch_sizes=list(job.target.batch_sizes),
             into=folder,
+            labels=[corner["label"] for corner in expected.corners],
         )
         found = {answer["label"]: answer["outputs"] for answer in answers}
         for corner in expected.corners:
