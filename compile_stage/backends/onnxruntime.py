@@ -9,6 +9,7 @@ whose kernels stayed in float, is found here and not by a user.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.compiled import describe, refuse_form, refuse_types
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -116,7 +117,7 @@ class OnnxRuntime:
         return _rungs(target.threads, scheme)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if (reason := refuse_form(self, model, target)) is not None:
+        if (reason := refuse_form(self, model, target) or refuse_types(model.signature)) is not None:
             return reason
         import onnx
 
@@ -188,7 +189,11 @@ class _OnnxSession:
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
         names = [spec.name for spec in self.signature.outputs]
-        return dict(zip(names, self._session.run(names, dict(batch)), strict=True))
+        try:
+            outputs = self._session.run(names, dict(batch))
+        except Exception as error:  # onnxruntime's own errors share no base class
+            raise NothingCompiledError(f"ONNX Runtime could not run the graph: {_sentence(error)}") from error
+        return dict(zip(names, outputs, strict=True))
 
     def close(self) -> None:
         self._session = None
@@ -434,6 +439,21 @@ def _copy_graph(source: Path, into: Path, *, mapped: bool) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """An error of the runtime without its code, its source location and its line breaks."""
+    """An error of the runtime without its code, the places in its source and in our scratch folders, and its line breaks."""
     words = " ".join(str(error).split())
-    return words.rpartition("[ONNXRuntimeError] : ")[2].partition(" : ")[2].partition(" : ")[2] or words
+    words = words.rpartition("[ONNXRuntimeError] : ")[2].partition(" : ")[2].partition(" : ")[2] or words
+    if newest := re.search(r"Opset (\d+) is under development.* for domain (\S+) is till opset (\d+)", words):
+        have, domain, most = newest.groups()
+        return f"its operator set is version {have} of {domain}, and this ONNX Runtime takes up to {most}: export it with an older one"
+    words = re.sub(r"Load model from .*? failed: ?", "", words)
+    place = re.search(r"\S*/onnxruntime_src/\S+:\d+ ", words)
+    if place is None:
+        return words
+    # Behind the place stands a C++ signature, whose end is that of its own parentheses.
+    depth, rest = 0, words[place.end() :]
+    for position, letter in enumerate(rest):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == ")" and depth == 0:
+            rest = re.sub(r"^( const)?( \[with .*?\])? ?", "", rest[position + 1 :])
+            break
+    return f"{words[: place.start()]}{rest}".strip() or words
