@@ -107,7 +107,7 @@ def test_a_provider_that_takes_no_node_fails_by_name(
     assert OnnxRuntime().refuse_target(target) is None
     with pytest.raises(
         NothingCompiledError,
-        match=r"AzureExecutionProvider (does not take every node.*: it leaves \d+ Gemm|was asked for and took none)",
+        match=r"AzureExecutionProvider (does not take every node.*: it leaves .*2 Gemm|was asked for and took none)",
     ):
         compile_on(model, target, tmp_path)
 
