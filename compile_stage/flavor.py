@@ -64,6 +64,7 @@ FLAVOR_NAME = "compile_stage"
 # No entry points exist where only the vendored files are; third-party backends are found by theirs.
 _BACKENDS = {
     "onnxruntime": "compile_stage.backends.onnxruntime:OnnxRuntime",
+    "onnxruntime-openvino": "compile_stage.backends.onnxruntime:OnnxRuntimeOpenVino",
     "iree": "compile_stage.backends.iree:Iree",
     "openvino": "compile_stage.backends.openvino:OpenVino",
     "tensorrt": "compile_stage.backends.tensorrt:TensorRt",

@@ -151,7 +151,7 @@ def _prove(
     if source.digest != manifest["source"]["digest"]:
         raise IntegrityError(f"{source.uri} is {source.digest} now, and was {manifest['source']['digest']}")
     if digest_tree(artifact.path) != artifact.digest:
-        raise IntegrityError("the artifact's files do not have the digest that was published", where=artifact.path)
+        raise IntegrityError("the artifact's files do not have the digest that was proven", where=artifact.path)
     with (
         context.worker("source", Needs.within(budget)) as home,
         context.worker(job.id, Needs.within(budget, target.threads, plugins.interpreter_of(job.backend))) as worker,

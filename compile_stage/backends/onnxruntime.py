@@ -1,14 +1,16 @@
-"""ONNX Runtime on its CPU execution provider.
+"""ONNX Runtime, on its CPU provider or on another one (`onnxruntime_providers.py`).
 
 The artifact is the ONNX graph itself; the runtime optimises it for the machine when it is opened. What comes out of that is
 read back at compile time: the optimised graph is dumped and counted, so that a provider that was not taken, or an int8 graph
-whose kernels stayed in float, is found here and not by a user.
+whose kernels stayed in float, is found here and not by a user. Another provider's graph can't be dumped; of that, the place of every node is read
+back, when it is compiled and whenever it is opened.
 
 `open` needs nothing but onnxruntime and numpy; `compile` also reads the graph with onnx.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -17,7 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.backends import onnxruntime_providers as providers
+from compile_stage.core import plugins
+from compile_stage.core.compiled import describe, refuse_form, refuse_types
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -28,7 +32,7 @@ from compile_stage.core.tensors import Signature, TensorSpec
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-PROVIDER = "CPUExecutionProvider"
+PROVIDER = providers.CPU
 
 _LEVELS = {
     "disabled": "ORT_DISABLE_ALL",
@@ -43,6 +47,9 @@ _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
     "memory_arena": bool,
     "mapped_weights": bool,
     "config": dict,
+    "provider": str,
+    "provider_options": dict,
+    "min_nodes_share": float,
 }
 _DTYPES = {
     "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16", "string": "str", "bool": "bool",
@@ -78,18 +85,44 @@ class OnnxRuntime:
     requires: ClassVar[tuple[str, ...]] = ("onnxruntime",)
     extra: ClassVar[str] = ""
     forms: ClassVar[tuple[str, ...]] = ("onnx",)
-    runtime: ClassVar[tuple[str, ...]] = ("onnxruntime",)
+    runtime: ClassVar[tuple[str, ...]] = providers.PACKAGES
+    requires_distributions: ClassVar[tuple[str, ...]] = ()
+    default_provider: ClassVar[str] = providers.CPU
 
     def toolchain(self) -> Mapping[str, str]:
-        return package_versions("onnxruntime", "onnx", "numpy")
+        return package_versions(*self.runtime, "onnx", "numpy")
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "cpu":
-            return f"onnxruntime is served on the device cpu; {target.device!r} is not served by this backend yet"
-        return _refuse_options(target.options.get(self.name, {}))
+        asked = target.options.get(self.name, {})
+        if (reason := self._refuse_options(asked)) is not None:
+            return reason
+        provider = self._provider(asked)
+        if target.device not in provider.devices:
+            said = f"{self.name}'s {provider.name} runs on the device {' or '.join(provider.devices)}, not on {target.device!r}"
+            suited = [one.short for one in providers.PROVIDERS if target.device in one.devices]
+            return f"{said}; its option provider can be {', '.join(suited)} there" if suited else said
+        # In a toolchain of its own the runtime is not the one of this process: there, `compile` asks it.
+        if provider.name == providers.CPU or not plugins.importable(self):
+            return None
+        try:
+            return providers.refuse_absent(provider)
+        except NothingCompiledError as error:
+            return error.problem
+
+    def _provider(self, asked: Mapping[str, Any]) -> providers.Provider:
+        found = providers.find(str(asked.get("provider", self.default_provider)))
+        if found is None:
+            raise UsageError(f"{self.name} knows no provider {asked.get('provider')!r}")
+        return found
+
+    def _refuse_options(self, asked: Mapping[str, Any]) -> str | None:
+        return _refuse_options(asked, self.name) or providers.refuse(asked, self.name, self.default_provider)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
-        if target.device != "cpu":
+        provider = self._provider(target.options.get(self.name, {}))
+        if target.device not in provider.devices:
+            return ()
+        if provider.name != providers.CPU and precision not in provider.precisions:
             return ()
         return {
             "fp32": (Scheme(precision="fp32", name="fp32", native=True),),
@@ -109,14 +142,18 @@ class OnnxRuntime:
         }.get(precision, ())
 
     def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
+        provider = self._provider(target.options.get(self.name, {}))
+        if provider.name == providers.CPU:
+            return _LACKS.get(precision)
+        return f"what {provider.name} computes in {precision} can't be read back from it; it is served in {' and '.join(provider.precisions)}"
 
     def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
-        """`core.ports.Climber`."""
-        return _rungs(target.threads, scheme)
+        """`core.ports.Climber`. They are settings of the CPU's kernels."""
+        on_cpu = self._provider(target.options.get(self.name, {})).name == providers.CPU
+        return _rungs(target.threads, scheme) if on_cpu else ()
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if (reason := refuse_form(self, model, target)) is not None:
+        if (reason := refuse_form(self, model, target) or refuse_types(model.signature)) is not None:
             return reason
         import onnx
 
@@ -139,17 +176,24 @@ class OnnxRuntime:
         calibration: SampleSet | None = None,  # the graph carries its calibration: no scheme here calibrates natively
     ) -> Artifact:
         asked = target.options.get(self.name, {})
-        if (reason := _refuse_options(asked)) is not None:
+        if (reason := self._refuse_options(asked)) is not None:
             raise UsageError(reason)
+        provider = self._provider(asked)
         if scheme.precision == "int4":
             asked = {**asked, "config": {_ACCURACY_LEVEL: _INT8_PRODUCTS, **asked.get("config", {})}}
         into.mkdir(parents=True, exist_ok=True)
         _copy_graph(Path(model.path), into, mapped=asked.get("mapped_weights", False))
-        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-            dump = Path(scratch) / "optimized.onnx"
-            session = _open_session(into / "model.onnx", asked, target.threads, dump=dump)
+        if provider.name != providers.CPU:
+            asked = {**asked, "provider": provider.name}
+            session = _open_elsewhere(provider, into / "model.onnx", asked, target.threads)
+            executed, notes = _read_places(session, provider, asked)
             signature = _read_signature(session, model.signature)
-            executed, notes = _read_back(session, dump, scheme)
+        else:
+            with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+                dump = Path(scratch) / "optimized.onnx"
+                session = _open_session(into / "model.onnx", asked, target.threads, dump=dump)
+                signature = _read_signature(session, model.signature)
+                executed, notes = _read_back(session, dump, scheme)
         _demand_same(model.signature, signature)
         return describe(
             self,
@@ -166,13 +210,25 @@ class OnnxRuntime:
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
-        session = _OnnxSession(
-            _open_session(Path(artifact.path) / artifact.entry, artifact.options, threads), artifact.signature
-        )
+        path, provider = Path(artifact.path) / artifact.entry, self._provider(artifact.options)
+        if provider.name == providers.CPU:
+            runtime = _open_session(path, artifact.options, threads)
+        else:
+            runtime = _open_elsewhere(provider, path, artifact.options, threads)
+        session = _OnnxSession(runtime, artifact.signature)
         try:
             yield session
         finally:
             session.close()
+
+
+class OnnxRuntimeOpenVino(OnnxRuntime):
+    """The same on OpenVINO's provider, whose package takes the place of onnxruntime's and so has an environment of its own (docs/decisions/0022)."""
+
+    name: ClassVar[str] = "onnxruntime-openvino"
+    runtime: ClassVar[tuple[str, ...]] = ("onnxruntime-openvino",)
+    requires_distributions: ClassVar[tuple[str, ...]] = ("onnxruntime-openvino",)
+    default_provider: ClassVar[str] = providers.OPENVINO
 
 
 class _OnnxSession:
@@ -188,7 +244,11 @@ class _OnnxSession:
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
         names = [spec.name for spec in self.signature.outputs]
-        return dict(zip(names, self._session.run(names, dict(batch)), strict=True))
+        try:
+            outputs = self._session.run(names, dict(batch))
+        except Exception as error:  # onnxruntime's own errors share no base class
+            raise NothingCompiledError(f"ONNX Runtime could not run the graph: {_sentence(error)}") from error
+        return dict(zip(names, outputs, strict=True))
 
     def close(self) -> None:
         self._session = None
@@ -251,23 +311,23 @@ def _rungs(threads: int, scheme: Scheme) -> tuple[Rung, ...]:
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def _refuse_options(given: Mapping[str, Any]) -> str | None:
+def _refuse_options(given: Mapping[str, Any], backend: str) -> str | None:
     for key, value in given.items():
         allowed = _OPTIONS.get(key)
         if allowed is None:
-            return f"onnxruntime has no option {key!r}; it has {', '.join(_OPTIONS)}"
+            return f"{backend} has no option {key!r}; it has {', '.join(_OPTIONS)}"
         if isinstance(allowed, tuple) and value not in allowed:
-            return f"onnxruntime's option {key} can't be {value!r}; it can be {', '.join(allowed)}"
-        if isinstance(allowed, type) and not isinstance(value, Mapping if allowed is dict else allowed):
+            return f"{backend}'s option {key} can't be {value!r}; it can be {', '.join(allowed)}"
+        if allowed in (bool, dict) and not isinstance(value, Mapping if allowed is dict else bool):
             wanted = "a mapping" if allowed is dict else "true or false"
-            return f"onnxruntime's option {key} must be {wanted}, not {value!r}"
+            return f"{backend}'s option {key} must be {wanted}, not {value!r}"
     return None
 
 
 # --------------------------------------------------------------------------------------------------------- the session
 
 
-def _open_session(path: Path, asked: Mapping[str, Any], threads: int, dump: Path | None = None) -> Any:
+def _session_options(asked: Mapping[str, Any], threads: int) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -281,6 +341,13 @@ def _open_session(path: Path, asked: Mapping[str, Any], threads: int, dump: Path
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if asked.get("spinning", True) else "0")
     for key, value in asked.get("config", {}).items():
         options.add_session_config_entry(str(key), str(value))
+    return options
+
+
+def _open_session(path: Path, asked: Mapping[str, Any], threads: int, dump: Path | None = None) -> Any:
+    import onnxruntime
+
+    options = _session_options(asked, threads)
     if dump is not None:
         options.optimized_model_filepath = str(dump)
         # Weights go to a file of their own, which is not read back.
@@ -295,6 +362,51 @@ def _open_session(path: Path, asked: Mapping[str, Any], threads: int, dump: Path
     if session.get_providers() != [PROVIDER]:
         taken = ", ".join(session.get_providers())
         raise NothingCompiledError(f"ONNX Runtime was asked for {PROVIDER} alone and took {taken}")
+    return session
+
+
+def _open_elsewhere(provider: providers.Provider, path: Path, asked: Mapping[str, Any], threads: int) -> Any:
+    """A session on another provider than the CPU's. Raises NothingCompiledError when the runtime put it, or too many of its nodes, elsewhere."""
+    import onnxruntime
+
+    if (reason := providers.refuse_absent(provider)) is not None:
+        raise NothingCompiledError(reason)
+    bound = float(asked.get("min_nodes_share", 1.0))
+    wanted = providers.arguments(provider, asked, threads)
+
+    def start(*, cpu: bool) -> Any:
+        options = _session_options(asked, threads)
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "0" if cpu else "1")
+        if provider.short == "directml":
+            options.enable_mem_pattern = False  # it can't have it
+        return onnxruntime.InferenceSession(str(path), options, providers=wanted, enable_fallback=0)
+
+    try:
+        session = start(cpu=bound < 1)
+    except Exception as error:  # onnxruntime's own errors share no base class
+        said = str(error)
+        if "fallback to CPU EP has been explicitly disabled" not in said:
+            raise NothingCompiledError(
+                f"ONNX Runtime can't load the graph on {provider.name}: {_sentence(error)}"
+            ) from error
+        try:
+            left = providers.left_over(start(cpu=True), provider)  # never run: it says which operators it were
+        except Exception:  # noqa: BLE001 - then they are not known
+            left = ""
+        raise NothingCompiledError(
+            f"{provider.name} does not take every node, and none may run on the CPU{f': it leaves {left}' if left else ''}",
+            fix="allow a share with the target's option min_nodes_share, such as 0.9, or name another provider",
+        ) from error
+    session.disable_fallback()
+    if provider.name not in session.get_providers():
+        taken = ", ".join(session.get_providers())
+        raise NothingCompiledError(
+            f"{provider.name} was asked for and the session has only {taken}: its device or driver is not there"
+        )
+    found = providers.placement(session)
+    providers.demand(provider, found[0] if found else None, bound)
     return session
 
 
@@ -384,6 +496,24 @@ def _read_back(session: Any, dump: Path, scheme: Scheme) -> tuple[dict[str, Any]
     return executed, tuple(notes)
 
 
+def _read_places(
+    session: Any, provider: providers.Provider, asked: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the session says of every node's place, and a word where some are not the provider's."""
+    places, ops = providers.placement(session) or (Counter(), Counter())
+    share = providers.demand(provider, places, float(asked.get("min_nodes_share", 1.0)))
+    heavy = sum(count for op, count in ops.items() if op in _FLOAT_OPS)
+    executed = {
+        "providers": dict(sorted(places.items())),
+        "ops": dict(sorted(ops.items())),
+        "precision": {"matrix_and_convolution": {"float": heavy}},
+        "share": round(share, 6),
+    }
+    listed = ", ".join(f"{count} on {name}" for name, count in sorted(places.items()) if name != provider.name)
+    notes = (f"{provider.name} runs {share:.0%} of the nodes; {listed}",) if listed else ()
+    return executed, notes
+
+
 def _judge_blocks(in_blocks: list[Any], in_float: Counter[str], expanded: int) -> list[str]:
     """What became of 4-bit weights. Raises when the runtime holds none of them as such."""
     if not in_blocks:
@@ -434,6 +564,21 @@ def _copy_graph(source: Path, into: Path, *, mapped: bool) -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """An error of the runtime without its code, its source location and its line breaks."""
+    """An error of the runtime without its code, the places in its source and in our scratch folders, and its line breaks."""
     words = " ".join(str(error).split())
-    return words.rpartition("[ONNXRuntimeError] : ")[2].partition(" : ")[2].partition(" : ")[2] or words
+    words = words.rpartition("[ONNXRuntimeError] : ")[2].partition(" : ")[2].partition(" : ")[2] or words
+    if newest := re.search(r"Opset (\d+) is under development.* for domain (\S+) is till opset (\d+)", words):
+        have, domain, most = newest.groups()
+        return f"its operator set is version {have} of {domain}, and this ONNX Runtime takes up to {most}: export it with an older one"
+    words = re.sub(r"Load model from .*? failed: ?", "", words)
+    place = re.search(r"\S*/onnxruntime_src/\S+:\d+ ", words)
+    if place is None:
+        return words
+    # Behind the place stands a C++ signature, whose end is that of its own parentheses.
+    depth, rest = 0, words[place.end() :]
+    for position, letter in enumerate(rest):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == ")" and depth == 0:
+            rest = re.sub(r"^( const)?( \[with .*?\])? ?", "", rest[position + 1 :])
+            break
+    return f"{words[: place.start()]}{rest}".strip() or words

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.compiled import describe, refuse_form, refuse_types
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -103,7 +103,7 @@ class OpenVino:
         return _rungs(target)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if (reason := refuse_form(self, model, target)) is not None:
+        if (reason := refuse_form(self, model, target) or refuse_types(model.signature)) is not None:
             return reason
         import openvino
 
@@ -202,7 +202,10 @@ class _OpenVinoSession:
         if request is None:
             request = self._free = self._free or self._free_request()
         # Inputs are shared, not copied: they outlive the call, and the request is not used after they end.
-        request.infer(arrays, share_inputs=True)
+        try:
+            request.infer(arrays, share_inputs=True)
+        except RuntimeError as error:
+            raise NothingCompiledError(f"OpenVINO could not run the graph: {_sentence(error)}") from error
         outputs = request.output_tensors
         return {spec.name: tensor.data.copy() for spec, tensor in zip(self.signature.outputs, outputs, strict=True)}
 
@@ -461,7 +464,9 @@ def _read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any
 
     The plug-in may fuse matrix layers with their neighbours into one `Subgraph`; it is then told by the names of the layers in it.
     """
-    matrices = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() in _MATRIX_OPS}
+    operations = graph.get_ops()
+    matrices = {op.get_friendly_name() for op in operations if op.get_type_name() in _MATRIX_OPS}
+    quantised = any(op.get_type_name() == "FakeQuantize" for op in operations)
     layers: Counter[str] = Counter()
     precisions: Counter[str] = Counter()
     heavy: Counter[str] = Counter()
@@ -470,6 +475,9 @@ def _read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any
         kind, precision = info["layerType"].astype(str), info["runtimePrecision"].astype(str)
         if kind in ("Const", "Input", "Output"):
             continue
+        if kind == "Subgraph" and precision in _INTEGER and not quantised:
+            # Named after its first input, which is a mask of truth values: nothing quantises by itself.
+            precision = info["outputPrecisions"].astype(str).split(",")[0]
         layers[kind] += 1
         precisions[precision] += 1
         fused = set(info["originalLayersNames"].astype(str).split(",")) if "originalLayersNames" in info else set()

@@ -12,6 +12,10 @@ from compile_stage.core.ports import Backend
 from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 
+_ARRAYS = (
+    "bool", "str", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
+
 
 def describe(
     backend: Backend,
@@ -61,3 +65,13 @@ def refuse_form(backend: Backend, model: PortableModel, target: Target) -> str |
     if model.form not in backend.forms:
         return f"{backend.name} takes {' or '.join(backend.forms)}, not {model.form}"
     return model.signature.refuse_batch_sizes(target.batch_sizes)
+
+
+def refuse_types(signature: Signature) -> str | None:
+    """The reason when an input or output is of a type that NumPy has no array of (bfloat16, 8-bit floats, 4-bit integers): runtimes take and hand
+    out such data as that of another type of the same width, so that every value would be another. Inside of the graph they may be."""
+    for word, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        for spec in specs:
+            if spec.dtype not in _ARRAYS:
+                return f"{word} {spec.name!r} is {spec.dtype}, which NumPy has no arrays of; cast it within the model, to float32 or an integer type"
+    return None

@@ -133,7 +133,7 @@ def shipped_lock(backend: str) -> Path | None:
 def absent_to_open(backend: Backend) -> list[str]:
     """The modules that opening an artifact needs and that are not here: the backend's `opens_with`, or all that it requires."""
     needed: tuple[str, ...] = getattr(backend, "opens_with", backend.requires)
-    return [module for module in needed if not _importable(module)]
+    return [module for module in needed if not _importable(module)] + _absent_distributions(backend)
 
 
 def importable(plugin: Plugin) -> bool:
@@ -142,7 +142,12 @@ def importable(plugin: Plugin) -> bool:
 
 
 def _absent(plugin: Plugin) -> list[str]:
-    return [module for module in plugin.requires if not _importable(module)]
+    return [module for module in plugin.requires if not _importable(module)] + _absent_distributions(plugin)
+
+
+def _absent_distributions(plugin: Plugin) -> list[str]:
+    """Of those that a plug-in names in `requires_distributions`, since several bring modules of the same name."""
+    return [name for name in getattr(plugin, "requires_distributions", ()) if not package_versions(name)]
 
 
 def demand(plugin: Plugin) -> None:

@@ -109,7 +109,8 @@ class Backend(Plugin, Protocol):
     """A compiler and its runtime (`compile_stage.backends`).
 
     A backend's file imports nothing of ours but `core`: it is vendored into what is published.
-    Where opening needs fewer modules than `requires`, a class attribute `opens_with` names them.
+    Where opening needs fewer modules than `requires`, a class attribute `opens_with` names them. Where several distributions bring modules of the
+    same name, `requires_distributions` names the one that must be there.
     """
 
     forms: ClassVar[tuple[str, ...]]  # portable forms it takes, preferred first

@@ -76,6 +76,8 @@ class Signature:
         sizes: dict[str, int] = {}
         for spec in self.inputs:
             array = batch[spec.name]
+            if not hasattr(array, "dtype") or not hasattr(array, "__len__"):
+                return f"input {spec.name!r} must be an array, not {type(array).__name__}"
             given = "str" if array.dtype.kind in "OUST" else array.dtype.name
             if given != spec.dtype:
                 return f"input {spec.name!r} must be {spec.dtype}, not {given}"

@@ -138,4 +138,8 @@ def _modern(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         converted = onnx.version_converter.convert_version(model, graph.OPSET)
     except (RuntimeError, ValueError, onnx.checker.ValidationError, onnx.version_converter.ConvertError):
         return model, (f"its operator set {have} could not be raised to {graph.OPSET}; some precisions may be refused",)
+    if graph.signature_of(converted) != graph.signature_of(model):  # a Scan of the first operator sets loses its batch
+        return model, (
+            f"raising its operator set {have} to {graph.OPSET} would change its inputs or outputs; some precisions may be refused",
+        )
     return converted, (f"its operator set was raised from {have} to {graph.OPSET}",)

@@ -181,3 +181,12 @@ def test_trees_run(tmp_path: Path) -> None:
     assert backend.refuse(model, TARGET) is None
     with backend.open(backend.compile(model, scheme("fp32"), TARGET, "job", tmp_path / "art"), 1) as session:
         np.testing.assert_allclose(session.run({"X": x})["variable"][:, 0], trees.predict(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_input_that_is_no_array_is_named(conv: Any, tmp_path: Path) -> None:
+    """A list or a single number got as far as an AttributeError, or to the runtime's own words."""
+    artifact = OnnxRuntime().compile(conv[0], scheme("fp32"), TARGET, "job", tmp_path)
+    with OnnxRuntime().open(artifact, 1) as session:
+        for given in ([[1.0]], np.float32(1.0)):
+            with pytest.raises(UsageError, match=f"'image' must be an array, not {type(given).__name__}"):
+                session.run({"image": given})  # type: ignore[dict-item]

@@ -18,6 +18,7 @@ from compile_stage.core.errors import IntegrityError, NothingCompiledError, Usag
 from compile_stage.core.records import Scheme, Target
 from compile_stage.precision.int8 import StaticInt8
 from compile_stage.testing import models
+from compile_stage.testing.node_cases import Found, collect, judge
 
 pytest.importorskip("openvino")
 
@@ -222,3 +223,18 @@ def test_operators_that_it_lacks_are_named_and_nothing_else() -> None:
     )
     found = _why_unread(RuntimeError(said))
     assert found == "OpenVINO does not know the operators ai.onnx.ml.LinearClassifier, ai.onnx.ml.Scaler"
+
+
+def test_a_mask_of_truth_values_does_not_make_a_layer_integer(tmp_path: Path) -> None:
+    """The plug-in names a fused attention after its first input, the mask; it was taken for a layer in uint8, and the model failed as none of fp32."""
+    (case,) = (c for c in collect(("attention",)) if c.name == "test_attention_4d_attn_mask_bool_expanded")
+    finding = judge(OpenVino(), case, tmp_path)
+    assert finding.found is Found.RIGHT, finding
+
+
+def test_types_that_numpy_lacks_are_refused(tmp_path: Path) -> None:
+    """OpenVINO hands out bfloat16 as float16 of the same bits, so every value is another."""
+    (case,) = (c for c in collect(("compress",)) if c.name == "test_compress_bfloat16")
+    finding = judge(OpenVino(), case, tmp_path)
+    assert finding.found is Found.REFUSED, finding
+    assert "'input' is bfloat16" in finding.reason

@@ -58,3 +58,32 @@ def test_a_run_compiles_proves_and_measures_in_the_toolchain(
     (entry,) = (entry for entry in examine().entries if (entry.kind, entry.name) == ("backend", "iree"))
     assert entry.ready
     assert str(toolchains_root()) in entry.version
+
+
+def test_a_run_takes_openvinos_provider_in_its_toolchain(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Compiled, proven and measured on the provider, whose nodes are read back; beside the plain runtime in one run."""
+    if "COMPILE_STAGE_TOOLCHAINS" not in os.environ:
+        pytest.skip(
+            "making a toolchain takes a minute and the network: name a folder for it in COMPILE_STAGE_TOOLCHAINS"
+        )
+    try:
+        home = toolchains.install("onnxruntime-openvino")
+    except MissingDependencyError as error:
+        pytest.skip(f"its packages can't be had: {str(error).splitlines()[-1]}")
+    policy = write_policy(
+        "backends: [onnxruntime-openvino, onnxruntime], precisions: [fp32], batch_sizes: [1, 8]",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}",
+    )
+    result = api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
+    (target,) = result.targets
+    made = {candidate.job.backend: candidate for candidate in target.candidates}["onnxruntime-openvino"]
+    assert made.failure is None, made.failure
+    assert made.artifact is not None
+    assert set(made.artifact.executed["providers"]) == {"OpenVINOExecutionProvider"}
+    assert made.artifact.executed["share"] == 1.0
+    assert made.artifact.toolchain["onnxruntime-openvino"] == home.packages["onnxruntime-openvino"]
+    assert made.verdict is not None
+    assert made.verdict.passed
+    assert target.winner is not None

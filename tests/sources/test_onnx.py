@@ -14,6 +14,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange
 from compile_stage.sources import graph
 from compile_stage.sources.onnx import OnnxSource
+from compile_stage.testing.node_cases import collect
 
 from .conftest import Proof, run_onnx, source_of
 
@@ -166,3 +167,12 @@ def test_the_answer_is_what_mlflows_own_pyfunc_does(tmp_path: Path) -> None:
     assert how["frame_in_frame_out"]
     assert how["columns"] == ["a", "b", "c"]
     assert isinstance(mlflow.pyfunc.load_model(framed.path).predict(frame), pd.DataFrame)
+
+
+def test_an_operator_set_whose_raising_changes_the_inputs_stays(tmp_path: Path) -> None:
+    """Scan of operator set 8 has a batch dimension that later ones lack: onnx's converter drops it from the model's own inputs."""
+    (case,) = (case for case in collect(("scan",)) if case.name == "test_scan_sum")
+    model = OnnxSource().export(save(tmp_path / "model", case.model), {}, tmp_path / "out")
+    assert model.opset == 8
+    assert "would change its inputs or outputs" in model.notes[0]
+    assert [len(spec.shape) for spec in model.signature.inputs] == [array.ndim for array in case.data_sets[0][0]]
