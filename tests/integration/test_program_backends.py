@@ -53,7 +53,14 @@ def torch_model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [pytest.param("inductor", marks=pytest.mark.compilers), "torchscript"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("inductor", marks=pytest.mark.compilers),
+        pytest.param("executorch", marks=pytest.mark.compilers),
+        "torchscript",
+    ],
+)
 def test_both_forms_compete_and_the_winner_answers_as_the_source(
     name: str, torch_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
