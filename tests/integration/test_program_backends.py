@@ -58,6 +58,7 @@ def torch_model(tmp_path: Path) -> Path:
     [
         pytest.param("inductor", marks=pytest.mark.compilers),
         pytest.param("executorch", marks=pytest.mark.compilers),
+        pytest.param("litert", marks=pytest.mark.compilers),
         "torchscript",
     ],
 )
@@ -72,6 +73,8 @@ def test_both_forms_compete_and_the_winner_answers_as_the_source(
     backend = plugins.load("backends", name)
     if (reason := plugins.missing(backend) or backend.refuse_target(Target(name="cpu"))) is not None:
         pytest.skip(reason)
+    if absent := plugins.absent_to_open(backend):
+        pytest.skip(f"{name} compiles in its toolchain, and is served here: it needs {', '.join(absent)}")
     uri = f"folder:{torch_model}"
     both = write_policy(f"backends: [onnxruntime, {name}], precisions: [fp32], batch_sizes: [1, 5]", FAST)
     result = api.run(uri, both, out=tmp_path / "both", publish=False)
