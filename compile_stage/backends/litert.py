@@ -39,8 +39,8 @@ _SIGNATURE = "serving_default"
 _CALIBRATION_SAMPLES = 300
 
 _LACKS = {
-    "bf16": "LiteRT's kernels have no bfloat16",
-    "int4": "this backend does not drive its 4-bit weights, which XNNPACK takes in linear layers only",
+    "bf16": "this backend does not drive LiteRT in bfloat16",
+    "int4": "this backend does not drive LiteRT's 4-bit weights",
     "fp8": "LiteRT has no 8-bit floats",
 }
 _SCHEMES: Mapping[str, Scheme] = {
