@@ -70,6 +70,8 @@ _BACKENDS = {
     "tensorrt": "compile_stage.backends.tensorrt:TensorRt",
     "inductor": "compile_stage.backends.inductor:Inductor",
     "torchscript": "compile_stage.backends.torchscript:TorchScript",
+    "executorch": "compile_stage.backends.executorch:ExecuTorch",
+    "litert": "compile_stage.backends.litert:LiteRt",
     "tvm": "compile_stage.backends.tvm:Tvm",
 }
 _PACKAGE = Path(__file__).parent

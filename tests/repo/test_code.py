@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "compile_stage"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {
-    "alembic", "iree", "lightgbm", "mlflow", "nncf", "onnx", "onnxmltools", "onnxruntime", "onnxscript", "openvino", "pandas",
-    "scipy", "skl2onnx", "sklearn", "sqlalchemy", "tensorrt", "torch", "transformers", "xgboost",
+    "ai_edge_litert", "ai_edge_quantizer", "alembic", "executorch", "iree", "lightgbm", "litert_torch", "mlflow", "nncf", "onnx", "onnxmltools", "onnxruntime", "onnxscript", "openvino", "pandas",
+    "scipy", "skl2onnx", "sklearn", "sqlalchemy", "tensorrt", "torch", "torchao", "transformers", "xgboost",
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ ENTRY_POINTS = [
 ]
 # What only one plug-in needs, or what brings gigabytes.
 EXTRAS_ONLY = {
-    "iree-base-compiler", "iree-base-runtime", "kfp", "lightgbm", "mlflow", "nncf", "onnxmltools", "onnxscript", "openvino", "pyarrow", "ray", "skl2onnx", "skops",
+    "ai-edge-litert", "executorch", "iree-base-compiler", "iree-base-runtime", "kfp", "lightgbm", "mlflow", "nncf", "onnxmltools", "onnxscript", "openvino", "pyarrow", "ray", "skl2onnx", "skops",
     "tensorflow", "tensorrt", "torch", "transformers", "xgboost",
 }  # fmt: skip
 

@@ -1,0 +1,300 @@
+"""ExecuTorch with XNNPACK, PyTorch's runtime for phones and small devices, on this machine's CPU.
+
+The artifact is one `.pte` file. XNNPACK takes the parts of the program that it has kernels for; the rest runs in ExecuTorch's portable
+operators, which are written to run anywhere, not to be fast. Which nodes went where, and in what types, is read back from the file itself.
+
+`open` needs nothing but executorch's extension module, torch and numpy: not the compiler, whose import takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from compile_stage.backends.executorch_program import DELEGATE, compile_program, read_back, sentence
+from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Session
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.tensors import Signature
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+_ENTRY = "model.pte"
+_METHOD = "forward"
+
+_LACKS = {
+    "fp16": "this backend does not drive XNNPACK's float16 kernels",
+    "bf16": "this backend does not drive XNNPACK's bfloat16 kernels",
+    "int4": "this backend does not drive the quantisers that pack blocks for XNNPACK",
+    "fp8": "XNNPACK has no 8-bit floats",
+}
+
+# ExecuTorch's numbers for the types of elements.
+_DTYPES = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 7: "float64", 11: "bool",
+}  # fmt: skip
+
+
+class ExecuTorch:
+    """The backend (`core.ports.Backend`)."""
+
+    name: ClassVar[str] = "executorch"
+    requires: ClassVar[tuple[str, ...]] = ("executorch", "torch", "torchao")
+    opens_with: ClassVar[tuple[str, ...]] = ("executorch", "torch")
+    extra: ClassVar[str] = "executorch"
+    forms: ClassVar[tuple[str, ...]] = ("torch-export",)
+    runtime: ClassVar[tuple[str, ...]] = ("executorch", "torch")
+
+    def toolchain(self) -> Mapping[str, str]:
+        return package_versions("executorch", "torch", "torchao", "numpy")
+
+    def refuse_target(self, target: Target) -> str | None:
+        if target.device != "cpu":
+            return f"executorch is served on the device cpu; {target.device!r} is not served by this backend yet"
+        for key in target.options.get(self.name, {}):
+            return f"executorch has no option {key!r}; it has none"
+        return None
+
+    def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
+        return (_SCHEMES[precision],) if target.device == "cpu" and precision in _SCHEMES else ()
+
+    def lacks(self, target: Target, precision: str) -> str | None:
+        return _LACKS.get(precision)
+
+    def refuse(self, model: PortableModel, target: Target) -> str | None:
+        if (reason := refuse_form(self, model, target)) is not None:
+            return reason
+        try:
+            _bounds(model.signature, target)
+        except UsageError as error:
+            return error.problem
+        return None
+
+    def compile(
+        self,
+        model: PortableModel,
+        scheme: Scheme,
+        target: Target,
+        job_id: str,
+        into: Path,
+        calibration: SampleSet | None = None,
+    ) -> Artifact:
+        if (reason := self.refuse_target(target)) is not None:
+            raise UsageError(reason)
+        if scheme.precision == "int8" and calibration is None:
+            raise UsageError("int8 needs calibration samples: set data.calibration in the policy")
+        bounds = _bounds(model.signature, target)
+        into.mkdir(parents=True, exist_ok=True)
+        with _quiet():
+            program = compile_program(model, scheme, bounds, calibration)
+            (into / _ENTRY).write_bytes(program)
+            executed, notes = read_back(program, scheme)
+        session = _ExecuTorchSession(into / _ENTRY, model.signature, target.threads)
+        try:
+            limits = session.limits
+        finally:
+            session.close()
+        _demand_room(bounds, limits)
+        largest = {sizes[axis] for sizes, axes in zip(limits, bounds, strict=True) for axis in axes if axis == 0}
+        if largest:
+            notes += (f"takes batches of at most {min(largest)}, the largest that it was compiled for",)
+        return describe(self, model, scheme, job_id, into, entry=_ENTRY, executed=executed, notes=notes)
+
+    @contextlib.contextmanager
+    def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
+        session = _ExecuTorchSession(Path(artifact.path) / artifact.entry, artifact.signature, threads)
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+_SCHEMES: Mapping[str, Scheme] = {
+    "fp32": Scheme(precision="fp32", name="fp32", native=True),
+    "int8": Scheme(precision="int8", name="int8-xnnpack", native=True, activations="int8", weights="int8"),
+    "int8-dynamic": Scheme(precision="int8-dynamic", name="int8-dynamic-xnnpack", native=True, weights="int8"),
+}
+
+
+# ----------------------------------------------------------------------------------------------------------- the session
+
+# The threads of ExecuTorch are one pool of the process, and a loaded program keeps the address of the pool that it was loaded with. So there is
+# one lock, and before the pool is replaced every open session lets go of its program; it loads it again at its next call.
+_LOCK = threading.RLock()
+_OPEN: weakref.WeakSet[_ExecuTorchSession] = weakref.WeakSet()
+
+
+class _ExecuTorchSession:
+    """One loaded program. Its outputs are copies, so they are the caller's.
+
+    Attributes:
+        limits: By input, the sizes that the program has room for.
+    """
+
+    def __init__(self, path: Path, signature: Signature, threads: int) -> None:
+        self.signature = signature
+        self._path = path
+        self._threads = threads
+        self._method: Any = None
+        self._closed = False
+        _OPEN.add(self)
+        with _LOCK:
+            meta = self._ready().method_meta()
+        self.limits = tuple(tuple(meta.input_tensor_meta(at).sizes()) for at in range(meta.num_inputs()))
+        _demand_same(signature, meta)
+
+    def run(self, batch: Batch) -> Batch:
+        import numpy as np
+        import torch
+
+        if self._closed:
+            raise UsageError("this session is closed; call it inside its context")
+        if (reason := self.signature.refuse(batch) or self._refuse_size(batch)) is not None:
+            raise UsageError(reason)
+        arrays = [np.ascontiguousarray(batch[spec.name]) for spec in self.signature.inputs]
+        tensors = [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays]
+        with _LOCK:
+            answers = self._ready()(tensors, True)  # True: copies, not the program's own memory
+        names = (spec.name for spec in self.signature.outputs)
+        return {name: answer.numpy() for name, answer in zip(names, answers, strict=True)}
+
+    def close(self) -> None:
+        with _LOCK:
+            self._closed, self._method = True, None
+            _OPEN.discard(self)
+
+    def let_go(self) -> None:
+        """Unload the program; the next call loads it again."""
+        self._method = None
+
+    def _ready(self) -> Any:
+        """The loaded program, with the session's own number of threads in the pool."""
+        runtime = _runtime()
+        if runtime._threadpool_get_thread_count() != self._threads:
+            for session in list(_OPEN):
+                session.let_go()
+            with _silent():  # it tells of the new number on standard error
+                runtime._unsafe_reset_threadpool(self._threads)
+            if (taken := runtime._threadpool_get_thread_count()) != self._threads:
+                raise UsageError(f"ExecuTorch was asked for {self._threads} threads and runs {taken}")
+        if self._method is None:
+            try:
+                self._method = runtime._load_program(str(self._path)).load_method(_METHOD)
+            except RuntimeError as error:
+                raise NothingCompiledError(f"ExecuTorch can't load the program: {sentence(error)}") from error
+        return self._method
+
+    def _refuse_size(self, batch: Batch) -> str | None:
+        for spec, room in zip(self.signature.inputs, self.limits, strict=True):
+            shape = batch[spec.name].shape
+            if any(size > limit for size, limit in zip(shape, room, strict=True)):
+                return (
+                    f"input {spec.name!r} of shape {list(shape)} is larger than the program has room for, {list(room)}: "
+                    "compile it with larger batch_sizes or shapes of the target"
+                )
+        return None
+
+
+def _runtime() -> Any:
+    """ExecuTorch's extension module. `executorch.runtime` wraps it, and imports the whole compiler for a warning (7 s)."""
+    import importlib
+
+    import torch  # noqa: F401 - the extension needs its libraries loaded
+
+    name = "executorch.extension.pybindings._C"
+    if name in sys.modules:
+        return sys.modules[name]
+    with _silent(), _quiet():
+        runtime = importlib.import_module(name)
+        runtime._threadpool_get_thread_count()  # makes the pool, and tells of the CPU on standard error
+    if DELEGATE not in runtime._get_registered_backend_names():
+        raise NothingCompiledError("this build of ExecuTorch has no XNNPACK")
+    return runtime
+
+
+def _demand_same(signature: Signature, meta: Any) -> None:
+    """An input or output that was lost or retyped on the way is an error here, not a surprise later. Names are not in the file: order counts."""
+    inputs = [meta.input_tensor_meta(at) for at in range(meta.num_inputs())]
+    outputs = [meta.output_tensor_meta(at) for at in range(meta.num_outputs())]
+    for word, specs, found in (("inputs", signature.inputs, inputs), ("outputs", signature.outputs, outputs)):
+        wanted = [(spec.dtype, len(spec.shape)) for spec in specs]
+        have = [(_DTYPES.get(info.dtype(), str(info.dtype())), len(info.sizes())) for info in found]
+        if wanted != have:
+            listed = "; ".join(f"{dtype} of {rank} dimensions" for dtype, rank in have)
+            raise IntegrityError(
+                f"the {word} changed on the way: the model has {'; '.join(map(str, specs))}, the program {listed}"
+            )
+
+
+# ---------------------------------------------------------------------------------------------------------------- shapes
+
+
+def _bounds(signature: Signature, target: Target) -> tuple[dict[int, tuple[int, int]], ...]:
+    """By input, each free axis with the smallest and the largest size that the program must take: memory is planned for the largest.
+
+    The batch goes up to the largest of the target's sizes, and at least to 2, since PyTorch takes a size of 1 for a constant.
+
+    Raises:
+        UsageError: Another axis is free, and the policy does not say between which sizes.
+    """
+    found = []
+    for spec in signature.inputs:
+        axes: dict[int, tuple[int, int]] = {}
+        given = target.shapes.get(spec.name)
+        for axis, size in enumerate(spec.shape):
+            if isinstance(size, int):
+                continue
+            if axis and given is None:
+                raise UsageError(
+                    f"axis {axis} of input {spec.name!r} is free, and ExecuTorch plans memory for the largest size: "
+                    f"give its min, typical and max shape under shapes.{spec.name} of the target"
+                )
+            low, high = (given.min[axis], given.max[axis]) if given is not None else (1, 1)
+            if axis == 0:
+                low, high = min(low, *target.batch_sizes), max(high, *target.batch_sizes)
+            axes[axis] = (low, max(high, 2))
+        found.append(axes)
+    return tuple(found)
+
+
+def _demand_room(bounds: Sequence[Mapping[int, tuple[int, int]]], limits: Sequence[Sequence[int]]) -> None:
+    for at, (axes, sizes) in enumerate(zip(bounds, limits, strict=True)):
+        for axis, (_, high) in axes.items():
+            if sizes[axis] < high:
+                raise NothingCompiledError(
+                    f"the program must take {high} along axis {axis} of input {at}, and ExecuTorch planned memory for {sizes[axis]}"
+                )
+
+
+# ----------------------------------------------------------------------------------------------------------------- quiet
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings and log lines that PyTorch, torchao and ExecuTorch write about each other when they are imported and called."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(max(before, logging.WARNING))
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without what ExecuTorch's C++ writes by way of Python's standard error; its package has no setting for that."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield
