@@ -70,6 +70,7 @@ _BACKENDS = {
     "inductor": "compile_stage.backends.inductor:Inductor",
     "torchscript": "compile_stage.backends.torchscript:TorchScript",
     "tvm": "compile_stage.backends.tvm:Tvm",
+    "xla": "compile_stage.backends.xla:Xla",
 }
 _PACKAGE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ import pytest
 from compile_stage.core import plugins
 from compile_stage.testing import Finding, check_backend, models
 
-SLOW = ("inductor", "iree", "tvm")
+SLOW = ("inductor", "iree", "tvm", "xla")
 """Compilers that take tens of seconds for a case of the kit: without --compilers they are looked at on one model."""
 
 

@@ -53,7 +53,10 @@ def torch_model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [pytest.param("inductor", marks=pytest.mark.compilers), "torchscript"])
+SLOW = ("inductor", "xla")
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.compilers) for name in SLOW), "torchscript"])
 def test_both_forms_compete_and_the_winner_answers_as_the_source(
     name: str, torch_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -66,7 +69,7 @@ def test_both_forms_compete_and_the_winner_answers_as_the_source(
     if (reason := plugins.missing(backend) or backend.refuse_target(Target(name="cpu"))) is not None:
         pytest.skip(reason)
     uri = f"folder:{torch_model}"
-    both = write_policy(f"backends: [onnxruntime, {name}], precisions: [fp32]", FAST)
+    both = write_policy(f"backends: [onnxruntime, {name}], precisions: [fp32], batch_sizes: [1, 5]", FAST)
     result = api.run(uri, both, out=tmp_path / "both", publish=False)
     (target,) = result.targets
     found = {candidate.job.backend: candidate for candidate in target.candidates}
@@ -85,7 +88,7 @@ def test_both_forms_compete_and_the_winner_answers_as_the_source(
     assert all("validate" in held[candidate.job.id] for candidate in found.values()), held
 
     # The artifact comes from the cache now.
-    alone = write_policy(f"backends: [{name}], precisions: [fp32]", FAST)
+    alone = write_policy(f"backends: [{name}], precisions: [fp32], batch_sizes: [1, 5]", FAST)
     result = api.run(uri, alone, out=tmp_path / "alone")
     assert result.status == "passed", result.problem
     (target,) = result.targets
