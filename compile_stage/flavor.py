@@ -69,6 +69,7 @@ _BACKENDS = {
     "tensorrt": "compile_stage.backends.tensorrt:TensorRt",
     "inductor": "compile_stage.backends.inductor:Inductor",
     "torchscript": "compile_stage.backends.torchscript:TorchScript",
+    "coreml": "compile_stage.backends.coreml:CoreMl",
     "tvm": "compile_stage.backends.tvm:Tvm",
     "xla": "compile_stage.backends.xla:Xla",
 }
