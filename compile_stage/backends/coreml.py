@@ -344,7 +344,10 @@ def _compress(converted: Any, scheme: Scheme) -> Any:
         how: Any = optimize.OpPalettizerConfig(mode="kmeans", nbits=bits, weight_threshold=_SMALLEST_WEIGHT)
         function = optimize.palettize_weights
     else:
-        grain = {"int8": {"granularity": "per_channel"}, "int4": {"granularity": "per_block", "block_size": 32}}
+        grain: dict[str, dict[str, Any]] = {
+            "int8": {"granularity": "per_channel"},
+            "int4": {"granularity": "per_block", "block_size": 32},
+        }
         how = optimize.OpLinearQuantizerConfig(
             mode="linear_symmetric",
             dtype=scheme.precision,
