@@ -72,7 +72,9 @@ _BACKENDS = {
     "torchscript": "compile_stage.backends.torchscript:TorchScript",
     "executorch": "compile_stage.backends.executorch:ExecuTorch",
     "litert": "compile_stage.backends.litert:LiteRt",
+    "coreml": "compile_stage.backends.coreml:CoreMl",
     "tvm": "compile_stage.backends.tvm:Tvm",
+    "xla": "compile_stage.backends.xla:Xla",
 }
 _PACKAGE = Path(__file__).parent
 

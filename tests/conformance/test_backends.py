@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from compile_stage.core import plugins
+from compile_stage.core.records import Target
 from compile_stage.testing import Finding, check_backend, models
 
-SLOW = ("executorch", "inductor", "iree", "litert", "tvm")
+SLOW = ("executorch", "inductor", "iree", "litert", "tvm", "xla")
 """Compilers that take tens of seconds for a case of the kit: without --compilers they are looked at on one model."""
 
 
 @pytest.fixture(scope="module", params=plugins.names("backends"))
 def backend(request: pytest.FixtureRequest) -> Any:
     found = plugins.load("backends", request.param)
-    if (reason := plugins.missing(found)) is not None:
-        pytest.skip(reason)
+    if (reason := plugins.missing(found) or found.refuse_target(Target(name="conformance"))) is not None:
+        pytest.skip(reason)  # such as: it converts for devices that nothing here can run
     return found
 
 

@@ -53,15 +53,10 @@ def torch_model(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("inductor", marks=pytest.mark.compilers),
-        pytest.param("executorch", marks=pytest.mark.compilers),
-        pytest.param("litert", marks=pytest.mark.compilers),
-        "torchscript",
-    ],
-)
+SLOW = ("executorch", "inductor", "litert", "xla")
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.compilers) for name in SLOW), "torchscript"])
 def test_both_forms_compete_and_the_winner_answers_as_the_source(
     name: str, torch_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -1,0 +1,363 @@
+"""XLA on a CPU, by way of JAX.
+
+The artifact is one executable of machine code for each batch size of the target, as PJRT, XLA's runtime, writes it. It is loaded by jaxlib, without
+PyTorch; no pickle is in it. Such code runs on the version of jaxlib that made it and on a CPU that has the instructions of the one that made
+it: both are compared when it is opened. What runs is read back from the optimised program that the executable carries.
+
+`open` needs nothing but jax, jaxlib and numpy.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.digest import canonical_json
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Session
+from compile_stage.core.records import Artifact, PortableModel, Rung, SampleSet, Scheme, Target
+from compile_stage.core.tensors import Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+_ENTRY, _WEIGHTS = "model.json", "weights.bin"
+
+# A target's option: where the weights are.
+_OPTIONS: Mapping[str, tuple[str, ...]] = {"weights": ("constants", "file")}
+
+# XLA reads an array where it lies if it begins at such an address, and copies it otherwise.
+_ALIGNMENT = 64
+
+_NOT_DRIVEN = "quantisers are not driven by this backend"
+_LACKS = {
+    "fp16": "XLA computes float16 on a CPU by way of float32, so nothing would be gained",
+    "bf16": "this CPU has no bfloat16 instructions",
+    "int8": _NOT_DRIVEN,
+    "int8-dynamic": _NOT_DRIVEN,
+    "int4": _NOT_DRIVEN,
+    "fp8": "XLA has no kernels for it on a CPU",
+}
+
+
+class Xla:
+    """The backend (`core.ports.Backend`)."""
+
+    name: ClassVar[str] = "xla"
+    requires: ClassVar[tuple[str, ...]] = ("jax", "jaxlib", "torchax", "torch")
+    opens_with: ClassVar[tuple[str, ...]] = ("jax", "jaxlib")
+    extra: ClassVar[str] = "xla"
+    forms: ClassVar[tuple[str, ...]] = ("torch-export",)
+    runtime: ClassVar[tuple[str, ...]] = ("jax", "jaxlib")
+
+    def toolchain(self) -> Mapping[str, str]:
+        # XLA's own switches, which change what it makes.
+        flags = {"XLA_FLAGS": os.environ["XLA_FLAGS"]} if os.environ.get("XLA_FLAGS") else {}
+        return {**package_versions("jax", "jaxlib", "torchax", "torch", "numpy"), **flags}
+
+    def refuse_target(self, target: Target) -> str | None:
+        if target.device != "cpu":
+            return f"xla is served on the device cpu; {target.device!r} is not served by this backend yet"
+        if sys.platform not in ("linux", "darwin"):
+            return f"xla is served on Linux and macOS; {sys.platform} is not served by this backend yet"
+        return _refuse_options(target.options.get(self.name, {}))
+
+    def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
+        if target.device == "cpu" and (precision == "fp32" or (precision == "bf16" and _has_bf16())):
+            return (Scheme(precision=precision, name=precision, native=True),)
+        return ()
+
+    def lacks(self, target: Target, precision: str) -> str | None:
+        return _LACKS.get(precision)
+
+    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+        """`core.ports.Climber`."""
+        return (Rung(kind="memory", name="weights-in-file", options={"weights": "file"}),)
+
+    def refuse(self, model: PortableModel, target: Target) -> str | None:
+        return refuse_form(self, model, target) or _refuse_shapes(model.signature, target)
+
+    def compile(
+        self,
+        model: PortableModel,
+        scheme: Scheme,
+        target: Target,
+        job_id: str,
+        into: Path,
+        calibration: SampleSet | None = None,  # no scheme here calibrates
+    ) -> Artifact:
+        from compile_stage.backends import xla_hlo, xla_program
+
+        asked = target.options.get(self.name, {})
+        if (reason := _refuse_options(asked) or _refuse_shapes(model.signature, target)) is not None:
+            raise UsageError(reason)
+        into.mkdir(parents=True, exist_ok=True)
+        options = {"weights": str(asked.get("weights", "constants"))}
+        program = xla_program.read(model.path, model.signature, half=scheme.precision == "bf16")
+        index = _write(program, model.signature, target, into, constants=options["weights"] == "constants")
+        (into / _ENTRY).write_text(canonical_json(index) + "\n", encoding="utf-8")
+        with _open(into / _ENTRY, model.signature, target.threads) as session:
+            executed, notes = xla_hlo.read_back(session.programs(), scheme, program.types)
+        return describe(
+            self, model, scheme, job_id, into, entry=_ENTRY, options=options, executed=executed, notes=notes
+        )
+
+    @contextmanager
+    def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
+        with _open(Path(artifact.path) / artifact.entry, artifact.signature, threads) as session:
+            yield session
+
+
+@contextmanager
+def _open(entry: Path, signature: Signature, threads: int) -> Iterator[_XlaSession]:
+    session = _XlaSession(_start_client(threads), entry, signature)
+    try:
+        yield session
+    finally:
+        session.close()
+        # A client and its devices refer to each other: until somebody collects them, its threads stay.
+        gc.collect()
+
+
+class _XlaSession:
+    """Executables by the shapes of their inputs, in a client of their own. What is handed out are copies: XLA's buffers can't be written."""
+
+    def __init__(self, client: Any, entry: Path, signature: Signature) -> None:
+        import jax
+        import numpy as np
+
+        self.signature = signature
+        index = json.loads(entry.read_text(encoding="utf-8"))
+        _demand_machine(index["made_by"])
+        (self._device,) = client.devices()
+        self._place: Any = jax.sharding.SingleDeviceSharding(self._device)
+        self._weights = []
+        if index["weights"]:
+            content = np.memmap(entry.with_name(_WEIGHTS), dtype=np.uint8, mode="r")
+            self._weights = [self._put(_read_weight(content, one)) for one in index["weights"]]
+        self._executables: dict[tuple[tuple[int, ...], ...], Any] = {}
+        for one in index["executables"]:
+            shapes = tuple(tuple(shape) for shape in one["shapes"])
+            self._executables[shapes] = self._load(client, entry.with_name(one["file"]).read_bytes())
+
+    def run(self, batch: Batch) -> Batch:
+        import numpy as np
+
+        if not self._executables:
+            raise UsageError("this session is closed; call it inside its context")
+        if (reason := self.signature.refuse(batch)) is not None:
+            raise UsageError(reason)
+        arrays = [np.asarray(batch[spec.name], order="C") for spec in self.signature.inputs]
+        executable = self._executables.get(tuple(array.shape for array in arrays))
+        if executable is None:
+            raise UsageError(self._why_not(arrays[0].shape))
+        results = executable.execute_sharded([*self._weights, *map(self._put, arrays)])
+        outputs = results.disassemble_into_single_device_arrays()
+        return {
+            spec.name: np.array(np.asarray(output))
+            for spec, (output,) in zip(self.signature.outputs, outputs, strict=True)
+        }
+
+    def programs(self) -> list[str]:
+        """The optimised program of each executable, as XLA prints it."""
+        return [executable.hlo_modules()[0].to_string() for executable in self._executables.values()]
+
+    def close(self) -> None:
+        self._executables.clear()
+        self._weights.clear()
+        self._place = self._device = None
+
+    def _put(self, array: Any) -> Any:
+        """The array for XLA: in its own type, where `jax.device_put` would halve an int64."""
+        import jax
+        from jaxlib import xla_client
+
+        with_type = jax.core.ShapedArray(array.shape, array.dtype)
+        return xla_client.batched_device_put(with_type, self._place, [array], [self._device], enable_x64=True)
+
+    def _load(self, client: Any, content: bytes) -> Any:
+        import jax
+        from jaxlib import xla_client
+
+        devices = xla_client.DeviceList((self._device,))
+        try:
+            return client.deserialize_executable(content, devices, xla_client.CompileOptions())
+        except jax.errors.JaxRuntimeError as error:
+            raise NothingCompiledError(f"XLA can't load the executable: {_sentence(error)}") from error
+
+    def _why_not(self, shape: tuple[int, ...]) -> str:
+        known = ", ".join(str(list(shapes[0])) for shapes in self._executables)
+        return (
+            f"xla compiled this model for the shapes {known} of {self.signature.inputs[0].name!r}, not for {list(shape)}: "
+            "name that size in the target's batch_sizes and compile it again"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ what it needs and takes
+
+
+def _has_bf16() -> bool:
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(hardware().features))
+
+
+def _refuse_options(given: Mapping[str, Any]) -> str | None:
+    for key, value in given.items():
+        if key not in _OPTIONS:
+            return f"xla has no option {key!r}; it has {', '.join(_OPTIONS)}"
+        if value not in _OPTIONS[key]:
+            return f"xla's option {key} can't be {value!r}; it can be {' or '.join(_OPTIONS[key])}"
+    return None
+
+
+def _refuse_shapes(signature: Signature, target: Target) -> str | None:
+    """XLA compiles for fixed shapes: every dimension but the batch must be known, and be one size."""
+    for spec in signature.inputs:
+        if spec.dtype == "str":
+            return f"input {spec.name!r} is text, and xla takes numbers only"
+        promised = target.shapes.get(spec.name)
+        for axis, dim in enumerate(spec.shape[1:], start=1):
+            if isinstance(dim, int):
+                continue
+            if promised is None:
+                return f"xla compiles for fixed shapes, and the size of {dim!r} in {spec} is not known: say it under the target's shapes"
+            sizes = {promised.min[axis], promised.typical[axis], promised.max[axis]}
+            if len(sizes) > 1:
+                return (
+                    f"xla compiles for fixed shapes, and the target promises {dim!r} in {spec} from {min(sizes)} to {max(sizes)}: "
+                    "give min, typical and max the same size, or leave the target to another backend"
+                )
+    return None
+
+
+def _shapes(signature: Signature, target: Target) -> list[tuple[tuple[int, ...], ...]]:
+    """The inputs' shapes for each of the target's batch sizes."""
+    sizes = dict.fromkeys(target.batch_sizes)
+    found = (tuple(_shape(spec, size, target) for spec in signature.inputs) for size in sizes)
+    return list(dict.fromkeys(found))
+
+
+def _shape(spec: TensorSpec, batch: int, target: Target) -> tuple[int, ...]:
+    return tuple(
+        dim if isinstance(dim, int) else batch if axis == 0 else target.shapes[spec.name].typical[axis]
+        for axis, dim in enumerate(spec.shape)
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- the machine
+
+
+_STARTING = threading.Lock()
+
+
+def _start_client(threads: int) -> Any:
+    """XLA with as many threads as are asked for, for one session.
+
+    A client starts its threads when it is made, one for every CPU of the process, or as many as the environment variable NPROC says; what
+    XLA_FLAGS says of threads it does not look at. What it runs it runs in the caller's thread and in those.
+    """
+    import jax  # noqa: F401 - before jaxlib, which logs to standard error otherwise
+    from jaxlib import xla_client
+
+    with _STARTING:
+        before = os.environ.get("NPROC")
+        os.environ["NPROC"] = str(threads)
+        try:
+            return xla_client.make_cpu_client(asynchronous=False)
+        finally:
+            if before is None:
+                del os.environ["NPROC"]
+            else:
+                os.environ["NPROC"] = before
+
+
+def _maker() -> dict[str, Any]:
+    """What the executables need: this version of jaxlib, and the instructions that this CPU has."""
+    here = hardware()
+    return {**package_versions("jaxlib"), "machine": here.machine, "system": here.system, "features": [*here.features]}
+
+
+def _demand_machine(made_by: Mapping[str, Any]) -> None:
+    """XLA itself only logs that an executable is of another machine, and then runs into an illegal instruction."""
+    here = _maker()
+    for key in ("jaxlib", "machine", "system"):
+        if made_by[key] != here[key]:
+            raise NothingCompiledError(
+                f"the executable was made for {key} {made_by[key]}, and this is {here[key]}",
+                fix=f"install jaxlib {made_by['jaxlib']}" if key == "jaxlib" else "compile the model on this machine",
+            )
+    if lacking := sorted(set(made_by["features"]) - set(here["features"])):
+        raise NothingCompiledError(
+            f"the executable was made for a CPU with {', '.join(lacking)}, which this one has not",
+            fix="compile the model on this kind of machine",
+        )
+
+
+def _write(program: Any, signature: Signature, target: Target, into: Path, constants: bool) -> dict[str, Any]:
+    """The artifact's files but its entry, of which this is the content."""
+    from compile_stage.backends import xla_program
+
+    client = _start_client(target.threads)
+    (device,) = client.devices()
+    types = [spec.dtype for spec in signature.inputs]
+    index: dict[str, Any] = {"made_by": _maker(), "threads": target.threads, "executables": []}
+    index["weights"] = [] if constants else _write_weights(into / _WEIGHTS, program.weights)
+    for shapes in _shapes(signature, target):
+        name = f"batch-{shapes[0][0] if shapes and shapes[0] else 1}"
+        code, text = xla_program.to_stablehlo(program, list(zip(shapes, types, strict=True)), constants, device)
+        (into / f"{name}.stablehlo.txt").write_text(text, encoding="utf-8")
+        (into / f"{name}.xla").write_bytes(_build(client, code))
+        index["executables"].append({"file": f"{name}.xla", "shapes": [list(shape) for shape in shapes]})
+    return index
+
+
+def _build(client: Any, code: bytes) -> bytes:
+    """An executable from StableHLO."""
+    import jax
+    from jaxlib import xla_client
+
+    devices = xla_client.DeviceList(tuple(client.devices()))
+    try:
+        built = client.compile_and_load(code, devices, xla_client.CompileOptions())
+        return bytes(client.serialize_executable(built))
+    except jax.errors.JaxRuntimeError as error:
+        raise NothingCompiledError(f"XLA can't compile the program: {_sentence(error)}") from error
+
+
+# --------------------------------------------------------------------------------------------------------------- the weights
+
+
+def _write_weights(path: Path, weights: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One file with every weight at an aligned place, so that XLA reads it where it is mapped. Returns their places."""
+    places: list[dict[str, Any]] = []
+    with path.open("wb") as stream:
+        for name, array in weights.items():
+            stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
+            places.append({"name": name, "type": array.dtype.name, "shape": [*array.shape], "at": stream.tell()})
+            stream.write(array.tobytes())
+    return places
+
+
+def _read_weight(content: Any, one: Mapping[str, Any]) -> Any:
+    import ml_dtypes
+    import numpy as np
+
+    dtype = np.dtype(ml_dtypes.bfloat16 if one["type"] == "bfloat16" else one["type"])
+    count = int(np.prod(one["shape"], dtype=np.int64))
+    end = one["at"] + count * dtype.itemsize
+    if end > len(content):
+        raise IntegrityError(f"{_WEIGHTS} ends before the weight {one['name']!r}")
+    return content[one["at"] : end].view(dtype).reshape(one["shape"])
+
+
+def _sentence(error: Exception) -> str:
+    return (str(error).partition("\n")[0] or type(error).__name__)[:600]
