@@ -159,7 +159,7 @@ def refuse_machine(manifest: Mapping[str, Any], model_dir: str | Path) -> str | 
     if proof is not None:
         if not proof["passed"]:
             differs.append("its validation on this machine failed")
-    elif manifest.get("verdict") is None:
+    elif "verdict" in manifest and manifest["verdict"] is None:
         differs.append(
             f"it was compiled on {manifest.get('fingerprint')} for other hardware, and not validated on this machine"
         )

@@ -139,7 +139,6 @@ class CoreMl:
         program = _read_program(into / _PACKAGE)
         _demand_signature(program.description, model.signature, target)
         executed, notes = _read_back(program, scheme)
-        why = self.not_run(target)
         return describe(
             self,
             model,
@@ -149,18 +148,16 @@ class CoreMl:
             entry=_ENTRY,
             options={**options, "batch_sizes": sorted({*target.batch_sizes})},
             executed=executed,
-            notes=(*notes, *((note,) if note else ()), *((f"converted, and not run: {why}",) if why else ())),
+            notes=(*notes, *((note,) if note else ())),
+            elsewhere=_not_run(),
         )
 
-    def not_run(self, target: Target) -> str | None:
-        """None where an artifact for that target can be run here, or the reason why it can only be compiled."""
-        if sys.platform != "darwin":
-            return f"Core ML predicts on macOS only, and this is {sys.platform}"
-        return None
+    def crosses(self, target: Target) -> bool:
+        return True
 
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
-        if (why := self.not_run(Target(name="", device="apple"))) is not None:
+        if why := _not_run():
             raise NothingCompiledError(
                 f"this artifact can't be run here: {why}", fix="validate it on a Mac", where=artifact.job_id
             )
@@ -169,6 +166,11 @@ class CoreMl:
             yield session
         finally:
             session.close()
+
+
+def _not_run() -> str:
+    """Why a package can only be compiled on this machine; empty on a Mac."""
+    return "" if sys.platform == "darwin" else f"Core ML predicts on macOS only, and this is {sys.platform}"
 
 
 class _CoreMlSession:

@@ -1,7 +1,7 @@
 """LiteRT (formerly TensorFlow Lite), the runtime of Android and small devices, on this machine's CPU.
 
 litert-torch converts the PyTorch program, ai-edge-quantizer rounds it, and ai-edge-litert runs it with XNNPACK's kernels. A converted
-file has fixed shapes, so the artifact is one file for each batch size of the target. Which operators XNNPACK took, and in what types they
+file has fixed shapes, so the artifact is one file for each bucket of the target's shapes (`core.buckets`). Which operators XNNPACK took, and in what types they
 compute, is read back from the loaded interpreter.
 
 `open` needs nothing but ai-edge-litert and numpy.
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compile_stage.core.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -91,11 +92,7 @@ class LiteRt:
         for spec in (*model.signature.inputs, *model.signature.outputs):
             if spec.dtype == "float64":
                 return f"{spec.name!r} is float64, which litert's converter rounds to float32: log the model in float32"
-        try:
-            _shapes(model.signature, target)
-        except UsageError as error:
-            return error.problem
-        return None
+        return refuse_buckets(self.name, model.signature, target)
 
     def compile(
         self,
@@ -110,31 +107,39 @@ class LiteRt:
             raise UsageError(reason)
         if scheme.precision == "int8" and (calibration is None or not calibration.count):
             raise UsageError("int8 needs calibration samples: set data.calibration in the policy")
-        shapes = _shapes(model.signature, target)
+        if (reason := refuse_buckets(self.name, model.signature, target)) is not None:
+            raise UsageError(reason)
+        shapes = buckets(model.signature, target)
+        if scheme.precision == "int8" and len({tuple(shape[1:] for shape in one) for one in shapes}) > 1:
+            raise UsageError(
+                "litert calibrates each file on samples of its own shape, and the target promises several sizes beside the batch: leave int8 to another backend"
+            )
         into.mkdir(parents=True, exist_ok=True)
         notes: list[str] = []
-        found: dict[int, dict[str, Any]] = {}
+        found: list[dict[str, Any]] = []
+        files = [f"model-{bucket_name(model.signature, inputs)}.tflite" for inputs in shapes]
         with _quiet():
-            for size, inputs in shapes.items():
-                file = into / _file(size)
+            for name, inputs in zip(files, shapes, strict=True):
+                file = into / name
                 file.write_bytes(_convert(model, inputs))
                 if scheme.precision != "fp32":
-                    file.write_bytes(_quantise(file, scheme, model.signature, calibration, size))
-        for size in shapes:
-            loaded = _Loaded(into / _file(size), model.signature, target.threads)
-            found[size], told = _read_back(loaded.interpreter, scheme)
+                    rows = inputs[0][0] if inputs[0] else 1
+                    file.write_bytes(_quantise(file, scheme, model.signature, calibration, rows))
+        for name in files:
+            loaded = _Loaded(into / name, model.signature, target.threads)
+            executed, told = _read_back(loaded.interpreter, scheme)
+            found.append(executed)
             notes += [note for note in told if note not in notes]
-        if model.signature.fixed_batch is None:
-            notes.append(f"takes batches of {' or '.join(map(str, shapes))} only: one file for each")
+        notes += filter(None, [padding_note(model.signature, shapes)])
         return describe(
             self,
             model,
             scheme,
             job_id,
             into,
-            entry=_file(target.batch_sizes[0]),
-            options={"sizes": list(shapes)},
-            executed=found[target.batch_sizes[0]],
+            entry=files[0],
+            options={"files": [{"file": name, "shapes": one} for name, one in zip(files, shapes, strict=True)]},
+            executed=found[0],
             notes=notes,
         )
 
@@ -147,22 +152,20 @@ class LiteRt:
             session.close()
 
 
-def _file(size: int) -> str:
-    return f"model-{size}.tflite"
-
-
 # ----------------------------------------------------------------------------------------------------------- the session
 
 
 class _LiteRtSession:
-    """An interpreter for each batch size. What it answers are copies, so they are the caller's."""
+    """An interpreter for each bucket. What it answers are copies, so they are the caller's."""
 
     def __init__(self, artifact: Artifact, threads: int) -> None:
         self.signature = artifact.signature
         folder = Path(artifact.path)
         self._loaded = {
-            size: _Loaded(folder / _file(size), self.signature, threads) for size in artifact.options["sizes"]
+            tuple(tuple(shape) for shape in one["shapes"]): _Loaded(folder / one["file"], self.signature, threads)
+            for one in artifact.options["files"]
         }
+        self._router = Router("litert", self.signature, tuple(self._loaded))
         self._closed = False
 
     def run(self, batch: Batch) -> Batch:
@@ -170,14 +173,9 @@ class _LiteRtSession:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        first = self.signature.inputs[0]
-        size = batch[first.name].shape[0] if first.shape else 1
-        if size not in self._loaded:
-            known = ", ".join(map(str, self._loaded))
-            raise UsageError(
-                f"the model was compiled for batches of {known}, not of {size}: add it to the target's batch_sizes"
-            )
-        return self._loaded[size].run(batch)
+        bucket, arrays = self._router.fit(batch)
+        names = (spec.name for spec in self.signature.inputs)
+        return self._router.cut(batch, bucket, self._loaded[bucket].run(dict(zip(names, arrays, strict=True))))
 
     def close(self) -> None:
         self._closed = True
@@ -241,38 +239,6 @@ def _narrowed(spec: TensorSpec, array: Any, dtype: Any) -> Any:
             f"input {spec.name!r} holds {int(array.min())} to {int(array.max())}, and the compiled model takes {dtype.__name__} only"
         )
     return np.ascontiguousarray(array.astype(dtype))
-
-
-# ---------------------------------------------------------------------------------------------------------------- shapes
-
-
-def _shapes(signature: Signature, target: Target) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """For each batch size of the target, the shape of every input.
-
-    Raises:
-        UsageError: Another axis is free, and the policy does not give it one size.
-    """
-    found: dict[int, tuple[tuple[int, ...], ...]] = {}
-    for batch_size in target.batch_sizes:
-        shapes = []
-        for spec in signature.inputs:
-            shape: list[int] = []
-            given = target.shapes.get(spec.name)
-            for axis, size in enumerate(spec.shape):
-                if isinstance(size, int):
-                    shape.append(size)
-                elif axis == 0:
-                    shape.append(batch_size)
-                elif given is not None and given.min[axis] == given.max[axis]:
-                    shape.append(given.max[axis])
-                else:
-                    raise UsageError(
-                        f"axis {axis} of input {spec.name!r} is free, and a LiteRT file has fixed shapes: "
-                        f"give it one size (min, typical and max alike) under shapes.{spec.name} of the target"
-                    )
-            shapes.append(tuple(shape))
-        found[batch_size] = tuple(shapes)
-    return found
 
 
 # ----------------------------------------------------------------------------------------------------------- converting

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compile_stage.core.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.digest import canonical_json
 from compile_stage.core.environment import hardware
@@ -26,7 +27,7 @@ from compile_stage.core.errors import IntegrityError, NothingCompiledError, Usag
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
 from compile_stage.core.records import Artifact, PortableModel, Rung, SampleSet, Scheme, Target
-from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.tensors import Signature
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -85,7 +86,7 @@ class Xla:
         return (Rung(kind="memory", name="weights-in-file", options={"weights": "file"}),)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        return refuse_form(self, model, target) or _refuse_shapes(model.signature, target)
+        return refuse_form(self, model, target) or refuse_buckets(self.name, model.signature, target)
 
     def compile(
         self,
@@ -99,7 +100,7 @@ class Xla:
         from compile_stage.backends import xla_hlo, xla_program
 
         asked = target.options.get(self.name, {})
-        if (reason := _refuse_options(asked) or _refuse_shapes(model.signature, target)) is not None:
+        if (reason := _refuse_options(asked) or refuse_buckets(self.name, model.signature, target)) is not None:
             raise UsageError(reason)
         into.mkdir(parents=True, exist_ok=True)
         options = {"weights": str(asked.get("weights", "constants"))}
@@ -108,6 +109,7 @@ class Xla:
         (into / _ENTRY).write_text(canonical_json(index) + "\n", encoding="utf-8")
         with _open(into / _ENTRY, model.signature, target.threads) as session:
             executed, notes = xla_hlo.read_back(session.programs(), scheme, program.types)
+        notes = (*notes, *filter(None, [padding_note(model.signature, buckets(model.signature, target))]))
         return describe(
             self, model, scheme, job_id, into, entry=_ENTRY, options=options, executed=executed, notes=notes
         )
@@ -145,10 +147,11 @@ class _XlaSession:
         if index["weights"]:
             content = np.memmap(entry.with_name(_WEIGHTS), dtype=np.uint8, mode="r")
             self._weights = [self._put(_read_weight(content, one)) for one in index["weights"]]
-        self._executables: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self._executables: dict[Shapes, Any] = {}
         for one in index["executables"]:
             shapes = tuple(tuple(shape) for shape in one["shapes"])
             self._executables[shapes] = self._load(client, entry.with_name(one["file"]).read_bytes())
+        self._router = Router("xla", signature, tuple(self._executables))
 
     def run(self, batch: Batch) -> Batch:
         import numpy as np
@@ -157,16 +160,12 @@ class _XlaSession:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        arrays = [np.asarray(batch[spec.name], order="C") for spec in self.signature.inputs]
-        executable = self._executables.get(tuple(array.shape for array in arrays))
-        if executable is None:
-            raise UsageError(self._why_not(arrays[0].shape))
-        results = executable.execute_sharded([*self._weights, *map(self._put, arrays)])
+        bucket, padded = self._router.fit(batch)
+        arrays = [np.asarray(array, order="C") for array in padded]
+        results = self._executables[bucket].execute_sharded([*self._weights, *map(self._put, arrays)])
         outputs = results.disassemble_into_single_device_arrays()
-        return {
-            spec.name: np.array(np.asarray(output))
-            for spec, (output,) in zip(self.signature.outputs, outputs, strict=True)
-        }
+        named = {spec.name: np.asarray(output) for spec, (output,) in zip(self.signature.outputs, outputs, strict=True)}
+        return {name: np.array(value) for name, value in self._router.cut(batch, bucket, named).items()}
 
     def programs(self) -> list[str]:
         """The optimised program of each executable, as XLA prints it."""
@@ -195,13 +194,6 @@ class _XlaSession:
         except jax.errors.JaxRuntimeError as error:
             raise NothingCompiledError(f"XLA can't load the executable: {_sentence(error)}") from error
 
-    def _why_not(self, shape: tuple[int, ...]) -> str:
-        known = ", ".join(str(list(shapes[0])) for shapes in self._executables)
-        return (
-            f"xla compiled this model for the shapes {known} of {self.signature.inputs[0].name!r}, not for {list(shape)}: "
-            "name that size in the target's batch_sizes and compile it again"
-        )
-
 
 # ------------------------------------------------------------------------------------------------ what it needs and takes
 
@@ -217,40 +209,6 @@ def _refuse_options(given: Mapping[str, Any]) -> str | None:
         if value not in _OPTIONS[key]:
             return f"xla's option {key} can't be {value!r}; it can be {' or '.join(_OPTIONS[key])}"
     return None
-
-
-def _refuse_shapes(signature: Signature, target: Target) -> str | None:
-    """XLA compiles for fixed shapes: every dimension but the batch must be known, and be one size."""
-    for spec in signature.inputs:
-        if spec.dtype == "str":
-            return f"input {spec.name!r} is text, and xla takes numbers only"
-        promised = target.shapes.get(spec.name)
-        for axis, dim in enumerate(spec.shape[1:], start=1):
-            if isinstance(dim, int):
-                continue
-            if promised is None:
-                return f"xla compiles for fixed shapes, and the size of {dim!r} in {spec} is not known: say it under the target's shapes"
-            sizes = {promised.min[axis], promised.typical[axis], promised.max[axis]}
-            if len(sizes) > 1:
-                return (
-                    f"xla compiles for fixed shapes, and the target promises {dim!r} in {spec} from {min(sizes)} to {max(sizes)}: "
-                    "give min, typical and max the same size, or leave the target to another backend"
-                )
-    return None
-
-
-def _shapes(signature: Signature, target: Target) -> list[tuple[tuple[int, ...], ...]]:
-    """The inputs' shapes for each of the target's batch sizes."""
-    sizes = dict.fromkeys(target.batch_sizes)
-    found = (tuple(_shape(spec, size, target) for spec in signature.inputs) for size in sizes)
-    return list(dict.fromkeys(found))
-
-
-def _shape(spec: TensorSpec, batch: int, target: Target) -> tuple[int, ...]:
-    return tuple(
-        dim if isinstance(dim, int) else batch if axis == 0 else target.shapes[spec.name].typical[axis]
-        for axis, dim in enumerate(spec.shape)
-    )
 
 
 # --------------------------------------------------------------------------------------------------------------- the machine
@@ -311,8 +269,8 @@ def _write(program: Any, signature: Signature, target: Target, into: Path, const
     types = [spec.dtype for spec in signature.inputs]
     index: dict[str, Any] = {"made_by": _maker(), "threads": target.threads, "executables": []}
     index["weights"] = [] if constants else _write_weights(into / _WEIGHTS, program.weights)
-    for shapes in _shapes(signature, target):
-        name = f"batch-{shapes[0][0] if shapes and shapes[0] else 1}"
+    for shapes in buckets(signature, target):
+        name = bucket_name(signature, shapes)
         code, text = xla_program.to_stablehlo(program, list(zip(shapes, types, strict=True)), constants, device)
         (into / f"{name}.stablehlo.txt").write_text(text, encoding="utf-8")
         (into / f"{name}.xla").write_bytes(_build(client, code))
