@@ -22,7 +22,8 @@ endif
 TORCH ?= torch==2.13.0
 CONSTRAINTS := requirements/dev-constraints.txt
 PIP := -m pip install --disable-pip-version-check --no-input -qq -c $(CONSTRAINTS)
-PYTEST_WORKERS ?= 2
+# More than two cores have: servers that start and processes that die are waited for.
+PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?=
 
 demo: .venv/.installed

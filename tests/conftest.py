@@ -36,24 +36,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compilers", action="store_true", help="also run what builds with a slow compiler, for minutes")
 
 
-# What takes long: in the first group stages that measure, which would disturb each other; in the second servers, kills and compilers.
+# What takes long: stages that measure, which would disturb each other; servers and kills, which mostly wait; compilers. A test belongs to the last that names it.
 SLOW_GROUPS = (
     ("integration", "pipelines", "debug"),
-    ("test_serve_elsewhere", "test_kill", "conformance", "registry", "examples"),
+    ("test_serve_elsewhere", "test_kill", "registry", "test_toolchains"),
+    ("conformance", "examples", "backends", "sources", "test_light_models", "test_program_backends"),
 )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of two processes each begins with one group of what is slow, and goes on with what is fast, so that none is left alone with a slow test at the
+    """Each process begins with a group of what is slow, and goes on with what is fast, so that none is left alone with a slow test at the
     end. The scheduler (`--dist worksteal`) gives out equal runs of the list."""
-    groups: list[list[pytest.Item]] = [[], []]
+    workers = min(len(SLOW_GROUPS), getattr(config, "workerinput", {}).get("workercount", 1))
+    shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
     fast: list[pytest.Item] = []
     for item in items:
         names = {item.path.parent.name, item.path.stem}
-        chosen = next((at for at in (1, 0) if names & set(SLOW_GROUPS[at])), None)
-        (fast if chosen is None else groups[chosen]).append(item)
-    room = max(0, len(items) // 2 - len(groups[0]))
-    items[:] = [*groups[0], *fast[:room], *groups[1], *fast[room:]]
+        chosen = [at for at, group in enumerate(SLOW_GROUPS) if names & set(group)]
+        (shares[chosen[-1] % workers] if chosen else fast).append(item)
+    ordered: list[pytest.Item] = []
+    for number, share in enumerate(shares, start=1):
+        room = max(0, len(items) * number // workers - len(ordered) - len(share))
+        ordered += [*share, *fast[:room]]
+        fast = fast[room:]
+    items[:] = [*ordered, *fast]
     if not config.getoption("--compilers"):
         reason = "builds with a slow compiler: run pytest --compilers, as CI does in a job of its own"
         for item in items:

@@ -280,7 +280,7 @@ class _Race:
         """Rounds at one batch size, until every ratio's interval is narrow enough or the time is up.
 
         Args:
-            leads: Where given, who is hopelessly behind one of these after a first pair of undisturbed rounds is dropped.
+            leads: Where given, who is hopelessly behind one of these after a first pair of undisturbed rounds, or a few more of any kind, is dropped.
         """
         for name in list(self._runners):
             self._turn(name, "warm_up", batch_size, WARM_UP_S)
@@ -290,10 +290,11 @@ class _Race:
         while BASELINE in self._runners:
             played, quiet = self._round(len(clean) + len(dirty), batch_size, seed)
             (clean if quiet else dirty).append(played)
-            if leads is not None and len(clean) == _FIRST_LOOK:
-                self._drop_hopeless(
-                    self._by_name(clean), [name for name in leads if name in self._runners], batch_size, seed
-                )
+            # Where others use the cores all the time, more rounds must agree.
+            looked_at = clean if len(clean) == _FIRST_LOOK else [*clean, *dirty]
+            if leads is not None and (looked_at is clean or len(looked_at) == timing.MIN_ROUNDS):
+                here = [name for name in leads if name in self._runners]
+                self._drop_hopeless(self._by_name(looked_at), here, batch_size, seed)
                 leads = None
             if timing.enough(self._by_name(clean), BASELINE, seed=seed, min_calls=min_calls):
                 break
@@ -318,7 +319,7 @@ class _Race:
         for name, (leader, times) in timing.hopeless(looked_at, leads).items():
             runner = self._runners.pop(name)
             runner.timings.append(replace(self._summary(name, rounds, batch_size, seed), stable=False))
-            why = f"dropped after {_FIRST_LOOK} rounds: its latency was at least {times:.3g} times that of {leader} in each"
+            why = f"dropped after {len(rounds[name])} rounds: its latency was at least {times:.3g} times that of {leader} in each"
             self._dropped[name] = (runner, why)
             self._context.events.progress("benchmark", self._label, f"{name} {why}")
 

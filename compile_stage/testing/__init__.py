@@ -13,6 +13,7 @@ For a line of test output a check, parametrise over `CHECKS` with a `Case` of on
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from compile_stage.core.ports import Backend
@@ -54,10 +55,11 @@ def check_backend(
 def check_case(case: Case) -> tuple[Finding, ...]:
     """Every check on one case."""
     found = []
-    for name, check in CHECKS.items():
-        try:
-            reason = check(case)
-        except Exception as error:  # noqa: BLE001 - whatever a plug-in throws is the finding
-            reason = f"{type(error).__name__}: {error}"
-        found.append(Finding(check=name, case=str(case), passed=reason is None, reason=reason or ""))
+    with contextlib.closing(case):
+        for name, check in CHECKS.items():
+            try:
+                reason = check(case)
+            except Exception as error:  # noqa: BLE001 - whatever a plug-in throws is the finding
+                reason = f"{type(error).__name__}: {error}"
+            found.append(Finding(check=name, case=str(case), passed=reason is None, reason=reason or ""))
     return tuple(found)

@@ -13,7 +13,7 @@ import numpy as np
 
 from compile_stage.core import plugins
 from compile_stage.core.digest import canonical_json, load_record
-from compile_stage.core.ports import Backend
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.testing import programs
 
@@ -41,6 +41,9 @@ class Case:
     scheme: Scheme
     folder: Path
     target: Target = field(default_factory=lambda: Target(name="conformance", batch_sizes=SIZES, threads=1))
+
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False, repr=False)
+    _open: Session | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
@@ -78,6 +81,18 @@ class Case:
                 calibration=self.samples,
             )
         return load_record(Artifact, canonical_json(built))
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Session]:
+        """The open artifact, one for all checks that only run it: opening takes some runtimes as long as compiling."""
+        if self._open is None:
+            self._open = self._stack.enter_context(self.backend.open(self.artifact, 1))
+        yield self._open
+
+    def close(self) -> None:
+        """End that session."""
+        self._open = None
+        self._stack.close()
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -140,7 +140,7 @@ def writes_its_artifact(case: Case) -> str | None:
 def keeps_names_and_types(case: Case) -> str | None:
     """Inputs and outputs have the model's names, types and order, in the artifact and in the open session; a free batch
     stays free."""
-    with case.backend.open(case.artifact, 1) as session:
+    with case.session() as session:
         signatures = (("artifact", case.artifact.signature), ("session", session.signature))
     for where, found in signatures:
         for word in ("inputs", "outputs"):
@@ -186,7 +186,7 @@ def is_self_contained(case: Case) -> str | None:
     """Moved to another folder and opened in a fresh process, without the model that it was made from, it answers as
     before."""
     batch = case.batch(case.sizes[0])
-    with case.backend.open(case.artifact, 1) as session:
+    with case.session() as session:
         here = session.run(batch)
     home, away, source = Path(case.artifact.path), case.folder / "away", Path(case.portable.path).parent
     shutil.copytree(home, away, dirs_exist_ok=True)
@@ -218,7 +218,7 @@ def answers_like_the_reference(case: Case) -> str | None:
     """Every output is there, filled, of the declared type, one row a sample, finite where the reference is, and near
     it."""
     limit = RELATIVE_ERROR.get(case.scheme.precision, RELATIVE_ERROR_ELSE)
-    with case.backend.open(case.artifact, 1) as session:
+    with case.session() as session:
         for size in case.sizes:
             batch = case.batch(size)
             expected, answer = case.expected(batch), session.run(batch)
@@ -233,7 +233,7 @@ def answers_like_the_reference(case: Case) -> str | None:
 def is_deterministic(case: Case) -> str | None:
     """The same batch gets the same answer, bit for bit, twice in a session and in another one."""
     batch = case.batch(case.sizes[-1])
-    with case.backend.open(case.artifact, 1) as session:
+    with case.session() as session:
         first = {name: np.array(value) for name, value in session.run(batch).items()}
         if (reason := differ(first, session.run(batch), exact=True, what="a second run")) is not None:
             return reason
@@ -244,7 +244,7 @@ def is_deterministic(case: Case) -> str | None:
 def gives_its_arrays_away(case: Case) -> str | None:
     """Outputs belong to the caller: a later run does not change them, and changing them does not change a later run."""
     one, other = case.batch(case.sizes[0]), case.batch(case.sizes[0], start=case.samples.count // 2)
-    with case.backend.open(case.artifact, 1) as session:
+    with case.session() as session:
         kept = session.run(one)
         copies = {name: np.array(value) for name, value in kept.items()}
         session.run(other)
@@ -266,7 +266,7 @@ def takes_every_batch_size(case: Case) -> str | None:
     size = case.sizes[-1]
     # Dynamic quantisation takes one range from the whole batch, so there a row does depend on its neighbours.
     limit = RELATIVE_ERROR["fp32"] if case.scheme.precision == "fp32" else RELATIVE_ERROR_ELSE
-    with case.backend.open(case.artifact, 1) as session:
+    with case.session() as session:
         whole = {name: np.array(value) for name, value in session.run(case.batch(size)).items()}
         for row in range(size):
             for name, value in session.run(case.batch(1, start=row)).items():
@@ -287,7 +287,7 @@ def refuses_wrong_input(case: Case) -> str | None:
         "another rank": {**good, spec.name: array[..., None]},
         "an empty batch": {**good, spec.name: array[:0]},
     }
-    with case.backend.open(case.artifact, 1) as session:
+    with case.session() as session:
         before = {name: np.array(value) for name, value in session.run(good).items()}
         for what, batch in wrong.items():
             try:

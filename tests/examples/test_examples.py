@@ -1,4 +1,5 @@
-"""The examples do what they say: a user's run of each ends with a registered candidate whose data sets a policy can name."""
+"""An example does what it says: a user's run of it ends with a registered candidate whose data sets a policy can name. The other two are run, and
+taken all the way, in tests/integration/test_serve_elsewhere.py."""
 
 from __future__ import annotations
 
@@ -18,9 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # Script → the models that it registers, the metric of each, and the bound that says it learned.
 MODELS = {
-    "digits_cnn.py": [("digits-cnn", "accuracy", 0.97)],
     "digits_boosting.py": [("digits-boosting", "accuracy", 0.94)],
-    "tabular.py": [("breast-cancer", "accuracy", 0.94), ("diabetes", "mae", 52.0)],
 }
 
 
@@ -46,7 +45,7 @@ def test_an_example_registers_candidates_that_the_stage_can_take(script: str, em
     for name, metric, bound in MODELS[script]:
         source = registry.resolve(f"models:/{name}@candidate", tmp_path / "sources")
         measured = mlflow.get_run(source.run_id).data.metrics[metric]
-        assert measured <= bound if metric == "mae" else measured >= bound
+        assert measured >= bound
 
         exporter = plugins.load("sources", source.flavor)
         assert exporter.refuse(source, Compliance()) is None

@@ -1,4 +1,5 @@
-"""A few random kills in every run of the suite; `kill_and_resume.py` does the full count."""
+"""One random kill of the stage in every run of the suite; `kill_and_resume.py` does the full count, of the server too (whose death during a push
+`tests/registry/test_mlflow.py` has)."""
 
 from __future__ import annotations
 
@@ -31,5 +32,5 @@ def test_after_a_kill_the_registry_shows_old_or_new_and_a_rerun_finishes(
     """Broken: a crash would leave half a publication, or workers that run for ever."""
     copy_database(tmp_path, "mlflow-artifacts:/0")  # making its tables would take the server seconds
     monkeypatch.setenv("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    for seen in _script().go(moments=1, victims=("stage", "server"), seed=7, root=tmp_path, longest=8.0).values():
+    for seen in _script().go(moments=1, victims=("stage",), seed=7, root=tmp_path, longest=8.0).values():
         assert seen["old"] + seen["published"] + seen["new"] == 1

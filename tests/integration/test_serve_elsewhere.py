@@ -129,6 +129,12 @@ MODELS = {
     "breast-cancer": ("tabular.py", "onnxruntime", ("onnx", "openvino", "skl2onnx", "compile_stage"), 0.0),
 }
 
+LEARNED = {
+    # example: what it registers, with the metric of its run and the bounds that say that it learned
+    "digits_cnn.py": {"digits-cnn": ("accuracy", 0.97, 1.0)},
+    "tabular.py": {"breast-cancer": ("accuracy", 0.94, 1.0), "diabetes": ("mae", 0.0, 52.0)},
+}
+
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_published_model_serves_with_its_own_requirements_alone(
@@ -139,6 +145,9 @@ def test_a_published_model_serves_with_its_own_requirements_alone(
 
     example, backend, absent, tolerance = MODELS[name]
     run(ROOT / "examples" / example, cwd=tmp_path)
+    for registered, (metric, low, high) in LEARNED[example].items():
+        version = mlflow.MlflowClient().get_model_version_by_alias(registered, "candidate")
+        assert low <= mlflow.get_run(version.run_id).data.metrics[metric] <= high
     settings = {
         "targets.cpu-server.backends": f"[{backend}]",
         "targets.cpu-server.precisions": "[fp32]",

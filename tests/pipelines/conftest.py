@@ -64,5 +64,5 @@ def registered(tmp_path: Path) -> Registered:
     mlflow.onnx.save_model(model, str(folder), signature=signature, input_example=rows)
     policy, unreachable = tmp_path / "policy.yaml", tmp_path / "unreachable.yaml"
     policy.write_text(POLICY, encoding="utf-8")
-    unreachable.write_text(POLICY.replace("0.01", "100000"), encoding="utf-8")
+    unreachable.write_text(POLICY.replace("min_speedup: null", "min_speedup: 100000"), encoding="utf-8")
     return Registered(f"folder:{folder}", policy, unreachable)
