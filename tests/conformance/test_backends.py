@@ -12,7 +12,7 @@ from compile_stage.core.records import Target
 from compile_stage.testing import Finding, check_backend, models
 
 SLOW = ("executorch", "inductor", "iree", "litert", "tvm", "xla")
-"""Compilers that take tens of seconds for a case of the kit: without --compilers they are looked at on one model."""
+"""Compilers that take tens of seconds for a case of the kit: they are looked at with --compilers, as CI does in a job for each."""
 
 
 @pytest.fixture(scope="module", params=plugins.names("backends"))
@@ -34,8 +34,7 @@ def demand_time(request: pytest.FixtureRequest, backend: Any) -> None:
 
 @pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
 def test_backend_conforms(backend: Any, make: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if make is not models.perceptron:
-        demand_time(request, backend)
+    demand_time(request, backend)
     model, samples = make(tmp_path / "model")
     findings = check_backend(backend, model, samples, tmp_path / "work")
     assert {finding.case.split("/")[1] for finding in findings} >= {"fp32"}, "fp32, the safe floor, was not looked at"
