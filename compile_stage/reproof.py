@@ -95,6 +95,11 @@ def prove_here(
         WorkerError, NothingCompiledError: It can't be run here.
     """
     job: Job = revive(Job, manifest["job"])
+    if "budget" not in manifest:
+        raise UsageError(
+            "an earlier compile-stage published it, whose manifest does not say by which gates it is to be measured",
+            fix="run the stage again with its policy",
+        )
     if (reason := context.hardware.refuse(dict(job.target.hardware))) is not None:
         raise UsageError(
             f"this machine is not what the model is for: {reason}", fix="run this where the model will be served"
