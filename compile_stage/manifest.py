@@ -22,7 +22,7 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
     signature             names, types and shapes of the graph
 
-Beside `data/`, in `validations/FINGERPRINT.json`, lies what `compile-stage validate` found on a machine (`Validation`).
+Beside `data/`, in `validations/FINGERPRINT.json`, lies what `compile-stage validate` found on a machine (`write_validation`).
 """
 
 from __future__ import annotations

@@ -32,9 +32,8 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.manifest import artifact_of, data_folder
-from compile_stage.measure import stats
 from compile_stage.measure.metrics import apply_waivers
-from compile_stage.measure.performance import check_performance
+from compile_stage.measure.performance import calls_needed, check_performance
 from compile_stage.steps.benchmark import benchmark
 from compile_stage.steps.export import export, inspect
 from compile_stage.steps.package import timings
@@ -113,10 +112,9 @@ def prove_here(
     notes, measured = [*_other_samples(manifest, found.samples)], None
     if Verdict(checks=checks).passed:
         gates: tuple[Gate, ...] = revive(tuple[Gate, ...], manifest["performance"])
-        calls = stats.samples_needed(0.95) if any(gate.metric == "p95_latency_ms" for gate in gates) else 0
         race = benchmark(
             context, target.name, found.source, {job.id: found.artifact}, found.samples, target, budget,
-            seed=found.data.seed, min_calls=calls,
+            seed=found.data.seed, min_calls=calls_needed(gates),
         )  # fmt: skip
         measured = race.measurements.get(job.id)
         if (failure := race.failures.get(job.id)) is not None:

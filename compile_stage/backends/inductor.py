@@ -86,7 +86,7 @@ class Inductor:
         return _refuse_options(target.options.get(self.name, {}))
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
-        if target.device == "cpu" and (precision == "fp32" or (precision == "bf16" and _has_bf16())):
+        if target.device == "cpu" and (precision == "fp32" or (precision == "bf16" and hardware().multiplies_bf16)):
             return (Scheme(precision=precision, name=precision, native=True),)
         return ()
 
@@ -195,10 +195,6 @@ def _version_of(compiler: str) -> dict[str, str]:
         return {}
     lines = done.stdout.splitlines()
     return {Path(found).name: lines[0].strip()} if lines else {}
-
-
-def _has_bf16() -> bool:
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(hardware().features))
 
 
 def _refuse_options(given: Mapping[str, Any]) -> str | None:

@@ -87,7 +87,7 @@ class OpenVino:
             return ()
         if precision == "fp32":
             return (Scheme(precision="fp32", name="fp32", native=True, options={"hint": "f32"}),)
-        if precision == "bf16" and _has_bf16():
+        if precision == "bf16" and hardware().multiplies_bf16:
             return (Scheme(precision="bf16", name="bf16", native=True, options={"hint": "bf16"}),)
         if precision == "int8":
             return _int8_schemes()
@@ -228,7 +228,7 @@ class _OpenVinoSession:
 def _int8_schemes() -> tuple[Scheme, ...]:
     """Our graphs first, the one with symmetric activations before the other: it rounds only what matrix operators read, which is the most accurate and no
     slower, and a product of two activations runs in integers. NNCF's own is last, so that a tie is not decided for it (docs/int8.md)."""
-    floats = ("bf16",) if _has_bf16() else ()
+    floats = ("bf16",) if hardware().multiplies_bf16 else ()
     safe = {"reduce_range": hardware().sums_saturate}
     symmetric = Scheme(
         precision="int8",
@@ -256,7 +256,7 @@ def _int8_schemes() -> tuple[Scheme, ...]:
 
 def _block_schemes() -> tuple[Scheme, ...]:
     """4-bit weights, which FullyConnected keeps compressed; the more accurate method first, since both run the same."""
-    floats = ("bf16",) if _has_bf16() else ()
+    floats = ("bf16",) if hardware().multiplies_bf16 else ()
     return tuple(
         Scheme(
             precision="int4",
@@ -267,10 +267,6 @@ def _block_schemes() -> tuple[Scheme, ...]:
         )
         for method in ("hqq", "rtn")
     )
-
-
-def _has_bf16() -> bool:
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(hardware().features))
 
 
 # -------------------------------------------------------------------------------------------------------------- rungs

@@ -74,7 +74,7 @@ class Xla:
         return _refuse_options(target.options.get(self.name, {}))
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
-        if target.device == "cpu" and (precision == "fp32" or (precision == "bf16" and _has_bf16())):
+        if target.device == "cpu" and (precision == "fp32" or (precision == "bf16" and hardware().multiplies_bf16)):
             return (Scheme(precision=precision, name=precision, native=True),)
         return ()
 
@@ -196,10 +196,6 @@ class _XlaSession:
 
 
 # ------------------------------------------------------------------------------------------------ what it needs and takes
-
-
-def _has_bf16() -> bool:
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(hardware().features))
 
 
 def _refuse_options(given: Mapping[str, Any]) -> str | None:

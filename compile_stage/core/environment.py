@@ -50,6 +50,11 @@ class Hardware:
         return f"{self.machine}-{digest_of(self)[7:23]}"
 
     @property
+    def multiplies_bf16(self) -> bool:
+        """True where the CPU has instructions for products of bfloat16."""
+        return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(self.features))
+
+    @property
     def sums_saturate(self) -> bool:
         """True where products of 8-bit integers are summed in 16 bits, which overflow: x86 without VNNI (`pmaddubsw`). Weights of 7 bits are
         safe there."""

@@ -11,6 +11,11 @@ PERFORMANCE = ("speedup", "p95_latency_ms", "size_mb", "memory_mb")
 """The performance metrics."""
 
 
+def calls_needed(gates: Sequence[Gate]) -> int:
+    """Calls of each participant that the gates ask for: a gate on a percentile wants as many as that percentile needs."""
+    return samples_needed(0.95) if any(gate.metric == "p95_latency_ms" for gate in gates) else 0
+
+
 def check_performance(
     gates: Sequence[Gate], measurement: Measurement | None, size_bytes: int | None
 ) -> tuple[Check, ...]:

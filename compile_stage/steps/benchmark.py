@@ -40,7 +40,7 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure import disturbance, stats, timing
-from compile_stage.measure.performance import check_performance
+from compile_stage.measure.performance import calls_needed, check_performance
 
 BASELINE = "baseline"
 """Name of the participant that all others are compared with."""
@@ -81,9 +81,6 @@ def benchmark_candidates(
     if not proven:
         return list(candidates), None
     target = target_policy.target
-    # A gate on a percentile wants as many calls as that percentile needs.
-    limits_p95 = any(gate.metric == "p95_latency_ms" for gate in target_policy.performance)
-    calls = stats.samples_needed(0.95) if limits_p95 else 0
     gates = target_policy.performance
     # What is named is measured to the end. `auto` names nothing, and brings whatever is installed; behind by far in latency matters only to who looks at latency.
     auto = target.backends == ("auto",) and target_policy.prefer == "latency"
@@ -95,7 +92,7 @@ def benchmark_candidates(
 
     found = benchmark(
         context, target.name, plan.source, proven, samples, target, plan.policy.budget, seed=plan.policy.data.seed,
-        min_calls=calls, decided=decided, drop_behind=drop_behind,
+        min_calls=calls_needed(gates), decided=decided, drop_behind=drop_behind,
     )  # fmt: skip
     state: CacheState = "hit" if found.cached else "miss"
     measured = [

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from compile_stage.backends import openvino as module
 from compile_stage.backends.openvino import OpenVino
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.records import Scheme, Target
 from compile_stage.precision.int8 import StaticInt8
@@ -39,7 +40,7 @@ def options(**given: Any) -> Target:
     return replace(TARGET, options={"openvino": given})
 
 
-needs_bf16 = pytest.mark.skipif(not module._has_bf16(), reason="this CPU has no bfloat16 instructions")
+needs_bf16 = pytest.mark.skipif(not hardware().multiplies_bf16, reason="this CPU has no bfloat16 instructions")
 
 
 def test_float32_is_asked_for_and_read_back(conv: Any, tmp_path: Path) -> None:

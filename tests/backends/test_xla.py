@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compile_stage.backends import xla, xla_hlo
+from compile_stage.backends import xla_hlo
 from compile_stage.backends.xla import Xla
 from compile_stage.core import plugins
 from compile_stage.core.digest import canonical_json, digest_tree
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import Artifact, PortableModel, Scheme, ShapeRange, Target
 from compile_stage.core.tensors import Signature, TensorSpec
@@ -414,7 +415,7 @@ class TestPrograms:
 
     def test_bfloat16_that_did_not_happen_is_an_error(self, conv: tuple[PortableModel, Path], tmp_path: Path) -> None:
         """Broken: on a CPU without bfloat16 XLA would multiply in float32, and the report would say bf16."""
-        if xla._has_bf16():
+        if hardware().multiplies_bf16:
             pytest.skip("this CPU has bfloat16")
         scheme = Scheme(precision="bf16", name="bf16", native=True)
         with pytest.raises(NothingCompiledError, match="asked for bf16 and runs no"):
@@ -477,6 +478,6 @@ def test_what_it_lacks_is_said() -> None:
     for precision in ("fp16", "int8", "int8-dynamic", "int4", "fp8"):
         assert Xla().schemes(TARGET, precision) == ()
         assert Xla().lacks(TARGET, precision)
-    if not xla._has_bf16():
+    if not hardware().multiplies_bf16:
         assert Xla().schemes(TARGET, "bf16") == ()
         assert "no bfloat16" in str(Xla().lacks(TARGET, "bf16"))
