@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field, replace
+from pathlib import Path
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
+from compile_stage.core.digest import tree_size
 from compile_stage.core.errors import CompileStageError, UsageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import CacheState, Candidate, Failure, Job, Policy, PortableModel, SampleSet, record
 from compile_stage.steps.compile import compile_job
 from compile_stage.steps.lower import lower
 from compile_stage.steps.validate import Reference, validate
+
+_JOB_BYTES, _JOB_COPIES = 1_000_000_000, 8
+"""What a job's worker holds at most, as a rule: a compiler's packages, and the model so many times (int8 of ResNet-50 and of BERT: 7)."""
 
 
 @record
@@ -44,8 +49,8 @@ class Material:
 
 
 def attempt_all(context: Context, policy: Policy, jobs: Sequence[Job], material: Material) -> list[Candidate]:
-    """A candidate for each job of one target; as many jobs at once as the machine has cores for the target's threads."""
-    lanes = max(1, context.hardware.cores // max(1, jobs[0].target.threads))
+    """A candidate for each job of one target; as many jobs at once as the engine has room for."""
+    lanes = context.engine.room(_JOB_BYTES + _JOB_COPIES * tree_size(Path(material.portable.path).parent))
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
         futures = [pool.submit(attempt, context, policy, job, material) for job in jobs]
         try:

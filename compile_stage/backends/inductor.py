@@ -93,6 +93,10 @@ class Inductor:
     def lacks(self, target: Target, precision: str) -> str | None:
         return _LACKS.get(precision)
 
+    def measures(self, target: Target) -> bool:
+        """`core.ports.MeasuringCompiler`."""
+        return bool(target.options.get(self.name, {}).get("max_autotune"))
+
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         return refuse_form(self, model, target)
 

@@ -98,6 +98,10 @@ class TensorRt:
     def lacks(self, target: Target, precision: str) -> str | None:
         return _LACKS.get(precision)
 
+    def measures(self, target: Target) -> bool:
+        """`core.ports.MeasuringCompiler`: the builder times its kernels on the GPU."""
+        return target.device == "cuda"
+
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target)) is not None:
             return reason

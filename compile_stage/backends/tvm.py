@@ -96,6 +96,10 @@ class Tvm:
         """`core.ports.Tuner`."""
         return {"trials": budget.tuning_trials, "tuning_minutes": budget.job_minutes * _TUNING_SHARE}
 
+    def measures(self, target: Target) -> bool:
+        """`core.ports.MeasuringCompiler`: each trial is timed."""
+        return bool(target.options.get(self.name, {}).get("trials"))
+
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target)) is not None:
             return reason

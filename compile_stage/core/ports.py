@@ -172,6 +172,14 @@ class Tuner(Protocol):
         they reach `compile`, and the key under which its artifact is kept."""
 
 
+@runtime_checkable
+class MeasuringCompiler(Protocol):
+    """What a backend may offer beside: it times kernels while it compiles, and another compilation beside it would spoil the choice."""
+
+    def measures(self, target: Target) -> bool:
+        """True when compiling for that target, on this machine, times anything: then nothing else runs meanwhile."""
+
+
 class Registry(Plugin, Protocol):
     """Where models live (`compile_stage.registries`)."""
 
@@ -261,6 +269,9 @@ class Engine(Plugin, Protocol):
 
     def worker(self, name: str, needs: Needs) -> AbstractContextManager[Worker]:
         """Start a worker; leaving the context ends it and all that it started. `name` is for logs."""
+
+    def room(self, memory_bytes: int) -> int:
+        """How many workers that hold so much memory each can compile at once; at least 1."""
 
     def alone(self) -> AbstractContextManager[None]:
         """Have the machine alone over several calls, all made by this thread; calls of other threads and stages wait meanwhile."""

@@ -1,7 +1,8 @@
 """Does the calibration set show the model everything that the validation set holds?
 
-A static quantisation clips what lies outside of the ranges that it saw. Both sets run through the FP32 graph, one sample at a time; ranges and shares are
-reduced inside of the graph, so that no activation is kept.
+A static quantisation clips what lies outside of the ranges that it saw. Both sets run through the FP32 graph, one sample at a time in each thread; ranges and
+shares are reduced inside of the graph, so that no activation is kept. Shares, which cost most, are counted only where so many samples leave the range that it
+could be worth a word.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compile_stage.core.parallel import in_threads
 from compile_stage.core.records import PortableModel, SampleSet, record
 from compile_stage.measure.samples import open_samples
 from compile_stage.precision.onnx_graph import name_nodes, write_graph
@@ -43,14 +45,17 @@ class Clipped:
 
 @record
 class Coverage:
-    """All float tensors, the most clipped first.
+    """The float tensors that may be clipped, the most clipped first.
 
     Attributes:
+        tensors: Those of which a larger part of the samples than `limit` leaves the range.
         limit: A share beyond it is no chance.
+        looked_at: How many tensors were looked at.
     """
 
     tensors: tuple[Clipped, ...]
     limit: float
+    looked_at: int
     calibration: int
     validation: int
 
@@ -68,38 +73,35 @@ def noted_share(calibration: int) -> float:
     return max(NOTED_SHARE, _BY_CHANCE * 2 / (calibration + 1))
 
 
-def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet) -> Coverage:
-    """The clipped share of every float tensor of an FP32 ONNX graph."""
+def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet, threads: int = 1) -> Coverage:
+    """The clipped share of the float tensors of an FP32 ONNX graph."""
     import onnx
 
     graph = onnx.load(model.path)
     name_nodes(graph.graph)
     floats = _float_tensors(graph)
-    producer = {name: node.name for node in graph.graph.node for name in node.output}
-    low, high = dict.fromkeys(floats, np.inf), dict.fromkeys(floats, -np.inf)
-    for found in _reduced(graph, _range_nodes(floats), floats, _batches(model, calibration)):
-        for name, (least, most) in found.items():
-            low[name], high[name] = min(low[name], float(least)), max(high[name], float(most))
-    known = [name for name in floats if np.isfinite(low[name]) and np.isfinite(high[name])]
-    sums = dict.fromkeys(known, 0.0)
-    rounds = 0
-    for found in _reduced(graph, _share_nodes(known, low, high), known, _batches(model, validation)):
+    seen = _Watched(graph, _range_nodes(floats), floats, threads)
+    ranges = _ranges(seen, floats, _batches(model, calibration))
+    bounds = {name: _widened(*ends) for name, ends in ranges.items()}
+    leaving, rounds = dict.fromkeys(ranges, 0), 0
+    for found in seen.each(_batches(model, validation)):
         rounds += 1
-        for name, (below, above) in found.items():
-            sums[name] += float(below) + float(above)
+        for name, (least, most) in bounds.items():
+            leaving[name] += bool(found[name][0] < least or found[name][1] > most)
+    del seen
+    limit = noted_share(calibration.count)
+    # Of a sample that stays in the range no value is clipped: the share is at most that of the samples that leave it.
+    suspects = {name: bounds[name] for name, count in leaving.items() if count > limit * rounds}
+    shares = _shares(graph, suspects, _batches(model, validation), threads) if suspects else {}
+    producer = {name: node.name for node in graph.graph.node for name in node.output}
     tensors = [
-        Clipped(
-            tensor=name,
-            node=producer.get(name, ""),
-            share=sums[name] / max(rounds, 1),
-            low=low[name],
-            high=high[name],
-        )
-        for name in known
+        Clipped(tensor=name, node=producer.get(name, ""), share=share, low=ranges[name][0], high=ranges[name][1])
+        for name, share in shares.items()
     ]
     return Coverage(
         tensors=tuple(sorted(tensors, key=lambda tensor: -tensor.share)),
-        limit=noted_share(calibration.count),
+        limit=limit,
+        looked_at=len(ranges),
         calibration=calibration.count,
         validation=validation.count,
     )
@@ -114,7 +116,7 @@ def coverage_note(found: Coverage, most: int = 3) -> str | None:
     )
     return (
         f"the {found.calibration} calibration samples do not cover the validation samples: in {len(found.uncovered)} of "
-        f"{len(found.tensors)} tensors more than {found.limit:.1%} of the values lie outside of the calibrated range and would be "
+        f"{found.looked_at} tensors more than {found.limit:.1%} of the values lie outside of the calibrated range and would be "
         f"clipped; most in {worst}. Take calibration samples from the data that the model will see"
     )
 
@@ -143,6 +145,33 @@ def _float_tensors(model: Any) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in weights | constants]
 
 
+def _ranges(seen: _Watched, tensors: Sequence[str], batches: Iterator[Batch]) -> dict[str, tuple[float, float]]:
+    """The smallest and the largest value of each tensor; those that have none, or one that is not finite, are left out."""
+    low, high = dict.fromkeys(tensors, np.inf), dict.fromkeys(tensors, -np.inf)
+    for found in seen.each(batches):
+        for name, (least, most) in found.items():
+            low[name], high[name] = min(low[name], float(least)), max(high[name], float(most))
+    return {name: (low[name], high[name]) for name in tensors if np.isfinite([low[name], high[name]]).all()}
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """A value that another batch composition moved by a rounding is not clipped."""
+    slack = 1e-5 * max(abs(low), abs(high))
+    return low - slack, high + slack
+
+
+def _shares(
+    graph: Any, bounds: Mapping[str, tuple[float, float]], batches: Iterator[Batch], threads: int
+) -> dict[str, float]:
+    """The part of each tensor's values that lies outside of its bounds."""
+    sums, rounds = dict.fromkeys(bounds, 0.0), 0
+    for found in _Watched(graph, _share_nodes(bounds), tuple(bounds), threads).each(batches):
+        rounds += 1
+        for name, (below, above) in found.items():
+            sums[name] += float(below) + float(above)
+    return {name: total / rounds for name, total in sums.items()}
+
+
 def _range_nodes(tensors: Sequence[str]) -> Iterator[Any]:
     from onnx import helper
 
@@ -151,13 +180,11 @@ def _range_nodes(tensors: Sequence[str]) -> Iterator[Any]:
             yield helper.make_node(op, [name], [_output(word, position)], keepdims=0)
 
 
-def _share_nodes(tensors: Sequence[str], low: Mapping[str, float], high: Mapping[str, float]) -> Iterator[Any]:
+def _share_nodes(bounds: Mapping[str, tuple[float, float]]) -> Iterator[Any]:
     from onnx import TensorProto, helper
 
-    for position, name in enumerate(tensors):
-        for op, word, bound in (("Less", "a", low[name]), ("Greater", "b", high[name])):
-            # A value that another batch composition moved by a rounding is not clipped.
-            bound += (-1 if word == "a" else 1) * 1e-5 * max(abs(low[name]), abs(high[name]))
+    for position, (name, (low, high)) in enumerate(bounds.items()):
+        for op, word, bound in (("Less", "a", low), ("Greater", "b", high)):
             limit, outside, share = (f"{_output(word, position)}/{part}" for part in ("limit", "outside", "share"))
             tensor = helper.make_tensor(limit, TensorProto.FLOAT, [], [bound])
             yield helper.make_node("Constant", [], [limit], value=tensor)
@@ -166,26 +193,35 @@ def _share_nodes(tensors: Sequence[str], low: Mapping[str, float], high: Mapping
             yield helper.make_node("ReduceMean", [share], [_output(word, position)], keepdims=0)
 
 
-def _reduced(
-    model: Any, nodes: Iterator[Any], tensors: Sequence[str], batches: Iterator[Batch]
-) -> Iterator[dict[str, tuple[Any, Any]]]:
-    """Two numbers for each tensor, batch by batch, from nodes that were added to the graph."""
-    import onnx
-    import onnxruntime
+class _Watched:
+    """A graph with nodes that reduce each tensor to two numbers."""
 
-    watched = onnx.ModelProto()
-    watched.CopyFrom(model)
-    watched.graph.node.extend(nodes)
-    wanted = [_output(word, position) for position in range(len(tensors)) for word in ("a", "b")]
-    watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-        path = write_graph(watched, Path(scratch))
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        for batch in batches:
-            found = session.run(wanted, dict(batch))
-            yield {name: (found[2 * i], found[2 * i + 1]) for i, name in enumerate(tensors)}
+    def __init__(self, model: Any, nodes: Iterator[Any], tensors: Sequence[str], threads: int) -> None:
+        import onnx
+        import onnxruntime
+
+        watched = onnx.ModelProto()
+        watched.CopyFrom(model)
+        watched.graph.node.extend(nodes)
+        self._tensors, self._threads = tensors, threads
+        self._wanted = [_output(word, position) for position in range(len(tensors)) for word in ("a", "b")]
+        watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self._wanted)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+            path = write_graph(watched, Path(scratch))
+            del watched
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def each(self, batches: Iterator[Batch]) -> Iterator[dict[str, tuple[Any, Any]]]:
+        """Two numbers for each tensor, batch by batch; several batches run at once, each on one thread."""
+
+        def run(batch: Batch) -> dict[str, tuple[Any, Any]]:
+            found = self._session.run(self._wanted, dict(batch))
+            return {name: (found[2 * i], found[2 * i + 1]) for i, name in enumerate(self._tensors)}
+
+        return in_threads(run, batches, self._threads)
 
 
 def _batches(model: PortableModel, samples: SampleSet) -> Iterator[Batch]:

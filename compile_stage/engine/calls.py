@@ -231,11 +231,15 @@ def peak_memory() -> int:
 
 def compare_samples(model: Any, calibration: Any, validation: Any) -> dict[str, Any]:
     """How many samples both sets hold, and what of the validation samples' activations lies outside of the calibrated ranges."""
+    from compile_stage.core.parallel import granted_threads
     from compile_stage.debug.coverage import coverage
     from compile_stage.measure.samples import overlap
 
     ours, theirs = revive(SampleSet, calibration), revive(SampleSet, validation)
-    return {"overlap": overlap(ours, theirs), "coverage": coverage(revive(PortableModel, model), ours, theirs)}
+    return {
+        "overlap": overlap(ours, theirs),
+        "coverage": coverage(revive(PortableModel, model), ours, theirs, granted_threads()),
+    }
 
 
 def trace_nodes(

@@ -20,11 +20,12 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from compile_stage.core import plugins
 from compile_stage.core.cache import cache_root
+from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import FailureKind, InternalError, WorkerError
 from compile_stage.core.ports import Needs
 from compile_stage.engine.gate import MachineGate
 from compile_stage.engine.protocol import MAX_MESSAGE_BYTES, PROTOCOL, decode, encode, revive_error
-from compile_stage.engine.watch import MemoryWatch, gigabytes, kernel_oom_kills, name_death
+from compile_stage.engine.watch import MemoryWatch, free_memory_bytes, gigabytes, kernel_oom_kills, name_death
 
 _START_TIMEOUT_S = 60.0
 _LOOK_EVERY_S = 0.05
@@ -79,6 +80,10 @@ class LocalEngine:
             worker.end()
             with self._lock:
                 self._workers.discard(worker)
+
+    def room(self, memory_bytes: int) -> int:
+        """As many as there are cores, since lowerings and most compilers use one at a time, and as there is memory for now."""
+        return max(1, min(available_cores(), free_memory_bytes() // memory_bytes))
 
     def alone(self) -> AbstractContextManager[None]:
         """Have the machine alone over several calls of this thread; calls of other threads and other stages wait meanwhile."""

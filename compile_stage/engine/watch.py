@@ -17,6 +17,7 @@ from compile_stage.core.errors import FailureKind
 from compile_stage.engine.protocol import says_out_of_memory
 
 _FIND_CHILDREN_EVERY_S = 0.5  # it reads all of /proc, the sizes of known processes cost microseconds
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
 _NEAR = 0.8  # of the limit or of the machine's memory: a kill from outside that late is memory's doing
 
 
@@ -57,6 +58,16 @@ class MemoryWatch:
         for process in self._tree:
             with contextlib.suppress(psutil.Error):  # psutil knows a reused process id from the one it saw
                 process.kill()
+
+
+def free_memory_bytes() -> int:
+    """What new processes can have without pushing others out: of the machine's memory, and of the container's limit where there is one."""
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError, KeyError):  # "max" is no limit; the files are there in containers
+        limit, used = (int((_CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        kept = dict(line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(kept["inactive_file"]))  # files that were read count as used
+    return max(0, free)
 
 
 def kernel_oom_kills() -> int:

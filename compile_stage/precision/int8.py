@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compile_stage.core.errors import UsageError
+from compile_stage.core.parallel import granted_threads
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision.onnx_graph import (
     INLINE_LIMIT_BYTES,
@@ -77,7 +78,9 @@ class StaticInt8:
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
-            graph, done = quantise(simple, _settings(scheme, kept), lambda: read_batches(model, samples))
+            graph, done = quantise(
+                simple, _settings(scheme, kept), lambda: read_batches(model, samples), granted_threads()
+            )
             notes = [f"calibrated on {calibration.count} samples", done]
             if any(a.HasField("g") or a.graphs for node in graph.graph.node for a in node.attribute):
                 notes.append("what is inside of If, Loop and Scan stays in fp32")

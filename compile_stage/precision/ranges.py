@@ -1,19 +1,23 @@
 """What the tensors of a float graph hold on calibration samples, and the range in which each is rounded.
 
-Two passes over the samples, one sample at a time. The first takes each tensor's statistics by channel; the second, when the method needs it, a
-histogram of every value. What is kept between samples is a few numbers for each channel and `BINS` counts for each tensor.
+Two passes over the samples, one sample at a time in each thread. The first takes each tensor's statistics by channel; the second, when the
+method needs it, a histogram of every value. What is kept between samples is a few numbers for each channel and `BINS` counts for each tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from compile_stage.core.errors import UsageError
+from compile_stage.core.parallel import in_threads
+from compile_stage.precision.onnx_graph import write_graph
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 METHODS = ("mse", "minmax", "percentile", "entropy")
 
 Array: TypeAlias = Any
+Seen = TypeVar("Seen")
 
 BINS = 4096
 _PARTS = 0.96 ** np.arange(75)  # of an extreme: the ends of a range that are tried, down to a twentieth
@@ -57,25 +62,80 @@ class Range:
     high: float
 
 
-def observe(
-    model: Path, axes: Mapping[str, int], batches: Callable[[], Iterable[Batch]], threads: int
-) -> dict[str, Channels]:
-    """Statistics of each tensor along its channel axis.
+class Activations:
+    """The tensors of a float graph on the calibration samples.
 
     Args:
-        axes: Tensor → the axis of its channels. A tensor with fewer axes, or whose channels differ in number from sample to sample,
-            counts as one channel.
+        model: The graph's file; beside it is room for another.
+        axes: The tensors that can be looked at → the axis of the channels of each. A tensor with fewer axes, or whose channels differ in number
+            from sample to sample, counts as one channel.
         batches: Gives the samples, from the first, each time that it is called.
+        threads: So many samples are looked at at once. It changes no number.
+    """
+
+    def __init__(
+        self, model: Path, axes: Mapping[str, int], batches: Callable[[], Iterable[Batch]], threads: int
+    ) -> None:
+        self.axes = axes
+        self._model, self._batches, self._threads = model, batches, threads
+
+    def each(
+        self, tensors: Collection[str], look: Callable[[dict[str, Array]], Seen], batches: Iterable[Batch] | None = None
+    ) -> Iterator[Seen]:
+        """What `look` makes of the float tensors of each sample, in order.
+
+        Args:
+            batches: Instead of all.
+        """
+        session, computed = self._session
+        wanted = [name for name in tensors if name in computed]
+        fed = {value.name for value in session.get_inputs()}
+
+        def run(batch: Batch) -> Seen:
+            answers = (
+                session.run(wanted, {name: array for name, array in batch.items() if name in fed}) if wanted else ()
+            )
+            values = dict(zip(wanted, answers, strict=True)) | {n: batch[n] for n in tensors if n not in computed}
+            return look({name: value for name, value in values.items() if value.dtype == np.float32 and value.size})
+
+        return in_threads(run, self._batches() if batches is None else batches, self._threads)
+
+    def first(self, count: int) -> Iterable[Batch]:
+        """The first samples."""
+        return islice(self._batches(), count)
+
+    @cached_property
+    def _session(self) -> tuple[Any, frozenset[str]]:
+        """Computes all of the tensors that are not the graph's inputs; and the names of these."""
+        import onnx
+        import onnxruntime
+
+        proto = onnx.load(self._model)
+        inputs = {value.name for value in proto.graph.input}
+        computed = [name for name in self.axes if name not in inputs]
+        if computed:
+            del proto.graph.output[:]
+            proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in computed)
+        path = write_graph(proto, self._model.parent / "observed")
+        del proto
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return session, frozenset(computed)
+
+
+def observe(tensors: Activations) -> dict[str, Channels]:
+    """Statistics of each tensor along its channel axis.
 
     Raises:
         UsageError: A tensor holds a NaN or an infinity.
     """
+    axes = tensors.axes
     found: dict[str, Channels] = {}
-    for values in _run(model, list(axes), batches(), threads):
-        for name, value in values.items():
-            if not value.size:
-                continue
-            seen = _reduce(value, axes[name])
+    for reduced in tensors.each(axes, lambda values: {name: _reduce(v, axes[name]) for name, v in values.items()}):
+        for name, seen in reduced.items():
             if not np.isfinite(seen.square).all():
                 raise UsageError(f"the tensor {name!r} holds NaN or infinite values on the calibration samples")
             before = found.get(name)
@@ -85,46 +145,44 @@ def observe(
     return found
 
 
-def histograms(
-    model: Path, spans: Mapping[str, Range], batches: Callable[[], Iterable[Batch]], threads: int
-) -> dict[str, Array]:
+def histograms(tensors: Activations, spans: Mapping[str, Range]) -> dict[str, Array]:
     """Counts of each tensor's values in `BINS` equal bins over its span."""
     found = {name: np.zeros(BINS, np.int64) for name in spans}
-    for values in _run(model, list(spans), batches(), threads):
-        for name, value in values.items():
-            span = spans[name]
-            width = (span.high - span.low) / BINS
-            if width <= 0:
-                continue
-            places = np.multiply(value.reshape(-1), np.float32(1 / width), dtype=np.float32)
-            places -= np.float32(span.low / width)
-            np.clip(places, 0, BINS - 1, out=places)
-            found[name] += np.bincount(places.astype(np.int32), minlength=BINS)
+    wide = {name: span for name, span in spans.items() if span.high > span.low}
+    for counts in tensors.each(wide, lambda values: {name: _count(v, wide[name]) for name, v in values.items()}):
+        for name, counted in counts.items():
+            found[name] += counted
     return found
 
 
+def _count(value: Array, span: Range) -> Array:
+    width = (span.high - span.low) / BINS
+    places = np.multiply(value.reshape(-1), np.float32(1 / width), dtype=np.float32)
+    places -= np.float32(span.low / width)
+    np.clip(places, 0, BINS - 1, out=places)
+    return np.bincount(places.astype(np.int32), minlength=BINS)
+
+
 def rounding_shift(
-    model: Path,
-    axes: Mapping[str, int],
-    round_trip: Callable[[str, Array], Array],
-    batches: Callable[[], Iterable[Batch]],
-    threads: int,
+    tensors: Activations, names: Collection[str], round_trip: Callable[[str, Array], Array], samples: int
 ) -> dict[str, Array]:
     """By how much rounding moves the mean of each channel: the mean of (rounded - exact). It is no noise that averages out: a quiet channel beside
     a loud one is rounded to 0 as a whole.
 
     Args:
-        axes: As for `observe`.
         round_trip: The values of a tensor as they come out of its rounding.
+        samples: The first so many are looked at.
     """
+
+    def look(values: dict[str, Array]) -> dict[str, Array]:
+        return {name: _mean(round_trip(name, value) - value, tensors.axes[name]) for name, value in values.items()}
+
     found: dict[str, tuple[Array, int]] = {}
-    for values in _run(model, list(axes), batches(), threads):
-        for name, value in values.items():
-            if value.size:
-                moved = _mean(round_trip(name, value) - value, axes[name])
-                total, count = found.get(name, (np.zeros(1), 0))
-                if not count or total.shape == moved.shape:
-                    found[name] = (total + moved, count + 1)
+    for shifts in tensors.each(names, look, tensors.first(samples)):
+        for name, moved in shifts.items():
+            total, count = found.get(name, (np.zeros(1), 0))
+            if not count or total.shape == moved.shape:
+                found[name] = (total + moved, count + 1)
     return {name: total / count for name, (total, count) in found.items()}
 
 
@@ -216,35 +274,6 @@ def _least_divergence(counts: Array, centres: Array, span: Range, symmetric: boo
             best, least = end, divergence
     found = limit * best / _ENTROPY_BINS
     return Range(max(span.low, -found), min(span.high, found))
-
-
-def _run(model: Path, tensors: Sequence[str], batches: Iterable[Batch], threads: int) -> Iterable[dict[str, Any]]:
-    """The tensors of each batch, of which those that are no float are left out."""
-    import onnx
-    import onnxruntime
-
-    from compile_stage.precision.onnx_graph import write_graph
-
-    proto = onnx.load(model)
-    inputs = {value.name for value in proto.graph.input}
-    wanted = [name for name in tensors if name not in inputs]
-    if not wanted:
-        yield from ({name: batch[name] for name in tensors if batch[name].dtype == np.float32} for batch in batches)
-        return
-    del proto.graph.output[:]
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    path = write_graph(proto, model.parent / "observed")
-    del proto
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    fed = {value.name for value in session.get_inputs()}
-    for batch in batches:
-        answers = session.run(wanted, {name: array for name, array in batch.items() if name in fed})
-        values = dict(zip(wanted, answers, strict=True)) | {name: batch[name] for name in tensors if name in inputs}
-        yield {name: value for name, value in values.items() if value.dtype == np.float32}
 
 
 def _mean(value: Array, axis: int) -> Array:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +69,17 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
     view, plan = _plan(model, settings)
     if not plan.reads:
         return model, ""
-    seen = ranges.observe(path, _channel_axes(plan), batches, threads)
+    tensors = ranges.Activations(path, _channel_axes(plan), batches, threads)
+    seen = ranges.observe(tensors)
     groups = equalise(view, plan, seen, settings.kept, settings.levels) if settings.equalise else ()
     if groups:
         path = write_graph(model, path.parent / "equalised")
         model = onnx.load(path)
         view, plan = _plan(model, settings)
+        tensors = ranges.Activations(path, _channel_axes(plan), batches, threads)
     spans = {name: ranges.full_range(seen[name]) for name in plan.ranges if name in seen}
-    roundings = _choose_ranges(path, plan, spans, settings, batches, threads)
-    moved = _measure_shifts(path, plan, roundings, batches, threads) if settings.correct else {}
+    roundings = _choose_ranges(tensors, plan, spans, settings)
+    moved = _measure_shifts(tensors, plan, roundings) if settings.correct else {}
     _round_weights(view, plan, roundings, seen, moved, settings)
     qdq.write(qdq.View(model.graph), plan, roundings)
     del model.graph.value_info[:]  # runtimes infer them; those of tensors that were renamed would be wrong
@@ -116,15 +117,10 @@ def _channel_axes(plan: qdq.Plan) -> dict[str, int]:
 
 
 def _choose_ranges(
-    path: Path,
-    plan: qdq.Plan,
-    spans: Mapping[str, ranges.Range],
-    settings: Settings,
-    batches: Batches,
-    threads: int,
+    tensors: ranges.Activations, plan: qdq.Plan, spans: Mapping[str, ranges.Range], settings: Settings
 ) -> dict[str, qdq.Rounding]:
     """Scale and zero point for each range that is needed."""
-    counts = {} if settings.method == "minmax" else ranges.histograms(path, spans, batches, threads)
+    counts = {} if settings.method == "minmax" else ranges.histograms(tensors, spans)
     found = {}
     for name, span in spans.items():
         # Runtimes multiply two activations in integers only when at least neither has a zero point to take out.
@@ -140,19 +136,15 @@ def _choose_ranges(
 
 
 def _measure_shifts(
-    path: Path, plan: qdq.Plan, roundings: Mapping[str, qdq.Rounding], batches: Batches, threads: int
+    tensors: ranges.Activations, plan: qdq.Plan, roundings: Mapping[str, qdq.Rounding]
 ) -> dict[str, Any]:
     """What rounding does to the mean of each channel that a weight reads, on the first samples: it is the same on all."""
-    axes = {
-        layer.x: 1 if layer.node.op_type.startswith("Conv") else -1
-        for layer in plan.layers.values()
-        if plan.rounded.get(layer.x) in roundings
-    }
+    read = dict.fromkeys(layer.x for layer in plan.layers.values() if plan.rounded.get(layer.x) in roundings)
 
     def round_trip(name: str, values: Any) -> Any:
         return roundings[plan.rounded[name]].apply(values)
 
-    return ranges.rounding_shift(path, axes, round_trip, lambda: islice(batches(), _SHIFT_SAMPLES), threads)
+    return ranges.rounding_shift(tensors, read, round_trip, _SHIFT_SAMPLES)
 
 
 def _rounding(chosen: ranges.Range, symmetric: bool, signed: bool) -> qdq.Rounding:

@@ -53,7 +53,7 @@ def compare_samples(
 
     try:
         found = context.cached(
-            "cover/1", "", {**key, "packages": plugins.package_versions("onnx", "onnxruntime")}, make
+            "cover/2", "", {**key, "packages": plugins.package_versions("onnx", "onnxruntime")}, make
         )
     except CompileStageError as error:
         return (f"whether the calibration samples cover the validation samples is not known: {error.problem}",)

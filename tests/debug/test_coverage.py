@@ -36,7 +36,7 @@ def test_samples_of_one_distribution_cover_each_other(samples: Any) -> None:
     model, make = samples
     found = coverage(model, make("a", 1, 64), make("b", 2, 64))
     assert coverage_note(found) is None
-    assert found.tensors
+    assert found.looked_at > 3
 
 
 def test_larger_images_than_were_calibrated_are_noted_with_the_tensor(samples: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from compile_stage.core import plugins
+from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import CompileStageError, InternalError, PolicyError, SourceError, WorkerError
 from compile_stage.core.ports import Needs
 from compile_stage.core.records import Gate
@@ -88,6 +89,12 @@ def test_printing_does_not_garble_answers(engine: LocalEngine, tmp_path: Path) -
     assert "from Python" in text
     assert "from C" in text
     assert "from a child" in text
+
+
+def test_there_is_room_for_what_memory_holds(engine: LocalEngine) -> None:
+    """Broken: compilations side by side would push each other out of memory, or none would begin."""
+    assert engine.room(10**18) == 1
+    assert engine.room(1) == available_cores()
 
 
 def test_two_workers_at_once(engine: LocalEngine, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
-from compile_stage.engine.watch import MemoryWatch, gigabytes, kernel_oom_kills, name_death
+from compile_stage.engine import watch
+from compile_stage.engine.watch import MemoryWatch, free_memory_bytes, gigabytes, kernel_oom_kills, name_death
 
 GB = 1_000_000_000
 
@@ -58,3 +60,16 @@ def test_process_that_is_gone_has_none() -> None:
 def test_figures() -> None:
     assert (gigabytes(12_340_000_000), gigabytes(300_000_000)) == ("12.3 GB", "300 MB")
     assert kernel_oom_kills() >= 0
+
+
+def test_a_containers_limit_counts_and_the_files_it_read_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: in a container of 2 GB on a machine of 64, jobs side by side would be killed; or one that read a large file would run alone."""
+    monkeypatch.setattr(watch, "_CONTROL_GROUP", tmp_path)
+    outside = free_memory_bytes()
+    for name, text in {"memory.max": "50000000", "memory.current": "30000000", "memory.stat": "anon 9\ninactive_file 5000000\n"}.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+    assert free_memory_bytes() == 25_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory_bytes() == pytest.approx(outside, rel=0.5)

@@ -87,6 +87,32 @@ class Raises(_Fake):
         raise ValueError("operator Foo is not supported")
 
 
+# ------------------------------------------------------------------------------------- honest, and noting their times
+
+
+class Beside(_Fake):
+    """Takes its time, and writes down when: a line `name begin end` in the file that COMPILED_AT names."""
+
+    name = "fake-beside"
+
+    def compile(self, *args: Any, **kwargs: Any) -> Artifact:
+        began = time.monotonic()
+        time.sleep(1)
+        built = super().compile(*args, **kwargs)
+        with Path(os.environ["COMPILED_AT"]).open("a") as file:
+            file.write(f"{self.name} {began} {time.monotonic()}\n")
+        return built
+
+
+class Measures(Beside):
+    """Says that it times kernels while it compiles."""
+
+    name = "fake-measures"
+
+    def measures(self, target: Target) -> bool:
+        return True
+
+
 # -------------------------------------------------------------------------------------------------- answer wrongly
 
 

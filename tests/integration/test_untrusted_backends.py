@@ -67,6 +67,21 @@ def test_each_way_to_die_is_named_rightly_and_harms_nobody_else(
     assert result.exit_code == 0
 
 
+def test_a_compiler_that_measures_has_the_machine_alone(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a tuner would time its kernels beside another compilation, and keep the wrong ones."""
+    monkeypatch.setenv("COMPILED_AT", str(tmp_path / "times"))
+    policy = write_policy(
+        "backends: [fake-beside, fake-measures], precisions: [fp32]",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}",
+    )
+    assert run(small_model, policy, tmp_path / "out").exit_code == 0
+    times = {name: (float(b), float(e)) for name, b, e in map(str.split, (tmp_path / "times").read_text().splitlines())}
+    (begin, end), (other_begin, other_end) = times["fake-measures"], times["fake-beside"]
+    assert end <= other_begin or other_end <= begin
+
+
 def test_no_false_answer_passes(small_model: Path, write_policy: Callable[..., Path], tmp_path: Path) -> None:
     """Broken: a pass with an output lost, renamed, empty, shortened, of NaN or of other values than the original's."""
     policy = write_policy(

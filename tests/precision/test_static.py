@@ -151,7 +151,9 @@ def test_equalisation_is_exact_in_float(make: Callable[[Path], Made], tmp_path: 
     proto = onnx.load(simple)
     view = qdq.View(proto.graph)
     plan = qdq.plan(view, qdq.KNOWN, (), chain=False)
-    seen = ranges.observe(simple, static._channel_axes(plan), lambda: read_batches(samples, model.signature), threads=1)
+    seen = ranges.observe(
+        ranges.Activations(simple, static._channel_axes(plan), lambda: read_batches(samples, model.signature), 1)
+    )
     assert equalise_module.equalise(view, plan, seen, (), 127)
     onnx.save(proto, tmp_path / "equalised.onnx")
     assert snr_db(made, tmp_path / "equalised.onnx") > 100
@@ -264,17 +266,29 @@ def test_methods_cut_a_long_tail_and_nothing_else() -> None:
         assert ranges.choose("minmax", span, counts, True, 99.999) == span
 
 
-def test_statistics_of_channels_are_those_of_all_samples(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_statistics_of_channels_are_those_of_all_samples(threads: int, tmp_path: Path) -> None:
     """Broken: samples would be forgotten or mixed up between channels when they are looked at one at a time."""
     model, samples = models.conv_net(tmp_path / "made")
-    (found,) = ranges.observe(
-        Path(model.path), {"image": 1}, lambda: read_batches(samples, model.signature), threads=1
-    ).values()
+    tensors = ranges.Activations(
+        Path(model.path), {"image": 1}, lambda: read_batches(samples, model.signature), threads
+    )
+    (found,) = ranges.observe(tensors).values()
     images = np.load(Path(samples.path) / "inputs" / "image.npy")
     np.testing.assert_allclose(found.high, images.max((0, 2, 3)))
     np.testing.assert_allclose(found.low, images.min((0, 2, 3)))
     np.testing.assert_allclose(found.mean, images.mean((0, 2, 3), dtype=np.float64), atol=1e-6)
     np.testing.assert_allclose(found.square, (images.astype(np.float64) ** 2).mean((0, 2, 3)), rtol=1e-6)
+
+
+def test_threads_change_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the same model, samples and policy would give another artifact on a machine with more cores."""
+    made = loud_transformer(tmp_path / "made")
+    files = []
+    for threads in (1, 4):
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+        files.append(Path(lower(made, OPERANDS, tmp_path / str(threads)).path).read_bytes())
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize(
