@@ -19,6 +19,7 @@ from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.core.sample_files import read_batches
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.torch_programs import flat_module
 
 DELEGATE = "XnnpackBackend"
 PORTABLE = "portable operators"
@@ -52,7 +53,7 @@ def compile_program(
         _sized(tensor, axes) for tensor, axes in zip(tree.tree_leaves(program.example_inputs), bounds, strict=True)
     )
     try:
-        exported = _export(_flat(program), example, bounds, model.signature.inputs, gathered=True)
+        exported = _export(flat_module(program), example, bounds, model.signature.inputs, gathered=True)
         if scheme.precision != "fp32":
             quantised = _quantise(exported, example, model.signature, scheme, calibration)
             exported = _export(quantised, example, bounds, model.signature.inputs, gathered=False)
@@ -65,27 +66,6 @@ def compile_program(
         raise NothingCompiledError(
             f"ExecuTorch can't compile the program in {scheme.precision}: {sentence(error)}"
         ) from error
-
-
-def _flat(program: Any) -> Any:
-    """The program's module with its inputs flat, in the signature's order, and its outputs as a tuple. It takes sizes that the program was not
-    exported for, a batch of 1 above all: exporting it anew finds out which are right."""
-    import torch
-
-    tree = torch.utils._pytree
-    module, in_spec = program.module(check_guards=False), program.call_spec.in_spec
-
-    class Flat(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
-            self.training = False  # a program's module has no eval(): it is frozen already
-
-        def forward(self, *tensors: Any) -> Any:
-            args, kwargs = tree.tree_unflatten(list(tensors), in_spec)
-            return tuple(tree.tree_leaves(self.module(*args, **kwargs)))
-
-    return Flat()
 
 
 def _sized(tensor: Any, axes: Mapping[int, tuple[int, int]]) -> Any:

@@ -31,6 +31,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
+from compile_stage.core.torch_programs import threads_restored, use_threads
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -124,15 +125,12 @@ class Inductor:
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
-        import torch
-
-        before = torch.get_num_threads()
         session = _InductorSession(Path(artifact.path) / artifact.entry, artifact.signature, threads)
-        try:
-            yield session
-        finally:
-            session.close()
-            torch.set_num_threads(before)
+        with threads_restored():
+            try:
+                yield session
+            finally:
+                session.close()
 
 
 class _InductorSession:
@@ -157,9 +155,7 @@ class _InductorSession:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        # PyTorch's threads are a setting of the process, and OpenMP's one of the calling thread: asking sets the latter.
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        use_threads(self._threads)
         arrays = [batch[spec.name] for spec in self.signature.inputs]
         # The generated code reads memory in row-major order, whatever the strides say, and tensors must be writeable.
         tensors = [torch.from_numpy(a if a.flags.c_contiguous and a.flags.writeable else a.copy("C")) for a in arrays]

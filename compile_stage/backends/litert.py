@@ -28,6 +28,7 @@ from compile_stage.core.ports import Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.sample_files import read_index
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.torch_programs import flat_module
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -251,19 +252,6 @@ def _convert(model: PortableModel, shapes: Sequence[tuple[int, ...]]) -> bytes:
 
     tree = torch.utils._pytree
     program = torch.export.load(model.path)
-    # Exported anew for these sizes, so the sizes that the program was exported for don't bind.
-    module, in_spec = program.module(check_guards=False), program.call_spec.in_spec
-
-    class Flat(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
-            self.training = False  # a program's module has no eval(): it is frozen already
-
-        def forward(self, *tensors: Any) -> Any:
-            args, kwargs = tree.tree_unflatten(list(tensors), in_spec)
-            return tuple(tree.tree_leaves(self.module(*args, **kwargs)))
-
     example = []
     for tensor, shape in zip(tree.tree_leaves(program.example_inputs), shapes, strict=True):
         sized = tensor
@@ -272,7 +260,7 @@ def _convert(model: PortableModel, shapes: Sequence[tuple[int, ...]]) -> bytes:
         example.append(sized.contiguous())
     try:
         with torch.no_grad():
-            return bytes(litert_torch.convert(Flat(), tuple(example)).model_content())
+            return bytes(litert_torch.convert(flat_module(program), tuple(example)).model_content())
     except Exception as error:  # what fails in a compiler of Python shares no base class
         raise NothingCompiledError(f"LiteRT's converter can't convert the program: {_sentence(error)}") from error
 

@@ -23,6 +23,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
+from compile_stage.core.torch_programs import flat_module, threads_restored, use_threads
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -84,15 +85,12 @@ class TorchScript:
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
-        import torch
-
-        before = torch.get_num_threads()
         session = _ScriptSession(Path(artifact.path) / artifact.entry, artifact.signature, threads)
-        try:
-            yield session
-        finally:
-            session.close()
-            torch.set_num_threads(before)
+        with threads_restored():
+            try:
+                yield session
+            finally:
+                session.close()
 
 
 class _ScriptSession:
@@ -117,9 +115,7 @@ class _ScriptSession:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        # PyTorch's threads are a setting of the process, and OpenMP's one of the calling thread: asking sets the latter.
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        use_threads(self._threads)
         arrays = [batch[spec.name] for spec in self.signature.inputs]
         tensors = [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays]
         # The executor would profile the first calls and then compile anew, for each shape again.
@@ -152,20 +148,8 @@ def _trace(model: PortableModel) -> Any:
 
     tree = torch.utils._pytree
     program = torch.export.load(model.path)
-    module, in_spec = program.module(check_guards=False), program.call_spec.in_spec
-    _open_sizes(module)
-
-    class Flat(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
-            self.training = False  # a program's module has no eval(): it is frozen already
-
-        def forward(self, *tensors: Any) -> Any:
-            args, kwargs = tree.tree_unflatten(list(tensors), in_spec)
-            return tuple(tree.tree_leaves(self.module(*args, **kwargs)))
-
-    flat = Flat()
+    flat = flat_module(program)
+    _open_sizes(flat.module)
     example = tuple(tree.tree_leaves(program.example_inputs))
     try:
         with torch.no_grad():

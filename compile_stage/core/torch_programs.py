@@ -1,0 +1,51 @@
+"""What backends that are made of PyTorch share: a program's module with its tensors in a row, and PyTorch's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def flat_module(program: Any) -> Any:
+    """The module of an exported program with its inputs in a row, in the order of the signature, and its outputs as a tuple.
+
+    It takes sizes that the program was not exported for, a batch of 1 above all: who exports or traces it anew finds out which are right.
+    """
+    import torch
+
+    tree = torch.utils._pytree
+    module, in_spec = program.module(check_guards=False), program.call_spec.in_spec
+
+    class Flat(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+            self.training = False  # a program's module has no eval(): it is frozen already
+
+        def forward(self, *tensors: Any) -> Any:
+            args, kwargs = tree.tree_unflatten(list(tensors), in_spec)
+            return tuple(tree.tree_leaves(self.module(*args, **kwargs)))
+
+    return Flat()
+
+
+def use_threads(count: int) -> None:
+    """Have PyTorch compute with so many threads, in the thread that calls: its own are a setting of the process, and OpenMP's one of the calling
+    thread, which asking sets."""
+    import torch
+
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+@contextmanager
+def threads_restored() -> Iterator[None]:
+    """Leave the process with as many threads as it had."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
