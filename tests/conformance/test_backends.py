@@ -1,4 +1,4 @@
-"""Every installed backend, through every check of the kit, at every scheme, on real models."""
+"""Every installed backend, here or in a toolchain of its own, through every check of the kit, at every scheme, on real models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from compile_stage.core import plugins
 from compile_stage.core.records import Target
 from compile_stage.testing import Finding, check_backend, models
+
+from . import in_toolchain
 
 SLOW = ("executorch", "inductor", "iree", "litert", "tvm", "xla")
 """Compilers that take tens of seconds for a case of the kit: they are looked at with --compilers, as CI does in a job for each."""
@@ -35,8 +37,11 @@ def demand_time(request: pytest.FixtureRequest, backend: Any) -> None:
 @pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
 def test_backend_conforms(backend: Any, make: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     demand_time(request, backend)
-    model, samples = make(tmp_path / "model")
-    findings = check_backend(backend, model, samples, tmp_path / "work")
+    if plugins.interpreter_of(backend.name):
+        findings = in_toolchain.check(backend.name, make.__name__, tmp_path)
+    else:
+        model, samples = make(tmp_path / "model")
+        findings = check_backend(backend, model, samples, tmp_path / "work")
     assert {finding.case.split("/")[1] for finding in findings} >= {"fp32"}, "fp32, the safe floor, was not looked at"
     assert failures(findings) == []
 
@@ -44,6 +49,9 @@ def test_backend_conforms(backend: Any, make: Any, request: pytest.FixtureReques
 def test_backend_conforms_with_a_fixed_batch(backend: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """A model whose export fixed the batch is calibrated, compiled and run at that batch."""
     demand_time(request, backend)
-    model, samples = models.conv_net(tmp_path / "model", batch=4)
-    findings = check_backend(backend, model, samples, tmp_path / "work", precisions=("fp32", "int8"))
+    if plugins.interpreter_of(backend.name):
+        findings = in_toolchain.check(backend.name, "conv_net", tmp_path, batch=4)
+    else:
+        model, samples = models.conv_net(tmp_path / "model", batch=4)
+        findings = check_backend(backend, model, samples, tmp_path / "work", precisions=("fp32", "int8"))
     assert failures(findings) == []
