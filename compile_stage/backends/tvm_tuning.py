@@ -67,11 +67,12 @@ def refuse_record(name: str, content: bytes) -> str | None:
     """The reason when a file can't be a round of trials of the workload that its name says; `RecordStore.read` asks TVM for the rest."""
     try:
         stored = json.loads(content)
-        (hashed, module), trials, records = stored["workload"], stored["trials"], stored["records"]
+        workload, trials, records = stored["workload"], stored["trials"], stored["records"]
     except (ValueError, KeyError, TypeError):
         return "it is not the JSON of a round of trials"
-    if not (isinstance(hashed, str) and isinstance(module, str) and isinstance(records, list)):
+    if not isinstance(workload, list) or [type(part) for part in workload] != [str, str] or type(records) is not list:
         return "it is not the JSON of a round of trials"
+    hashed = workload[0]
     if not name.startswith(f"{hashed}-"):
         return "it is of another workload than its name says"
     if type(trials) is not int or not max(1, len(records)) <= trials <= ROUND or len(records) > _KEPT:

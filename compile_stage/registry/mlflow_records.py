@@ -33,13 +33,17 @@ def pull(client: Any, key: str, have: Collection[str], into: Path) -> None:
         for run in _runs(client, _experiment(client), key):
             held = _held(client, run)
             wanted = [name for name, size in held.items() if name not in have and size <= MAX_BYTES]
-            # All of them in one call, which MLflow makes side by side; a few, one by one.
-            whole = len(wanted) == len(held) > 0
-            for path in [_FOLDER] if whole else [f"{_FOLDER}/{name}" for name in wanted]:
-                client.download_artifacts(run, path, scratch)
-            for name in wanted:
-                if not (into / name).exists():
-                    shutil.move(Path(scratch) / _FOLDER / name, into / name)
+            if len(wanted) == len(held) > 0:  # in one call, which MLflow makes side by side
+                whole = Path(client.download_artifacts(run, _FOLDER, scratch))
+                got = {name: whole / name for name in wanted}
+            else:
+                got = {
+                    name: Path(client.download_artifacts(run, f"{_FOLDER}/{name}", scratch))
+                    for name in wanted
+                    if not (into / name).exists()
+                }
+            for name, path in got.items():
+                shutil.move(path, into / name)
 
 
 def push(client: Any, key: str, records: Mapping[str, Path]) -> int:

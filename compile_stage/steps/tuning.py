@@ -46,7 +46,7 @@ def pull_records(context: Context, source: SourceModel, jobs: Sequence[Job]) -> 
             continue
         notes += [f"the tuning record {name} of {key} in the registry was refused: {why}" for name, why in refused]
         if taken:
-            notes.append(f"{taken} tuning records of {key} were taken from the registry")
+            notes.append(f"tuning records taken from the registry: {taken}, of {key}")
     return tuple(notes)
 
 
@@ -66,7 +66,7 @@ def push_records(context: Context, source: SourceModel, target: TargetResult) ->
             notes.append(f"tuning records could not be kept in the registry; the next run tries again: {error}")
             continue
         if added:
-            notes.append(f"{added} tuning records of {key} were added to the registry")
+            notes.append(f"tuning records added to the registry: {added}, of {key}")
     return replace(target, notes=(*target.notes, *notes))
 
 
