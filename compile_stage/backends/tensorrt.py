@@ -354,8 +354,7 @@ def _build(model: PortableModel, target: Target, asked: Mapping[str, Any], into:
 def _known(key: str) -> list[bytes]:
     """What was timed for such a GPU with this version, by earlier builds here and elsewhere."""
     folder = tuning_records.folder_of(key)
-    files = {name: (folder / name).read_bytes() for name in tuning_records.names_in(folder)}
-    return [content for name, content in files.items() if tuning_records.refuse(name, content) is None]
+    return [path.read_bytes() for path in tuning_records.intact_in(folder).values()]
 
 
 def _combined(known: Sequence[bytes]) -> bytes:

@@ -102,8 +102,8 @@ class Tvm:
         """`core.ports.RecordKeeper`. Without trials, those that lie in the cache are used, and none are asked for."""
         from compile_stage.backends.tvm_tuning import records_key
 
-        trials = target.options.get(self.name, {}).get("trials")
-        return records_key(packages["apache-tvm"], target.threads) if trials else None
+        trials, version = target.options.get(self.name, {}).get("trials"), packages.get("apache-tvm")
+        return records_key(version, target.threads) if trials and version else None
 
     def refuse_record(self, name: str, content: bytes) -> str | None:
         """`core.ports.RecordKeeper`."""

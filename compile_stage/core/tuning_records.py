@@ -49,6 +49,11 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
 
 
+def intact_in(folder: Path) -> dict[str, Path]:
+    """The records in a folder that have the content that they are named after."""
+    return {name: folder / name for name in names_in(folder) if refuse(name, (folder / name).read_bytes()) is None}
+
+
 def name_of(what: str, suffix: str, content: bytes) -> str:
     """The name of a record with that content."""
     return f"{what}-{_digest(content)}.{suffix}"

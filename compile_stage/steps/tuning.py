@@ -31,13 +31,13 @@ def pull_records(context: Context, source: SourceModel, jobs: Sequence[Job]) -> 
                 f"the registry {registry.name} keeps no tuning records: for {key} there are this machine's only"
             )
             continue
-        folder = tuning_records.folder_of(key)
         try:
+            folder = tuning_records.folder_of(key)
             with (
                 context.events.step(_STEP),
                 tempfile.TemporaryDirectory(dir=context.scratch) as pulled,
             ):
-                registry.pull_records(source, key, frozenset(tuning_records.names_in(folder)), Path(pulled))
+                registry.pull_records(source, key, frozenset(tuning_records.intact_in(folder)), Path(pulled))
                 taken, refused = _admit(Path(pulled), folder, backend)
         except (CompileStageError, OSError) as error:
             notes.append(
@@ -54,11 +54,10 @@ def push_records(context: Context, source: SourceModel, target: TargetResult) ->
     """Add what this machine measured, now or before, to what the registry keeps; the result tells of it."""
     registry, notes = plugins.load("registries", source.registry), []
     for key, _ in _keys([candidate.job for candidate in target.candidates]):
-        folder = tuning_records.folder_of(key)
-        mine = {name: folder / name for name in tuning_records.names_in(folder)}
-        if not mine or not isinstance(registry, RecordRegistry):
-            continue
         try:
+            mine = tuning_records.intact_in(tuning_records.folder_of(key))
+            if not mine or not isinstance(registry, RecordRegistry):
+                continue
             with context.events.step(_STEP) as mark:
                 added = registry.push_records(source, key, mine)
                 mark.cached = not added
@@ -87,10 +86,17 @@ def _admit(pulled: Path, folder: Path, backend: RecordKeeper) -> tuple[int, list
     taken, refused = 0, []
     for path in sorted(pulled.iterdir()):
         content = path.read_bytes()
-        reason = tuning_records.refuse(path.name, content) or backend.refuse_record(path.name, content)
+        reason = tuning_records.refuse(path.name, content) or _refuse(backend, path.name, content)
         if reason is None:
             tuning_records.write(folder, path.name, content)
             taken += 1
         else:
             refused.append((path.name, reason))
     return taken, refused
+
+
+def _refuse(backend: RecordKeeper, name: str, content: bytes) -> str | None:
+    try:
+        return backend.refuse_record(name, content)
+    except Exception as error:  # noqa: BLE001 - what a plug-in stumbles over is no record that it could use
+        return f"the backend can't read it: {type(error).__name__}: {error}"

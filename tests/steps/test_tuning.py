@@ -110,6 +110,34 @@ def test_garbage_is_refused_by_name_and_the_rest_is_taken(
     assert notes[-1] == f"tuning records taken from the registry: 1, of {KEY}"
 
 
+def test_what_was_damaged_here_is_had_again_and_not_handed_on(
+    context: Context, source: SourceModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Broken: a failing disk here would spoil the records of all, or keep the good ones out."""
+    here = a_machine(monkeypatch, tmp_path / "one")
+    shared = measured(here, b"shared")
+    push_records(context, source, done(JOB))
+    own = measured(here, b"own")
+    (here / shared).write_bytes(b"sha")
+    (here / own).write_bytes(b"ow")
+    assert pull_records(context, source, [JOB]) == (f"tuning records taken from the registry: 1, of {KEY}",)
+    assert (here / shared).read_bytes() == b"shared"
+    assert push_records(context, source, done(JOB)).notes == ()
+    assert tuning_records.names_in(tmp_path / "registry" / ".tuning" / KEY) == [shared]
+
+
+def test_a_plug_in_that_stumbles_over_a_record_refuses_it(
+    context: Context, source: SourceModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Broken: a file in the registry could end every run that uses somebody's backend."""
+    measured(tmp_path / "registry" / ".tuning" / KEY, b"good")
+    here = a_machine(monkeypatch, tmp_path / "fresh")
+    monkeypatch.setattr(TensorRt, "refuse_record", _broken)
+    (note,) = pull_records(context, source, [JOB])
+    assert "OSError: the disk is gone" in note
+    assert tuning_records.names_in(here) == []
+
+
 def test_a_registry_in_trouble_is_told_and_the_run_goes_on(
     context: Context, source: SourceModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
