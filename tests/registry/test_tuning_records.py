@@ -111,7 +111,7 @@ def test_an_upload_that_was_killed_is_mended(embedded: str, tmp_path: Path) -> N
     assert stored.read_text() == "whole"
 
 
-def test_trouble_is_one_sentence(embedded: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trouble_is_one_sentence(embedded: str, tmp_path: Path) -> None:
     """Broken: the run would end with a traceback for what it can do without."""
     from mlflow import MlflowClient
 
@@ -122,9 +122,7 @@ def test_trouble_is_one_sentence(embedded: str, monkeypatch: pytest.MonkeyPatch,
     client.delete_experiment(client.get_experiment_by_name(mlflow_records.EXPERIMENT).experiment_id)
     with pytest.raises(RegistryError, match="was deleted"):
         registry.push_records(source, key, mine)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(RegistryError, match="reached"):
+    with pytest.raises(RegistryError, match="was deleted"):
         registry.pull_records(source, key, frozenset(), tmp_path)
 
 
