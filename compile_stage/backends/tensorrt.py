@@ -192,7 +192,7 @@ class _TensorRtSession:
             raise UsageError(reason)
         held = []  # until the stream is through: copies to the device go on after the call that starts them
         for spec in self.signature.inputs:
-            array = np.ascontiguousarray(batch[spec.name])
+            array = np.asarray(batch[spec.name], order="C")  # not ascontiguousarray, which gives a scalar an axis
             held.append(array)
             if not context.set_input_shape(spec.name, array.shape):
                 raise UsageError(
