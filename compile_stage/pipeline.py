@@ -47,6 +47,7 @@ from compile_stage.steps.publish import publish
 from compile_stage.steps.resolve import refuse_policy, resolve
 from compile_stage.steps.sample import compare_samples, samples_for
 from compile_stage.steps.select import judge_performance, select, waive
+from compile_stage.steps.tuning import pull_records, push_records
 from compile_stage.steps.validate import reference
 
 Render = Callable[[RunResult], Mapping[str, Path]]
@@ -91,6 +92,7 @@ def run(context: Context, made: Plan, order: Order) -> RunResult:
     targets = tuple(package(context, made, target, origin.answer, order.out) for target in targets)
     ending = _ending(targets)
     if order.publish:
+        targets = tuple(push_records(context, made.source, target) for target in targets)
         files = order.render(_result(context, made, framework, targets, ending))
         targets = tuple(publish(context, made.source, target, files) for target in targets)
         if order.promote and ending.exit_code == EXIT_OK:
@@ -145,6 +147,7 @@ def _prove(context: Context, home: Worker, made: Plan, target_policy: TargetPoli
     expected = reference(context, home, source, samples["validation"], target)
     others = other_forms(context, home, source, jobs)
     material = Material(portable=portable, samples=samples, expected=expected, others=others)
+    notes += pull_records(context, source, jobs)
     candidates = attempt_all(context, policy, jobs, material)
     candidates = [waive(c, target_policy, policy.waivers, context.today) for c in candidates]
     candidates = mix_missed(context, policy, target_policy, candidates, material)

@@ -162,7 +162,7 @@ class _ExecuTorchSession:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch) or self._refuse_size(batch)) is not None:
             raise UsageError(reason)
-        arrays = [np.ascontiguousarray(batch[spec.name]) for spec in self.signature.inputs]
+        arrays = [np.asarray(batch[spec.name], order="C") for spec in self.signature.inputs]
         tensors = [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays]
         with _LOCK:
             answers = self._ready()(tensors, True)  # True: copies, not the program's own memory

@@ -210,7 +210,7 @@ class _IreeSession:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        answer = self._call(*(np.ascontiguousarray(batch[spec.name]) for spec in self.signature.inputs))
+        answer = self._call(*(np.asarray(batch[spec.name], order="C") for spec in self.signature.inputs))
         arrays = answer if isinstance(answer, tuple) else (answer,)
         if len(arrays) != len(self.signature.outputs):
             raise IntegrityError(f"the module has {len(arrays)} outputs, the model {len(self.signature.outputs)}")
@@ -275,12 +275,16 @@ def _workers(expected: int) -> int | None:
 
 
 def _trials(signature: Signature, target: Target) -> Iterator[Batch]:
-    """Zeros of every batch size that the target names, where the sizes of all other dimensions are known."""
+    """Zeros of every batch size that the target names, where the sizes of all other dimensions are known. A first axis of a fixed size is no batch: an
+    operator's weights may be an input."""
     for size in target.batch_sizes:
         batch = {}
         for spec in signature.inputs:
             typical = target.shapes[spec.name].typical if spec.name in target.shapes else spec.shape
-            shape = (size, *typical[1:]) if spec.shape else ()
+            shape = tuple(
+                size if isinstance(own, str) and at == 0 else dim
+                for at, (own, dim) in enumerate(zip(spec.shape, typical, strict=True))
+            )
             if not all(isinstance(dim, int) for dim in shape):
                 return
             batch[spec.name] = np.zeros([int(dim) for dim in shape], dtype=spec.dtype)

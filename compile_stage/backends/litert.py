@@ -233,13 +233,13 @@ def _narrowed(spec: TensorSpec, array: Any, dtype: Any) -> Any:
     import numpy as np
 
     if array.dtype == dtype:
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")
     limits = np.iinfo(dtype)
     if array.size and (array.min() < limits.min or array.max() > limits.max):
         raise UsageError(
             f"input {spec.name!r} holds {int(array.min())} to {int(array.max())}, and the compiled model takes {dtype.__name__} only"
         )
-    return np.ascontiguousarray(array.astype(dtype))
+    return np.asarray(array, dtype, order="C")
 
 
 # ----------------------------------------------------------------------------------------------------------- converting

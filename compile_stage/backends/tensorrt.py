@@ -5,7 +5,8 @@ calibrators (TensorRT 11 has dropped both; 10 knows strong typing too). Polygrap
 TensorRT and PyCUDA. What each layer really takes and gives is read back with the engine inspector.
 
 The artifact is an engine for one kind of GPU and one version of TensorRT, unless an option asks for more, and beside it the timing cache of its kernels: with that, the same
-kernels are chosen again. A cache per GPU and version is kept below the stage's own, so later builds start from what was timed before.
+kernels are chosen again. Timing caches are kept as tuning records (`core.tuning_records`) by version and machine, so later builds start from what was timed before, here or
+on another machine.
 
 **Never run by us**: there was no GPU where it was written. Calls are type-checked against the bindings of TensorRT 11.4 (typings/tensorrt).
 """
@@ -15,15 +16,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compile_stage.core.cache import cache_root
+from compile_stage.core import tuning_records
 from compile_stage.core.compiled import describe, refuse_form
-from compile_stage.core.digest import digest_tree
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
 ENGINE, TIMINGS = "model.engine", "timing.cache"
+_TIMED = "timings"  # what a record's name begins with
 
 Shape = tuple[int, ...]
 
@@ -74,7 +74,7 @@ _SHOWS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "
 
 
 class TensorRt:
-    """The backend (`core.ports.Backend`)."""
+    """The backend (`core.ports.Backend`, `core.ports.RecordKeeper`)."""
 
     name: ClassVar[str] = "tensorrt"
     requires: ClassVar[tuple[str, ...]] = ("tensorrt", "pycuda", "polygraphy")
@@ -102,6 +102,15 @@ class TensorRt:
         """`core.ports.MeasuringCompiler`: the builder times its kernels on the GPU."""
         return target.device == "cuda"
 
+    def records_key(self, target: Target, packages: Mapping[str, str]) -> str | None:
+        """`core.ports.RecordKeeper`: every build times kernels, but one that is given its timings by option."""
+        pinned = "timing_cache" in target.options.get(self.name, {})
+        return None if pinned else f"tensorrt-{packages.get('tensorrt', 'unknown')}/{hardware().fingerprint}"
+
+    def refuse_record(self, name: str, content: bytes) -> str | None:
+        """`core.ports.RecordKeeper`: only TensorRT can read one, and leaves out what is of another device or version."""
+        return None if name.startswith(f"{_TIMED}-") and content else "it is no timing cache"
+
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target)) is not None:
             return reason
@@ -124,7 +133,7 @@ class TensorRt:
         if (reason := _refuse_options(asked)) is not None:
             raise UsageError(reason)
         into.mkdir(parents=True, exist_ok=True)
-        _build(model, target, asked, into)
+        _build(model, target, asked, into, self.records_key(target, self.toolchain()))
         engine = _load((into / ENGINE).read_bytes(), bool(asked.get("version_compatible")))
         executed = read_layers(_inspect(engine))
         if (shown := _SHOWS.get(scheme.precision)) is not None and not executed["precision"].get(shown):
@@ -187,7 +196,7 @@ class _TensorRtSession:
             raise UsageError(reason)
         held = []  # until the stream is through: copies to the device go on after the call that starts them
         for spec in self.signature.inputs:
-            array = np.ascontiguousarray(batch[spec.name])
+            array = np.asarray(batch[spec.name], order="C")  # not ascontiguousarray, which gives a scalar an axis
             held.append(array)
             if not context.set_input_shape(spec.name, array.shape):
                 raise UsageError(
@@ -304,8 +313,8 @@ def profile_shapes(signature: Signature, target: Target) -> dict[str, tuple[Shap
 # ----------------------------------------------------------------------------------------------------------- building
 
 
-def _build(model: PortableModel, target: Target, asked: Mapping[str, Any], into: Path) -> None:
-    """Write the engine and its timing cache."""
+def _build(model: PortableModel, target: Target, asked: Mapping[str, Any], into: Path, key: str | None) -> None:
+    """Write the engine and its timing cache, which is kept under the key of tuning records."""
     import tensorrt as trt
     from polygraphy.backend.trt import CreateConfig, Profile, engine_bytes_from_network, network_from_onnx_path
     from polygraphy.exception import PolygraphyException
@@ -313,12 +322,11 @@ def _build(model: PortableModel, target: Target, asked: Mapping[str, Any], into:
     profile = Profile()
     for name, (low, usual, high) in profile_shapes(model.signature, target).items():
         profile.add(name, min=low, opt=usual, max=high)
-    kept = _timings()
-    start = Path(asked["timing_cache"]) if "timing_cache" in asked else kept
-    if "timing_cache" in asked and not start.is_file():
-        raise UsageError(f"tensorrt's option timing_cache names {start}, which is no file")
-    if start.is_file():
-        shutil.copyfile(start, into / TIMINGS)
+    if "timing_cache" in asked and not Path(asked["timing_cache"]).is_file():
+        raise UsageError(f"tensorrt's option timing_cache names {asked['timing_cache']}, which is no file")
+    known = _known(key) if key else [Path(asked["timing_cache"]).read_bytes()]
+    if known:
+        (into / TIMINGS).write_bytes(known[0] if len(known) == 1 else _combined(known))
     limits = {trt.MemoryPoolType.WORKSPACE: asked["workspace_mb"] << 20} if "workspace_mb" in asked else None
     compatible = {
         "same_compute_capability": trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY,
@@ -327,7 +335,7 @@ def _build(model: PortableModel, target: Target, asked: Mapping[str, Any], into:
     # No precision flags: CreateConfig then sets none, and takes back TensorFloat-32, which TensorRT would otherwise use for float32.
     config = CreateConfig(
         profiles=[profile],
-        load_timing_cache=str(into / TIMINGS) if start.is_file() else None,
+        load_timing_cache=str(into / TIMINGS) if known else None,
         memory_pool_limits=limits,
         profiling_verbosity=trt.ProfilingVerbosity.DETAILED,  # for the inspector
         builder_optimization_level=asked.get("optimization_level"),
@@ -342,22 +350,30 @@ def _build(model: PortableModel, target: Target, asked: Mapping[str, Any], into:
         raise NothingCompiledError(f"TensorRT can't build the engine: {_sentence(error)}") from error
     with open(into / ENGINE, "wb") as file:
         file.write(memoryview(content))
-    if "timing_cache" not in asked:
-        _keep(into / TIMINGS, kept)
+    if key:
+        made = (into / TIMINGS).read_bytes()
+        tuning_records.write(tuning_records.folder_of(key), tuning_records.name_of(_TIMED, "cache", made), made)
 
 
-def _timings() -> Path:
-    """What was timed on this machine's GPU with this version, by earlier builds."""
-    version = package_versions("tensorrt").get("tensorrt", "unknown")
-    return cache_root() / "tensorrt" / f"{hardware().fingerprint}-{version}.cache"
+def _known(key: str) -> list[bytes]:
+    """What was timed for such a GPU with this version, by earlier builds here and elsewhere."""
+    folder = tuning_records.folder_of(key)
+    return [path.read_bytes() for path in tuning_records.intact_in(folder).values()]
 
 
-def _keep(made: Path, kept: Path) -> None:
-    """Put the new cache, which holds the old one too, in its place at once: another stage may be reading it."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.with_name(f"{kept.name}.{digest_tree(made.parent)[7:15]}.part")
-    shutil.copyfile(made, part)
-    part.replace(kept)
+def _combined(known: Sequence[bytes]) -> bytes:
+    """One timing cache of all that belong to this device and version."""
+    import tensorrt as trt
+
+    builder = trt.Builder(trt.Logger(trt.Logger.WARNING))
+    config = builder.create_builder_config()
+    whole = config.create_timing_cache(b"")
+    if whole is None:
+        return known[0]
+    for content in known:
+        if (one := config.create_timing_cache(content)) is not None:
+            whole.combine(one, ignore_mismatch=False)
+    return bytes(memoryview(whole.serialize()))
 
 
 def _load(content: bytes, version_compatible: bool) -> trt.ICudaEngine:

@@ -23,8 +23,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compile_stage.core import tuning_records
 from compile_stage.core.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.digest import digest_of
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -60,7 +62,7 @@ _ALIGNMENT = 64  # bytes; what TVM's kernels assume of a tensor
 
 
 class Tvm:
-    """The backend (`core.ports.Backend`, `core.ports.Tuner`)."""
+    """The backend (`core.ports.Backend`, `core.ports.Tuner`, `core.ports.RecordKeeper`)."""
 
     name: ClassVar[str] = "tvm"
     requires: ClassVar[tuple[str, ...]] = ("tvm", "tvm_ffi")
@@ -100,6 +102,19 @@ class Tvm:
         """`core.ports.MeasuringCompiler`: each trial is timed."""
         return bool(target.options.get(self.name, {}).get("trials"))
 
+    def records_key(self, target: Target, packages: Mapping[str, str]) -> str | None:
+        """`core.ports.RecordKeeper`. Without trials, those that lie in the cache are used, and none are asked for."""
+        from compile_stage.backends.tvm_tuning import records_key
+
+        trials, version = target.options.get(self.name, {}).get("trials"), packages.get("apache-tvm")
+        return records_key(version, target.threads) if trials and version else None
+
+    def refuse_record(self, name: str, content: bytes) -> str | None:
+        """`core.ports.RecordKeeper`."""
+        from compile_stage.backends.tvm_tuning import refuse_record
+
+        return refuse_record(name, content)
+
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target)) is not None:
             return reason
@@ -120,7 +135,7 @@ class Tvm:
         into: Path,
         calibration: SampleSet | None = None,
     ) -> Artifact:
-        from compile_stage.backends.tvm_tuning import RecordStore, tune
+        from compile_stage.backends.tvm_tuning import RecordStore, records_key, tune
 
         asked = target.options.get(self.name, {})
         for reason in (_refuse_options(asked), refuse_buckets(self.name, model.signature, target)):
@@ -135,7 +150,7 @@ class Tvm:
             database, tuned = tune(
                 fused,
                 machine,
-                RecordStore.of_this_machine(self.toolchain()["apache-tvm"], target.threads),
+                RecordStore(tuning_records.folder_of(records_key(self.toolchain()["apache-tvm"], target.threads))),
                 trials=int(asked.get("trials", 0)),
                 seconds=60 * float(asked.get("tuning_minutes", Budget().job_minutes * _TUNING_SHARE)),
                 threads=target.threads,
@@ -148,7 +163,9 @@ class Tvm:
             ]
         }
         executed, notes = _read_back(into / "model.so", options, target.threads, model.signature, kernels)
-        executed["tuning"] |= {"trials": tuned.trials}
+        # The files are named by their content, so the digest of the names pins what the kernels were chosen by.
+        pinned = {"records": len(tuned.records), "records_digest": digest_of(tuned.records)}
+        executed["tuning"] |= {"trials": tuned.trials, **(pinned if tuned.records else {})}
         notes += tuple(filter(None, [padding_note(model.signature, shapes)]))
         if tuned.stopped:
             notes += (

@@ -1,12 +1,11 @@
 """Tuning for the backend `tvm`, and the records that it leaves.
 
 What is tuned is a workload: the loops of one fused operator at fixed shapes, without its weights. So what was measured for one model serves every other
-that has the same operator. Records are kept by TVM version, machine, thread count and workload:
+that has the same operator. Records are kept (`core.tuning_records`) by TVM version, machine and thread count, one file for a round of trials of one workload:
 
-    <cache>/tuning/tvm-0.27.0/x86_64-1a2b3c4d5e6f7081-2-threads/<workload>/<digest>.json
+    <cache>/tuning/tvm-0.27.0/x86_64-1a2b3c4d5e6f7081-2-threads/<workload>-<digest>.json
 
-One file holds one round of trials and is written whole or not at all, so a process that is killed loses the round that it was in, and two that
-tune at once add to each other.
+A process that is killed loses the round that it was in, and two that tune at once add to each other.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import sys
 import tempfile
 import time
@@ -24,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from compile_stage.core.cache import cache_root
-from compile_stage.core.digest import canonical_json, digest_of
+from compile_stage.core import tuning_records
+from compile_stage.core.digest import canonical_json
 from compile_stage.core.environment import hardware
 from compile_stage.core.records import record
 
@@ -38,7 +36,6 @@ _WARM_UP = 2 * ROUND  # trials after which the cost model has a say; TVM's own 1
 # An eighth of TVM's own population: with the budgets that a pipeline has, more is searched than could ever be measured.
 _POPULATION = {"population_size": 64, "init_min_unmeasured": 16, "genetic_num_iters": 2, "genetic_max_fail_count": 4}
 _LATE = "time is up"
-_STALE_S = 3600.0  # a part of a file that is so old is of a process that was killed
 _RUN = {"number": 1, "repeat": 1, "min_repeat_ms": 80}
 
 
@@ -51,29 +48,48 @@ class Tuned:
         covered: How many of them have a record now.
         trials: Measured now; none when earlier records were enough.
         stopped: Time ended it before its trials were used up.
+        records: Names of the files that say what is known of the workloads, those of earlier runs and of this one.
     """
 
     workloads: int
     covered: int
     trials: int
     stopped: bool
+    records: tuple[str, ...]
+
+
+def records_key(version: str, threads: int) -> str:
+    """Of the records that this machine's kernels are chosen by."""
+    return f"tvm-{version}/{hardware().fingerprint}-{threads}-threads"
+
+
+def refuse_record(name: str, content: bytes) -> str | None:
+    """The reason when a file can't be a round of trials of the workload that its name says; `RecordStore.read` asks TVM for the rest."""
+    try:
+        stored = json.loads(content)
+        workload, trials, records = stored["workload"], stored["trials"], stored["records"]
+    except (ValueError, KeyError, TypeError):
+        return "it is not the JSON of a round of trials"
+    if not isinstance(workload, list) or [type(part) for part in workload] != [str, str] or type(records) is not list:
+        return "it is not the JSON of a round of trials"
+    hashed = workload[0]
+    if not name.startswith(f"{hashed}-"):
+        return "it is of another workload than its name says"
+    if type(trials) is not int or not max(1, len(records)) <= trials <= ROUND or len(records) > _KEPT:
+        return f"it tells of {trials} trials, and a round has 1 to {ROUND}"
+    return None
 
 
 class RecordStore:
     """The records of one machine and thread count, as JSON files.
 
-    Args:
-        folder: Of all workloads; made when the first round is written.
+    Attributes:
+        used: The names of those that were read or written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-
-    @classmethod
-    def of_this_machine(cls, version: str, threads: int) -> RecordStore:
-        """Below the user's cache folder (`core.cache.cache_root`)."""
-        place = f"{hardware().fingerprint}-{threads}-threads"
-        return cls(cache_root() / "tuning" / f"tvm-{version}" / place)
+        self.used: set[str] = set()
 
     def read(self, module: Any, into: Any) -> int:
         """Commit the records of a workload to the database `into`; returns how many trials they come from. A file that can't be read, or is of a
@@ -81,15 +97,19 @@ class RecordStore:
         from tvm.s_tir.meta_schedule.database.database import TuningRecord, Workload
 
         workload, trials = into.commit_workload(module), 0
-        for path in sorted(self._place(workload).glob("*.json")):
+        for path in sorted(self.folder.glob(f"{_hash(workload)}-*.json")):
             with contextlib.suppress(Exception):  # whatever is wrong with a file, the answer is to do without
-                stored = json.loads(path.read_text(encoding="utf-8"))
+                content = path.read_bytes()
+                if tuning_records.refuse(path.name, content) or refuse_record(path.name, content):
+                    continue
+                stored = json.loads(content)
                 if not into.has_workload(Workload.from_json(stored["workload"]).mod):
                     continue
                 records = [TuningRecord.from_json(one, workload) for one in stored["records"]]
                 for one in records:
                     into.commit_tuning_record(one)
-                trials += int(stored["trials"])
+                trials += stored["trials"]
+                self.used.add(path.name)
         return trials
 
     def write(self, module: Any, trials: int, records: Sequence[Any]) -> None:
@@ -97,30 +117,20 @@ class RecordStore:
         from tvm.s_tir.meta_schedule.database import MemoryDatabase
 
         workload = MemoryDatabase().commit_workload(module)
-        place = self._place(workload)
-        place.mkdir(parents=True, exist_ok=True)
-        self._clear(place)
         stored = {
             "workload": _plain(workload.as_json()),
             "trials": trials,
             "records": [_plain(one.as_json()) for one in sorted(records, key=_mean)[:_KEPT]],
         }
-        descriptor, part = tempfile.mkstemp(prefix=".part-", dir=place)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(canonical_json(stored))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(part).replace(place / f"{digest_of(stored)[7:31]}.json")
+        content = canonical_json(stored).encode()
+        name = tuning_records.name_of(_hash(workload), "json", content)
+        tuning_records.write(self.folder, name, content)
+        self.used.add(name)
 
-    def _place(self, workload: Any) -> Path:
-        return self.folder / str(workload.as_json()[0])  # the hash of its structure, in which names have no part
 
-    @staticmethod
-    def _clear(place: Path) -> None:
-        for part in place.glob(".part-*"):
-            with contextlib.suppress(OSError):  # another process was quicker
-                if time.time() - part.stat().st_mtime > _STALE_S:
-                    part.unlink()
+def _hash(workload: Any) -> str:
+    """Of its structure, in which names have no part."""
+    return str(workload.as_json()[0])
 
 
 def tune(
@@ -157,7 +167,8 @@ def tune(
             known[at], done = known[at] + measured, done + measured
             stopped = measured < wanted and time.monotonic() >= ends
     covered = sum(database.query_tuning_record(one, target, "main") is not None for one in modules)
-    return database, Tuned(workloads=len(tasks), covered=covered, trials=done, stopped=stopped)
+    records = tuple(sorted(store.used))
+    return database, Tuned(workloads=len(tasks), covered=covered, trials=done, stopped=stopped, records=records)
 
 
 def allot(work: Sequence[float], trials: int) -> list[int]:

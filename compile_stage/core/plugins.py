@@ -115,6 +115,12 @@ def interpreter_of(backend: str) -> str:
     return home.interpreter if home is not None else ""
 
 
+def packages_of(backend: Backend) -> Mapping[str, str]:
+    """Distribution → version of what a backend compiles with, here or in its toolchain."""
+    home = toolchain_of(backend)
+    return home.packages if home is not None else backend.toolchain()
+
+
 def lock_of(backend: str) -> Path | None:
     """The lock file of a backend's toolchain: the user's own, or `locks/NAME.txt` beside its module. None when it has no toolchain."""
     shipped = shipped_lock(backend)

@@ -7,7 +7,7 @@ None (can do) or with the reason, in words a user can act on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -180,6 +180,23 @@ class MeasuringCompiler(Protocol):
         """True when compiling for that target, on this machine, times anything: then nothing else runs meanwhile."""
 
 
+@runtime_checkable
+class RecordKeeper(Protocol):
+    """What a backend may offer beside: what it measures while it compiles is kept in files (`core.tuning_records`), which the registry hands on to other
+    machines."""
+
+    def records_key(self, target: Target, packages: Mapping[str, str]) -> str | None:
+        """The key that a compilation for that target reads and adds to; None when it would do neither. Answered without the compiler.
+
+        Args:
+            packages: Distribution → version where it compiles, which may be a toolchain.
+        """
+
+    def refuse_record(self, name: str, content: bytes) -> str | None:
+        """The reason when that file, which came from a registry, is no record of this backend. Answered without the compiler, so `compile` must still take what
+        it can't read as absent."""
+
+
 class Registry(Plugin, Protocol):
     """Where models live (`compile_stage.registries`)."""
 
@@ -221,6 +238,22 @@ class Registry(Plugin, Protocol):
 
     def check(self) -> str | None:
         """None when it can be reached, or the reason: for `doctor`."""
+
+
+@runtime_checkable
+class RecordRegistry(Protocol):
+    """What a registry may offer beside: it keeps tuning records (`core.tuning_records`). Both methods raise RegistryError when it can't be reached or refuses."""
+
+    def pull_records(self, source: SourceModel, key: str, have: Collection[str], into: Path) -> None:
+        """Copy the records of a key into the folder `into`, whoever pushed them; not those whose names are in `have`. They may be damaged, or none: the
+        caller looks at each."""
+
+    def push_records(self, source: SourceModel, key: str, records: Mapping[str, Path]) -> int:
+        """Add records by name, those that it has not; returns how many that were. What others push at the same time stays too.
+
+        Args:
+            source: Whose registry it is.
+        """
 
 
 @record

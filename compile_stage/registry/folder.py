@@ -5,6 +5,7 @@
     ROOT/NAME/VERSION/files/         report.html, ...
     ROOT/NAME/aliases.json           alias → version
     ROOT/NAME/.lock                  held by the one writer
+    ROOT/.tuning/KEY/                tuning records (`core.tuning_records`)
 
 URIs are `folder:/ROOT/NAME/VERSION`, `folder:/ROOT/NAME@ALIAS`, `folder:/ROOT/NAME/latest`, and, for a source only,
 `folder:/PATH/TO/MODEL` of an MLflow model directory. A version is written beside its place, flushed and renamed, so that a reader, or a
@@ -20,7 +21,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any, ClassVar
 
 from filelock import FileLock
 
+from compile_stage.core import tuning_records
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
@@ -237,6 +239,26 @@ class FolderRegistry:
                 where=_uri(place),
             )
         return into
+
+    def pull_records(self, source: SourceModel, key: str, have: Collection[str], into: Path) -> None:
+        folder = self._records(source, key)
+        with _file_trouble(str(folder)):
+            for name in tuning_records.names_in(folder):
+                if name not in have:
+                    shutil.copyfile(folder / name, Path(into) / name)
+
+    def push_records(self, source: SourceModel, key: str, records: Mapping[str, Path]) -> int:
+        folder = self._records(source, key)
+        with _file_trouble(str(folder)):
+            held = set(tuning_records.names_in(folder))
+            fresh = {name: path for name, path in records.items() if name not in held}
+            for name, path in fresh.items():
+                tuning_records.write(folder, name, path.read_bytes())
+        return len(fresh)
+
+    def _records(self, source: SourceModel, key: str) -> Path:
+        root = _home(self.publication_name(source, "records")).parent
+        return root / ".tuning" / tuning_records.checked_key(key)
 
     def check(self) -> str | None:
         root = os.environ.get(_ROOT_VARIABLE)

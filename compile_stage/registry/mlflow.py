@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import IntegrityError, RegistryError
 from compile_stage.core.records import Bundle, Receipt, SourceModel
-from compile_stage.registry import mlflow_publish, mlflow_source
+from compile_stage.core.tuning_records import checked_key
+from compile_stage.registry import mlflow_publish, mlflow_records, mlflow_source
 from compile_stage.registry.mlflow_connection import connect, is_code, reason_unreachable, single_writer, trouble, where
 from compile_stage.registry.model_files import (
     DIGEST_TAG,
@@ -152,6 +153,12 @@ class MLflowRegistry:
 
     def check(self) -> str | None:
         return reason_unreachable()
+
+    def pull_records(self, source: SourceModel, key: str, have: Collection[str], into: Path) -> None:
+        mlflow_records.pull(connect(), checked_key(key), have, Path(into))
+
+    def push_records(self, source: SourceModel, key: str, records: Mapping[str, Path]) -> int:
+        return mlflow_records.push(connect(), checked_key(key), records)
 
     def place(self) -> str:
         """The tracking URI that MLflow's variables name, without its password."""

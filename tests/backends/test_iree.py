@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from compile_stage.backends import iree as module
 from compile_stage.backends.iree import Iree
 from compile_stage.core import plugins
 from compile_stage.core.errors import NothingCompiledError
-from compile_stage.core.records import Scheme, Target
+from compile_stage.core.records import PortableModel, Scheme, Target
+from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.testing import models
 
 TARGET = Target(name="cpu", threads=1, batch_sizes=(1, 3))
@@ -89,6 +91,34 @@ def test_precision_that_was_not_taken_is_an_error() -> None:
     assert "1 in f32" in module._judge(half, module.Counter({"f16xf16xf32": 3, "f32": 1}))[0]
     with pytest.raises(NothingCompiledError, match="none of its matrix products"):
         module._judge(half, module.Counter({"f32": 3}))
+
+
+@needs_iree
+def test_scalars_and_inputs_of_unlike_first_axes_are_taken(tmp_path: Path) -> None:
+    """Broken: a scalar would reach the module as a vector, and a model whose weights are inputs be refused for a batch that it has not got."""
+    g = models.Graph(0)
+    g.add("Add", g.add("MatMul", "x", "w"), "s", name="y")
+    arrays = {
+        "x": np.ones((3, 4), np.float32),
+        "w": np.full((4, 2), 2, np.float32),
+        "s": np.array(0.5, np.float32),
+    }
+    shapes = {"x": (3, 4), "w": (4, 2), "s": ()}
+    signature = Signature(
+        inputs=tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in shapes.items()),
+        outputs=(TensorSpec(name="y", dtype="float32", shape=(3, 2)),),
+    )
+    inputs = [onnx.helper.make_tensor_value_info(spec.name, 1, spec.shape) for spec in signature.inputs]
+    outputs = [onnx.helper.make_tensor_value_info("y", 1, (3, 2))]
+    graph = onnx.helper.make_graph(g.nodes, "net", inputs, outputs)
+    opset = onnx.helper.make_opsetid("", 18)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "model.onnx")
+    model = PortableModel(
+        path=str(tmp_path / "model.onnx"), digest="", form="onnx", opset=18, precision="fp32", signature=signature
+    )
+    artifact = Iree().compile(model, FP32, replace(TARGET, batch_sizes=(3,)), "job", tmp_path / "out")
+    with Iree().open(artifact, 1) as session:
+        np.testing.assert_array_equal(session.run(arrays)["y"], np.full((3, 2), 8.5, np.float32))
 
 
 @needs_iree

@@ -15,7 +15,7 @@ import pytest
 
 from compile_stage.backends import tensorrt as backend_module
 from compile_stage.backends.tensorrt import TIMINGS, TensorRt, profile_shapes, read_layers
-from compile_stage.core import plugins
+from compile_stage.core import plugins, tuning_records
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import PortableModel, Scheme, ShapeRange, Target
@@ -208,6 +208,30 @@ def test_an_engine_is_built_kept_and_run(stand_in: Any, tmp_path: Path) -> None:
     pinned = target(options={"tensorrt": {"timing_cache": str(tmp_path / "first" / TIMINGS)}})
     TensorRt().compile(model, FP32, pinned, "job", tmp_path / "third")
     assert (tmp_path / "third" / TIMINGS).read_bytes() == (tmp_path / "second" / TIMINGS).read_bytes()
+
+
+def test_timings_of_two_machines_are_put_together(
+    stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: of what two machines timed, one's would be lost; or a damaged file would end the build."""
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", str(tmp_path / "cache"))
+    model, _ = models.perceptron(tmp_path / "model")
+    key = TensorRt().records_key(target(), {"tensorrt": "11.4.0.106"})
+    assert key is not None
+    folder = tuning_records.folder_of(key)
+    for content in (b"short", b"much longer"):  # the stand-in's union is the longer
+        name = tuning_records.name_of("timings", "cache", content)
+        assert TensorRt().refuse_record(name, content) is None
+        tuning_records.write(folder, name, content)
+    (folder / tuning_records.name_of("timings", "cache", b"the longest of all")).write_bytes(
+        b"damaged as it came, and longest"
+    )
+    TensorRt().compile(model, FP32, target(), "job", tmp_path / "out")
+    made = (tmp_path / "out" / TIMINGS).read_bytes()
+    assert made == b"much longer" + b"timed" * 2
+    assert tuning_records.name_of("timings", "cache", made) in tuning_records.names_in(folder)
+    assert TensorRt().refuse_record("notes-0.txt", b"x")
+    assert TensorRt().records_key(target(options={"tensorrt": {"timing_cache": "a"}}), {}) is None
 
 
 def test_a_precision_that_was_not_taken_is_an_error(stand_in: Any, tmp_path: Path) -> None:

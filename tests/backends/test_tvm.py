@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from compile_stage.backends.tvm import Tvm
-from compile_stage.core import plugins
+from compile_stage.core import plugins, tuning_records
+from compile_stage.core.digest import digest_of
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import Budget, PortableModel, SampleSet, ShapeRange, Target
@@ -59,12 +60,12 @@ def test_another_model_of_the_same_workloads_starts_from_the_records(cache: Path
     """Broken: every model would pay for the tuning of the operators that all of them have."""
     once = replace(TARGET, batch_sizes=(1,))
     first = Tvm().compile(one_layer(tmp_path / "a", 1)[0], SCHEME, tuned(once, 4), "job", tmp_path / "a" / "out")
-    assert first.executed["tuning"] == {"tuned": 1, "untuned": 0, "trials": 4}
     known = files(cache)
-    assert known
+    pinned = {"records": 1, "records_digest": digest_of([known[0].name])}
+    assert first.executed["tuning"] == {"tuned": 1, "untuned": 0, "trials": 4, **pinned}
     other, samples = one_layer(tmp_path / "b", 2, layers=2)
     second = Tvm().compile(other, SCHEME, tuned(once, 4), "job", tmp_path / "b" / "out")
-    assert second.executed["tuning"] == {"tuned": 2, "untuned": 0, "trials": 0}
+    assert second.executed["tuning"] == {"tuned": 2, "untuned": 0, "trials": 0, **pinned}
     assert files(cache) == known
     assert second.notes == ()
     rows = np.load(Path(samples.path) / "inputs" / "x.npy")[:1]
@@ -76,7 +77,7 @@ def test_another_model_of_the_same_workloads_starts_from_the_records(cache: Path
         )
     # Without any trials too: records cost nothing to use.
     third = Tvm().compile(other, SCHEME, once, "job", tmp_path / "c")
-    assert third.executed["tuning"] == {"tuned": 2, "untuned": 0, "trials": 0}
+    assert third.executed["tuning"] == {"tuned": 2, "untuned": 0, "trials": 0, **pinned}
 
 
 @needs_tvm
@@ -90,8 +91,37 @@ def test_damaged_and_half_written_records_count_as_absent(cache: Path, tmp_path:
     stored = json.loads(written.read_text())
     written.write_text(written.read_text()[:-50])
     assert Tvm().compile(model, SCHEME, once, "job", tmp_path / "c").executed["tuning"]["tuned"] == 0
-    written.write_text(json.dumps({**stored, "records": [["no", "record"]]}))
+    written.unlink()
+    content = json.dumps({**stored, "records": [["no", "record"]]}).encode()
+    tuning_records.write(written.parent, tuning_records.name_of(stored["workload"][0], "json", content), content)
     assert Tvm().compile(model, SCHEME, once, "job", tmp_path / "d").executed["tuning"]["tuned"] == 0
+
+
+def test_a_file_that_is_no_round_of_trials_is_refused_without_tvm() -> None:
+    """Broken: what came from a registry could say that millions of trials were made, and nothing would ever be tuned."""
+    good = {"workload": ["81", "eJ"], "trials": 8, "records": [["a", "record"]]}
+
+    def refused(name: str = "81-0.json", **changes: Any) -> str | None:
+        return Tvm().refuse_record(name, json.dumps({**good, **changes}).encode())
+
+    assert refused() is None
+    assert refused(trials=3, records=[]) is None, "in a round nothing may have run"
+    assert "another workload" in str(refused("82-0.json"))
+    for trials in (0, -1, 9, 10**9, True, 8.0, "8", None):
+        assert refused(trials=trials), trials
+    assert refused(trials=1, records=[[], []])
+    for changes in ({"records": None}, {"workload": "81"}, {"workload": [81, "eJ"]}, {"workload": None}):
+        assert "not the JSON" in str(refused(**changes))
+    for content in (b"", b"[]", b"\xff", b"{}", b"null"):
+        assert "not the JSON" in str(Tvm().refuse_record("81-0.json", content))
+
+
+def test_records_belong_to_version_machine_and_threads_and_are_asked_for_when_it_tunes() -> None:
+    """Broken: kernels would be chosen by what was measured on another machine; or every run would ask the registry."""
+    versions, machine = {"apache-tvm": "0.27.0"}, hardware().fingerprint
+    assert Tvm().records_key(tuned(TARGET, 8), versions) == f"tvm-0.27.0/{machine}-2-threads"
+    assert Tvm().records_key(TARGET, versions) is None
+    assert Tvm().records_key(tuned(TARGET, 0), versions) is None
 
 
 @needs_tvm

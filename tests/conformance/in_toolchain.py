@@ -20,7 +20,7 @@ from compile_stage.testing import PRECISIONS, Finding, check_backend, models
 def check(backend: str, model: str, folder: Path, batch: int | None = None) -> tuple[Finding, ...]:
     """`check_backend` there."""
     ours = [entry for entry in map(os.path.abspath, sys.path) if Path(entry).name == "site-packages"]
-    done = subprocess.run(  # noqa: S603 - our own interpreter and script
+    done = subprocess.run(
         [plugins.interpreter_of(backend), "-P", __file__, backend, model, json.dumps(batch), str(folder)],
         env={**os.environ, "PYTHONPATH": str(plugins.lend(folder / "lent")), "THEN_FROM": os.pathsep.join(ours)},
         stdout=subprocess.PIPE,
