@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
-from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph
 from compile_stage.sources import torch as programs
 
@@ -255,7 +255,10 @@ def _trace(
             answer = _of_sizes(node, args, kwargs, made)
             if answer is not None:
                 return answer
-            return super().call_module(target, *torch.utils._pytree.tree_map(_as_tensor, (args, kwargs)))
+            args, kwargs = torch.utils._pytree.tree_map(_as_tensor, (args, kwargs))
+            if node.operation_type == "GatherND" and not node.attributes.get("batch_dims", 0):
+                return args[0][tuple(args[1].unbind(-1))]  # onnx2torch's way fixes the sizes that it gathers from
+            return super().call_module(target, args, kwargs)
 
         def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
             return super().call_function(target, *torch.utils._pytree.tree_map(_as_tensor, (args, kwargs)))
@@ -287,7 +290,7 @@ def _trace(
         where = f" at {last[0].operation_type} (node {last[0].name!r})" if last else ""
         raise SourceError(
             f"torch.export can't trace it{where}: {_first_line(error)}",
-            fix="name a backend that takes onnx, or ask for one batch size and fixed shapes",
+            fix="name a backend that takes onnx, or log the model with its framework's own flavor",
             where=source.uri,
         ) from error
 
@@ -299,6 +302,7 @@ def _as_tensor(value: Any) -> Any:
 def _of_sizes(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Callable[[Any], _Sizes]) -> Any:
     """What the operator answers where it makes sizes, computes with them alone, or takes them; None where it is one of data."""
     import numpy as np
+    import torch
 
     kind, attributes = node.operation_type, node.attributes
     if kind == "Shape" and not isinstance(args[0], _Sizes):
@@ -309,6 +313,14 @@ def _of_sizes(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: C
         values = [value.values for value in given]
         if kind in _ARITHMETIC:
             return made(np.asarray(_ARITHMETIC[kind](*values), dtype=object))
+        if kind == "Range":
+            return torch.arange(*(value.item() for value in values))
+        if kind == "ConstantOfShape":
+            filler = attributes.get("value")
+            one = torch.zeros(1) if filler is None else filler.to_torch()
+            if one.dtype == torch.int64 and all(isinstance(size, int) for size in values[0]):
+                return made(np.full(tuple(values[0]), one.item(), dtype=object))
+            return torch.full(tuple(values[0]), one.item(), dtype=one.dtype)
         if kind == "Identity" or (kind == "Cast" and attributes.get("to") == 7):  # int64
             return args[0]
         if kind == "Gather":
@@ -372,7 +384,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
 
 
 def _signature(program: Any, wanted: Signature, source: SourceModel) -> Signature:
-    """The graph's own names and symbols; sizes are fixed where tracing fixed them. Raises SourceError where the program is of other tensors."""
+    """The graph's own. Raises SourceError where the program is of other tensors, or where tracing fixed a size that is free."""
     specs = list(programs.tensors(program))
     known = (*wanted.inputs, *wanted.outputs)
     said = [f"{spec.dtype} with {len(spec.shape)} dimensions" for spec in specs]
@@ -382,14 +394,17 @@ def _signature(program: Any, wanted: Signature, source: SourceModel) -> Signatur
             f"onnx2torch's program takes and gives {', '.join(said)}; the graph has {', '.join(meant)}",
             where=source.uri,
         )
-    named = []
     for spec, own in zip(specs, known, strict=True):
-        sizes = tuple(dim if isinstance(dim, int) else name for dim, name in zip(spec.shape, own.shape, strict=True))
-        for dim, name in zip(spec.shape, own.shape, strict=True):
-            if isinstance(name, int) and dim != name:
+        for axis, (dim, name) in enumerate(zip(spec.shape, own.shape, strict=True)):
+            if isinstance(name, int) and str(dim) != str(name):
                 raise SourceError(f"onnx2torch's program has {spec} where the graph has {own}", where=source.uri)
-        named.append(TensorSpec(name=own.name, dtype=own.dtype, shape=sizes))
-    return Signature(inputs=tuple(named[: len(wanted.inputs)]), outputs=tuple(named[len(wanted.inputs) :]))
+            if isinstance(name, str) and str(dim).isdigit():  # a symbol that was solved is written as its number
+                raise SourceError(
+                    f"one of its operators can't be traced without fixing dimension {axis} of {own} to {dim}",
+                    fix="name a backend that takes onnx, or log the model with its framework's own flavor",
+                    where=source.uri,
+                )
+    return wanted
 
 
 def _first_line(error: BaseException) -> str:

@@ -169,6 +169,49 @@ def test_a_shape_that_depends_on_the_data_is_refused_with_its_operator(tmp_path:
         program_of(graph_of(nodes, inputs, [value("y", None, None)]), tmp_path)
 
 
+def test_gathering_by_rows_keeps_the_batch_open(tmp_path: Path) -> None:
+    """Broken: onnx2torch's GatherND fixes the batch to the trace's, so what PyTorch writes of a BERT would be refused."""
+    nodes = [
+        helper.make_node("Cast", ["which"], ["w"], to=INT64),
+        helper.make_node("GatherND", ["x", "w"], ["y"]),
+    ]
+    inputs = [value("x", "batch", 4), value("which", "batch", 3, 1, kind=INT64)]
+    batches = [
+        {"x": np.arange(4.0 * size, dtype=np.float32).reshape(size, 4), "which": np.full((size, 3, 1), size - 1)}
+        for size in (1, 3)
+    ]
+    prove(graph_of(nodes, inputs, [value("y", "batch", 3, 4)]), tmp_path, *batches)
+
+
+def test_a_size_that_the_trace_fixes_is_an_error(tmp_path: Path) -> None:
+    """Broken: the program would be published as one of any batch, and fail at every batch but the trace's."""
+    node = helper.make_node("Add", ["x", "rows"], ["y"])  # of two rows: it says any batch, and means two
+    rows = np.ones((2, 4), np.float32)
+    model = graph_of([node], [value("x", "batch", 4)], [value("y", "batch", 4)], rows=rows)
+    with pytest.raises(SourceError, match=r"without fixing dimension 0 of x: float32\[batch, 4\] to 2"):
+        program_of(model, tmp_path)
+
+
+def test_ranges_and_fillings_of_open_sizes_stay_open(tmp_path: Path) -> None:
+    """Broken: position ids and masks that a graph makes of its input's length would be refused."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "second"], ["l"], axis=0),
+        helper.make_node("Range", ["zero", "l", "one"], ["positions"]),
+        helper.make_node("Cast", ["positions"], ["p"], to=FLOAT),
+        helper.make_node("ConstantOfShape", ["s"], ["ones"], value=numpy_helper.from_array(np.array([1], np.float32))),
+        helper.make_node("Add", ["ones", "p"], ["shifted"]),
+        helper.make_node("Mul", ["shifted", "x"], ["y"]),
+    ]
+    model = graph_of(
+        nodes, [value("x", "batch", "length")], [value("y", "batch", "length")],
+        second=np.int64(1), zero=np.int64(0), one=np.int64(1),
+    )  # fmt: skip
+    sizes = {"x": ShapeRange(min=(1, 2), typical=(1, 6), max=(4, 12))}
+    batches = [{"x": np.ones(shape, np.float32)} for shape in ((1, 2), (3, 12))]
+    prove(model, tmp_path, *batches, shapes=sizes)
+
+
 def test_it_needs_no_torchvision(tmp_path: Path) -> None:
     """Broken: onnx2torch would not import beside a PyTorch without torchvision, or an empty one would be left behind for others to find."""
     if importlib.util.find_spec("torchvision") is not None:
