@@ -90,6 +90,9 @@ def _examine(kind: Kind, group: plugins.Group, name: str) -> DoctorEntry:
     if kind == "backend" and (home := plugins.toolchain_of(plugin)) is not None:
         said = [f"{module} {home.packages[module]}" for module in plugin.runtime if module in home.packages]
         said += [f"in {home.folder}"]
+    if kind == "source" and (reason := plugins.missing_for_programs(plugin)) is not None:
+        said += [f"as ONNX only ({reason})"]
+        reason = None
     if kind == "registry":
         reason = _registry_problem(plugin)
         said += [f"at {plugin.place()}"] if hasattr(plugin, "place") else []

@@ -5,21 +5,24 @@ read back at compile time: the optimised graph is dumped and counted, so that a 
 whose kernels stayed in float, is found here and not by a user. Another provider's graph can't be dumped; of that, the place of every node is read
 back, when it is compiled and whenever it is opened.
 
+As `.ort` (`onnxruntime_mobile.py`) it is optimised when it is written; for a phone it is compiled here, and not run.
+
 `open` needs nothing but onnxruntime and numpy; `compile` also reads the graph with onnx.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compile_stage.backends import onnxruntime_mobile as mobile
 from compile_stage.backends import onnxruntime_providers as providers
+from compile_stage.backends import onnxruntime_session as sessions
 from compile_stage.core import plugins
 from compile_stage.core.compiled import describe, refuse_form, refuse_types
 from compile_stage.core.environment import hardware
@@ -27,22 +30,14 @@ from compile_stage.core.errors import IntegrityError, NothingCompiledError, Usag
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
 from compile_stage.core.records import Artifact, PortableModel, Rung, SampleSet, Scheme, Target
-from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.tensors import Signature
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-PROVIDER = providers.CPU
-
-_LEVELS = {
-    "disabled": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-}
 # Options of a target, with what each may be. `config` hands entries to the session untouched.
 _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
-    "graph_optimization": tuple(_LEVELS),
+    "graph_optimization": tuple(sessions.LEVELS),
     "spinning": bool,
     "memory_arena": bool,
     "mapped_weights": bool,
@@ -50,32 +45,17 @@ _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
     "provider": str,
     "provider_options": dict,
     "min_nodes_share": float,
+    "format": ("onnx", "ort"),
 }
-_DTYPES = {
-    "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16", "string": "str", "bool": "bool",
-    "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64",
-    "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64",
-}  # fmt: skip
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 
 # How MatMulNBits computes: 4 rounds its input to int8 by blocks too, with integer products; 1 stays in float32. The runtime's own default, pinned.
-_ACCURACY_LEVEL, _INT8_PRODUCTS = "session.qdq_matmulnbits_accuracy_level", "4"
+_ACCURACY_LEVEL = "session.qdq_matmulnbits_accuracy_level"
 
 _LACKS = {
     "bf16": "its CPU kernels have no bfloat16, and reject a graph in it",
     "fp8": "its CPU kernels have no 8-bit floats, and its optimiser takes such a graph for int8 and answers wrongly",
 }
-
-# Operators that do the arithmetic of a network, by what they compute in.
-_INTEGER_OPS = {
-    "QLinearConv", "QLinearMatMul", "QGemm", "QAttention", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat",
-    "DynamicQuantizeMatMul", "DynamicQuantizeLSTM",
-}  # fmt: skip
-_BLOCK_OPS = {"MatMulNBits"}  # they read weights of 4 bits by blocks
-_FLOAT_OPS = {
-    "Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "Attention",
-    "MultiHeadAttention", "LSTM", "GRU", "RNN",
-}  # fmt: skip
 
 
 class OnnxRuntime:
@@ -101,6 +81,10 @@ class OnnxRuntime:
             said = f"{self.name}'s {provider.name} runs on the device {' or '.join(provider.devices)}, not on {target.device!r}"
             suited = [one.short for one in providers.PROVIDERS if target.device in one.devices]
             return f"{said}; its option provider can be {', '.join(suited)} there" if suited else said
+        if (reason := mobile.refuse(asked, target.device, provider)) is not None:
+            return f"{self.name}: {reason}"
+        if mobile.is_written_for(provider, target.device):
+            return None
         # In a toolchain of its own the runtime is not the one of this process: there, `compile` asks it.
         if provider.name == providers.CPU or not plugins.importable(self):
             return None
@@ -119,38 +103,55 @@ class OnnxRuntime:
         return _refuse_options(asked, self.name) or providers.refuse(asked, self.name, self.default_provider)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
-        provider = self._provider(target.options.get(self.name, {}))
+        asked = target.options.get(self.name, {})
+        provider = self._provider(asked)
         if target.device not in provider.devices:
             return ()
         if provider.name != providers.CPU and precision not in provider.precisions:
+            return ()
+        if precision == "fp16" and mobile.file_format(asked, target.device, provider) == "ort":
             return ()
         return {
             "fp32": (Scheme(precision="fp32", name="fp32", native=True),),
             # Computed in float32 on a CPU: half the size, no more speed. Whether that is worth shipping is the policy's to say.
             "fp16": (Scheme(precision="fp16", name="fp16", weights="float16"),),
-            "int8": _static_schemes(),
+            "int8": _static_schemes(on_arm=target.device in mobile.DEVICES or _on_arm()),
             "int8-dynamic": (
                 Scheme(
                     precision="int8-dynamic",
                     name="int8-dynamic",
                     activations="uint8",
                     weights="int8",
-                    options={"reduce_range": hardware().sums_saturate},
+                    options={"reduce_range": target.device not in mobile.DEVICES and hardware().sums_saturate},
                 ),
             ),
             "int4": _block_schemes(),
         }.get(precision, ())
 
     def lacks(self, target: Target, precision: str) -> str | None:
-        provider = self._provider(target.options.get(self.name, {}))
+        asked = target.options.get(self.name, {})
+        provider = self._provider(asked)
+        if precision == "fp16" and mobile.file_format(asked, target.device, provider) == "ort":
+            return "its CPU kernels have no float16, so it casts the graph to float32 when it writes it as .ort: set format: onnx"
         if provider.name == providers.CPU:
             return _LACKS.get(precision)
         return f"what {provider.name} computes in {precision} can't be read back from it; it is served in {' and '.join(provider.precisions)}"
 
     def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
         """`core.ports.Climber`. They are settings of the CPU's kernels."""
-        on_cpu = self._provider(target.options.get(self.name, {})).name == providers.CPU
-        return _rungs(target.threads, scheme) if on_cpu else ()
+        asked = target.options.get(self.name, {})
+        if self._provider(asked).name != providers.CPU or target.device in mobile.DEVICES:
+            return ()
+        offered = _rungs(target.threads, scheme)
+        if mobile.file_format(asked, target.device, self._provider(asked)) == "ort":  # it holds its weights
+            return tuple(rung for rung in offered if "mapped_weights" not in rung.options)
+        return offered
+
+    def crosses(self, target: Target) -> bool:
+        """`core.ports.CrossCompiler`: for a phone, or for a provider of Apple's, which are not looked for here."""
+        asked = target.options.get(self.name, {})
+        provider = providers.find(str(asked.get("provider", self.default_provider)))
+        return provider is not None and mobile.is_written_for(provider, target.device)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target) or refuse_types(model.signature)) is not None:
@@ -176,45 +177,66 @@ class OnnxRuntime:
         calibration: SampleSet | None = None,  # the graph carries its calibration: no scheme here calibrates natively
     ) -> Artifact:
         asked = target.options.get(self.name, {})
-        if (reason := self._refuse_options(asked)) is not None:
-            raise UsageError(reason)
-        provider = self._provider(asked)
+        provider = self._provider(asked) if (reason := self._refuse_options(asked)) is None else None
+        if provider is None or (reason := mobile.refuse(asked, target.device, provider)) is not None:
+            raise UsageError(str(reason))
+        file = mobile.file_format(asked, target.device, provider)
         if scheme.precision == "int4":
-            asked = {**asked, "config": {_ACCURACY_LEVEL: _INT8_PRODUCTS, **asked.get("config", {})}}
+            asked = {**asked, "config": {_ACCURACY_LEVEL: sessions.INT8_PRODUCTS, **asked.get("config", {})}}
         into.mkdir(parents=True, exist_ok=True)
-        _copy_graph(Path(model.path), into, mapped=asked.get("mapped_weights", False))
-        if provider.name != providers.CPU:
+        entry, away = "model.onnx", mobile.elsewhere(target.device, provider, file)
+        if file == "ort":
+            entry = mobile.MODEL
+        else:
+            _copy_graph(Path(model.path), into, mapped=asked.get("mapped_weights", False))
+        order = mobile.Order(
+            source=Path(model.path), signature=model.signature, scheme=scheme, asked=asked, threads=target.threads
+        )
+        if away:
+            if file == "ort" and provider.name != providers.CPU:  # they want fixed shapes
+                order = replace(order, fixed=mobile.sizes(model.signature, target))
+            signature, executed, notes = mobile.compile_away(order, into, provider, target.device)
+            asked = {**asked, "provider": provider.name, "device": target.device}
+        elif file == "ort":
+            signature, executed, notes = mobile.write(order, into)
+        elif provider.name != providers.CPU:
             asked = {**asked, "provider": provider.name}
-            session = _open_elsewhere(provider, into / "model.onnx", asked, target.threads)
-            executed, notes = _read_places(session, provider, asked)
-            signature = _read_signature(session, model.signature)
+            session = sessions.open_elsewhere(provider, into / "model.onnx", asked, target.threads)
+            executed, notes = sessions.read_places(session, provider, asked)
+            signature = sessions.read_signature(session, model.signature)
         else:
             with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
                 dump = Path(scratch) / "optimized.onnx"
-                session = _open_session(into / "model.onnx", asked, target.threads, dump=dump)
-                signature = _read_signature(session, model.signature)
-                executed, notes = _read_back(session, dump, scheme)
-        _demand_same(model.signature, signature)
+                session = sessions.open_here(into / "model.onnx", asked, target.threads, dump=dump)
+                signature = sessions.read_signature(session, model.signature)
+                executed, notes = sessions.read_back(session, dump, scheme)
+        sessions.demand_same(model.signature, signature)
         return describe(
             self,
             model,
             scheme,
             job_id,
             into,
-            entry="model.onnx",
+            entry=entry,
             signature=signature,
             options=asked,
             executed=executed,
             notes=notes,
+            elsewhere=away,
         )
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
         path, provider = Path(artifact.path) / artifact.entry, self._provider(artifact.options)
+        file = "ort" if artifact.entry == mobile.MODEL else "onnx"
+        if why := mobile.elsewhere(str(artifact.options.get("device", "")), provider, file):
+            raise NothingCompiledError(
+                f"this artifact can't be run here: {why}", fix="run it on the device", where=artifact.job_id
+            )
         if provider.name == providers.CPU:
-            runtime = _open_session(path, artifact.options, threads)
+            runtime = sessions.open_here(path, artifact.options, threads)
         else:
-            runtime = _open_elsewhere(provider, path, artifact.options, threads)
+            runtime = sessions.open_elsewhere(provider, path, artifact.options, threads)
         session = _OnnxSession(runtime, artifact.signature)
         try:
             yield session
@@ -236,7 +258,7 @@ class _OnnxSession:
 
     def __init__(self, session: Any, described: Signature) -> None:
         self._session = session
-        self.signature = _read_signature(session, described)
+        self.signature = sessions.read_signature(session, described)
 
     def run(self, batch: Batch) -> Batch:
         if self._session is None:
@@ -247,7 +269,7 @@ class _OnnxSession:
         try:
             outputs = self._session.run(names, dict(batch))
         except Exception as error:  # onnxruntime's own errors share no base class
-            raise NothingCompiledError(f"ONNX Runtime could not run the graph: {_sentence(error)}") from error
+            raise NothingCompiledError(f"ONNX Runtime could not run the graph: {sessions.sentence(error)}") from error
         return dict(zip(names, outputs, strict=True))
 
     def close(self) -> None:
@@ -257,10 +279,14 @@ class _OnnxSession:
 # ------------------------------------------------------------------------------------------------------------ schemes
 
 
-def _static_schemes() -> tuple[Scheme, ...]:
+def _on_arm() -> bool:
+    return hardware().machine in ("aarch64", "arm64")
+
+
+def _static_schemes(*, on_arm: bool) -> tuple[Scheme, ...]:
     """One static scheme: the integer convolution answers in integers, so the placement is `chain`, which leaves a transformer's sums and
     normalisations in float. On x86 unsigned activations; symmetric int8 ones are twice as slow there."""
-    if hardware().machine in ("aarch64", "arm64"):
+    if on_arm:
         # With zero points, not symmetric: a ReLU is merged into the convolution before it only where the smallest integer stands for 0.
         return (Scheme(precision="int8", name="int8-s8s8", activations="int8", weights="int8"),)
     safe = {"reduce_range": hardware().sums_saturate}
@@ -324,218 +350,6 @@ def _refuse_options(given: Mapping[str, Any], backend: str) -> str | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------------- the session
-
-
-def _session_options(asked: Mapping[str, Any], threads: int) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    level = _LEVELS[asked.get("graph_optimization", "all")]
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    options.enable_cpu_mem_arena = asked.get("memory_arena", True)
-    options.log_severity_level = 3  # a dump at level ALL warns that it fits this machine only; it is thrown away
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if asked.get("spinning", True) else "0")
-    for key, value in asked.get("config", {}).items():
-        options.add_session_config_entry(str(key), str(value))
-    return options
-
-
-def _open_session(path: Path, asked: Mapping[str, Any], threads: int, dump: Path | None = None) -> Any:
-    import onnxruntime
-
-    options = _session_options(asked, threads)
-    if dump is not None:
-        options.optimized_model_filepath = str(dump)
-        # Weights go to a file of their own, which is not read back.
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
-        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=[PROVIDER])
-    except Exception as error:  # onnxruntime's own errors share no base class
-        raise NothingCompiledError(f"ONNX Runtime can't load the graph: {_sentence(error)}") from error
-    session.disable_fallback()
-    if session.get_providers() != [PROVIDER]:
-        taken = ", ".join(session.get_providers())
-        raise NothingCompiledError(f"ONNX Runtime was asked for {PROVIDER} alone and took {taken}")
-    return session
-
-
-def _open_elsewhere(provider: providers.Provider, path: Path, asked: Mapping[str, Any], threads: int) -> Any:
-    """A session on another provider than the CPU's. Raises NothingCompiledError when the runtime put it, or too many of its nodes, elsewhere."""
-    import onnxruntime
-
-    if (reason := providers.refuse_absent(provider)) is not None:
-        raise NothingCompiledError(reason)
-    bound = float(asked.get("min_nodes_share", 1.0))
-    wanted = providers.arguments(provider, asked, threads)
-
-    def start(*, cpu: bool) -> Any:
-        options = _session_options(asked, threads)
-        options.log_severity_level = 4
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "0" if cpu else "1")
-        if provider.short == "directml":
-            options.enable_mem_pattern = False  # it can't have it
-        return onnxruntime.InferenceSession(str(path), options, providers=wanted, enable_fallback=0)
-
-    try:
-        session = start(cpu=bound < 1)
-    except Exception as error:  # onnxruntime's own errors share no base class
-        said = str(error)
-        if "fallback to CPU EP has been explicitly disabled" not in said:
-            raise NothingCompiledError(
-                f"ONNX Runtime can't load the graph on {provider.name}: {_sentence(error)}"
-            ) from error
-        try:
-            left = providers.left_over(start(cpu=True), provider)  # never run: it says which operators it were
-        except Exception:  # noqa: BLE001 - then they are not known
-            left = ""
-        raise NothingCompiledError(
-            f"{provider.name} does not take every node, and none may run on the CPU{f': it leaves {left}' if left else ''}",
-            fix="allow a share with the target's option min_nodes_share, such as 0.9, or name another provider",
-        ) from error
-    session.disable_fallback()
-    if provider.name not in session.get_providers():
-        taken = ", ".join(session.get_providers())
-        raise NothingCompiledError(
-            f"{provider.name} was asked for and the session has only {taken}: its device or driver is not there"
-        )
-    found = providers.placement(session)
-    providers.demand(provider, found[0] if found else None, bound)
-    return session
-
-
-def _read_signature(session: Any, described: Signature) -> Signature:
-    """Names, types and shapes as the runtime reports them; where it has no name for a free dimension, the model's own."""
-
-    def read(values: Any, known: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(_read_spec(value, {spec.name: spec for spec in known}.get(value.name)) for value in values)
-
-    return Signature(
-        inputs=read(session.get_inputs(), described.inputs), outputs=read(session.get_outputs(), described.outputs)
-    )
-
-
-def _read_spec(value: Any, known: TensorSpec | None) -> TensorSpec:
-    inner = value.type.removeprefix("tensor(").removesuffix(")")
-    names = known.shape if known is not None and len(known.shape) == len(value.shape) else None
-    shape = tuple(
-        dim if isinstance(dim, int) else str((names[axis] if names else dim) or f"{value.name}_{axis}")
-        for axis, dim in enumerate(value.shape)
-    )
-    return TensorSpec(name=value.name, dtype=_DTYPES.get(inner, value.type), shape=shape)
-
-
-def _demand_same(model: Signature, runtime: Signature) -> None:
-    """An input or output that was lost, renamed or retyped on the way is an error here, not a surprise later."""
-    for word, wanted, found in (
-        ("inputs", model.inputs, runtime.inputs),
-        ("outputs", model.outputs, runtime.outputs),
-    ):
-        if [(s.name, s.dtype) for s in wanted] != [(s.name, s.dtype) for s in found]:
-            listed = "; ".join(map(str, found))
-            raise IntegrityError(
-                f"the {word} changed on the way: the model has {'; '.join(map(str, wanted))}, the runtime {listed}"
-            )
-
-
-# ------------------------------------------------------------------------------------------------------- what really ran
-
-
-def _read_back(session: Any, dump: Path, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the optimised graph holds, and what a reader should know of it. Raises when the precision was not taken."""
-    import onnx
-
-    nodes = list(onnx.load(dump, load_external_data=False).graph.node)
-    assigned: Counter[str] = Counter()
-    if hasattr(session, "get_provider_graph_assignment_info"):
-        for part in session.get_provider_graph_assignment_info():
-            assigned[part.ep_name] += len(part.get_nodes())
-    else:  # before 1.24 it can't say; with one provider and no fallback, that one has every node
-        assigned[PROVIDER] = len(nodes)
-    if set(assigned) - {PROVIDER}:
-        raise NothingCompiledError(
-            f"nodes were given to {', '.join(sorted(set(assigned) - {PROVIDER}))}, not to {PROVIDER}"
-        )
-    integer = sum(node.op_type in _INTEGER_OPS for node in nodes)
-    in_blocks = [node for node in nodes if node.op_type in _BLOCK_OPS]
-    in_float = Counter(node.op_type for node in nodes if node.op_type in _FLOAT_OPS)
-    floating = sum(in_float.values())
-    computed = {"int8": integer, "float": floating} | ({"int4": len(in_blocks)} if in_blocks else {})
-    executed = {
-        "providers": dict(sorted(assigned.items())),
-        "ops": dict(sorted(Counter(_op(node) for node in nodes).items())),
-        "precision": {"matrix_and_convolution": computed},
-    }
-    notes: list[str] = []
-    if scheme.precision == "fp32" and integer + len(in_blocks):
-        notes.append(
-            f"the source's own graph is quantised: {integer + len(in_blocks)} matrix and convolution operators do not run in float"
-        )
-    if scheme.precision == "int4":
-        notes += _judge_blocks(in_blocks, in_float, sum(node.op_type == "DequantizeLinear" for node in nodes))
-    if scheme.precision.startswith("int8"):
-        if not integer:
-            raise NothingCompiledError(
-                f"the graph is {scheme.precision}, and ONNX Runtime runs none of it in integers: "
-                f"{floating} matrix and convolution operators stayed in float"
-            )
-        if floating:
-            listed = ", ".join(f"{count} {op}" for op, count in sorted(in_float.items()))
-            notes.append(f"{integer} matrix and convolution operators run in int8, {floating} in float ({listed})")
-    if scheme.precision == "fp16":
-        casts = sum(node.op_type == "Cast" for node in nodes)
-        notes.append(
-            f"float16 is stored, not computed: this CPU's kernels work in float32 (the graph runs {casts} casts)"
-        )
-    return executed, tuple(notes)
-
-
-def _read_places(
-    session: Any, provider: providers.Provider, asked: Mapping[str, Any]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the session says of every node's place, and a word where some are not the provider's."""
-    places, ops = providers.placement(session) or (Counter(), Counter())
-    share = providers.demand(provider, places, float(asked.get("min_nodes_share", 1.0)))
-    heavy = sum(count for op, count in ops.items() if op in _FLOAT_OPS)
-    executed = {
-        "providers": dict(sorted(places.items())),
-        "ops": dict(sorted(ops.items())),
-        "precision": {"matrix_and_convolution": {"float": heavy}},
-        "share": round(share, 6),
-    }
-    listed = ", ".join(f"{count} on {name}" for name, count in sorted(places.items()) if name != provider.name)
-    notes = (f"{provider.name} runs {share:.0%} of the nodes; {listed}",) if listed else ()
-    return executed, notes
-
-
-def _judge_blocks(in_blocks: list[Any], in_float: Counter[str], expanded: int) -> list[str]:
-    """What became of 4-bit weights. Raises when the runtime holds none of them as such."""
-    if not in_blocks:
-        raise NothingCompiledError(
-            "the graph is int4, and ONNX Runtime keeps no weight in 4 bits: it expands each to float before the product "
-            "(graph_optimization must be extended or all for it to merge them)"
-        )
-    levels = {attribute.i for node in in_blocks for attribute in node.attribute if attribute.name == "accuracy_level"}
-    sums = "in int8" if levels == {int(_INT8_PRODUCTS)} else "in float"
-    listed = ", ".join(f"{count} {op}" for op, count in sorted(in_float.items()))
-    notes = [
-        f"{len(in_blocks)} matrix operators read weights in 4 bits and multiply {sums}, {listed or 'none'} in float"
-    ]
-    if expanded:
-        notes.append(f"{expanded} weights are expanded to float while the model runs")
-    return notes
-
-
-def _op(node: Any) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain else str(node.op_type)
-
-
 # --------------------------------------------------------------------------------------------------------------- files
 
 
@@ -561,24 +375,3 @@ def _copy_graph(source: Path, into: Path, *, mapped: bool) -> None:
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source.parent / name, into / name)
     shutil.copyfile(source, into / "model.onnx")
-
-
-def _sentence(error: Exception) -> str:
-    """An error of the runtime without its code, the places in its source and in our scratch folders, and its line breaks."""
-    words = " ".join(str(error).split())
-    words = words.rpartition("[ONNXRuntimeError] : ")[2].partition(" : ")[2].partition(" : ")[2] or words
-    if newest := re.search(r"Opset (\d+) is under development.* for domain (\S+) is till opset (\d+)", words):
-        have, domain, most = newest.groups()
-        return f"its operator set is version {have} of {domain}, and this ONNX Runtime takes up to {most}: export it with an older one"
-    words = re.sub(r"Load model from .*? failed: ?", "", words)
-    place = re.search(r"\S*/onnxruntime_src/\S+:\d+ ", words)
-    if place is None:
-        return words
-    # Behind the place stands a C++ signature, whose end is that of its own parentheses.
-    depth, rest = 0, words[place.end() :]
-    for position, letter in enumerate(rest):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == ")" and depth == 0:
-            rest = re.sub(r"^( const)?( \[with .*?\])? ?", "", rest[position + 1 :])
-            break
-    return f"{words[: place.start()]}{rest}".strip() or words

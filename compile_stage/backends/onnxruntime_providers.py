@@ -54,13 +54,18 @@ class Provider:
 
 PROVIDERS = (
     Provider(
-        name=CPU, short="cpu", package="onnxruntime", devices=("cpu",), platforms="Linux, Windows, macOS", ran=True
+        name=CPU,
+        short="cpu",
+        package="onnxruntime",
+        devices=("cpu", "android", "apple"),
+        platforms="Linux, Windows, macOS, Android, iOS",
+        ran=True,
     ),
     Provider(
         name="XnnpackExecutionProvider",
         short="xnnpack",
         how="no package on PyPI has it: build ONNX Runtime with --use_xnnpack",
-        devices=("cpu", "android"),
+        devices=("cpu", "android", "apple"),
         platforms="Android, iOS, own builds",
         options=("intra_op_num_threads",),
     ),

@@ -104,6 +104,18 @@ def missing(plugin: Plugin) -> str | None:
     return f"{plugin.name} needs {', '.join(absent)}, which is not installed: {pip_line(plugin)}"
 
 
+def missing_for_programs(source: Plugin) -> str | None:
+    """None when a source that gives PyTorch programs can give one here, or what that needs beside, with the exact command."""
+    absent = [module for module in getattr(source, "program_requires", ()) if not _importable(module)]
+    if not absent:
+        return None
+    extra = getattr(source, "program_extra", "")
+    return (
+        f"a PyTorch program is made of a model of flavor {source.name} with {', '.join(absent)}, which is not installed: "
+        f'pip install "compile-stage[{extra}]"'
+    )
+
+
 def toolchain_of(plugin: Plugin) -> Toolchain | None:
     """The isolated environment in which a backend runs; None when its packages are in this one, or nowhere."""
     return find_toolchain(plugin.name, lock_of(plugin.name)) if _absent(plugin) else None

@@ -87,7 +87,10 @@ class Exporter(Plugin, Protocol):
 
 @runtime_checkable
 class ProgramExporter(Protocol):
-    """What a source may offer beside: its model as a PyTorch program, for compilers that start from one."""
+    """What a source may offer beside: its model as a PyTorch program, for compilers that start from one.
+
+    Where that needs more than `requires`, the class attribute `program_requires` names the modules, and `program_extra` the extra that brings them.
+    """
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Write `into/model.pt2`, as `torch.export.load` reads it, of the form `torch-export`. The signature names the tensors of the

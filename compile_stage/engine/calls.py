@@ -62,6 +62,8 @@ def export_program(source: Any, shapes: Any, into: str) -> PortableModel:
     exporter = plugins.load("sources", model.flavor)
     if not isinstance(exporter, ProgramExporter):
         raise SourceError(f"a {exporter.framework} model is no PyTorch program", where=model.uri)
+    if (reason := plugins.missing_for_programs(exporter)) is not None:
+        raise SourceError(reason, where=model.uri)
     return exporter.export_program(model, revive(Mapping[str, ShapeRange], shapes), Path(into))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,8 @@ class OnnxSource:
     requires = ("onnx", "onnxruntime")
     extra = ""
     framework = "ONNX Runtime (CPU)"
+    program_requires = ("torch", "onnx2torch")
+    program_extra = "onnx2torch"
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         path = _file(source)
@@ -80,6 +83,14 @@ class OnnxSource:
         model, notes = _modern(model)
         return graph.finish(model, source, shapes, into, notes=notes)
 
+    def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        """`core.ports.ProgramExporter`."""
+        from compile_stage.sources import onnx_program
+
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+            model = self.export(source, shapes, Path(scratch))
+            return onnx_program.export(model, source, shapes, self.example(source), into)
+
     def example(self, source: SourceModel) -> Batch | None:
         return mlmodel.named_example(source, graph.signature_of(_load(source, weights=False)))
 
@@ -94,7 +105,7 @@ class OnnxSource:
         }
 
     def packages(self) -> Mapping[str, str]:
-        return package_versions("onnx", "onnxruntime")
+        return package_versions("onnx", "onnxruntime", "onnx2torch", "torch")
 
 
 def _file(source: SourceModel) -> Path:

@@ -77,6 +77,9 @@ def _expand(
             reason = f"{takes}, and a model of flavor {source.flavor} is given as {' or '.join(given)}"
             yield _refusal(source, target.name, name, "*", reason)
             continue
+        if form != "onnx" and (reason := plugins.missing_for_programs(plugins.load("sources", source.flavor))):
+            yield _refusal(source, target.name, name, "*", f"{name} takes {form}: {reason}")
+            continue
         for precision in precisions:
             yield from _expand_precision(source, granted, backend, form, precision, absent)
 

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from compile_stage.backends import onnxruntime as module
+from compile_stage.backends import onnxruntime_session as sessions
 from compile_stage.backends.onnxruntime import OnnxRuntime
 from compile_stage.core.digest import list_tree
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -90,7 +91,7 @@ def test_options_are_obeyed_when_opened_too(conv: Any, tmp_path: Path) -> None:
     )
     artifact = OnnxRuntime().compile(conv[0], scheme("fp32"), asked, "job", tmp_path)
     assert "BatchNormalization" in artifact.executed["ops"]
-    session = module._open_session(Path(artifact.path) / artifact.entry, artifact.options, 1)
+    session = sessions.open_here(Path(artifact.path) / artifact.entry, artifact.options, 1)
     entry = session.get_session_options().get_session_config_entry
     assert entry("session.set_denormal_as_zero") == "1"
     assert entry("session.intra_op.allow_spinning") == "0"

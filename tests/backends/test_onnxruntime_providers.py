@@ -48,8 +48,6 @@ def compile_on(model: Any, target: Target, into: Path) -> Artifact:
         ("openvino", "cpu", "pip install onnxruntime-openvino"),
         ("webgpu", "vulkan", "pip install onnxruntime-webgpu"),
         ("qnn", "android", 'pip install "onnxruntime-qnn<2"'),
-        ("nnapi", "android", "onnxruntime-android"),
-        ("coreml", "apple", "package for macOS"),
         ("XNNPACK", "cpu", "build ONNX Runtime with --use_xnnpack"),
     ],
 )

@@ -103,3 +103,28 @@ def test_both_forms_compete_and_the_winner_answers_as_the_source(
             (wanted,) = original.run(batch).values()
             (answer,) = model.run(batch).values()
             np.testing.assert_allclose(answer, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [pytest.param("inductor", marks=pytest.mark.compilers), "torchscript"])
+def test_a_graph_reaches_a_backend_that_starts_from_a_program(
+    name: str, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: ONNX models could not be given to these compilers, or would be proven against what onnx2torch made of them."""
+    import mlflow
+    import onnx
+
+    from compile_stage.testing import models
+
+    backend, source = plugins.load("backends", name), plugins.load("sources", "onnx")
+    if (reason := plugins.missing(backend) or plugins.missing_for_programs(source)) is not None:
+        pytest.skip(reason)
+    model, _ = models.conv_net(tmp_path / "kit")
+    mlflow.onnx.save_model(onnx.load(model.path), str(tmp_path / "net"), pip_requirements=["onnx"])
+    np.savez(tmp_path / "data.npz", image=np.random.default_rng(1).standard_normal((64, 3, 16, 16)).astype(np.float32))
+    policy = write_policy(f"backends: [{name}], precisions: [fp32], batch_sizes: [1, 3]", FAST)
+    result = api.run(f"folder:{tmp_path / 'net'}", policy, out=tmp_path / "out", publish=False)
+    (target,) = result.targets
+    assert target.winner is not None, [candidate.failure for candidate in target.candidates]
+    assert (target.winner.job.backend, target.winner.job.form) == (name, "torch-export")
+    assert target.winner.verdict is not None
+    assert target.winner.verdict.passed

@@ -221,7 +221,25 @@ def test_a_backend_that_starts_from_a_program_gets_one_where_the_source_has_one(
     }
     (lacking,) = (refusal for refusal in made.refused if refusal.backend == "inductor")
     assert "inductor has no int8 on cpu here: PyTorch's quantisers" in lacking.reason
-    made = plan(SOURCE, policy, hardware())
+    made = plan(replace(SOURCE, flavor="sklearn"), policy, hardware())
     assert {job.backend for job in made.jobs} == {"onnxruntime"}
     (refused,) = (refusal for refusal in made.refused if refusal.backend == "inductor")
-    assert refused.reason == "inductor takes torch-export, and a model of flavor onnx is given as onnx"
+    assert refused.reason == "inductor takes torch-export, and a model of flavor sklearn is given as onnx"
+
+
+def test_a_graph_becomes_a_program_where_what_that_takes_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a run would end in an ImportError, or nobody would learn which package brings that form."""
+    if (reason := plugins.missing(plugins.load("backends", "inductor"))) is not None:
+        pytest.skip(reason)
+    policy, real = with_target(backends=("onnxruntime", "inductor"), precisions=("fp32",)), plugins._importable
+    monkeypatch.setattr(plugins, "_importable", lambda module: module == "onnx2torch" or real(module))
+    assert {job.backend: job.form for job in plan(SOURCE, policy, hardware()).jobs} == {
+        "onnxruntime": "onnx",
+        "inductor": "torch-export",
+    }
+    monkeypatch.setattr(plugins, "_importable", lambda module: module != "onnx2torch" and real(module))
+    (refused,) = plan(SOURCE, policy, hardware()).refused
+    assert refused.reason == (
+        "inductor takes torch-export: a PyTorch program is made of a model of flavor onnx with onnx2torch, which is not installed: "
+        'pip install "compile-stage[onnx2torch]"'
+    )
