@@ -26,7 +26,6 @@ from compile_stage.core import errors, plugins
 from compile_stage.core.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
-    from compile_stage.cli.render import Display
     from compile_stage.core.records import Policy, RunResult
 
 
@@ -101,22 +100,26 @@ def run(
     """
     from compile_stage import api
 
-    if engine not in plugins.names("engines"):
-        plugins.load("engines", engine)  # raises, with the names that there are
+    told: list[RunResult] = []
     with _display(as_json, quiet, verbose) as display:
-        result = api.run(
-            model_uri,
-            policy_path,
-            targets=targets,
-            sets=sets,
-            out=out,
-            publish=publish,
-            promote=promote,
-            engine=engine,
-            reporter=display,
-        )
-        display.close()
-        _show_result(display, result, out or api.default_out(result.source), as_json)
+        try:
+            result = api.run(
+                model_uri,
+                policy_path,
+                targets=targets,
+                sets=sets,
+                out=out,
+                publish=publish,
+                promote=promote,
+                engine=engine,
+                reporter=display,
+                on_result=told.append,
+            )
+        finally:
+            display.close()
+            if as_json and told:
+                _print_result(told[-1])
+        display.show_result(result, out or api.default_out(result.source))
     return result.exit_code
 
 
@@ -361,9 +364,7 @@ def _targets_named(policy: Policy) -> str:
     return f"{count} target{'s' if count != 1 else ''}" if count else "a base for others: it names no target"
 
 
-def _show_result(display: Display, result: RunResult, folder: Path, as_json: bool) -> None:
-    if as_json:
-        from compile_stage.report.result import result_text
+def _print_result(result: RunResult) -> None:
+    from compile_stage.report.result import result_text
 
-        print_text(result_text(result))
-    display.show_result(result, folder)
+    print_text(result_text(result))

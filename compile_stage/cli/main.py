@@ -16,7 +16,7 @@ from compile_stage.cli.commands import cli
 from compile_stage.cli.output import forget_reader, print_error
 from compile_stage.core import errors
 from compile_stage.core.errors import CompileStageError
-from compile_stage.core.storage import storage_error
+from compile_stage.core.storage import explained
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         forget_reader()
         code = errors.EXIT_OK
     except Exception as error:  # noqa: BLE001 - the last resort: whatever gets here is the machine's doing, or our bug
-        trouble = storage_error(error) or errors.InternalError(f"{type(error).__name__}: {error}")
+        trouble = explained(error)
         print_error(trouble)
         code = trouble.exit_code
         if code == errors.EXIT_INTERNAL:

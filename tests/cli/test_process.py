@@ -54,7 +54,7 @@ main(sys.argv[1:])
 TALKATIVE = """
 import sys
 import compile_stage.api as api
-import compile_stage.cli.commands
+import compile_stage.cli.render
 from compile_stage.cli.main import main
 
 class Gate:
@@ -67,7 +67,7 @@ def run(*arguments, reporter, **named):
     return Gate()
 
 api.run = run
-compile_stage.cli.commands._show_result = lambda *arguments: None
+compile_stage.cli.render.Display.show_result = lambda *arguments: None
 api.default_out = lambda *arguments: None
 main(sys.argv[1:])
 """

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compile_stage import api
-from compile_stage.core.errors import EXIT_SOURCE, SourceError
+from compile_stage import api, pipeline
+from compile_stage.core.errors import EXIT_SOURCE, RegistryError, SourceError
+from compile_stage.core.records import RunResult, TargetResult
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
@@ -62,6 +63,40 @@ def test_a_refused_source_is_reported(pickled_model: Path, write_policy: Callabl
     assert written["status"] == "refused"
     assert "pickle" in written["problem"]
     assert (tmp_path / "out" / "junit.xml").is_file()
+
+
+def test_a_publication_that_fails_is_in_the_files(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: result.json would say `passed` and 0 of a run that left with 4, and a CI job that reads it would go on."""
+
+    def refused(*_: object) -> TargetResult:
+        problem = "the disk quota of the registry is used up"
+        raise RegistryError(problem)
+
+    monkeypatch.setattr(pipeline, "publish", refused)
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    told: list[RunResult] = []
+    with pytest.raises(RegistryError):
+        api.run(f"folder:{small_model}", policy, out=tmp_path / "out", on_result=told.append)
+    written = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (written["status"], written["exit_code"], told[-1].exit_code) == ("failed", 4, 4)
+    assert "disk quota" in written["problem"]
+    assert written["targets"][0]["winner"] is not None
+    assert written["targets"][0]["receipt"] is None
+
+
+def test_a_model_that_is_not_there_is_in_the_files(
+    write_policy: Callable[..., Path], tmp_path: Path, small_model: Path
+) -> None:
+    """Broken: what an earlier run left in the folder would be read as the answer of this one."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    with pytest.raises(RegistryError):
+        api.run(f"folder:{tmp_path}/none", policy, out=tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (written["status"], written["exit_code"], written["targets"]) == ("refused", 4, [])
+    assert written["policy"]["name"] == "test"
+    assert 'errors="1"' in (tmp_path / "out" / "junit.xml").read_text()
 
 
 def test_verify_unpickles_nothing_unless_asked(
