@@ -99,19 +99,29 @@ def run(context: Context, made: Plan, order: Order) -> RunResult:
         except SourceError as error:
             ending = Ending(status="refused", exit_code=error.exit_code, problem=str(error))
             return _rendered(_result(context, made, framework, (), ending), order)
-        targets = tuple(package(context, made, target, origin.answer, order.out) for target in targets)
-        ending = _ending(targets)
-        if order.publish:
-            files = order.render(_result(context, made, framework, targets, ending))
-            for n, target in enumerate(targets):
-                targets = (*targets[:n], publish(context, made.source, target, files), *targets[n + 1 :])
-            if order.promote and ending.exit_code == EXIT_OK:
-                targets, ending = _promote_all(context, made, targets)
+        with _alone_in(order.out):
+            targets = tuple(package(context, made, target, origin.answer, order.out) for target in targets)
+            ending = _ending(targets)
+            if order.publish:
+                files = order.render(_result(context, made, framework, targets, ending))
+                for n, target in enumerate(targets):
+                    targets = (*targets[:n], publish(context, made.source, target, files), *targets[n + 1 :])
+                if order.promote and ending.exit_code == EXIT_OK:
+                    targets, ending = _promote_all(context, made, targets)
+            return _rendered(_result(context, made, framework, targets, ending), order)
     except (Exception, KeyboardInterrupt) as error:
         with suppress(OSError):  # a full disk may be what ended it
             order.render(_result(context, made, framework, targets, ended_by(error, "failed")))
         raise
-    return _rendered(_result(context, made, framework, targets, ending), order)
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Two runs may name one folder: the second waits, or one would replace the bundle that the other is publishing."""
+    from filelock import FileLock
+
+    with FileLock(out / ".lock"):
+        yield
 
 
 def not_begun(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from compile_stage import api, pipeline
 from compile_stage.core.errors import EXIT_SOURCE, RegistryError, SourceError
+from compile_stage.core.events import Silent
 from compile_stage.core.records import RunResult, TargetResult
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
@@ -84,6 +89,29 @@ def test_a_publication_that_fails_is_in_the_files(
     assert "disk quota" in written["problem"]
     assert written["targets"][0]["winner"] is not None
     assert written["targets"][0]["receipt"] is None
+
+
+def test_two_runs_into_one_folder_take_turns(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: one run replaced the bundle that the other was publishing, and that ended in a bug of ours."""
+    out, measured = tmp_path / "out", threading.Event()
+
+    class Reporter(Silent):
+        def ended(self, step: str, job_id: str, seconds: float, outcome: str) -> None:
+            if step == "benchmark":
+                measured.set()
+
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    out.mkdir()
+    with ThreadPoolExecutor() as pool:
+        with FileLock(out / ".lock"):  # as another run holds it
+            second = pool.submit(api.run, f"folder:{small_model}", policy, out=out, publish=False, reporter=Reporter())
+            assert measured.wait(60)
+            time.sleep(0.5)
+            assert not (out / "bundles").exists()
+        assert second.result().status == "passed"
+    assert (out / "bundles" / "cpu" / "MLmodel").is_file()
 
 
 def test_a_model_that_is_not_there_is_in_the_files(
