@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from compile_stage import __version__
 from compile_stage.cli.debug import debug
 from compile_stage.cli.options import display as _display
 from compile_stage.cli.options import example as _example
@@ -53,6 +54,7 @@ class Commands(click.Group):
         "compile-stage run models:/fraud/7 -p policies/cpu-server.yaml",
     ),
 )
+@click.version_option(__version__, message="compile-stage %(version)s")
 def cli() -> None:
     """Pull a model from the registry, compile it, prove it, measure it, and publish it back."""
 
@@ -347,8 +349,6 @@ def demo(out: Path, quiet: int, verbose: int) -> int:
 @_verbose
 def version(verbose: int) -> None:
     """Print the version; with -v also those of the packages it stands on."""
-    from compile_stage import __version__
-
     click.echo(f"compile-stage {__version__}")
     if verbose:
         for name, found in plugins.package_versions("mlflow", "mlflow-skinny", "onnx", "onnxruntime", "numpy").items():

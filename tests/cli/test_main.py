@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 
 import compile_stage.api as api
+from compile_stage import __version__
 from compile_stage.cli.commands import cli
 from compile_stage.cli.main import main
 from compile_stage.core import errors
@@ -223,6 +224,13 @@ def test_explain_names_where_values_come_from(policy: Path, capsys: pytest.Captu
     assert any("targets.cpu-server.device" in line and "policy.yaml:9" in line for line in lines)
     assert leave("explain", str(policy), "--json") == 0
     assert {"path", "value", "origin"} <= set(json.loads(capsys.readouterr().out)[0])
+
+
+@pytest.mark.parametrize("line", [["--version"], ["version"]])
+def test_the_version_is_told_as_an_option_too(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: the first thing that a script asks of a program would be wrong usage."""
+    assert leave(*line) == 0
+    assert capsys.readouterr().out == f"compile-stage {__version__}\n"
 
 
 @pytest.mark.parametrize("document", ["policy", "result"])
