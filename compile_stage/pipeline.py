@@ -199,7 +199,10 @@ def _prove(context: Context, home: Worker, made: Plan, target_policy: TargetPoli
     source, policy, target = made.source, made.policy, target_policy.target
     jobs = [job for job in made.jobs if job.target.name == target.name]
     if not jobs:
-        return TargetResult(policy=target_policy, candidates=(), selection=select((), target_policy))
+        selection = select((), target_policy)
+        why = "; ".join(dict.fromkeys(refusal.reason for refusal in made.refused if refusal.target == target.name))
+        selection = replace(selection, reason=f"{selection.reason}: {why}" if why else selection.reason)
+        return TargetResult(policy=target_policy, candidates=(), selection=selection)
     portable = export(context, home, source, target)
     samples = samples_for(context, home, source, policy.data, portable.signature, jobs)
     notes = compare_samples(context, Needs.within(policy.budget), portable, samples)

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from compile_stage import api, pipeline
-from compile_stage.core.errors import EXIT_SOURCE, RegistryError, SourceError
+from compile_stage.core.errors import EXIT_NOTHING_COMPILED, EXIT_SOURCE, RegistryError, SourceError
 from compile_stage.core.events import Silent
 from compile_stage.core.records import RunResult, TargetResult
 
@@ -68,6 +68,16 @@ def test_a_refused_source_is_reported(pickled_model: Path, write_policy: Callabl
     assert written["status"] == "refused"
     assert "pickle" in written["problem"]
     assert (tmp_path / "out" / "junit.xml").is_file()
+
+
+def test_what_refused_every_job_is_how_the_run_ended(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: who runs quietly, or reads only `problem`, would not learn what to install or to change."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32], hardware: {machine: vax}", FAST)
+    result = api.run(f"folder:{small_model}", policy, out=tmp_path / "out", publish=False)
+    assert result.exit_code == EXIT_NOTHING_COMPILED
+    assert "every job was refused before it ran: the target wants machine 'vax'" in result.problem
 
 
 def test_a_publication_that_fails_is_in_the_files(
