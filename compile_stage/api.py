@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +58,7 @@ def run(
     promote: bool = True,
     engine: str = "local",
     reporter: Reporter | None = None,
+    on_result: Callable[[RunResult], object] = lambda _: None,
 ) -> RunResult:
     """Take a model through a policy: compile, prove, measure, publish, promote.
 
@@ -68,6 +70,7 @@ def run(
         publish: Push the winners to the registry.
         promote: Move their aliases too; nothing is promoted that is not published.
         reporter: Hears what happens, from several threads.
+        on_result: Hears the result whenever the files of it are written; the last time before an exception too, and then the result says what ended it.
 
     Returns:
         The result; its `exit_code` is the command line's. A missed gate or a failed job is a result, not an exception.
@@ -79,18 +82,32 @@ def run(
     """
     from compile_stage import pipeline, report
 
-    policy = load_policy(Path(policy_path), sets=sets, targets=targets)
-    with _context(reporter, engine) as context:
-        made = pipeline.make_plan(context, policy, model_uri)
-        context.events.planned(made)
-        folder = Path(out) if out is not None else default_out(made.source)
-        demand_writable(folder)
+    policy, made, begun, started = None, None, False, time.monotonic()
 
-        def render(result: RunResult) -> Mapping[str, Path]:
-            return report.write(result, folder)
+    def render(result: RunResult) -> Mapping[str, Path]:
+        on_result(result)
+        return report.write(result, Path(out) if out is not None else default_out(result.source))
 
-        order = pipeline.Order(out=folder.absolute(), render=render, publish=publish, promote=promote)
-        return pipeline.run(context, made, order)
+    try:
+        policy = load_policy(Path(policy_path), sets=sets, targets=targets)
+        with _context(reporter, engine) as context:
+            made = pipeline.make_plan(context, policy, model_uri)
+            context.events.planned(made)
+            folder = Path(out) if out is not None else default_out(made.source)
+            demand_writable(folder)
+            order = pipeline.Order(out=folder.absolute(), render=render, publish=publish, promote=promote)
+            begun = True
+            return pipeline.run(context, made, order)
+    except (Exception, KeyboardInterrupt) as error:
+        if not begun:
+            result = pipeline.not_begun(
+                model_uri, os.fspath(policy_path), policy, made, error, time.monotonic() - started
+            )
+            on_result(result)
+            if out is not None:
+                with suppress(OSError):  # such as when this folder is what is wrong
+                    report.write(result, Path(out))
+        raise
 
 
 def default_out(source: SourceModel) -> Path:
@@ -116,7 +133,7 @@ def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = 
 
     with _context(None, "local") as context:
         folder = _published(uri_or_bundle, context.scratch / "published")
-        manifest = check_integrity(folder)
+        manifest = check_integrity(folder, beside=True)
         notes = ["every file has the digest that the manifest gives it"]
         fingerprint = manifest["fingerprint"]
         if manifest["verdict"] is None:
@@ -152,7 +169,7 @@ def validate(uri: str, *, allow_pickle: bool = False, reporter: Reporter | None 
     receipt = registry.published(uri)
     with _context(reporter, "local") as context:
         folder = registry.fetch(receipt.uri, context.scratch / "published")
-        manifest = check_integrity(folder)
+        manifest = check_integrity(folder, beside=True)
         said, verdict, notes = prove_here(context, manifest, folder, allow_pickle=allow_pickle)
         file = write_validation(said, context.scratch / "validation")
         word = "passed" if said["passed"] else "failed"
@@ -180,7 +197,7 @@ def promote(uri: str, alias: str) -> Receipt:
     receipt = registry.published(uri)
     with _context(None, "local") as context:
         folder = registry.fetch(receipt.uri, context.scratch / "published")
-        manifest = check_integrity(folder)
+        manifest = check_integrity(folder, beside=True)
         demand_passed(manifest, folder, context.today, uri)
     return registry.promote(receipt, alias)
 
@@ -316,7 +333,7 @@ def _folder(out: str | os.PathLike[str] | None, name: str) -> Path:
 def _published(uri_or_bundle: str, into: Path) -> Path:
     here = Path(uri_or_bundle)
     if here.is_dir():
-        return here
+        return here.absolute()  # a worker has a current folder of its own
     if ":" not in uri_or_bundle:
         raise UsageError(
             f"{uri_or_bundle!r} is neither a folder nor a registry URI",

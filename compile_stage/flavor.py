@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from compile_stage.answers import InputRefusedError, from_outputs, to_batch
 from compile_stage.core import plugins
-from compile_stage.core.digest import canonical_json, digest_file, list_tree
+from compile_stage.core.digest import digest_file, list_tree
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.manifest import (
@@ -41,8 +41,10 @@ from compile_stage.manifest import (
     artifact_of,
     check_integrity,
     data_folder,
+    list_beside,
     read_manifest,
     refuse_machine,
+    sealed,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def save_model(
     Args:
         data_dir: Folder with `artifact/`, the backend's files. It is copied.
         path: A folder that does not exist yet, or is empty.
-        manifest: As in the module's docstring; `schema`, `files` and `code` are filled in here, from what was really
+        manifest: As in the module's docstring; `schema`, `files`, `code`, `beside` and `digest` are filled in here, from what was really
             written.
         signature: What MLflow enforces before `predict`: MLflow's own `ModelSignature`, or ours. It gives way to that
             of `source_model`.
@@ -123,8 +125,6 @@ def save_model(
     shutil.copytree(data_dir / ARTIFACT_NAME, path / DATA_NAME / ARTIFACT_NAME)
     with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
         code = _validate_and_copy_code_paths([str(_stage_code(artifact.backend, Path(scratch)))], str(path))
-    _write_manifest(path, manifest)
-
     model = Model()
     model.metadata = dict(metadata) if metadata else None
     kept = _source_contract(source_model, manifest.get("answer", {}), artifact.signature)
@@ -144,6 +144,7 @@ def save_model(
     )
     model.add_flavor(FLAVOR_NAME, schema=MANIFEST_SCHEMA, data=DATA_NAME, code=code, backend=artifact.backend)
     _write_environment(path, pip_requirements, _requirements(manifest))
+    _write_manifest(path, manifest)
     model.model_size_bytes = get_total_file_size(str(path))
     model.save(str(path / "MLmodel"))
 
@@ -155,8 +156,9 @@ def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
         "schema": MANIFEST_SCHEMA,
         "files": {name: digest_file(data / name) for name in list_tree(data)},
         "code": {f"code/{name}": digest_file(code / name) for name in list_tree(code)},
+        "beside": {name: digest_file(path / name) for name in list_beside(path)},
     }
-    text = json.dumps(json.loads(canonical_json(whole)), indent=2, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(sealed(whole), indent=2, sort_keys=True, ensure_ascii=False)
     (data / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
 
 

@@ -5,6 +5,8 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     schema                "compile-stage/manifest/v1"
     artifact              the `Artifact` record; its path is relative to data/
     files, code           relative path → sha256:..., of the files in data/ and in the model directory's code/
+    beside                the same of what else lies in the model directory, but for `MLmodel`, into which a registry writes
+    digest                of all of the manifest but this: `sealed`
     key                   idempotency key of the publication
     source                {uri, name, version, flavor, digest, registry}
     policy                {name, digest, owner}
@@ -70,14 +72,30 @@ def read_manifest(model_dir: str | Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def check_integrity(model_dir: str | Path) -> dict[str, Any]:
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest as plain JSON values, with the digest of all else in it."""
+    whole = json.loads(canonical_json({key: value for key, value in manifest.items() if key != "digest"}))
+    return {**whole, "digest": digest_of(whole)}
+
+
+def check_integrity(model_dir: str | Path, *, beside: bool = False) -> dict[str, Any]:
     """Compare every file of a model directory with the manifest; returns the manifest.
+
+    Args:
+        beside: Also what MLflow keeps beside the data and the code. Not asked when a model is loaded: `mlflow models update-pip-requirements` is no
+            reason not to serve it.
 
     Raises:
         IntegrityError: A file was changed, is missing, or was added; the message names it.
     """
     data = data_folder(model_dir)
     manifest = read_manifest(data)
+    if manifest != sealed(manifest):
+        raise IntegrityError(
+            "the manifest was changed after it was written: its own digest differs",
+            fix="fetch the model again",
+            where=str(data / MANIFEST_NAME),
+        )
     files, code = manifest.get("files"), manifest.get("code", {})
     if not isinstance(files, Mapping) or not isinstance(code, Mapping) or not files:
         raise IntegrityError("the manifest lists no files", where=str(data / MANIFEST_NAME))
@@ -87,6 +105,9 @@ def check_integrity(model_dir: str | Path) -> dict[str, Any]:
         inside = (name for name in list_tree(data.parent / "code") if "__pycache__" not in name)
         present |= {f"code/{name}": data.parent / "code" / name for name in inside}
     listed = {**files, **code}
+    if beside and data.name == DATA_NAME:
+        listed |= manifest.get("beside", {})
+        present |= {name: data.parent / name for name in list_beside(data.parent)}
     for name in sorted(listed.keys() | present.keys()):
         if name not in present:
             raise IntegrityError(f"{name} is missing", fix="fetch the model again", where=str(data.parent))
@@ -101,6 +122,12 @@ def check_integrity(model_dir: str | Path) -> dict[str, Any]:
                 where=str(data.parent),
             )
     return manifest
+
+
+def list_beside(model_dir: Path) -> tuple[str, ...]:
+    """Files of a model directory that are neither data nor code, nor written by a registry or by `compile-stage validate`."""
+    theirs = (DATA_NAME, "code", VALIDATIONS, "MLmodel", "registered_model_meta")
+    return tuple(name for name in list_tree(model_dir) if name.partition("/")[0] not in theirs)
 
 
 def data_folder(model_dir: str | Path) -> Path:

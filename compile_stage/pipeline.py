@@ -6,7 +6,7 @@ What a step does stands in its own file in `compile_stage.steps`; here is only t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,27 +15,34 @@ from compile_stage.climbing import climb
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import plain
-from compile_stage.core.environment import python_version
+from compile_stage.core.environment import Hardware, hardware, python_version
 from compile_stage.core.errors import (
     EXIT_GATE,
+    EXIT_INTERRUPTED,
     EXIT_NOTHING_COMPILED,
     EXIT_OK,
     GateError,
     NothingCompiledError,
+    PolicyError,
     SourceError,
     UsageError,
     WorkerError,
 )
 from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import (
+    Data,
+    DataSpec,
     Ending,
+    JsonMap,
     Plan,
     Policy,
     RunResult,
+    RunStatus,
     SourceModel,
     TargetPolicy,
     TargetResult,
 )
+from compile_stage.core.storage import explained
 from compile_stage.mixing import mix_missed
 from compile_stage.steps.benchmark import benchmark_candidates, benchmark_successor
 from compile_stage.steps.export import export, inspect, other_forms
@@ -76,28 +83,82 @@ def make_plan(context: Context, policy: Policy, uri: str) -> Plan:
 def run(context: Context, made: Plan, order: Order) -> RunResult:
     """Everything after the plan. Never raises for a job that fails or a gate that is missed: the result says so.
 
+    Whatever ends it, the reports say so: an exception is raised after they were written.
+
     Raises:
         RegistryError: Publication could not be finished; running again finishes it.
     """
     framework = ""
+    targets: tuple[TargetResult, ...] = ()
     try:
-        with context.worker("source", Needs.within(made.policy.budget)) as home:
-            with _source_trouble(made.source):
-                origin = inspect(context, home, made.source, made.policy.compliance)
-            framework = origin.framework
-            targets = _prove_all(context, home, made)
-    except SourceError as error:
-        ending = Ending(status="refused", exit_code=error.exit_code, problem=str(error))
-        return _rendered(_result(context, made, framework, (), ending), order)
-    targets = tuple(package(context, made, target, origin.answer, order.out) for target in targets)
-    ending = _ending(targets)
-    if order.publish:
-        targets = tuple(push_records(context, made.source, target) for target in targets)
-        files = order.render(_result(context, made, framework, targets, ending))
-        targets = tuple(publish(context, made.source, target, files) for target in targets)
-        if order.promote and ending.exit_code == EXIT_OK:
-            targets, ending = _promote_all(context, made, targets)
-    return _rendered(_result(context, made, framework, targets, ending), order)
+        try:
+            with context.worker("source", Needs.within(made.policy.budget)) as home:
+                with _source_trouble(made.source):
+                    origin = inspect(context, home, made.source, made.policy.compliance)
+                framework = origin.framework
+                targets = _prove_all(context, home, made)
+        except SourceError as error:
+            ending = Ending(status="refused", exit_code=error.exit_code, problem=str(error))
+            return _rendered(_result(context, made, framework, (), ending), order)
+        with _alone_in(order.out):
+            targets = tuple(package(context, made, target, origin.answer, order.out) for target in targets)
+            ending = _ending(targets)
+            if order.publish:
+                targets = tuple(push_records(context, made.source, target) for target in targets)
+                files = order.render(_result(context, made, framework, targets, ending))
+                for n, target in enumerate(targets):
+                    targets = (*targets[:n], publish(context, made.source, target, files), *targets[n + 1 :])
+                if order.promote and ending.exit_code == EXIT_OK:
+                    targets, ending = _promote_all(context, made, targets)
+            return _rendered(_result(context, made, framework, targets, ending), order)
+    except (Exception, KeyboardInterrupt) as error:
+        with suppress(OSError):  # a full disk may be what ended it
+            order.render(_result(context, made, framework, targets, ended_by(error, "failed")))
+        raise
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Two runs may name one folder: the second waits, or one would replace the bundle that the other is publishing."""
+    from filelock import FileLock
+
+    with FileLock(out / ".lock"):
+        yield
+
+
+def not_begun(
+    uri: str, policy_path: str, policy: Policy | None, made: Plan | None, error: BaseException, duration_s: float
+) -> RunResult:
+    """What there is to say of a run that an error ended before anything was tried.
+
+    Args:
+        policy: None when that is what is wrong.
+        made: None when the model could not be had, or is not one that the policy is for.
+    """
+    source = (
+        made.source if made else SourceModel(uri=uri, name=uri, version="", flavor="", path="", digest="", registry="")
+    )
+    if policy is None:
+        none = DataSpec(source="")
+        policy = Policy(
+            name="", owner="", digest="", files=(policy_path,), data=Data(validation=none, calibration=none), targets=()
+        )
+    ending = ended_by(error, "refused")
+    return RunResult(
+        status=ending.status,
+        exit_code=ending.exit_code,
+        problem=ending.problem,
+        source=source,
+        policy=policy,
+        environment=_environment(hardware()),
+        targets=(),
+        refused=(),
+        baseline_framework="",
+        baseline={},
+        samples={},
+        duration_s=duration_s,
+        events=(),
+    )
 
 
 def _prove_all(context: Context, home: Worker, made: Plan) -> tuple[TargetResult, ...]:
@@ -140,7 +201,10 @@ def _prove(context: Context, home: Worker, made: Plan, target_policy: TargetPoli
     source, policy, target = made.source, made.policy, target_policy.target
     jobs = [job for job in made.jobs if job.target.name == target.name]
     if not jobs:
-        return TargetResult(policy=target_policy, candidates=(), selection=select((), target_policy))
+        selection = select((), target_policy)
+        why = "; ".join(dict.fromkeys(refusal.reason for refusal in made.refused if refusal.target == target.name))
+        selection = replace(selection, reason=f"{selection.reason}: {why}" if why else selection.reason)
+        return TargetResult(policy=target_policy, candidates=(), selection=selection)
     portable = export(context, home, source, target)
     samples = samples_for(context, home, source, policy.data, portable.signature, jobs)
     notes = compare_samples(context, Needs.within(policy.budget), portable, samples)
@@ -213,6 +277,15 @@ def _ending(targets: Sequence[TargetResult]) -> Ending:
     return Ending()
 
 
+def ended_by(error: BaseException, status: RunStatus) -> Ending:
+    """How a run ends that an exception ends: with the exit code that the program will leave with."""
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(status=status, exit_code=EXIT_INTERRUPTED, problem="interrupted; run again to resume")
+    known = explained(error)
+    problem = "\n".join(known.problems) if isinstance(known, PolicyError) and known.problems else str(known)
+    return Ending(status=status, exit_code=known.exit_code, problem=problem)
+
+
 def _without_winner(target: TargetResult) -> str:
     kind = "required target" if target.policy.target.required else "target"
     hint = "; compile-stage validate, where such hardware is, can prove what was compiled" if target.drafts else ""
@@ -233,14 +306,7 @@ def _result(
         problem=ending.problem,
         source=made.source,
         policy=made.policy,
-        environment={
-            "hardware": plain(context.hardware),
-            "hardware_fingerprint": context.hardware.fingerprint,
-            "python": python_version(),
-            "packages": plugins.package_versions(
-                "compile-stage", "mlflow", "mlflow-skinny", "numpy", "onnx", "onnxruntime"
-            ),
-        },
+        environment=_environment(context.hardware),
         targets=targets,
         refused=made.refused,
         baseline_framework=framework,
@@ -250,6 +316,16 @@ def _result(
         events=context.events.events,
         notes=tuple(dict.fromkeys([*made.notes, *(note for t in targets for note in t.notes)])),
     )
+
+
+def _environment(machine: Hardware) -> JsonMap:
+    packages = ("compile-stage", "mlflow", "mlflow-skinny", "numpy", "onnx", "onnxruntime")
+    return {
+        "hardware": plain(machine),
+        "hardware_fingerprint": machine.fingerprint,
+        "python": python_version(),
+        "packages": plugins.package_versions(*packages),
+    }
 
 
 def _rendered(result: RunResult, order: Order) -> RunResult:

@@ -29,6 +29,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.records import Artifact, Target
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.manifest import sealed
 
 pytestmark = [  # MLflow's own: its queries, and what `import mlflow.pyfunc` says of its own type hints
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
@@ -276,11 +277,39 @@ def test_a_manifest_that_is_none(save: Save, text: str | None, words: str) -> No
         flavor.read_manifest(manifest.parents[1])
 
 
+def test_a_changed_manifest_is_no_manifest(save: Save) -> None:
+    """Broken: a verdict, or the rule for other hardware, could be changed by hand in what was published."""
+    path = save()
+    file = path / "data" / "manifest.json"
+    file.write_text(file.read_text().replace('"on_hardware_mismatch": "error"', '"on_hardware_mismatch": "ignore"'))
+    for look in (flavor.check_integrity, flavor.load_model):
+        with pytest.raises(IntegrityError, match="the manifest was changed after it was written"):
+            look(str(path))
+
+
+def test_what_lies_beside_is_checked_where_it_is_asked(save: Save) -> None:
+    """Broken: `verify` would pass a bundle with a file more, or with other requirements than were published."""
+    path = save()
+    assert flavor.check_integrity(path, beside=True)["beside"].keys() == {
+        "conda.yaml",
+        "python_env.yaml",
+        "requirements.txt",
+    }
+    (path / "extra.txt").write_text("x")
+    with pytest.raises(IntegrityError, match=r"extra\.txt is not among"):
+        flavor.check_integrity(path, beside=True)
+    (path / "extra.txt").unlink()
+    (path / "requirements.txt").write_text("evil")
+    with pytest.raises(IntegrityError, match=r"requirements\.txt is not what was published"):
+        flavor.check_integrity(path, beside=True)
+    flavor.load_model(str(path)).close()  # MLflow has a command that changes these
+
+
 def test_an_entry_outside_of_the_artifact_is_refused(save: Save) -> None:
     path = save()
     manifest = json.loads((path / "data" / "manifest.json").read_text())
     manifest["artifact"]["entry"] = "../../../../etc/passwd"
-    (path / "data" / "manifest.json").write_text(json.dumps(manifest))
+    (path / "data" / "manifest.json").write_text(json.dumps(sealed(manifest)))
     with pytest.raises(IntegrityError, match="is missing"):
         flavor.load_model(str(path))
 

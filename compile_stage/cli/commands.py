@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from compile_stage import __version__
 from compile_stage.cli.debug import debug
 from compile_stage.cli.options import display as _display
 from compile_stage.cli.options import example as _example
@@ -26,7 +27,6 @@ from compile_stage.core import errors, plugins
 from compile_stage.core.errors import PolicyError, UsageError
 
 if TYPE_CHECKING:
-    from compile_stage.cli.render import Display
     from compile_stage.core.records import Policy, RunResult
 
 
@@ -54,6 +54,7 @@ class Commands(click.Group):
         "compile-stage run models:/fraud/7 -p policies/cpu-server.yaml",
     ),
 )
+@click.version_option(__version__, message="compile-stage %(version)s")
 def cli() -> None:
     """Pull a model from the registry, compile it, prove it, measure it, and publish it back."""
 
@@ -101,22 +102,26 @@ def run(
     """
     from compile_stage import api
 
-    if engine not in plugins.names("engines"):
-        plugins.load("engines", engine)  # raises, with the names that there are
+    told: list[RunResult] = []
     with _display(as_json, quiet, verbose) as display:
-        result = api.run(
-            model_uri,
-            policy_path,
-            targets=targets,
-            sets=sets,
-            out=out,
-            publish=publish,
-            promote=promote,
-            engine=engine,
-            reporter=display,
-        )
-        display.close()
-        _show_result(display, result, out or api.default_out(result.source), as_json)
+        try:
+            result = api.run(
+                model_uri,
+                policy_path,
+                targets=targets,
+                sets=sets,
+                out=out,
+                publish=publish,
+                promote=promote,
+                engine=engine,
+                reporter=display,
+                on_result=told.append,
+            )
+        finally:
+            display.close()
+            if as_json and told:
+                _print_result(told[-1])
+        display.show_result(result, out or api.default_out(result.source))
     return result.exit_code
 
 
@@ -344,8 +349,6 @@ def demo(out: Path, quiet: int, verbose: int) -> int:
 @_verbose
 def version(verbose: int) -> None:
     """Print the version; with -v also those of the packages it stands on."""
-    from compile_stage import __version__
-
     click.echo(f"compile-stage {__version__}")
     if verbose:
         for name, found in plugins.package_versions("mlflow", "mlflow-skinny", "onnx", "onnxruntime", "numpy").items():
@@ -361,9 +364,7 @@ def _targets_named(policy: Policy) -> str:
     return f"{count} target{'s' if count != 1 else ''}" if count else "a base for others: it names no target"
 
 
-def _show_result(display: Display, result: RunResult, folder: Path, as_json: bool) -> None:
-    if as_json:
-        from compile_stage.report.result import result_text
+def _print_result(result: RunResult) -> None:
+    from compile_stage.report.result import result_text
 
-        print_text(result_text(result))
-    display.show_result(result, folder)
+    print_text(result_text(result))

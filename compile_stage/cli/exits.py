@@ -21,7 +21,6 @@ MEANINGS: dict[int, str] = {
     errors.EXIT_NOTHING_COMPILED: "nothing could be compiled",
     errors.EXIT_INTEGRITY: "an integrity check failed",
     errors.EXIT_INTERNAL: "a bug of ours",
-    errors.EXIT_STORAGE: "a disk is full, or a folder can't be written",
     errors.EXIT_INTERRUPTED: "interrupted; run again to resume",
 }
 

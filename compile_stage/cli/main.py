@@ -16,12 +16,13 @@ from compile_stage.cli.commands import cli
 from compile_stage.cli.output import forget_reader, print_error
 from compile_stage.core import errors
 from compile_stage.core.errors import CompileStageError
-from compile_stage.core.storage import storage_error
+from compile_stage.core.storage import explained
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program. Every way out is an exit code of `core.errors`; only a bug of ours shows where a traceback is."""
     signal.signal(signal.SIGTERM, _terminate)
+    _fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         _never_fail_on_text(stream)
     try:
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         forget_reader()
         code = errors.EXIT_OK
     except Exception as error:  # noqa: BLE001 - the last resort: whatever gets here is the machine's doing, or our bug
-        trouble = storage_error(error) or errors.InternalError(f"{type(error).__name__}: {error}")
+        trouble = explained(error)
         print_error(trouble)
         code = trouble.exit_code
         if code == errors.EXIT_INTERNAL:
@@ -84,6 +85,17 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """A scheduler's SIGTERM ends a run as Ctrl-C does: workers stopped, finished work kept."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the clean-up short
     raise KeyboardInterrupt
+
+
+def _fill_closed_streams() -> None:
+    """`>&-`: what is written goes nowhere. Left closed, its number would go to the next file that is opened, and whatever a library prints into that."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _never_fail_on_text(stream: IO[str]) -> None:

@@ -4,12 +4,12 @@
     ├── PolicyError          2   the policy (or the command line) is wrong
     │   └── UsageError       2   the same exit code: both mean "what you wrote can't be obeyed"
     ├── MissingDependencyError 2 a plug-in's package is not installed
+    ├── StorageError         2   the folder that results, the cache or temporary files were to go to can't take them
     ├── GateError            3   a required target has no winner
     ├── RegistryError        4   the registry can't be reached, or refuses
     ├── SourceError          5   the source model is refused or unreadable
     ├── NothingCompiledError 6   no job yielded an artifact
     ├── IntegrityError       7   a digest, a signature or a manifest does not hold
-    ├── StorageError         74  a disk of this machine is full, or a folder can't be written
     ├── WorkerError          -   one job's failure; becomes that job's result, never the program's exit
     └── InternalError        70  a bug of ours
 
@@ -28,7 +28,6 @@ EXIT_SOURCE = 5
 EXIT_NOTHING_COMPILED = 6
 EXIT_INTEGRITY = 7
 EXIT_INTERNAL = 70
-EXIT_STORAGE = 74
 EXIT_INTERRUPTED = 130
 
 FailureKind = Literal["crash", "out_of_memory", "timeout", "exception"]
@@ -108,9 +107,12 @@ class InternalError(CompileStageError):
 
 
 class StorageError(CompileStageError):
-    """A disk of this machine is full, or a folder that we have to write into can't be written."""
+    """A disk of this machine is full, or a folder that we have to write into can't be written.
 
-    exit_code = EXIT_STORAGE
+    Which folders these are the user chose (--out, COMPILE_STAGE_CACHE, TMPDIR), and can choose otherwise: the code of wrong usage.
+    """
+
+    exit_code = EXIT_USAGE
 
 
 class WorkerError(CompileStageError):

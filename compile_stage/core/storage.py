@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compile_stage.core.errors import CompileStageError, StorageError
+from compile_stage.core.errors import CompileStageError, InternalError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG)
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG, errno.EFBIG)
 _FIX = "free space or give the rights there, or name other folders: --out for results, COMPILE_STAGE_CACHE for the cache, TMPDIR for the rest"
 
 
@@ -41,6 +41,13 @@ def storage_error(error: BaseException | None, codes: Collection[int] = (*_FULL,
             return StorageError(_said(code), fix=_FIX, where=place)
         error = error.__cause__ or error.__context__
     return None
+
+
+def explained(error: BaseException) -> CompileStageError:
+    """What to say to people of whatever was raised: our own errors as they are, a disk's or a folder's trouble, else a bug of ours."""
+    if isinstance(error, CompileStageError):
+        return error
+    return storage_error(error) or InternalError(f"{type(error).__name__}: {error}")
 
 
 def disk_full(error: BaseException) -> StorageError | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import date
 from pathlib import Path as FilePath
 
@@ -16,21 +16,28 @@ from compile_stage.core import plugins
 from compile_stage.policy.metrics import METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 
+# What MLflow takes in no name of a registered model.
+_UNNAMEABLE = re.compile(r"[/:\x00-\x1f\x7f]")
 # What MLflow takes as an alias; `latest` and `v1` mean something else to it.
 _ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[A-Za-z0-9_-]+\Z")
 
 
-def check_whole(tree: Node, today: date) -> Iterator[Problem]:
-    """All problems of the resolved policy."""
+def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Iterator[Problem]:
+    """All problems of the resolved policy.
+
+    Args:
+        forgiven: Paths whose absence has been explained already.
+    """
     for role in ("validation", "calibration"):
         yield from _data_file(tree, ("data", role, "source"))
     yield from _backend_names(tree, ("compliance", "allowed_backends"))
     yield from _template(tree, ("publish", "name"), "model")
+    yield from _published_name(tree, ("publish", "name"))
     yield from _template(tree, ("promote", "alias"), "target")
     for precision, _ in tree.items("tolerances"):
-        yield from _limits(tree, ("tolerances", precision))
+        yield from _limits(tree, ("tolerances", precision), forgiven)
         for output, _ in tree.items("tolerances", precision, "outputs"):
-            yield from _limits(tree, ("tolerances", precision, "outputs", output))
+            yield from _limits(tree, ("tolerances", precision, "outputs", output), forgiven)
     for name, target in tree.items("targets"):
         path: Path = ("targets", name)
         yield from _backend_names(tree, (*path, "backends"))
@@ -40,9 +47,9 @@ def check_whole(tree: Node, today: date) -> Iterator[Problem]:
         yield from _template(tree, (*path, "promote", "alias"), "target")
         yield from _alias(tree, (*path, "promote", "alias"), name)
         for precision, _ in target.items("tolerances"):
-            yield from _limits(tree, (*path, "tolerances", precision))
+            yield from _limits(tree, (*path, "tolerances", precision), forgiven)
             for output, _ in target.items("tolerances", precision, "outputs"):
-                yield from _limits(tree, (*path, "tolerances", precision, "outputs", output))
+                yield from _limits(tree, (*path, "tolerances", precision, "outputs", output), forgiven)
     for index, waiver in enumerate(tree.elements("waivers")):
         yield from _waiver(tree, waiver, ("waivers", index), today)
 
@@ -142,15 +149,29 @@ def _template(tree: Node, path: Path, field: str) -> Iterator[Problem]:
     if node is None or not isinstance(node.value, str):
         return
     try:
-        used = {name for _, name, _, _ in string.Formatter().parse(node.value) if name is not None}
+        parts = list(string.Formatter().parse(node.value))
     except ValueError as error:
         yield Problem(
             node.place, show_path(path), f"{node.value!r} is no template: {error}", f"it may hold {{{field}}}"
         )
         return
+    # `{model!r}` and `{model:>20}` would be obeyed, and nobody means them.
+    used = {
+        f"{name}{'!' + how if how else ''}{':' + width if width else ''}"
+        for _, name, width, how in parts
+        if name is not None
+    }
     for unknown in sorted(used - {field}):
         said = f"{{{unknown}}} stands for nothing here"
         yield Problem(node.place, show_path(path), said, f"it may hold {{{field}}}")
+
+
+def _published_name(tree: Node, path: Path) -> Iterator[Problem]:
+    """A name that no registry takes is said now, not after the work."""
+    node = tree.get(*path)
+    if node is not None and isinstance(node.value, str) and (wrong := _UNNAMEABLE.search(node.value)):
+        said = f"{node.value!r} can't be the name of a registered model: it holds {wrong[0]!r}"
+        yield Problem(node.place, show_path(path), said, "a name without `/`, `:` and control characters")
 
 
 def _alias(tree: Node, path: Path, target: str) -> Iterator[Problem]:
@@ -166,7 +187,7 @@ def _alias(tree: Node, path: Path, target: str) -> Iterator[Problem]:
 # ------------------------------------------------------------------------------------------------ limits and waivers
 
 
-def _limits(tree: Node, path: Path) -> Iterator[Problem]:
+def _limits(tree: Node, path: Path, forgiven: Collection[Path]) -> Iterator[Problem]:
     labels = tree.get("data", "validation", "labels")
     for metric, node in tree.items(*path):
         if metric not in METRICS or METRICS[metric].family != "task" or not node.is_map:
@@ -175,7 +196,8 @@ def _limits(tree: Node, path: Path) -> Iterator[Problem]:
         given = [
             key for key in ("max_drop", "max_relative_drop") if (n := node.get(key)) is not None and n.value is not None
         ]
-        if len(given) != 1:
+        explained = any(cut[: len(path) + 1] == (*path, metric) for cut in forgiven)
+        if len(given) != 1 and not explained:
             wrong = "max_drop and max_relative_drop are both given" if given else "no limit is given"
             yield Problem(node.place, here, wrong, "exactly one of max_drop, max_relative_drop")
         if labels is not None and labels.value is None and not node.place.is_shipped:
@@ -193,7 +215,8 @@ def _waiver(tree: Node, waiver: Node, path: Path, today: date) -> Iterator[Probl
     day = expires.value if expires is not None else None
     last = date.fromisoformat(day) if isinstance(day, str) else day
     if expires is not None and isinstance(last, date) and last < today:
-        said = f"the waiver expired on {last}, {(today - last).days} days ago"
+        days = (today - last).days
+        said = f"the waiver expired on {last}, {days} day{'s' if days != 1 else ''} ago"
         yield Problem(expires.place, show_path((*path, "expires")), said, "remove it, or have its owner renew it")
     gate, target = waiver.get("gate"), waiver.get("target")
     if target is None:

@@ -198,7 +198,8 @@ def _add_set(layers: Layers, argument: str) -> None:
     value, problems = parse_text(text, place.file, located=False) if text.strip() else (Node(None, place), [])
     if value is None or problems:
         first = problems[0]
-        layers.problems.append(Problem(place, show_path(words), first.wrong, first.allowed))
+        allowed = first.allowed or f"""a text is quoted, once more within the shell's quotes: --set '{key}="..."'"""
+        layers.problems.append(Problem(place, show_path(words), first.wrong, allowed))
         return
     if words[0] in ("apiVersion", "kind", "extends"):
         layers.problems.append(Problem(place, words[0], "can't be set here", "change it in the file"))
@@ -213,6 +214,7 @@ def _add_set(layers: Layers, argument: str) -> None:
         return
     found, bad, _ = check_schema(node, whole=False)
     layers.problems += found
+    layers.cut |= bad
     layers.sets = merge(layers.sets, normalise(without(node, bad)))
 
 

@@ -87,9 +87,14 @@ def read_policy(path: PathLike, sets: Sequence[str] = (), *, today: date | None 
     document = None
     # What an unreadable file would have said is not missing.
     if not layers.incomplete:
-        found, _, document = check_schema(tree, whole=True, forgiven=layers.cut)
+        # What was cut out of a section is missing from what its targets inherit, too.
+        forgiven = {
+            *layers.cut,
+            *(("targets", name, *cut) for name, _ in tree.items("targets") for cut in layers.cut),
+        }
+        found, _, document = check_schema(tree, whole=True, forgiven=forgiven)
         problems += found
-        problems += check_whole(tree, today or date.today())
+        problems += check_whole(tree, today or date.today(), forgiven)
         if not base and not tree.items("targets") and not any(path[0] == "targets" for path in layers.cut):
             place = tree.place_of(("targets",)) if layers.files.get("targets") else tree.place
             said = "the policy names no target", "say where it must run, such as targets: {cpu-server: {device: cpu}}"

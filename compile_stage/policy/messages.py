@@ -162,6 +162,8 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
                 f"one of, in quotes if need be: {', '.join(words)}",
                 "",
             )
+        if isinstance(node.value, dict | list):
+            return f"is a {'map' if node.is_map else 'list'}, not one word", f"one of: {', '.join(words)}", ""
         return (
             f"unknown value {node.value!r}" if node.value is not None else "has no value",
             f"one of: {', '.join(words)}",
@@ -205,7 +207,7 @@ def _explain_pattern(node: Node, context: dict[str, Any]) -> tuple[str, str, str
 def _explain_type(node: Node, text: str, kind: str, path: Path) -> tuple[str, str]:
     value, wanted = node.value, _WANTED.get(kind, f"another kind of value ({kind.replace('_', ' ')})")
     if value is None:
-        return "has no value", f"{wanted} is needed here: {_about(path)}"
+        return "has no value", _needed(wanted, path)
     if kind in ("float_type", "int_type", "int_from_float", "finite_number"):
         return _explain_number(node, text, wanted)
     if kind == "bool_type":
@@ -218,8 +220,14 @@ def _explain_type(node: Node, text: str, kind: str, path: Path) -> tuple[str, st
     if kind == "list_type":
         return "is not a list", f"write [{text}]" if not isinstance(value, dict) else "write [a, b]"
     if isinstance(value, dict | list):
-        return f"is a {'map' if isinstance(value, dict) else 'list'}", f"{wanted} is needed here: {_about(path)}"
-    return f"`{text}` is a single value", f"{wanted} is needed here: {_about(path)}"
+        return f"is a {'map' if isinstance(value, dict) else 'list'}", _needed(wanted, path)
+    return f"`{text}` is a single value", _needed(wanted, path)
+
+
+def _needed(wanted: str, path: Path) -> str:
+    """What must stand there, and what for; an entry under a name of the user's own has no description."""
+    about = _about(path)
+    return f"{wanted} is needed here{': ' if about else ''}{about}"
 
 
 _WANTED = {

@@ -160,9 +160,11 @@ class Limits(Section):
     cosine: Cosine | None = Field(None, description="Smallest cosine similarity of a sample.")
     mean_cosine: Cosine | None = Field(None, description="Mean cosine similarity of the samples.")
     snr_db: Decibel | None = Field(None, description="Smallest signal-to-noise ratio of a sample, in dB.")
-    mean_snr_db: Decibel | None = Field(None, description="Mean signal-to-noise ratio of the samples, in dB.")
+    mean_snr_db: Decibel | None = Field(None, description="Signal-to-noise ratio over all samples at once, in dB.")
     psnr_db: Decibel | None = Field(None, description="Smallest peak signal-to-noise ratio of a sample, in dB.")
-    mean_psnr_db: Decibel | None = Field(None, description="Mean peak signal-to-noise ratio of the samples, in dB.")
+    mean_psnr_db: Decibel | None = Field(
+        None, description="Peak signal-to-noise ratio over all samples at once, in dB."
+    )
     kl: Distance | None = Field(None, description="Largest Kullback-Leibler divergence of a sample, in nats.")
     mean_kl: Distance | None = Field(None, description="Mean Kullback-Leibler divergence of the samples, in nats.")
     top1_agreement: Share | None = Field(None, description="Share of samples with the same best class.")

@@ -34,11 +34,12 @@ def render_markdown(result: RunResult, limit: int = GITHUB_COMMENT_LIMIT) -> str
 def _sections(result: RunResult) -> Iterator[list[str]]:
     source, policy = result.source, result.policy
     yield [
-        f"## {_MARKS[result.status]} {_cell(source.name)} {_cell(source.version)}: {result.status}".rstrip(),
+        f"## {_MARKS[result.status]} {_cell(f'{source.name} {source.version}'.rstrip())}: {result.status}",
         "",
         _cell(summary.headline(result)),
         "",
-        f"Source {_code(source.uri)} ({_cell(source.flavor)}), policy {_code(policy.name)}, "
+        f"Source {_code(source.uri)}{f' ({_cell(source.flavor)})' if source.flavor else ''}, "
+        f"{f'policy {_code(policy.name)}, ' if policy.name else ''}"
         f"{numbers.duration(result.duration_s)}, exit code {result.exit_code}. {_data(result)}",
     ]
     for target in result.targets:
@@ -54,7 +55,8 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
     packages = ", ".join(f"{name} {version}" for name, version in result.environment.get("packages", {}).items())
     yield [
         f"Measured on {_cell(str(hardware.get('cpu', 'an unknown CPU')))} "
-        f"({_code(str(result.environment.get('hardware_fingerprint', '')))}) against {_cell(result.baseline_framework)}. "
+        f"({_code(str(result.environment.get('hardware_fingerprint', '')))})"
+        f"{f' against {_cell(result.baseline_framework)}' if result.baseline_framework else ''}. "
         f"{_cell(packages)}",
         *(f"- {_cell(note)}" for note in result.notes),
     ]

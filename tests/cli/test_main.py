@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 
 import compile_stage.api as api
+from compile_stage import __version__
 from compile_stage.cli.commands import cli
 from compile_stage.cli.main import main
 from compile_stage.core import errors
@@ -61,6 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, result: RunResult) -> list[tuple[tupl
         found.append((arguments, named))
         named["reporter"].began("compile", "some-job")
         named["reporter"].ended("compile", "some-job", 2.1, "done")
+        named["on_result"](result)
         return result
 
     monkeypatch.setattr(api, "run", run)
@@ -83,6 +85,7 @@ def test_run_hands_everything_to_the_api(
     [((uri, path), named)] = calls
     assert (uri, path) == ("models:/m/1", policy)
     named.pop("reporter")
+    named.pop("on_result")
     assert named == {
         "targets": ("edge-*", "cpu"),
         "sets": ("a.b=1", "c=2"),
@@ -110,6 +113,20 @@ def test_json_is_alone_on_standard_output(policy: Path, calls: list[Any], capsys
     jsonschema.validate(json.loads(shown.out), result_json_schema())
     assert "some-job" in shown.err
     assert "report:" in shown.err
+
+
+def test_json_is_printed_of_a_run_that_an_error_ends_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: `--json | jq .exit_code` would read nothing of a run whose policy is wrong or whose registry is down."""
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(GOOD.replace("threads", "threds") + "bogus: 1\n")
+    assert leave("run", "models:/m/1", "-p", str(wrong), "--json", "--out", str(tmp_path / "o")) == 2
+    shown = capsys.readouterr()
+    said = json.loads(shown.out)
+    jsonschema.validate(said, result_json_schema())
+    assert (said["status"], said["exit_code"], said["source"]["uri"]) == ("refused", 2, "models:/m/1")
+    assert "bogus: unknown key" in said["problem"]
+    assert (tmp_path / "o" / "result.json").read_text() == shown.out
+    assert "bogus: unknown key" in shown.err
 
 
 def test_quiet_says_only_how_it_ended(policy: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,6 +224,13 @@ def test_explain_names_where_values_come_from(policy: Path, capsys: pytest.Captu
     assert any("targets.cpu-server.device" in line and "policy.yaml:9" in line for line in lines)
     assert leave("explain", str(policy), "--json") == 0
     assert {"path", "value", "origin"} <= set(json.loads(capsys.readouterr().out)[0])
+
+
+@pytest.mark.parametrize("line", [["--version"], ["version"]])
+def test_the_version_is_told_as_an_option_too(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: the first thing that a script asks of a program would be wrong usage."""
+    assert leave(*line) == 0
+    assert capsys.readouterr().out == f"compile-stage {__version__}\n"
 
 
 @pytest.mark.parametrize("document", ["policy", "result"])

@@ -54,7 +54,7 @@ main(sys.argv[1:])
 TALKATIVE = """
 import sys
 import compile_stage.api as api
-import compile_stage.cli.commands
+import compile_stage.cli.render
 from compile_stage.cli.main import main
 
 class Gate:
@@ -67,7 +67,7 @@ def run(*arguments, reporter, **named):
     return Gate()
 
 api.run = run
-compile_stage.cli.commands._show_result = lambda *arguments: None
+compile_stage.cli.render.Display.show_result = lambda *arguments: None
 api.default_out = lambda *arguments: None
 main(sys.argv[1:])
 """
@@ -148,3 +148,11 @@ def test_a_terminal_that_lacks_a_letter_does_not_end_a_command(command: str, pol
         env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"},
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_closed_stream_is_no_bug_of_ours(closed: str, policy: Path) -> None:
+    """Broken: a scheduler that gives a job no standard output would be told of a bug, and a file could take its number."""
+    line = f"exec {sys.executable} -m compile_stage lint {policy} {closed}"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

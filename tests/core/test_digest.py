@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,8 @@ def test_tree_digest_sees_names_and_contents(tmp_path: Path) -> None:
     assert digest_tree(tmp_path, leave_out={"a"}) != before
     (tmp_path / "a").rename(tmp_path / "c")
     assert digest_tree(tmp_path) != before
+
+
+def test_a_path_that_is_no_utf8_has_a_digest() -> None:
+    """Broken: a policy below a folder with a name in Latin-1 would end in a bug of ours, at the first step."""
+    assert digest_of({"path": os.fsdecode(b"caf\xe9")}) != digest_of({"path": "caf"})

@@ -48,5 +48,6 @@ def test_what_is_no_trouble_of_a_disk_goes_through() -> None:
 def test_a_place_that_can_not_be_a_folder_is_named_before_the_work(tmp_path: Path) -> None:
     demand_writable(tmp_path / "new" / "folder")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
+    assert storage_error(OSError(errno.EFBIG, "File too large")) is not None  # ulimit -f
     with pytest.raises(StorageError, match="can't be written"):
         demand_writable("/proc/none/out")

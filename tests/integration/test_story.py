@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
-from compile_stage import api
-from compile_stage.core.errors import EXIT_SOURCE, SourceError
+from compile_stage import api, pipeline
+from compile_stage.core.errors import EXIT_NOTHING_COMPILED, EXIT_SOURCE, RegistryError, SourceError
+from compile_stage.core.events import Silent
+from compile_stage.core.records import RunResult, TargetResult
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
@@ -62,6 +68,73 @@ def test_a_refused_source_is_reported(pickled_model: Path, write_policy: Callabl
     assert written["status"] == "refused"
     assert "pickle" in written["problem"]
     assert (tmp_path / "out" / "junit.xml").is_file()
+
+
+def test_what_refused_every_job_is_how_the_run_ended(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: who runs quietly, or reads only `problem`, would not learn what to install or to change."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32], hardware: {machine: vax}", FAST)
+    result = api.run(f"folder:{small_model}", policy, out=tmp_path / "out", publish=False)
+    assert result.exit_code == EXIT_NOTHING_COMPILED
+    assert "every job was refused before it ran: the target wants machine 'vax'" in result.problem
+
+
+def test_a_publication_that_fails_is_in_the_files(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: result.json would say `passed` and 0 of a run that left with 4, and a CI job that reads it would go on."""
+
+    def refused(*_: object) -> TargetResult:
+        problem = "the disk quota of the registry is used up"
+        raise RegistryError(problem)
+
+    monkeypatch.setattr(pipeline, "publish", refused)
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    told: list[RunResult] = []
+    with pytest.raises(RegistryError):
+        api.run(f"folder:{small_model}", policy, out=tmp_path / "out", on_result=told.append)
+    written = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (written["status"], written["exit_code"], told[-1].exit_code) == ("failed", 4, 4)
+    assert "disk quota" in written["problem"]
+    assert written["targets"][0]["winner"] is not None
+    assert written["targets"][0]["receipt"] is None
+
+
+def test_two_runs_into_one_folder_take_turns(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: one run replaced the bundle that the other was publishing, and that ended in a bug of ours."""
+    out, measured = tmp_path / "out", threading.Event()
+
+    class Reporter(Silent):
+        def ended(self, step: str, job_id: str, seconds: float, outcome: str) -> None:
+            if step == "benchmark":
+                measured.set()
+
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    out.mkdir()
+    with ThreadPoolExecutor() as pool:
+        with FileLock(out / ".lock"):  # as another run holds it
+            second = pool.submit(api.run, f"folder:{small_model}", policy, out=out, publish=False, reporter=Reporter())
+            assert measured.wait(60)
+            time.sleep(0.5)
+            assert not (out / "bundles").exists()
+        assert second.result().status == "passed"
+    assert (out / "bundles" / "cpu" / "MLmodel").is_file()
+
+
+def test_a_model_that_is_not_there_is_in_the_files(
+    write_policy: Callable[..., Path], tmp_path: Path, small_model: Path
+) -> None:
+    """Broken: what an earlier run left in the folder would be read as the answer of this one."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    with pytest.raises(RegistryError):
+        api.run(f"folder:{tmp_path}/none", policy, out=tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (written["status"], written["exit_code"], written["targets"]) == ("refused", 4, [])
+    assert written["policy"]["name"] == "test"
+    assert 'errors="1"' in (tmp_path / "out" / "junit.xml").read_text()
 
 
 def test_verify_unpickles_nothing_unless_asked(

@@ -154,7 +154,8 @@ SETS = {
     "tolerances.int8.cosine=1e-1": "--set tolerances.int8.cosine=1e-1: tolerances.int8.cosine: `1e-1` is text to YAML 1.1, which wants a point in "
     "it and a sign in its exponent; write 1.0e-1",
     "budget.minutes=": "--set budget.minutes=: budget.minutes: has no value; a number is needed here: The whole run, in minutes",
-    "budget={minutes: 1": "--set budget={minutes: 1: budget: not valid YAML: expected ',' or '}', but got '<stream end>'",
+    "budget={minutes: 1": "--set budget={minutes: 1: budget: not valid YAML: expected ',' or '}', but got '<stream end>'; a text is quoted, "
+    """once more within the shell's quotes: --set 'budget="..."'""",
     "extends=[x.yaml]": "--set extends=[x.yaml]: extends: can't be set here; change it in the file",
 }
 
