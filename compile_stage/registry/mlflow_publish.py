@@ -30,6 +30,7 @@ _EXPERIMENT = "compile-stage"
 _NOTE_CHARS = 7500  # MLflow cuts a run's tags at 8000
 _PARAM_CHARS = 6000
 _REFUSED = ("PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
+_PAUSES_S = (0.05, 0.2, 0.5, 1.0)
 _ABANDONED_S = 3600  # what another machine began and left for so long is dead
 
 
@@ -285,7 +286,7 @@ def _describe(client: Any, runs: Runs, bundle: Bundle, source: SourceModel, file
 
     held = client.get_run(runs.child).data.params
     fresh = [Param(key, str(value)[:_PARAM_CHARS]) for key, value in bundle.params.items() if key not in held]
-    _twice(lambda: client.log_batch(runs.child, params=fresh))
+    _until_settled(lambda: client.log_batch(runs.child, params=fresh))
     for run in (runs.child, runs.parent):
         for name, path in files.items():
             _log_file(client, run, name, Path(path))
@@ -294,18 +295,24 @@ def _describe(client: Any, runs: Runs, bundle: Bundle, source: SourceModel, file
             if len(note) > _NOTE_CHARS:
                 note = note[:_NOTE_CHARS].rpartition("\n")[0] + "\n\n(The rest is in the artifact report.md.)"
             written = [RunTag("mlflow.note.content", note)]
-            _twice(partial(client.log_batch, run, tags=written))
+            _until_settled(partial(client.log_batch, run, tags=written))
 
 
-def _twice(call: Callable[[], object]) -> None:
-    """Make a call that changes nothing when it is made again. Of two stages that write the same row at once, MLflow's database refuses the second; asked
-    again, it finds the row there."""
+def _until_settled(call: Callable[[], object]) -> None:
+    """Make a call that changes nothing when it is made again. Of stages that write the same row at once, MLflow's database refuses all but one; asked again,
+    they find the row there, unless still another was writing then."""
     from mlflow.exceptions import MlflowException
 
-    try:
-        call()
-    except MlflowException:
-        call()
+    for pause_s in _PAUSES_S:
+        try:
+            call()
+        except MlflowException as error:
+            if is_code(error, "PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST"):
+                raise
+            time.sleep(pause_s * (1 + secrets.randbelow(100) / 100))  # so that those who met do not meet again
+        else:
+            return
+    call()
 
 
 def _log_file(client: Any, run: str, name: str, path: Path) -> None:
@@ -333,12 +340,12 @@ def _lineage(client: Any, runs: Runs, model: Any, source: SourceModel) -> None:
         if source.logged_model_id not in {m.model_id for m in (held.model_inputs if held else ())}:
             client.log_inputs(run, models=[LoggedModelInput(source.logged_model_id)])
 
-    _twice(lead_out)
+    _until_settled(lead_out)
     if not source.logged_model_id:
         return
     for run_id in (runs.child, runs.parent):
         try:
-            _twice(partial(lead_in, run_id))
+            _until_settled(partial(lead_in, run_id))
         except MlflowException as error:
             # The source's experiment may be closed to us; the tags say where it came from.
             if not is_code(error, *_REFUSED):

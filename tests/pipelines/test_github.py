@@ -156,14 +156,14 @@ def test_install_refuses_what_is_no_extra_or_version(tmp_path, extras, version):
 
 
 def test_a_policy_that_is_not_there_ends_with_the_stages_exit_code(tmp_path):
-    """The step's outputs exist even when there is no result, and an earlier run's result is not taken for this one's."""
+    """The step's outputs exist even when nothing was tried, and an earlier run's result is not taken for this one's."""
     stale = tmp_path / "out" / "result.json"
     stale.parent.mkdir()
     stale.write_text(json.dumps({"status": "passed", "targets": []}), encoding="utf-8")
     done, outputs = run_script(tmp_path, "run.sh", MODEL_URI="models:/fraud/1", POLICY="nowhere.yaml")
     assert done.returncode == 2, done.stderr
     assert "nowhere.yaml" in done.stderr
-    assert outputs == {"exit-code": "2", "status": "error", "winners": "{}", "published": "{}", "result": ""}
+    assert outputs == {"exit-code": "2", "status": "refused", "winners": "{}", "published": "{}", "result": "out/result.json"}
 
 
 def test_a_models_name_can_not_run_a_command(tmp_path):
