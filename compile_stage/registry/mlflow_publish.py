@@ -30,6 +30,7 @@ _EXPERIMENT = "compile-stage"
 _NOTE_CHARS = 7500  # MLflow cuts a run's tags at 8000
 _PARAM_CHARS = 6000
 _REFUSED = ("PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
+_ATTEMPTS = 4  # as many machines at once
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0)
 _ABANDONED_S = 3600  # what another machine began and left for so long is dead
 
@@ -49,28 +50,41 @@ def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, P
     Raises:
         RegistryError: The registry can't be reached or refuses; nothing half-done is visible then.
     """
-    from mlflow.exceptions import MlflowException
-
     check_name(bundle.name)
     with trouble(bundle.name), single_writer(client, bundle.name) as writer:
-        if (held := find(client, bundle.name, bundle.key)) is not None:
-            _end_runs(client, bundle.name, held)
-            return held
-        runs = _runs(client, bundle, source)
-        _describe(client, runs, bundle, source, files)
-        try:
-            model = _logged_model(client, bundle, source, runs, writer)
-            _lineage(client, runs, model, source)
-            _measurements(client, runs, model, bundle)
-            receipt = _version(client, bundle, source, runs, model, writer)
-        except MlflowException as error:
-            # We took a model that another machine had made, and that took it away since a third one was faster than both.
-            held = find(client, bundle.name, bundle.key) if is_code(error, "RESOURCE_DOES_NOT_EXIST") else None
-            if held is None:
-                raise
-            receipt = held
+        receipt = _find_or_push(client, bundle, source, files, writer)
         _end_runs(client, bundle.name, receipt)
         return receipt
+
+
+def _find_or_push(
+    client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], writer: str, attempts: int = _ATTEMPTS
+) -> Receipt:
+    from mlflow.exceptions import MlflowException
+
+    if (held := find(client, bundle.name, bundle.key)) is not None:
+        return held
+    try:
+        return _push(client, bundle, source, files, writer)
+    except MlflowException as error:
+        if attempts == 1 or not _taken_away(error):
+            raise
+    return _find_or_push(client, bundle, source, files, writer, attempts - 1)
+
+
+def _push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], writer: str) -> Receipt:
+    runs = _runs(client, bundle, source)
+    _describe(client, runs, bundle, source, files)
+    model = _logged_model(client, bundle, source, runs, writer)
+    _lineage(client, runs, model, source)
+    _measurements(client, runs, model, bundle)
+    return _version(client, bundle, source, runs, model, writer)
+
+
+def _taken_away(error: Exception) -> bool:
+    """True when a run or a model is gone that another machine had made, and that it took away since a third one was faster than both: what that one made is
+    found at the next attempt."""
+    return is_code(error, "RESOURCE_DOES_NOT_EXIST") or "must be in the 'active' state" in str(error)
 
 
 def find(client: Any, name: str, key: str) -> Receipt | None:
@@ -307,7 +321,7 @@ def _until_settled(call: Callable[[], object]) -> None:
         try:
             call()
         except MlflowException as error:
-            if is_code(error, "PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST"):
+            if is_code(error, "PERMISSION_DENIED") or _taken_away(error):
                 raise
             time.sleep(pause_s * (1 + secrets.randbelow(100) / 100))  # so that those who met do not meet again
         else:
