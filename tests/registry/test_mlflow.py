@@ -460,3 +460,31 @@ def test_a_version_made_twice_by_a_repeated_request_stays_one(
     assert (receipt.version, receipt.created) == ("1", True)
     assert [str(v.version) for v in client().search_model_versions("name = 'net-compiled'")] == ["1"]
     assert registry.fetch(receipt.uri, tmp_path / "fetched").is_dir()
+
+
+def test_a_run_that_its_maker_takes_away_is_made_again(
+    registry: MLflowRegistry,
+    log_model: LogModel,
+    make_bundle: MakeBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two machines make a run for one publication, and a third takes up the one that is then deleted for the older."""
+    from mlflow import MlflowClient
+
+    log_model("net")
+    source = registry.resolve("models:/net/1", tmp_path / "sources")
+    taken: list[str] = []
+    real = MlflowClient.log_batch
+
+    def log_batch(self: MlflowClient, run_id: str, *args: Any, **kwargs: Any) -> Any:
+        if not taken:
+            taken.append(run_id)
+            self.delete_run(run_id)
+        return real(self, run_id, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    receipt = registry.push(make_bundle("net-compiled"), source, {})
+    version = client().get_model_version(receipt.name, receipt.version)
+    assert version.run_id not in taken
+    assert client().get_run(version.run_id).info.status == "FINISHED"
