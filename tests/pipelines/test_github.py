@@ -163,7 +163,13 @@ def test_a_policy_that_is_not_there_ends_with_the_stages_exit_code(tmp_path):
     done, outputs = run_script(tmp_path, "run.sh", MODEL_URI="models:/fraud/1", POLICY="nowhere.yaml")
     assert done.returncode == 2, done.stderr
     assert "nowhere.yaml" in done.stderr
-    assert outputs == {"exit-code": "2", "status": "refused", "winners": "{}", "published": "{}", "result": "out/result.json"}
+    assert outputs == {
+        "exit-code": "2",
+        "status": "refused",
+        "winners": "{}",
+        "published": "{}",
+        "result": "out/result.json",
+    }
 
 
 def test_a_models_name_can_not_run_a_command(tmp_path):
