@@ -70,9 +70,6 @@ def export(
 # ------------------------------------------------------------------------------------------------------------- the graph
 
 
-# ------------------------------------------------------------------------------------------------------------- the graph
-
-
 def _onnx2torch() -> Any:
     """The package. It imports torchvision, for two operators that are refused here anyway; where there is none, or one that does not fit the installed
     PyTorch, empty modules stand in its place while it is imported."""
