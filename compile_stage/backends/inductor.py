@@ -31,7 +31,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
-from compile_stage.core.torch_programs import threads_restored, use_threads
+from compile_stage.core.torch_programs import free_axes, threads_restored, use_threads
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -300,10 +300,7 @@ def _in_bfloat16(program: Any, signature: Signature) -> Any:
             return tuple(leaf.to(kind) for leaf, kind in zip(leaves, types, strict=True))
 
     example = tuple(tree.tree_leaves(program.example_inputs))
-    free = tuple(
-        {axis: torch.export.Dim.AUTO for axis, size in enumerate(spec.shape) if isinstance(size, str)}
-        for spec in signature.inputs
-    )
+    free = free_axes(signature)
     with torch.no_grad():
         return torch.export.export(Flat(), example, dynamic_shapes=(free,))
 

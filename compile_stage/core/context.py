@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from compile_stage.core import plugins
 from compile_stage.core.cache import Cache, Cached
 from compile_stage.core.digest import digest_file, digest_of
 from compile_stage.core.environment import Hardware, python_version
 from compile_stage.core.events import EventLog
-from compile_stage.core.ports import Engine, Needs, Worker
+from compile_stage.core.ports import Engine, MeasuringCompiler, Needs, Worker
+from compile_stage.core.records import Job, PortableModel, SampleSet
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,30 @@ class Context:
         """A worker that starts at its first call, so that a run which finds everything in the cache starts none."""
         with ExitStack() as stack:
             yield _LazyWorker(lambda: stack.enter_context(self.engine.worker(name, needs)))
+
+    def compile_in(
+        self, worker: Worker, job: Job, model: PortableModel, calibration: SampleSet | None, into: Path
+    ) -> tuple[Any, float]:
+        """Have the job's backend compile the model, into the folder. A compiler that times kernels has the machine alone meanwhile.
+
+        Returns:
+            What it says of the artifact, as plain JSON, and how many seconds it took, without the wait for the machine.
+        """
+        compiler = plugins.load("backends", job.backend)
+        measures = isinstance(compiler, MeasuringCompiler) and compiler.measures(job.target)
+        with self.engine.alone() if measures else nullcontext():
+            began = time.monotonic()
+            answer = worker.call(
+                "compile_model",
+                backend=job.backend,
+                model=model,
+                scheme=job.scheme,
+                target=job.target,
+                job_id=job.id,
+                calibration=calibration,
+                into=str(into),
+            )
+            return answer, time.monotonic() - began
 
 
 class _LazyWorker:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Signature
 
 
 def flat_module(program: Any) -> Any:
@@ -28,6 +31,16 @@ def flat_module(program: Any) -> Any:
             return tuple(tree.tree_leaves(self.module(*args, **kwargs)))
 
     return Flat()
+
+
+def free_axes(signature: Signature) -> tuple[dict[int, Any], ...]:
+    """For `torch.export.export`: of each input, the axes whose sizes are free. Which can be, the export finds out."""
+    import torch
+
+    return tuple(
+        {axis: torch.export.Dim.AUTO for axis, size in enumerate(spec.shape) if isinstance(size, str)}
+        for spec in signature.inputs
+    )
 
 
 def use_threads(count: int) -> None:

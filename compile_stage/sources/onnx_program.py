@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
+from compile_stage.core.torch_programs import free_axes
 from compile_stage.sources import graph
 from compile_stage.sources import torch as programs
 
@@ -276,10 +277,7 @@ def _trace(
         torch.ones(shape, dtype=getattr(torch, spec.dtype))
         for spec, shape in zip(signature.inputs, arguments, strict=True)
     )
-    free = tuple(
-        {axis: torch.export.Dim.AUTO for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
-        for spec in signature.inputs
-    )
+    free = free_axes(signature)
     try:
         with torch.no_grad():
             return torch.export.export(Program().eval(), example, dynamic_shapes=(free,))

@@ -19,6 +19,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
+from compile_stage.core.torch_programs import threads_restored, use_threads
 from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
 
@@ -65,9 +66,8 @@ class TorchSource:
     def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
         import torch
 
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
+        with threads_restored():
+            use_threads(threads)
             if _archive(source).exists():
                 program = _load_archive(source)
                 module: Any = program.module()
@@ -84,8 +84,6 @@ class TorchSource:
                 return [leaf.numpy() for leaf in torch.utils._pytree.tree_leaves(answer)]
 
             yield SourceSession(signature, call)
-        finally:
-            torch.set_num_threads(before)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         program = _program(source)

@@ -18,6 +18,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.torch_programs import threads_restored, use_threads
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources import torch as torch_source
 from compile_stage.sources.session import SourceSession
@@ -75,9 +76,8 @@ class TransformersSource:
     def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
         import torch
 
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
+        with threads_restored():
+            use_threads(threads)
             model = _load(source)
             inputs = _inputs(source, model)
             signature = _signature(model, inputs)
@@ -90,8 +90,6 @@ class TransformersSource:
                 return [answer[name].numpy() for name in outputs]
 
             yield SourceSession(signature, call)
-        finally:
-            torch.set_num_threads(before)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         model = _load(source)

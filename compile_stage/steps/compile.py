@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree, revive, tree_size
 from compile_stage.core.errors import IntegrityError
-from compile_stage.core.ports import MeasuringCompiler, Worker
+from compile_stage.core.ports import Worker
 from compile_stage.core.records import Artifact, Job, PortableModel, SampleSet, record
 
 
@@ -40,23 +38,9 @@ def compile_job(
         "hardware": context.hardware,
     }
 
-    compiler = plugins.load("backends", job.backend)
-    measures = isinstance(compiler, MeasuringCompiler) and compiler.measures(job.target)
-
     def make(into: Path) -> dict[str, object]:
-        with context.engine.alone() if measures else nullcontext():
-            began = time.monotonic()
-            answer = worker.call(
-                "compile_model",
-                backend=job.backend,
-                model=model,
-                scheme=job.scheme,
-                target=job.target,
-                job_id=job.id,
-                calibration=samples,
-                into=str(into),
-            )
-        return {"artifact": _checked(answer, into), "compile_s": time.monotonic() - began}
+        answer, seconds = context.compile_in(worker, job, model, samples, into)
+        return {"artifact": _checked(answer, into), "compile_s": seconds}
 
     found = context.cached("compile/1", job.id, key, make)
     artifact: Artifact = revive(Artifact, found.value["artifact"])

@@ -142,16 +142,7 @@ class _Compiler:
                 self._context.worker(job.id, replace(self._needs, interpreter=plugins.interpreter_of(job.backend)))
             )
         try:
-            self._worker.call(
-                "compile_model",
-                backend=job.backend,
-                model=model,
-                scheme=job.scheme,
-                target=job.target,
-                job_id=job.id,
-                calibration=None,
-                into=str(into),
-            )
+            self._context.compile_in(self._worker, job, model, None, into)
         except WorkerError as error:
             if error.kind != "exception":
                 self._stack.close()
