@@ -232,7 +232,8 @@ def peak_memory() -> int:
 
 
 def compare_samples(model: Any, calibration: Any, validation: Any) -> dict[str, Any]:
-    """How many samples both sets hold, and what of the validation samples' activations lies outside of the calibrated ranges."""
+    """How many samples both sets hold, and what of the validation samples' activations lies outside of the calibrated ranges; None for that where the
+    two sets are one."""
     from compile_stage.core.parallel import granted_threads
     from compile_stage.debug.coverage import coverage
     from compile_stage.measure.samples import overlap
@@ -240,7 +241,9 @@ def compare_samples(model: Any, calibration: Any, validation: Any) -> dict[str, 
     ours, theirs = revive(SampleSet, calibration), revive(SampleSet, validation)
     return {
         "overlap": overlap(ours, theirs),
-        "coverage": coverage(revive(PortableModel, model), ours, theirs, granted_threads()),
+        "coverage": coverage(revive(PortableModel, model), ours, theirs, granted_threads())
+        if ours.digest != theirs.digest
+        else None,
     }
 
 

@@ -252,18 +252,20 @@ def write_graph(model: Any, into: Path) -> Path:
     into.mkdir(parents=True, exist_ok=True)
     path = into / "model.onnx"
     (into / WEIGHTS).unlink(missing_ok=True)  # onnx would append to it
-    size = model.ByteSize() if _inline_bytes(model) < INLINE_LIMIT_BYTES else INLINE_LIMIT_BYTES
-    if size >= INLINE_LIMIT_BYTES:
-        onnx.save_model(
-            model,
-            str(path),
-            save_as_external_data=True,
-            all_tensors_to_one_file=True,
-            location=WEIGHTS,
-            size_threshold=1024,
-        )
-    else:
-        path.write_bytes(model.SerializeToString(deterministic=True))
+    # To ask protobuf for the size costs as much as to serialise, so it is asked once.
+    small = _inline_bytes(model) < INLINE_LIMIT_BYTES
+    message = model.SerializeToString(deterministic=True) if small else b""
+    if small and len(message) < INLINE_LIMIT_BYTES:
+        path.write_bytes(message)
+        return path
+    onnx.save_model(
+        model,
+        str(path),
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location=WEIGHTS,
+        size_threshold=1024,
+    )
     return path
 
 

@@ -1,7 +1,7 @@
 """What the tensors of a float graph hold on calibration samples, and the range in which each is rounded.
 
-Two passes over the samples, one sample at a time in each thread. The first takes each tensor's statistics by channel; the second, when the
-method needs it, a histogram of every value. What is kept between samples is a few numbers for each channel and `BINS` counts for each tensor.
+One pass over the samples, one sample at a time in each thread: each tensor's statistics by channel and, when the method needs it, a histogram
+of its values. What is kept between samples is a few numbers for each channel and twice `BINS` counts for each tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ METHODS = ("mse", "minmax", "percentile", "entropy")
 Array: TypeAlias = Any
 Seen = TypeVar("Seen")
 
-BINS = 4096
+BINS = 4096  # on each side of 0, a power of 2; the loudest value falls in the outer half of them
+_LEAST_EXPONENT = -100  # of a tensor's largest value, as a power of 2: what is smaller is as good as 0
 _PARTS = 0.96 ** np.arange(75)  # of an extreme: the ends of a range that are tried, down to a twentieth
 _ENTROPY_BINS = 1024  # for the divergence: fewer bins, else most of them hold nothing
 
@@ -52,6 +53,37 @@ class Channels:
         return Channels(
             self.low * factor, self.high * factor, self.mean * factor, self.square * factor * factor, self.count
         )
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of a tensor's values, in bins whose width is a power of 2 with an edge at 0: those of any two samples add up exactly, in any order.
+
+    Attributes:
+        exponent: The width of a bin is 2 to this power.
+        counts: Of `2 * BINS` bins, the first `BINS` for what is below 0.
+    """
+
+    exponent: int
+    counts: Array
+
+    def __add__(self, other: Histogram) -> Histogram:
+        exponent = max(self.exponent, other.exponent)
+        return Histogram(exponent, self._widened(exponent) + other._widened(exponent))
+
+    def filled(self, span: Range) -> tuple[Array, Array]:
+        """The bins that hold anything: their middles, which do not leave the span, and their counts."""
+        places = np.flatnonzero(self.counts)
+        centres = (places - BINS + 0.5) * 2.0**self.exponent
+        return np.clip(centres, span.low, span.high), self.counts[places]
+
+    def _widened(self, exponent: int) -> Array:
+        """The counts in bins of a width that is larger, or the same."""
+        merged = min(2 ** (exponent - self.exponent), BINS)
+        found = np.zeros(2 * BINS, np.int64)
+        half = BINS // merged
+        found[BINS - half : BINS + half] = self.counts.reshape(-1, merged).sum(1)
+        return found
 
 
 @dataclass(frozen=True)
@@ -100,6 +132,10 @@ class Activations:
 
         return in_threads(run, self._batches() if batches is None else batches, self._threads)
 
+    def only(self, names: Collection[str]) -> Activations:
+        """The same samples, of which only some tensors can be looked at."""
+        return Activations(self._model, {name: self.axes[name] for name in names}, self._batches, self._threads)
+
     def first(self, count: int) -> Iterable[Batch]:
         """The first samples."""
         return islice(self._batches(), count)
@@ -126,41 +162,47 @@ class Activations:
         return session, frozenset(computed)
 
 
-def observe(tensors: Activations) -> dict[str, Channels]:
-    """Statistics of each tensor along its channel axis.
+def observe(tensors: Activations, counted: Collection[str] = ()) -> tuple[dict[str, Channels], dict[str, Histogram]]:
+    """Statistics of each tensor along its channel axis, and the histograms of those that are to be counted.
 
     Raises:
         UsageError: A tensor holds a NaN or an infinity.
     """
-    axes = tensors.axes
-    found: dict[str, Channels] = {}
-    for reduced in tensors.each(axes, lambda values: {name: _reduce(v, axes[name]) for name, v in values.items()}):
-        for name, seen in reduced.items():
+
+    def look(values: dict[str, Array]) -> dict[str, tuple[Channels, Histogram | None]]:
+        found = {name: _reduce(value, tensors.axes[name]) for name, value in values.items()}
+        return {name: (c, _count(values[name], c) if name in counted else None) for name, c in found.items()}
+
+    channels: dict[str, Channels] = {}
+    histograms: dict[str, Histogram] = {}
+    for reduced in tensors.each(tensors.axes, look):
+        for name, (seen, counts) in reduced.items():
             if not np.isfinite(seen.square).all():
                 raise UsageError(f"the tensor {name!r} holds NaN or infinite values on the calibration samples")
-            before = found.get(name)
+            before = channels.get(name)
             if before is not None and before.low.shape != seen.low.shape:
                 before, seen = _merge_channels(before), _merge_channels(seen)
-            found[name] = seen if before is None else _add(before, seen)
-    return found
+            channels[name] = seen if before is None else _add(before, seen)
+            if counts is not None:
+                histograms[name] = histograms[name] + counts if name in histograms else counts
+    return channels, histograms
 
 
-def histograms(tensors: Activations, spans: Mapping[str, Range]) -> dict[str, Array]:
-    """Counts of each tensor's values in `BINS` equal bins over its span."""
-    found = {name: np.zeros(BINS, np.int64) for name in spans}
-    wide = {name: span for name, span in spans.items() if span.high > span.low}
-    for counts in tensors.each(wide, lambda values: {name: _count(v, wide[name]) for name, v in values.items()}):
-        for name, counted in counts.items():
-            found[name] += counted
-    return found
+def count_values(tensors: Activations, names: Collection[str]) -> dict[str, Histogram]:
+    """Histograms only, in another pass."""
+    return observe(tensors.only(names), names)[1] if names else {}
 
 
-def _count(value: Array, span: Range) -> Array:
-    width = (span.high - span.low) / BINS
-    places = np.multiply(value.reshape(-1), np.float32(1 / width), dtype=np.float32)
-    places -= np.float32(span.low / width)
-    np.clip(places, 0, BINS - 1, out=places)
-    return np.bincount(places.astype(np.int32), minlength=BINS)
+def _count(value: Array, seen: Channels) -> Histogram | None:
+    """None where a value is not finite."""
+    if not np.isfinite(largest := float(seen.magnitude.max())):
+        return None
+    exponent = max(int(np.frexp(largest)[1]), _LEAST_EXPONENT) - (BINS.bit_length() - 1)
+    places = np.multiply(value.reshape(-1), np.float32(2.0**-exponent), dtype=np.float32)
+    places += np.float32(BINS)
+    counts = np.bincount(places.astype(np.int32), minlength=2 * BINS + 1)
+    counts[-2] += counts[-1]  # the sum before was rounded up
+    return Histogram(exponent, counts[:-1])
 
 
 def rounding_shift(
@@ -191,19 +233,19 @@ def full_range(channels: Channels) -> Range:
     return Range(min(0.0, float(channels.low.min())), max(0.0, float(channels.high.max())))
 
 
-def choose(method: str, span: Range, counts: Array, symmetric: bool, percentile: float) -> Range:
+def choose(method: str, span: Range, seen: Histogram, symmetric: bool, percentile: float) -> Range:
     """The range to round in.
 
     Args:
         method: `mse`: the ends with the least mean squared error of rounding and clipping together; `percentile`: so many percent of
             all values lie between; `entropy`: the ends whose rounded distribution diverges least from the true one (Kullback-Leibler,
             as in TensorRT's calibrator); `minmax`: all that was seen.
-        span: What `counts` covers.
+        span: All that was seen.
         symmetric: The range will be widened to the same size on both sides of 0.
     """
-    if method == "minmax" or not counts.sum() or span.high <= span.low:
+    if method == "minmax" or span.high <= span.low:
         return span
-    centres = span.low + (np.arange(BINS) + 0.5) * ((span.high - span.low) / BINS)
+    centres, counts = seen.filled(span)
     if method == "percentile":
         return _cover(counts, centres, span, percentile, symmetric)
     if method == "entropy":
@@ -246,7 +288,7 @@ def _cover(counts: Array, centres: Array, span: Range, percentile: float, symmet
     covered = np.cumsum(counts) / counts.sum()
     outside = (1 - percentile / 100) / 2
     low = float(centres[np.searchsorted(covered, outside)]) if span.low < 0 else 0.0
-    high = float(centres[min(BINS - 1, np.searchsorted(covered, 1 - outside))])
+    high = float(centres[min(len(centres) - 1, np.searchsorted(covered, 1 - outside))])
     return Range(min(0.0, max(low, span.low)), max(0.0, min(high, span.high)))
 
 

@@ -70,15 +70,18 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
     if not plan.reads:
         return model, ""
     tensors = ranges.Activations(path, _channel_axes(plan), batches, threads)
-    seen = ranges.observe(tensors)
+    counted = frozenset() if settings.method == "minmax" else frozenset(plan.ranges)
+    seen, counts = ranges.observe(tensors, counted)
     groups = equalise(view, plan, seen, settings.kept, settings.levels) if settings.equalise else ()
     if groups:
         path = write_graph(model, path.parent / "equalised")
         model = onnx.load(path)
         view, plan = _plan(model, settings)
         tensors = ranges.Activations(path, _channel_axes(plan), batches, threads)
+        if counted:  # tensors that hold other values now have other names
+            counts |= ranges.count_values(tensors, [n for n in plan.ranges if n in seen and n not in counts])
     spans = {name: ranges.full_range(seen[name]) for name in plan.ranges if name in seen}
-    roundings = _choose_ranges(tensors, plan, spans, settings)
+    roundings = _choose_ranges(plan, spans, counts, settings)
     moved = _measure_shifts(tensors, plan, roundings) if settings.correct else {}
     _round_weights(view, plan, roundings, seen, moved, settings)
     qdq.write(qdq.View(model.graph), plan, roundings)
@@ -117,10 +120,9 @@ def _channel_axes(plan: qdq.Plan) -> dict[str, int]:
 
 
 def _choose_ranges(
-    tensors: ranges.Activations, plan: qdq.Plan, spans: Mapping[str, ranges.Range], settings: Settings
+    plan: qdq.Plan, spans: Mapping[str, ranges.Range], counts: Mapping[str, ranges.Histogram], settings: Settings
 ) -> dict[str, qdq.Rounding]:
     """Scale and zero point for each range that is needed."""
-    counts = {} if settings.method == "minmax" else ranges.histograms(tensors, spans)
     found = {}
     for name, span in spans.items():
         # Runtimes multiply two activations in integers only when at least neither has a zero point to take out.

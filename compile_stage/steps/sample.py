@@ -53,12 +53,13 @@ def compare_samples(
 
     try:
         found = context.cached(
-            "cover/2", "", {**key, "packages": plugins.package_versions("onnx", "onnxruntime")}, make
+            "cover/3", "", {**key, "packages": plugins.package_versions("onnx", "onnxruntime")}, make
         )
     except CompileStageError as error:
         return (f"whether the calibration samples cover the validation samples is not known: {error.problem}",)
     shared = overlap_note(found.value["overlap"], calibration.count, validation.count)
-    uncovered = coverage_note(revive(Coverage, found.value["coverage"]))
+    looked = found.value["coverage"]
+    uncovered = coverage_note(revive(Coverage, looked)) if looked is not None else None
     return tuple(note for note in (shared, uncovered) if note is not None)
 
 
