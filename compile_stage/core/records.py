@@ -511,12 +511,14 @@ class Sensitivity:
         node: Name in the source graph.
         effect: Noise power over signal power at the outputs, when this node alone is quantised.
         cost: Multiplications of one run; what keeping the node in higher precision forgoes grows with it.
+        together: Matrix nodes that can only be kept or quantised with it, itself not among them.
     """
 
     node: str
     op: str
     effect: float
     cost: float
+    together: tuple[str, ...] = ()
 
 
 @record

@@ -12,7 +12,7 @@ import numpy as np
 
 from compile_stage.core.digest import plain
 from compile_stage.core.records import SampleSet
-from compile_stage.debug.graphs import find_tensors, open_graph
+from compile_stage.debug.graphs import find_tensors, open_graph, pair_outputs
 from compile_stage.measure.samples import open_samples
 
 SAMPLES = 4
@@ -41,6 +41,8 @@ def write_trace_bundle(
     shown = {"reference": _copy(reference, into / "reference"), "candidate": _copy(candidate, into / "candidate")}
     batch = open_samples(samples).batch(0, fixed_batch or min(SAMPLES, samples.count))
     graphs = {"reference": open_graph(reference), "candidate": open_graph(candidate, hint=hint)}
+    pairs = pair_outputs(graphs["reference"], graphs["candidate"])
+    outputs = {"reference": list(pairs), "candidate": list(pairs.values())}
     own = find_tensors(graphs["reference"], graphs["candidate"]).get(tensor, tensor)
     seen = graphs["candidate"].round_trips(own)
     watched = {"reference": tensor, "candidate": seen[0][0] if seen[1] and seen[0] else own}
@@ -49,7 +51,7 @@ def write_trace_bundle(
         wanted = list(dict.fromkeys([*graph.outputs, watched[role]]))
         with graph.open(wanted, 1) as run:
             found = run(batch)
-        answers |= {f"{role}/output_{i}": found[name] for i, name in enumerate(graph.outputs)}
+        answers |= {f"{role}/output_{i}": found[name] for i, name in enumerate(outputs[role])}
         answers[f"{role}/tensor"] = found[watched[role]]
     inputs: dict[str, Any] = {f"input_{i}": array for i, array in enumerate(batch.values())}
     np.savez(into / "inputs.npz", **inputs)
@@ -59,9 +61,8 @@ def write_trace_bundle(
         "files": shown,
         "hint": hint,
         "inputs": list(batch),
-        "outputs": list(graphs["reference"].outputs),
-        "candidate_inputs": list(graphs["candidate"].inputs),
-        "candidate_outputs": list(graphs["candidate"].outputs),
+        "fed": {role: list(graph.inputs) for role, graph in graphs.items()},
+        "outputs": outputs,
         "tensor": watched,
     }
     _write(into, described, "reproduce.py")

@@ -49,7 +49,7 @@ class Coverage:
 
     Attributes:
         tensors: Those of which a larger part of the samples than `limit` leaves the range.
-        limit: A share beyond it is no chance.
+        limit: A share beyond it is no chance. From 1 on, with five calibration samples or fewer, nothing can be told.
         looked_at: How many tensors were looked at.
     """
 
@@ -90,8 +90,9 @@ def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet
             leaving[name] += bool(found[name][0] < least or found[name][1] > most)
     del seen
     limit = noted_share(calibration.count)
+    worth = limit if limit < 1 else NOTED_SHARE
     # Of a sample that stays in the range no value is clipped: the share is at most that of the samples that leave it.
-    suspects = {name: bounds[name] for name, count in leaving.items() if count > limit * rounds}
+    suspects = {name: bounds[name] for name, count in leaving.items() if count > worth * rounds}
     shares = _shares(graph, suspects, _batches(model, validation), threads) if suspects else {}
     producer = {name: node.name for node in graph.graph.node for name in node.output}
     tensors = [
@@ -108,7 +109,9 @@ def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet
 
 
 def coverage_note(found: Coverage, most: int = 3) -> str | None:
-    """One sentence about what is not covered; None when everything is."""
+    """One sentence about what is not covered, or that nobody can tell; None when everything is."""
+    if found.limit >= 1:
+        return _too_few(found)
     if not found.uncovered:
         return None
     worst = ", ".join(
@@ -119,6 +122,22 @@ def coverage_note(found: Coverage, most: int = 3) -> str | None:
         f"{found.looked_at} tensors more than {found.limit:.1%} of the values lie outside of the calibrated range and would be "
         f"clipped; most in {worst}. Take calibration samples from the data that the model will see"
     )
+
+
+def _too_few(found: Coverage) -> str:
+    """Of so few samples chance alone may leave everything outside, so that no share would be worth a word."""
+    said = f"{_samples(found.calibration)} too few to tell whether they cover the {found.validation} validation samples"
+    if found.tensors:
+        worst = found.tensors[0]
+        said += (
+            f"; up to {worst.share:.1%} of a tensor's values lie outside of the calibrated range and would be clipped "
+            f"({worst.tensor}{f', node {worst.node}' if worst.node else ', an input'})"
+        )
+    return f"{said}. Take more calibration samples from the data that the model will see"
+
+
+def _samples(count: int) -> str:
+    return "1 calibration sample is" if count == 1 else f"{count} calibration samples are"
 
 
 def overlap_note(shared: int, calibration: int, validation: int) -> str | None:
@@ -142,7 +161,9 @@ def _float_tensors(model: Any) -> list[str]:
     weights = {tensor.name for tensor in model.graph.initializer}
     constants = {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
     names = [v.name for v in typed if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
-    return [name for name in dict.fromkeys(names) if name not in weights | constants]
+    # A graph may declare tensors that it no longer has: tools that rewrite graphs leave such declarations behind.
+    there = {v.name for v in model.graph.input} | {name for node in model.graph.node for name in node.output}
+    return [name for name in dict.fromkeys(names) if name in there - weights - constants]
 
 
 def _ranges(seen: _Watched, tensors: Sequence[str], batches: Iterator[Batch]) -> dict[str, tuple[float, float]]:

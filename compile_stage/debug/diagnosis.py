@@ -67,7 +67,9 @@ class Diagnosis:
             return self.notes[0] if self.notes else "there is nothing to look into"
         if (first := self.trace.find(self.trace.first or "")) is None:
             worst = max(self.trace.nodes, key=lambda error: error.drop_db, default=None)
-            ends = f"; the largest drop is {worst.drop_db:.1f} dB at {worst.node} ({worst.op})" if worst else ""
+            ends = ""
+            if worst is not None and worst.drop_db > 0:
+                ends = f"; the largest drop is {worst.drop_db:.1f} dB at {worst.node} ({worst.op})"
             return f"no single node departs by {self.trace.drop_db:g} dB{ends}"
         if first.kind == "not finite":
             return f"the error departs at {first.node} ({first.op}): values are NaN or infinite in the candidate only"

@@ -265,6 +265,15 @@ def find_tensors(reference: Graph, candidate: Graph) -> Mapping[str, str]:
     return {name: name if name in here else renamed[name] for name in tensors if name in here or name in renamed}
 
 
+def pair_outputs(reference: Graph, candidate: Graph) -> Mapping[str, str]:
+    """Outputs of the reference → those of the candidate: by name, whatever their order; what has lost its name, by its place among the rest."""
+    shared = find_tensors(reference, candidate)
+    named = {name: own for name in reference.outputs if (own := shared.get(name, "")) in candidate.outputs}
+    rest = iter([own for own in candidate.outputs if own not in named.values()])
+    found = {name: named.get(name) or next(rest, "") for name in reference.outputs}
+    return {name: own for name, own in found.items() if own}
+
+
 def is_float(array: Any) -> bool:
     """True for arrays whose elements have a distance."""
     return bool(np.asarray(array).dtype.kind == "f" and np.asarray(array).size)

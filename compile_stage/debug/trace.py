@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from compile_stage.core.records import record
-from compile_stage.debug.graphs import INPUT_OP, Graph, Node, find_tensors, is_float
+from compile_stage.debug.graphs import INPUT_OP, Graph, Node, find_tensors, is_float, pair_outputs
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -117,7 +117,7 @@ def trace(
     Raises:
         SourceError: One of them can't be run.
     """
-    shared = find_tensors(reference, candidate)
+    shared, pairs = find_tensors(reference, candidate), pair_outputs(reference, candidate)
     trips = {name: candidate.round_trips(own) for name, own in shared.items()}
     wanted = dict.fromkeys([*shared.values(), *(twin for twins, _ in trips.values() for twin in twins)])
     sums: dict[tuple[str, str], _Sums] = {}
@@ -134,7 +134,7 @@ def trace(
             for name, own in shared.items():
                 for tensor in (own, *trips[name][0]):
                     _add(sums, (name, tensor), found[tensor], expected[name])
-            for name, own in zip(reference.outputs, candidate.outputs, strict=False):
+            for name, own in pairs.items():
                 if name in expected:
                     _add(served, name, final[own], expected[name])
     measured = {}

@@ -40,6 +40,9 @@ CLASSES_ONLY = "classes_only"
 """Option of a task gate that nobody asked for by name: it holds where there are classes, and is left out, with a word,
 for a regression."""
 
+_ROUNDING = 1e-12
+"""What float64 may do to a mean, or to the difference of two: 0.96 - 0.95 is more than 0.01 there, and a drop of exactly its limit is allowed."""
+
 _FLOAT_METRICS = (*DISTANCE_METRICS, "allclose")
 
 
@@ -251,7 +254,7 @@ class _Proof:
             return self.not_run(gate, f"output {name!r}: {gate.metric} came out as NaN", name)
         ends = self._interval(gate, found)
         worse = found.value if ends is None else _worse_end(gate, ends)
-        holds = _holds(gate, worse)
+        holds = _holds(gate, worse, _ROUNDING if found.parts is not None else 0.0)
         unit = f" {gate.unit}" if gate.unit else ""
         sign = {"at_most": ("<=", ">"), "at_least": (">=", "<")}[gate.direction][0 if holds else 1]
         what = f"{gate.metric} of output {name!r} is {found.value:.4g}"
@@ -305,7 +308,9 @@ class _Proof:
     def _judge_task(self, gate: Gate, name: str, result: TaskResult) -> Check:
         ends = (result.interval.low, result.interval.high) if result.interval else (result.value, result.value)
         worse = _worse_end(gate, (min(ends[0], result.value), max(ends[1], result.value)))
-        holds = _holds(gate, worse)
+        relative = gate.options.get("drop") == "max_relative_drop"
+        slack = _ROUNDING * (1.0 if relative else max(abs(result.candidate), abs(result.baseline)))
+        holds = _holds(gate, worse, slack)
         spread = f" ({gate.confidence:.0%} interval {ends[0]:.4g} to {ends[1]:.4g})" if result.interval else ""
         if result.interval and ends[0] == ends[1]:  # the bootstrap can't see a difference of which it has no example
             spread = f" (no resample of the {self.count} samples says otherwise)"
@@ -313,7 +318,7 @@ class _Proof:
             f"{gate.metric} {_change(gate, result.value)}{spread}, from {result.baseline:.4g} to {result.candidate:.4g} "
             f"over {self.count} samples; {gate.direction.replace('_', ' ')} {gate.limit:g} is {'allowed' if gate.direction == 'at_most' else 'asked for'}"
         )
-        if not holds and _holds(gate, result.value):
+        if not holds and _holds(gate, result.value, slack):
             reason += f", and so few samples can't rule out {worse:.4g}"
         return self._check(
             gate,
@@ -360,8 +365,8 @@ class _Proof:
         )
 
 
-def _holds(gate: Gate, value: float) -> bool:
-    return value <= gate.limit if gate.direction == "at_most" else value >= gate.limit
+def _holds(gate: Gate, value: float, slack: float = 0.0) -> bool:
+    return value <= gate.limit + slack if gate.direction == "at_most" else value >= gate.limit - slack
 
 
 def _worse_end(gate: Gate, ends: tuple[float, float]) -> float:

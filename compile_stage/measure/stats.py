@@ -56,9 +56,10 @@ def bootstrap(
         count: Number of observations.
 
     Returns:
-        None when the statistic is undefined on the sample itself or on more than one resample in ten.
+        None when the statistic is undefined on the sample itself or on more than one resample in ten, and for a single observation: it says
+        nothing of how the next would differ.
     """
-    if count < 1:
+    if count < 2:
         return None
     value = float(statistic(np.ones((1, count)))[0])
     draws = np.concatenate([statistic(weights) for weights in _resamples(count, resamples, seed)])

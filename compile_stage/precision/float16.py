@@ -75,7 +75,7 @@ class Float16:
         kept = tuple(node.name for node in graph.graph.node if node.name in too_large or node.name in keep)
         if len(kept) == len(graph.graph.node):
             raise UsageError(
-                "every node would stay in fp32: all of them pass float16's range on the calibration samples"
+                "every node would stay in fp32: all of them pass float16's range on the calibration samples, or hold NaN there"
             )
         notes = halves.convert(graph, HALF, kept)
         if too_large:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +26,12 @@ from compile_stage.precision.onnx_graph import (
     read_ops,
     refuse_form,
     simplify,
+    write_graph,
 )
 from compile_stage.precision.qdq import WEIGHTED
 from compile_stage.precision.ranges import METHODS
 from compile_stage.precision.static import Settings, quantise
+from compile_stage.precision.wiring import Names, captured
 
 NEEDS_SAMPLES = "int8 needs calibration samples: set data.calibration in the policy"
 
@@ -150,6 +153,7 @@ class DynamicInt8:
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
+            simple = _unshare_turned(simple)
             quantised = Path(scratch) / "quantised.onnx"
             quantize_dynamic(
                 str(simple),
@@ -181,6 +185,32 @@ def _finish(
         kept={"fp32": kept} if kept else {},
         notes=(*model.notes, *notes),
     )
+
+
+def _unshare_turned(simple: Path) -> Path:
+    """The graph in which each Gemm that reads its weight turned (`transB`) has one of its own.
+
+    The quantizer (ONNX Runtime 1.31.1) turns that weight in place, once for each such Gemm, for whoever else reads it too: tied weights
+    then answered with -2 dB.
+    """
+    import onnx
+
+    model = onnx.load(simple)
+    graph = model.graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    names = Names(graph)
+    inside = captured(graph)
+    readers = Counter(name for node in graph.node for name in node.input)
+    changed = False
+    for node in graph.node:
+        turned = node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute)
+        if turned and node.input[1] in weights and (readers[node.input[1]] > 1 or node.input[1] in inside):
+            copy = graph.initializer.add()
+            copy.CopyFrom(weights[node.input[1]])
+            readers[node.input[1]] -= 1
+            node.input[1] = copy.name = names.fresh(f"{copy.name}/turned")
+            changed = True
+    return write_graph(model, simple.parent / "unshared") if changed else simple
 
 
 def _is_large(path: Path) -> bool:

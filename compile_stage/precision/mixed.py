@@ -30,6 +30,7 @@ class Unit:
         tensors: What it produces, shared by both graphs.
         cone: The twin's nodes that produce `tensors` from shared tensors and constants.
         source: The source's nodes that do the same.
+        together: Names of the other matrix nodes of `source`: they are given back with it.
     """
 
     node: str
@@ -38,9 +39,13 @@ class Unit:
     cone: tuple[Any, ...]
     source: tuple[Any, ...]
 
+    @property
+    def together(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self.source if part.op_type in _HEAVY and part.name != self.node)
+
 
 def mix(model: PortableModel, lowered: PortableModel, keep: Sequence[str], into: Path) -> PortableModel:
-    """The lowered graph with the source's nodes named in `keep` given back. Same input, same bytes.
+    """The lowered graph with the source's nodes named in `keep` given back, each with what goes `together` with it. Same input, same bytes.
 
     Raises:
         UsageError: A name is no quantised node of the source, or none would remain quantised.
@@ -50,10 +55,12 @@ def mix(model: PortableModel, lowered: PortableModel, keep: Sequence[str], into:
     units = {unit.node: unit for unit in find_units(source.graph, twin.graph)}
     if unknown := [name for name in keep if name not in units]:
         raise UsageError(f"the lowered graph has no quantised node called {unknown[0]!r} that could stay in fp32")
-    kept = tuple(name for name in units if name in set(keep))
-    if len(kept) == len(units):
+    given_back = [unit for name, unit in units.items() if name in set(keep)]
+    if len(given_back) == len(units):
         raise UsageError("every quantised node would stay in fp32: that is the fp32 model itself")
-    _give_back(source.graph, twin, [units[name] for name in kept])
+    named = {name for unit in given_back for name in (unit.node, *unit.together)}
+    kept = tuple(node.name for node in source.graph.node if node.name in named)
+    _give_back(source.graph, twin, given_back)
     _merge_activations(twin.graph, restored)
     mixed = finish(twin, model, into, lowered.precision, notes=lowered.notes)
     return replace(mixed, kept={**lowered.kept, "fp32": kept}, made_from=lowered.digest)

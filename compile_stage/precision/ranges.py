@@ -18,6 +18,7 @@ import numpy as np
 from compile_stage.core.errors import UsageError
 from compile_stage.core.parallel import in_threads
 from compile_stage.precision.onnx_graph import write_graph
+from compile_stage.precision.weights import LEAST_SCALE
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -229,8 +230,9 @@ def rounding_shift(
 
 
 def full_range(channels: Channels) -> Range:
-    """From the smallest to the largest value that was seen."""
-    return Range(min(0.0, float(channels.low.min())), max(0.0, float(channels.high.max())))
+    """From the smallest to the largest value that was seen; empty where the steps within would be no float32 numbers."""
+    found = Range(min(0.0, float(channels.low.min())), max(0.0, float(channels.high.max())))
+    return found if found.high - found.low > BINS * LEAST_SCALE else Range(0.0, 0.0)
 
 
 def choose(method: str, span: Range, seen: Histogram, symmetric: bool, percentile: float) -> Range:

@@ -54,7 +54,7 @@ def rank_nodes(
         del source, twin
         effects = _measure(path, len(units), batches, threads)
     return tuple(
-        Sensitivity(node=unit.node, op=unit.op, effect=effect, cost=costs[unit.node])
+        Sensitivity(node=unit.node, op=unit.op, effect=effect, cost=costs[unit.node], together=unit.together)
         for unit, effect in zip(units, effects, strict=True)
     )
 

@@ -183,6 +183,7 @@ def _round_weights(
         scale = weights.scale_rows(rows, square, settings.levels, settings.method != "minmax")
         bias = _bias(view, layer, len(rows))
         if bias is not None:
+            scale = weights.fit_empty_rows(scale, rows, bias, float(rounding.scale))
             scale = weights.widen_for_bias(scale, bias, float(rounding.scale))
         whole = weights.round_rows(rows, scale, settings.levels)
         shift = None

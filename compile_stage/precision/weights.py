@@ -8,6 +8,10 @@ import numpy as np
 
 _PARTS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.84, 0.8, 0.75, 0.7)
 _LARGEST_BIAS = 2.0**30
+_EXACT_BIAS = 2.0**23  # steps in a float32 bias
+
+LEAST_SCALE = float(np.finfo(np.float32).tiny)
+"""The smallest normal float32: of what lies below it a scale keeps few digits or none, and a scale of 0 makes NaN."""
 
 
 def as_rows(weight: Any, axis: int | None) -> Any:
@@ -33,7 +37,7 @@ def scale_rows(rows: Any, importance: Any, levels: int, search: bool) -> Any:
         search: Take the scale with the least weighted squared error, clipping the largest weights if that pays; else none is clipped.
     """
     largest = np.abs(rows).max(1)
-    largest = np.where(largest > 0, largest, 1.0).astype(np.float32)
+    largest = np.where(largest > levels * LEAST_SCALE, largest, 1.0).astype(np.float32)
     best = largest / np.float32(levels)
     if not search:
         return best
@@ -51,6 +55,13 @@ def round_rows(rows: Any, scale: Any, levels: int) -> Any:
     return np.clip(np.rint(rows / scale[:, None]), -levels, levels)
 
 
+def fit_empty_rows(scale: Any, rows: Any, bias: Any, x_scale: float) -> Any:
+    """Of rows that are all zero any scale is right for the weights; this one makes a float32 of the bias' 32 bits, instead of a multiple of x_scale."""
+    empty = ~rows.any(axis=1) & (bias != 0) if len(scale) == len(bias) else np.zeros(len(scale), bool)
+    return np.where(empty, np.abs(bias) / (_EXACT_BIAS * x_scale) if empty.any() else scale, scale).astype(np.float32)
+
+
 def widen_for_bias(scale: Any, bias: Any, x_scale: float) -> Any:
-    """Scales large enough for the bias to fit 32 bits in units of both scales."""
-    return np.maximum(scale, (np.abs(bias) / (_LARGEST_BIAS * x_scale)).astype(np.float32))
+    """Scales large enough for the bias to fit 32 bits in units of both scales. One scale for the whole weight stays one."""
+    least = np.abs(bias) if len(scale) > 1 else np.abs(bias).max(initial=0.0)
+    return np.maximum(scale, np.maximum(least / (_LARGEST_BIAS * x_scale), LEAST_SCALE / x_scale).astype(np.float32))

@@ -182,11 +182,23 @@ def find_mixed(
         ceiling_s=passing.latency_s if passing else None,
     )
     budget.evaluations -= len(found.trials)
-    noted = replace(missed, trials=found.trials, note=_account(found, len(ranking)))
-    if found.best is None:
+    winner = run.candidates[(found.best.kept, found.best.float_type)] if found.best is not None else None
+    found, nodes = _whole(found, ranking), sum(1 + len(entry.together) for entry in ranking)
+    noted = replace(missed, trials=found.trials, note=_account(found, nodes))
+    if found.best is None or winner is None:
         return noted, None
-    winner = run.candidates[(found.best.kept, found.best.float_type)]
-    return noted, replace(winner, note=_owes(found.best, missed, len(ranking)))
+    return noted, replace(winner, note=_owes(found.best, missed, nodes))
+
+
+def _whole(found: searching.Found, ranking: Sequence[Sensitivity]) -> searching.Found:
+    """With every node that a trial kept: those that go together were tried by the name of one."""
+    names = {entry.node: (entry.node, *entry.together) for entry in ranking}
+
+    def whole(trial: Trial) -> Trial:
+        return replace(trial, kept=tuple(dict.fromkeys(name for node in trial.kept for name in names[node])))
+
+    best = whole(found.best) if found.best is not None else None
+    return replace(found, best=best, trials=tuple(map(whole, found.trials)))
 
 
 class _Evaluations:
@@ -247,7 +259,7 @@ def rank(
         )
         return list(revive(tuple[Sensitivity, ...], answer))
 
-    found = context.cached("rank/1", missed.job.id, key, make)
+    found = context.cached("rank/2", missed.job.id, key, make)
     ranking: tuple[Sensitivity, ...] = revive(tuple[Sensitivity, ...], found.value)
     return ranking
 
@@ -274,7 +286,7 @@ def _mix(
         mixed: PortableModel = revive(PortableModel, answer)
         return replace(mixed, path=Path(mixed.path).relative_to(into).as_posix())
 
-    found = context.cached("mix/1", job.id, key, make)
+    found = context.cached("mix/2", job.id, key, make)
     mixed: PortableModel = revive(PortableModel, found.value)
     kept = {job.scheme.float_type: mixed.kept["fp32"]} if "fp32" in mixed.kept else mixed.kept
     return replace(mixed, path=str(Path(found.path) / mixed.path), kept=kept)

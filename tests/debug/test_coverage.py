@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from compile_stage import api
@@ -14,6 +15,7 @@ from compile_stage.core.ports import Needs
 from compile_stage.core.records import DataSpec, SampleSet
 from compile_stage.debug.coverage import coverage, coverage_note, noted_share, overlap_note
 from compile_stage.measure.samples import overlap, prepare
+from compile_stage.precision.peaks import measure_peaks
 from compile_stage.steps.sample import compare_samples
 from compile_stage.testing import models
 
@@ -55,6 +57,32 @@ def test_larger_images_than_were_calibrated_are_noted_with_the_tensor(samples: A
 def test_one_clipped_sample_among_few_is_chance() -> None:
     assert noted_share(63) == pytest.approx(6 / 64)
     assert noted_share(10_000) == 0.01
+
+
+def test_so_few_samples_that_nothing_can_be_told_are_said_to_be(samples: Any) -> None:
+    """Chance alone may leave everything outside of one sample's range, so that its note never came, however little it showed."""
+    model, make = samples
+    found = coverage(model, make("one", 1, 1, 0.1), make("all", 2, 32))
+    assert found.limit >= 1
+    assert found.tensors[0].share > 0.5
+    note = coverage_note(found)
+    assert note is not None
+    assert note.startswith("1 calibration sample is too few to tell")
+    assert f"up to {found.tensors[0].share:.1%}" in note
+    assert "6 calibration samples" not in (coverage_note(coverage(model, make("six", 1, 6), make("all", 2, 32))) or "")
+
+
+def test_tensors_that_are_only_declared_are_not_looked_at(samples: Any, tmp_path: Path) -> None:
+    """Quantizers and optimisers leave declarations of tensors behind that are gone; to ask for one ended the comparison."""
+    model, make = samples
+    graph = onnx.load(model.path)
+    graph.graph.value_info.append(onnx.helper.make_tensor_value_info("gone", onnx.TensorProto.FLOAT, [1]))
+    onnx.save(graph, tmp_path / "stale.onnx")
+    stale = replace(model, path=str(tmp_path / "stale.onnx"))
+    sets = make("a", 1, 8), make("b", 2, 8)
+    assert coverage(stale, *sets).looked_at == coverage(model, *sets).looked_at
+    batch = {"image": np.ones((1, 3, 16, 16), np.float32)}
+    assert "gone" not in measure_peaks(graph, [batch])
 
 
 def test_samples_in_both_sets_are_counted(samples: Any) -> None:

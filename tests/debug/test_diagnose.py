@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from compile_stage import api
 from compile_stage.cli.main import main
@@ -165,6 +166,46 @@ def test_two_files_are_compared_on_given_samples(
     assert found.notes == ()
     done = run_script(Path(found.bundle), "reproduce.py")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_inputs_and_outputs_in_another_order_are_matched_by_name(tmp_path: Path, kind: str) -> None:
+    """Taken by their place, two right answers looked wrong, the runtime's kernels were accused, and the bundle fed one input with the other's samples."""
+    random, float32 = np.random.default_rng(0), TensorProto.FLOAT
+    weights = [random.standard_normal((8, 8)).astype(np.float32) for _ in range(2)]
+    declared = {name: helper.make_tensor_value_info(name, float32, ["n", 8]) for name in "abyz"}
+
+    def write(name: str, inputs: str, outputs: str, sign: int) -> Path:
+        nodes = [
+            helper.make_node("MatMul", ["a", "w0"], ["p"], name="left"),
+            helper.make_node("MatMul", ["b", "w1"], ["q"], name="right"),
+            helper.make_node("Add", ["p", "q"], ["y"], name="sum"),
+            helper.make_node("Tanh", ["p"], ["z"], name="tanh"),
+        ]
+        held = [numpy_helper.from_array(weights[0], "w0"), numpy_helper.from_array(sign * weights[1], "w1")]
+        graph = helper.make_graph(nodes, "g", [declared[i] for i in inputs], [declared[o] for o in outputs], held)
+        path = tmp_path / f"{name}.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+        return path
+
+    reference, candidate = write("reference", "ab", "yz", 1), write("candidate", "ba", "zy", -1)
+    if kind == "openvino":
+        import openvino
+
+        openvino.save_model(openvino.Core().read_model(candidate), str(tmp_path / "c.xml"), compress_to_fp16=False)
+        candidate = tmp_path / "c.xml"
+    np.savez(tmp_path / "data.npz", **{n: random.standard_normal((4, 8)).astype(np.float32) for n in "ab"})
+    found = api.debug(str(reference), str(candidate), data=str(tmp_path / "data.npz"), out=str(tmp_path / "out"))
+    assert found.trace is not None
+    assert found.trace.first == "right"
+    assert found.notes == ()
+    as_graph, as_served = found.trace.outputs["z"]
+    assert min(as_graph, as_served) > 100
+    done = run_script(Path(found.bundle), "reproduce.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith("output "))
+    assert float(said["output z"].split()[0]) > 100
+    assert float(said["output y"].split()[0]) < 10
 
 
 def test_samples_that_are_random_are_said_to_be(network: Any, tmp_path: Path) -> None:

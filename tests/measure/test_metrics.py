@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from compile_stage.measure.metrics import apply_waivers, check_outputs
 PASS, FAIL, NOT_RUN = Outcome.PASS, Outcome.FAIL, Outcome.NOT_RUN
 MAX_ABS = Gate(metric="max_abs", limit=0.1, direction="at_most")
 COSINE = Gate(metric="cosine", limit=0.99, direction="at_least")
+AGREEMENT_95 = Gate(metric="agreement", limit=0.95, direction="at_least")
 AGREEMENT = Gate(metric="agreement", limit=1.0, direction="at_least")
 RANDOM = np.random.default_rng(0)
 SCORES = RANDOM.normal(size=(40, 5)).astype(np.float32)
@@ -280,6 +282,47 @@ def test_confidence_of_a_mean_holds_at_its_worse_end_and_others_have_none() -> N
     assert found.interval[0] < 0.97 < found.interval[1]
     worst = Gate(metric="cosine", limit=0.9, direction="at_least", confidence=0.95)
     assert one(check({"y": SCORES}, {"y": SCORES}, worst), "cosine").outcome is NOT_RUN
+
+
+@pytest.mark.parametrize("confidence", [None, 0.95])
+@pytest.mark.parametrize(("width", "equal"), [(3, 2), (5, 4), (10, 9), (50, 49)])
+def test_a_share_of_exactly_its_limit_holds(width: int, equal: int, confidence: float | None) -> None:
+    """The mean of fifty times 0.9 is not 0.9 in float64: the verdict would say that 0.9 is less than 0.9."""
+    baseline = np.zeros((50, width), np.int64)
+    own = baseline.copy()
+    own[:, equal:] = 1
+    gate = Gate(metric="agreement", limit=equal / width, direction="at_least", confidence=confidence)
+    assert passed(check({"y": own}, {"y": baseline}, gate))
+    assert not passed(check({"y": own}, {"y": baseline}, replace(gate, limit=equal / width + 1e-9)))
+
+
+@pytest.mark.parametrize("right", [96, 58, 30])
+def test_a_drop_of_exactly_its_limit_is_allowed(right: int) -> None:
+    """0.96 - 0.95 is more than 0.01 in float64: the verdict would say that a drop of 0.01 passes a limit of 0.01."""
+    labels, baseline = np.ones(100, np.int64), np.zeros(100, np.int64)
+    baseline[:right] = 1
+    own = baseline.copy()
+    own[right - 1] = 0
+    gate = Gate(metric="accuracy", limit=0.01, direction="at_most", options={"drop": "max_drop"})
+    assert passed(check({"y": own}, {"y": baseline}, gate, AGREEMENT_95, labels=labels))
+    assert not passed(check({"y": own}, {"y": baseline}, replace(gate, limit=0.01 - 1e-9), AGREEMENT_95, labels=labels))
+
+
+def test_an_exact_limit_of_a_distance_has_no_slack() -> None:
+    """What is asked to be equal to the last bit would pass with the last bit lost."""
+    gate = Gate(metric="max_abs", limit=0.0, direction="at_most")
+    baseline = np.ones((40, 2))
+    assert passed(check({"y": baseline}, {"y": baseline}, gate))
+    assert not passed(check({"y": np.nextafter(baseline, 2)}, {"y": baseline}, gate))
+
+
+def test_one_sample_has_no_interval() -> None:
+    """All resamples of one sample are that sample: an interval of no width would claim that the next is like it."""
+    gate = Gate(metric="agreement", limit=0.5, direction="at_least", confidence=0.95)
+    own, baseline = np.array([[1, 1, 0]]), np.array([[1, 1, 1]])
+    found = one(check({"y": own}, {"y": baseline}, gate, min_samples=1), "agreement")
+    assert found.outcome is NOT_RUN
+    assert "too few" in found.reason
 
 
 def test_a_half_precision_output_is_a_float_all_the_same_and_the_change_is_said() -> None:

@@ -240,6 +240,20 @@ def test_large_graph_keeps_its_weights_beside_it(conv: Any, tmp_path: Path, monk
         run(first.path, read(samples, model, 1))
 
 
+@pytest.mark.parametrize(("first", "turned"), [("MatMul", {}), ("Gemm", {}), ("Gemm", {"transB": 1})])
+def test_tied_weights_are_quantised_for_each_reader(first: str, turned: dict[str, int], tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer turns a Gemm's weight in place; whoever read it too then multiplied by the wrong matrix."""
+    g = models.Graph()
+    tied = g.weight(32, 32)
+    hidden = g.add(first, "x", tied, **turned)
+    g.add("Gemm", hidden, tied, name="y", transB=1)
+    rows = {"x": g.random.standard_normal((8, 32)).astype(np.float32)}
+    model, _ = models.write(g, tmp_path / "tied", rows, {"y": ("float32", ("batch", 32))}, "batch")
+    lowered = DynamicInt8().lower(model, DYNAMIC, None, (), tmp_path / "lowered")
+    [exact], [found] = run(model.path, rows), run(lowered.path, rows)
+    assert 10 * np.log10(np.sum(exact**2) / np.sum((exact - found) ** 2)) > 25
+
+
 def test_unnamed_nodes_get_names_that_stay(tmp_path: Path) -> None:
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Relu", ["a"], ["b"]), onnx.helper.make_node("Relu", ["b"], ["c"], name="Relu_0")],

@@ -17,6 +17,7 @@ from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.precision.int8 import DynamicInt8, StaticInt8
 from compile_stage.precision.mixed import find_units, load_pair, mix
 from compile_stage.precision.sensitivity import rank_nodes
+from compile_stage.testing.models import Graph, write
 
 SAFE = {"reduce_range": hardware().sums_saturate}
 UNSIGNED = Scheme(precision="int8", name="u8", activations="uint8", weights="int8", options=SAFE)
@@ -141,6 +142,30 @@ def test_openvino_reads_a_mixed_graph_alike(model: PortableModel, samples: Sampl
     answer = compiled(np.load(Path(samples.path) / "inputs" / "x.npy"))[0]
     reference = run(mixed.path, samples)
     assert np.abs(answer - reference).max() < 0.02 * np.abs(reference).max()
+
+
+def test_every_node_that_is_given_back_is_listed(tmp_path: Path) -> None:
+    """Layers that are equalised with each other are given back together; only one of them was listed, and what ran in float was not what was said."""
+    import onnx
+
+    g, x = Graph(4), "x"
+    for layer in range(6):
+        weight = g.random.standard_normal((16, 16)) / 3
+        if layer == 1:
+            weight[:, :2] *= 50  # two loud channels: the layer takes a factor out of them, and the next one puts it in
+        x = g.add("MatMul", x, g.constant(weight.astype(np.float32)), name=f"product{layer}")
+        x = g.add("Relu", x, name=f"relu{layer}") if layer < 5 else x
+    rows = g.random.standard_normal((32, 16)).astype(np.float32)
+    net, sets = write(g, tmp_path / "net", {"x": rows}, {x: ("float32", ("n", 16))}, "n")
+    quantised = StaticInt8().lower(net, UNSIGNED, sets, [], tmp_path / "lowered")
+    ranking = rank_nodes(net, quantised, sets, 1)
+    assert any(entry.together for entry in ranking)
+    for entry in ranking:
+        mixed = mix(net, quantised, [entry.node], tmp_path / "mixed")
+        graph = onnx.load(mixed.path).graph
+        rounded = {out for node in graph.node if node.op_type == "DequantizeLinear" for out in node.output}
+        in_float = {node.name for node in graph.node if node.op_type == "MatMul" and node.input[1] not in rounded}
+        assert set(mixed.kept["fp32"]) == in_float == {entry.node, *entry.together}
 
 
 def test_refusals(model: PortableModel, samples: SampleSet, tmp_path: Path) -> None:

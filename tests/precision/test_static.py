@@ -432,3 +432,50 @@ def test_subgraphs_are_left_alone_and_that_is_said(tmp_path: Path) -> None:
     lowered = StaticInt8().lower(model, OPERANDS, x, (), tmp_path / "out")
     assert any("If, Loop and Scan" in note for note in lowered.notes)
     assert snr_db((model, x), lowered.path) > 25
+
+
+def small(folder: Path, weight: Any, bias: Any, rows: Any) -> Made:
+    """A Gemm with these values: x [3] → y [4]."""
+    g = models.Graph()
+    g.add("Gemm", "x", g.constant(np.float32(weight)), g.constant(np.float32(bias)), name="y")
+    return models.write(g, folder, {"x": np.float32(rows)}, {"y": ("float32", ("batch", 4))}, "batch")
+
+
+def test_one_scale_for_a_weight_with_a_bias(tmp_path: Path) -> None:
+    """A scheme without scales by channel ended in a shape error as soon as a layer had a bias."""
+    random = np.random.default_rng(0)
+    made = small(
+        tmp_path / "net", random.standard_normal((3, 4)), [0.1, -0.2, 0.3, 9.0], random.standard_normal((16, 3))
+    )
+    lowered = lower(made, replace(OPERANDS, per_channel=False), tmp_path / "lowered")
+    assert snr_db(made, lowered.path) > 30
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e-40, 1e-44, 0.0])
+@pytest.mark.parametrize("of", ["weights", "rows"])
+@SCHEMES
+def test_values_below_float32s_smallest_give_no_scale_of_zero(
+    scheme: Scheme, of: str, scale: float, tmp_path: Path
+) -> None:
+    """A step that underflows to 0 makes NaN of what it divides; such a tensor ended the histograms in an error of NumPy."""
+    random = np.random.default_rng(0)
+    values = {"weights": random.standard_normal((3, 4)), "rows": random.standard_normal((16, 3))}
+    values[of] = values[of] * scale
+    made = small(tmp_path / "net", values["weights"], [0.0, 1e-42, 1.0, 2.0], values["rows"])
+    lowered = lower(made, scheme, tmp_path / "lowered")
+    floats = [t for t in onnx.load(lowered.path).graph.initializer if t.data_type == TensorProto.FLOAT]
+    scales = [numpy_helper.to_array(t) for t in floats if t.name.endswith("scale")]
+    assert scales
+    assert all(np.isfinite(found).all() and (found > 0).all() for found in scales)
+    assert np.isfinite(run(lowered.path, {"x": np.float32(values["rows"])})[0]).all()
+
+
+def test_a_channel_without_weights_answers_its_bias(tmp_path: Path) -> None:
+    """In steps of a weight's scale times a large input's, the bias of a pruned channel was rounded to 0."""
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((3, 4)) / 1000
+    weight[:, 2] = 0
+    made = small(tmp_path / "net", weight, [0.1, 0.1, 0.005, 0.1], random.uniform(0, 2550, (16, 3)))
+    lowered = lower(made, OPERANDS, tmp_path / "lowered")
+    rows = np.load(Path(made[1].path) / "inputs" / "x.npy")
+    np.testing.assert_allclose(run(lowered.path, {"x": rows})[0][:, 2], 0.005, rtol=1e-5)

@@ -43,10 +43,12 @@ def run(path: Path, batch: dict[str, Any], outputs: list[str], tensor: str, hint
     request = compiled.create_infer_request()
     request.infer(batch)
     arrays = [found.data.copy() for found in request.output_tensors]
-    if tensor in batch:
-        return arrays, batch[tensor]
-    position = next(i for i, port in enumerate(compiled.outputs) if tensor in port.get_names())
-    return arrays[: len(outputs)], arrays[position]
+
+    def place(name: str, otherwise: int) -> int:
+        return next((i for i, port in enumerate(compiled.outputs) if name in port.get_names()), otherwise)
+
+    found = [arrays[place(name, i)] for i, name in enumerate(outputs)]
+    return found, batch[tensor] if tensor in batch else arrays[place(tensor, len(arrays) - 1)]
 
 
 def snr_db(candidate: Any, reference: Any) -> float:
@@ -69,19 +71,18 @@ def main() -> int:
 
     facts = json.loads((HERE / "facts.json").read_text(encoding="utf-8"))
     inputs, answers = np.load(HERE / "inputs.npz"), np.load(HERE / "answers.npz")
-    arrays = [inputs[f"input_{i}"] for i in range(len(facts["inputs"]))]
+    arrays = {name: inputs[f"input_{i}"] for i, name in enumerate(facts["inputs"])}
     found = {}
-    for role, names, outputs in (
-        ("reference", facts["inputs"], facts["outputs"]),
-        ("candidate", facts["candidate_inputs"], facts["candidate_outputs"]),
-    ):
-        batch = dict(zip(names, arrays, strict=True))
-        found[role] = run(HERE / facts["files"][role], batch, outputs, facts["tensor"][role], facts["hint"])
+    for role in ("reference", "candidate"):
+        batch = {name: arrays[name] for name in facts["fed"][role]}
+        found[role] = run(
+            HERE / facts["files"][role], batch, facts["outputs"][role], facts["tensor"][role], facts["hint"]
+        )
     print(facts["summary"])
     again = snr_db(found["candidate"][1], found["reference"][1])
     before = snr_db(answers["candidate/tensor"], answers["reference/tensor"])
     print(f"tensor {facts['tensor']['reference']}: {again:.1f} dB here, {before:.1f} dB when this was written")
-    for position, name in enumerate(facts["outputs"]):
+    for position, name in enumerate(facts["outputs"]["reference"]):
         here = snr_db(found["candidate"][0][position], found["reference"][0][position])
         print(f"output {name}: {here:.1f} dB")
     seen = again == before or abs(again - before) < 3
