@@ -53,7 +53,10 @@ def pickled_model(tmp_path: Path) -> Path:
     rows = rng.standard_normal((64, 8)).astype(np.float32)
     folder = tmp_path / "pickled"
     mlflow.sklearn.save_model(
-        LinearRegression().fit(rows, rows.sum(axis=1)), str(folder), serialization_format="cloudpickle"
+        LinearRegression().fit(rows, rows.sum(axis=1)),
+        str(folder),
+        serialization_format="cloudpickle",
+        pip_requirements=["scikit-learn"],  # else MLflow loads the model in another process to find out
     )
     np.savez(tmp_path / "data.npz", X=rows)
     return folder
