@@ -20,7 +20,7 @@ from compile_stage.core.records import RunResult, TargetResult
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}"
 
 
 def test_a_publication_does_not_depend_on_which_other_targets_ran(
