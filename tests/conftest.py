@@ -37,10 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compilers", action="store_true", help="also run what builds with a slow compiler, for minutes")
 
 
-# What takes long: stages that measure, which would disturb each other; servers and kills, which mostly wait; compilers. A test belongs to the last that names it.
+# What takes long: stages that measure, which would disturb each other; servers, each started once for all of these, and kills; compilers. A test belongs to
+# the last that names it.
 SLOW_GROUPS = (
     ("integration", "pipelines", "debug"),
-    ("test_serve_elsewhere", "test_kill", "registry", "test_toolchains"),
+    ("test_serve_elsewhere", "test_kill", "test_two_stages", "registry", "test_toolchains"),
     ("conformance", "examples", "backends", "sources", "test_light_models", "test_program_backends"),
 )
 

@@ -33,6 +33,7 @@ class Case:
         model: In float32, as an exporter wrote it.
         samples: At least 8 of them; also the calibration, where a scheme wants one.
         folder: For artifacts; must be the case's own.
+        common: What was found of the backend itself, by the first case that looked; the cases of one target share it.
     """
 
     backend: Backend
@@ -41,6 +42,7 @@ class Case:
     scheme: Scheme
     folder: Path
     target: Target = field(default_factory=lambda: Target(name="conformance", batch_sizes=SIZES, threads=1))
+    common: dict[str, Any] = field(default_factory=dict)
 
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False, repr=False)
     _open: Session | None = field(default=None, init=False, repr=False)
@@ -126,7 +128,8 @@ def cases(
     """A case for every scheme that the backend declares and the lowering takes for this model."""
     fixed = model.signature.fixed_batch
     target = Target(name="conformance", batch_sizes=(fixed,) if fixed else SIZES, threads=1)
+    common: dict[str, Any] = {}
     for precision in precisions:
         for scheme in backend.schemes(target, precision):
             if scheme.native or plugins.load("lowerings", precision).refuse(model, scheme) is None:
-                yield Case(backend, model, samples, scheme, folder / backend.name / scheme.name, target)
+                yield Case(backend, model, samples, scheme, folder / backend.name / scheme.name, target, common)

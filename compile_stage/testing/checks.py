@@ -48,8 +48,10 @@ def describes_itself(case: Case) -> str | None:
 
 def plans_without_importing(case: Case) -> str | None:
     """Making the plug-in, `refuse_target` and `schemes` run at plan time: they must not import the compiler."""
-    done = in_fresh_process(case, "plan", {"target": plain(case.target), "precisions": list(PRECISIONS)})
-    loaded = sorted(set(done["loaded"]) & set(case.backend.requires))
+    if "planned" not in case.common:  # a process for each scheme would see the same
+        task = {"target": plain(case.target), "precisions": list(PRECISIONS)}
+        case.common["planned"] = in_fresh_process(case, "plan", task)["loaded"]
+    loaded = sorted(set(case.common["planned"]) & set(case.backend.requires))
     return f"planning imported {', '.join(loaded)}" if loaded else None
 
 

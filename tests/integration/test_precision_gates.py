@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import html
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from compile_stage import api
@@ -18,36 +19,6 @@ pytestmark = [
 ]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-# Trains the network of examples/digits_cnn.py, and makes of it a second one that computes the same function with four loud channels: their activations
-# are 1000 times as large, the weights that read them as small. Per-tensor int8 has no steps left for the quiet ones. Between stands a Clip whose limit is
-# never reached, not a ReLU: through a ReLU the lowering moves the factors back where they came from, and int8 holds its tolerance.
-TRAIN = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import mlflow, numpy as np, onnx, torch
-from digits_cnn import load_data, train
-
-train_x, train_y, test_x, test_y = load_data()
-np.savez("validation.npz", image=test_x, y=test_y)
-np.savez("calibration.npz", image=train_x[:300], y=train_y[:300])
-model = train(train_x, train_y, epochs=2)
-
-def save(name):
-    program = torch.onnx.export(
-        model, (torch.from_numpy(test_x[:2]),), dynamo=True, input_names=["image"], output_names=["logits"],
-        dynamic_shapes={"image": {0: torch.export.Dim("batch")}}, verbose=False,
-    )
-    mlflow.onnx.save_model(program.model_proto, name, pip_requirements=["onnx"])
-
-save("even")
-with torch.no_grad():
-    model.features[1].weight[:4] *= 1000
-    model.features[1].bias[:4] *= 1000
-    model.features[3].weight[:, :4] /= 1000
-model.features[2] = torch.nn.Hardtanh(0.0, 1e9)
-save("loud")
-"""
 
 POLICY = """\
 apiVersion: compile-stage/v1
@@ -65,14 +36,54 @@ budget: {measure_seconds: 1}
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both networks as MLflow models, their data and a policy."""
+    """A folder with two networks as MLflow models, their data and a policy: `even`, that of examples/digits_cnn.py, and `loud`."""
+    import mlflow
+    import torch
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(EXAMPLES)
+        from digits_cnn import load_data, train
+
     folder = tmp_path_factory.mktemp("digits")
-    made = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(EXAMPLES)], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr[-3000:]
+    train_x, train_y, test_x, test_y = load_data()
+    np.savez(folder / "validation.npz", image=test_x, y=test_y)
+    np.savez(folder / "calibration.npz", image=train_x[:300], y=train_y[:300])
+    even = torch.onnx.export(
+        train(train_x, train_y, epochs=2), (torch.from_numpy(test_x[:2]),), dynamo=True, verbose=False,
+        input_names=["image"], output_names=["logits"], dynamic_shapes={"image": {0: torch.export.Dim("batch")}},
+    ).model_proto  # fmt: skip
+    for name, model in (("loud", with_loud_channels(even)), ("even", even)):
+        mlflow.onnx.save_model(model, str(folder / name), pip_requirements=["onnx"])
     (folder / "policy.yaml").write_text(POLICY)
     return folder
+
+
+def with_loud_channels(even: Any) -> Any:
+    """A network that computes the same function with four loud channels: their activations are 1000 times as large, the weights that read them
+    as small. Per-tensor int8 has no steps left for the quiet ones. Between stands a Clip whose limit is never reached, not a ReLU: through a ReLU
+    the lowering moves the factors back where they came from, and int8 holds its tolerance."""
+    import onnx
+    from onnx import numpy_helper
+
+    model = copy.deepcopy(even)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+
+    def scale(name: str, where: Any, factor: float) -> None:
+        values = numpy_helper.to_array(stored[name]).copy()
+        values[where] *= factor
+        stored[name].CopyFrom(numpy_helper.from_array(values, name))
+
+    first, activation, second = model.graph.node[:3]
+    assert (first.op_type, activation.op_type, second.op_type) == ("Conv", "Relu", "Conv")
+    scale(first.input[1], np.s_[:4], 1000)
+    scale(first.input[2], np.s_[:4], 1000)
+    scale(second.input[1], np.s_[:, :4], 1 / 1000)
+    for name, limit in (("lowest", 0.0), ("highest", 1e9)):
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(limit), name))
+    activation.op_type = "Clip"
+    activation.input.extend(["lowest", "highest"])
+    onnx.checker.check_model(model)
+    return model
 
 
 def run(digits: Path, model: str, out: Path, *sets: str) -> RunResult:

@@ -151,7 +151,7 @@ def test_a_published_model_serves_with_its_own_requirements_alone(
     settings = {
         "targets.cpu-server.backends": f"[{backend}]",
         "targets.cpu-server.precisions": "[fp32]",
-        "budget.measure_seconds": "1",
+        "budget.measure_seconds": "0.5",
         "performance.min_speedup": "null",  # how fast it is on a busy machine is not what is asked here
     }
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]

@@ -20,7 +20,7 @@ from compile_stage.core.records import RunResult, TargetResult
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}"
 
 
 def test_a_publication_does_not_depend_on_which_other_targets_ran(
@@ -53,7 +53,10 @@ def pickled_model(tmp_path: Path) -> Path:
     rows = rng.standard_normal((64, 8)).astype(np.float32)
     folder = tmp_path / "pickled"
     mlflow.sklearn.save_model(
-        LinearRegression().fit(rows, rows.sum(axis=1)), str(folder), serialization_format="cloudpickle"
+        LinearRegression().fit(rows, rows.sum(axis=1)),
+        str(folder),
+        serialization_format="cloudpickle",
+        pip_requirements=["scikit-learn"],  # else MLflow loads the model in another process to find out
     )
     np.savez(tmp_path / "data.npz", X=rows)
     return folder

@@ -74,7 +74,7 @@ def test_a_compiler_that_measures_has_the_machine_alone(
     monkeypatch.setenv("COMPILED_AT", str(tmp_path / "times"))
     policy = write_policy(
         "backends: [fake-beside, fake-measures], precisions: [fp32]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}",
     )
     assert run(small_model, policy, tmp_path / "out").exit_code == 0
     times = {name: (float(b), float(e)) for name, b, e in map(str.split, (tmp_path / "times").read_text().splitlines())}
@@ -86,7 +86,7 @@ def test_no_false_answer_passes(small_model: Path, write_policy: Callable[..., P
     """Broken: a pass with an output lost, renamed, empty, shortened, of NaN or of other values than the original's."""
     policy = write_policy(
         f"backends: [{', '.join(LYING)}], precisions: [fp32]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}",
     )
     result = run(small_model, policy, tmp_path / "out")
     assert result.targets[0].selection.winner is None

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 # How fast this machine is today is not what is tested here.
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}"
 Write = Callable[..., Path]
 
 

@@ -19,7 +19,7 @@ from compile_stage.steps.benchmark import _left_open
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
 # Whether a short measurement settles depends on the machine, and one that did not is made anew; so nothing is asked of its speed here.
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}"
 
 
 def made_anew(result: RunResult) -> set[str]:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from compile_stage.core.errors import RegistryError, SourceError
+from compile_stage.core.records import SourceModel
 from compile_stage.registry.mlflow import MLflowRegistry
 from compile_stage.registry.model_files import pick_flavor, read_model
 
@@ -26,6 +27,13 @@ MakeBundle = Callable[..., Any]
 @pytest.fixture
 def registry(embedded: str) -> MLflowRegistry:
     return MLflowRegistry()
+
+
+@pytest.fixture
+def source(registry: MLflowRegistry, log_model: LogModel, tmp_path: Path) -> SourceModel:
+    """`models:/net/1` with its files here: what is compiled and published."""
+    log_model("net")
+    return registry.resolve("models:/net/1", tmp_path / "sources")
 
 
 def client() -> Any:
@@ -168,10 +176,8 @@ def test_the_best_flavor_is_picked(flavors: list[str], best: str) -> None:
 
 
 def test_a_publication_carries_lineage_metrics_report_and_note(
-    registry: MLflowRegistry, log_model: LogModel, make_bundle: MakeBundle, tmp_path: Path
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
-    uri = log_model("net")
-    source = registry.resolve("models:/net/1", tmp_path / "sources")
     (tmp_path / "report.md").write_text("# Compiled\n" + "A line of the report.\n" * 1000)
     (tmp_path / "out.html").write_text("<p>report")
     files = {"report.md": tmp_path / "report.md", "report.html": tmp_path / "out.html"}
@@ -181,7 +187,7 @@ def test_a_publication_carries_lineage_metrics_report_and_note(
 
     version = client().get_model_version("net-compiled", one.version)
     assert version.tags["compile_stage.source"] == "models:/net/1"
-    assert version.tags["compile_stage.source_model_id"] == uri.removeprefix("models:/")
+    assert version.tags["compile_stage.source_model_id"] == source.logged_model_id
     model = client().get_logged_model(version.source.removeprefix("models:/"))
     assert {m.key: m.value for m in model.metrics} == {"speedup.batch_1": 2.5, "max_abs.y.batch_1": 0.001}
     assert model.params == {"precision": "int8", "backend": "onnxruntime"}
@@ -200,12 +206,10 @@ def test_a_publication_carries_lineage_metrics_report_and_note(
 
 
 def test_mlmodel_holds_the_ids_of_the_published_model(
-    registry: MLflowRegistry, log_model: LogModel, make_bundle: MakeBundle, tmp_path: Path
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
     from mlflow.models import Model
 
-    log_model("net")
-    source = registry.resolve("models:/net/1", tmp_path / "sources")
     receipt = registry.push(make_bundle("net-compiled"), source, {})
     described = Model.load(str(registry.fetch(receipt.uri, tmp_path / "fetched")))
     version = client().get_model_version(receipt.name, receipt.version)
@@ -215,24 +219,19 @@ def test_mlmodel_holds_the_ids_of_the_published_model(
 
 def test_the_experiment_that_the_environment_names_takes_the_runs(
     registry: MLflowRegistry,
-    log_model: LogModel,
+    source: SourceModel,
     make_bundle: MakeBundle,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log_model("net")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "platform")
-    source = registry.resolve("models:/net/1", tmp_path / "sources")
     receipt = registry.push(make_bundle("net-compiled"), source, {})
     run = client().get_run(client().get_model_version(receipt.name, receipt.version).run_id)
     assert run.info.experiment_id == client().get_experiment_by_name("platform").experiment_id
 
 
 def test_a_name_that_reads_as_a_model_id_is_not_published(
-    registry: MLflowRegistry, log_model: LogModel, make_bundle: MakeBundle, tmp_path: Path
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle
 ) -> None:
-    log_model("net")
-    source = registry.resolve("models:/net/1", tmp_path / "sources")
     for name in ("m-000", "a@b", "a/b", "it's"):
         with pytest.raises(RegistryError):
             registry.push(make_bundle(name), source, {})
@@ -241,13 +240,10 @@ def test_a_name_that_reads_as_a_model_id_is_not_published(
 
 def test_an_alias_that_somebody_else_moved_meanwhile_is_not_overwritten(
     registry: MLflowRegistry,
-    log_model: LogModel,
+    source: SourceModel,
     make_bundle: MakeBundle,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log_model("net")
-    source = registry.resolve("models:/net/1", tmp_path / "sources")
     receipts = [registry.push(make_bundle("net-compiled", key), source, {}) for key in ("a", "b", "c")]
     registry.promote(receipts[0], "prod")
     real = MLflowRegistry._remember
@@ -276,8 +272,7 @@ def test_a_data_set_is_found_as_input_of_the_run_or_as_its_artifact(
     from mlflow.entities import Dataset as DatasetEntity
     from mlflow.entities import DatasetInput
 
-    uri = log_model("net")
-    source = registry.resolve(uri, tmp_path / "sources")
+    source = registry.resolve(log_model("net"), tmp_path / "sources")
     table = tmp_path / "val.csv"
     pd.DataFrame({"a": [1.0, 2.0]}).to_csv(table, index=False)
     logged = mlflow.data.from_pandas(pd.read_csv(table), source=str(table), name="val")
@@ -408,17 +403,14 @@ def test_a_refused_login_names_the_variables(tmp_path: Path, monkeypatch: pytest
 
 def test_a_source_experiment_that_may_not_be_written_leaves_lineage_in_tags(
     registry: MLflowRegistry,
-    log_model: LogModel,
+    source: SourceModel,
     make_bundle: MakeBundle,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
-    uri = log_model("net")
-    source = registry.resolve("models:/net/1", tmp_path / "sources")
     real = MlflowClient.create_run
 
     def create_run(self: MlflowClient, experiment_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -434,12 +426,12 @@ def test_a_source_experiment_that_may_not_be_written_leaves_lineage_in_tags(
     receipt = registry.push(make_bundle("net-compiled"), source, {})
     version = client().get_model_version(receipt.name, receipt.version)
     assert client().get_experiment(client().get_run(version.run_id).info.experiment_id).name == "compile-stage"
-    assert version.tags["compile_stage.source_model_id"] == uri.removeprefix("models:/")
+    assert version.tags["compile_stage.source_model_id"] == source.logged_model_id
 
 
 def test_a_version_made_twice_by_a_repeated_request_stays_one(
     registry: MLflowRegistry,
-    log_model: LogModel,
+    source: SourceModel,
     make_bundle: MakeBundle,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -447,8 +439,6 @@ def test_a_version_made_twice_by_a_repeated_request_stays_one(
     """HTTP sends a request again when its answer is lost, though the server may have obeyed the first."""
     from mlflow import MlflowClient
 
-    log_model("net")
-    source = registry.resolve("models:/net/1", tmp_path / "sources")
     real = MlflowClient.create_model_version
 
     def twice(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
@@ -464,16 +454,13 @@ def test_a_version_made_twice_by_a_repeated_request_stays_one(
 
 def test_a_run_that_its_maker_takes_away_is_made_again(
     registry: MLflowRegistry,
-    log_model: LogModel,
+    source: SourceModel,
     make_bundle: MakeBundle,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two machines make a run for one publication, and a third takes up the one that is then deleted for the older."""
     from mlflow import MlflowClient
 
-    log_model("net")
-    source = registry.resolve("models:/net/1", tmp_path / "sources")
     taken: list[str] = []
     real = MlflowClient.log_batch
 
