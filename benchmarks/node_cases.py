@@ -3,6 +3,8 @@
     python benchmarks/node_cases.py                                   # all of them: about 1,900 cases, some minutes a backend on one core
     python benchmarks/node_cases.py openvino --only reduce cast       # parts of cases' names
     python benchmarks/node_cases.py --out cases.json                  # every case with its reason
+    python benchmarks/node_cases.py tvm --log tvm.jsonl               # in pieces: what the log has is not judged again
+    python benchmarks/node_cases.py iree --sample 360                 # drawn at random, the same ones each time; 400 hold those 360
 
 Prints a table, and the reasons by how often they occur. Ends with 1 when a verdict passed an answer that NumPy finds wrong. Cases may end the process they
 run in: they run in children forked one after another, each of which goes on behind the case at which the one before it died.
@@ -14,11 +16,13 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import re
 import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,8 +38,8 @@ PATIENCE_S = 60.0
 """A case that says nothing for so long has hung."""
 
 
-def run(backend: str, cases: list[Any]) -> list[Finding]:
-    """A finding for every case, those included at which a process died."""
+def run(backend: str, cases: list[Any], keep: Callable[[Finding], None]) -> list[Finding]:
+    """A finding for every case, those included at which a process died. `keep` is given each as soon as it is there."""
     found: list[Finding] = []
     while len(found) < len(cases):
         waiting = cases[len(found) :][:CHUNK]
@@ -53,6 +57,7 @@ def run(backend: str, cases: list[Any]) -> list[Finding]:
             if finding is None:
                 finding = Finding(case=waiting[done].name, found=Found.CRASHED, reason=f"hung for {PATIENCE_S:.0f} s")
             found.append(finding)
+            keep(finding)
             done += 1
             if finding.reason.startswith(("hung", "the process ended")):
                 break
@@ -97,6 +102,38 @@ def suited() -> tuple[list[str], dict[str, str]]:
     return names, left_out
 
 
+def drawn(cases: list[Any], number: int) -> list[Any]:
+    """So many cases at random; a larger number adds to what a smaller one has."""
+    shuffled = list(cases)
+    random.Random(0).shuffle(shuffled)
+    return shuffled[:number]
+
+
+class Log:
+    """Findings as lines of JSON, each written when it is made, so that a run that is cut off goes on where it was."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._rows = (
+            [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path and path.exists() else []
+        )
+
+    def known(self, backend: str, versions: str) -> tuple[dict[str, Finding], float]:
+        """What these versions of a backend were found to do, by case, and the seconds that it took."""
+        rows = [row for row in self._rows if (row["backend"], row["versions"]) == (backend, versions)]
+        findings = {
+            row["case"]: Finding(case=row["case"], found=Found(row["found"]), reason=row["reason"]) for row in rows
+        }
+        return findings, sum(row["s"] for row in rows)
+
+    def add(self, backend: str, versions: str, finding: Finding, seconds: float) -> None:
+        if self._path is None:
+            return
+        row = {"backend": backend, "versions": versions, "case": finding.case, "found": str(finding.found)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**row, "reason": finding.reason, "s": round(seconds, 3)}) + "\n")
+
+
 def shape_of(reason: str) -> str:
     """A reason without what differs from case to case, so that reasons of one kind are counted together."""
     return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", re.sub(r"'[^']*'|/\S+", "...", reason))[:150]
@@ -108,8 +145,15 @@ def main() -> None:
     parser.add_argument("backends", nargs="*", default=names)
     parser.add_argument("--only", nargs="*", default=[], help="parts of cases' names")
     parser.add_argument("--out", type=Path, help="a JSON file for every case of every backend")
+    parser.add_argument("--sample", type=int, help="this many cases, drawn at random")
+    parser.add_argument(
+        "--log", type=Path, help="a file of findings: what it has is taken from it, what is new is added"
+    )
     chosen = parser.parse_args()
     cases = [case for case in collect() if not chosen.only or any(part in case.name for part in chosen.only)]
+    if chosen.sample is not None:
+        cases = drawn(cases, chosen.sample)
+    log = Log(chosen.log)
     for name, reason in left_out.items():
         if name not in chosen.backends:
             print(f"{name} is left out: {reason}", file=sys.stderr)
@@ -117,14 +161,23 @@ def main() -> None:
     whole: dict[str, list[dict[str, str]]] = {}
     told: list[str] = []
     for name in chosen.backends:
-        began = time.monotonic()
-        found = run(name, cases)
-        counts = Counter(finding.found for finding in found)
-        listed = " | ".join(str(counts[kind]) for kind in Found)
         versions = ", ".join(
             f"{package} {version}" for package, version in plugins.load("backends", name).toolchain().items()
         )
-        table.append(f"| {name} ({versions}) | {len(found)} | {listed} | {time.monotonic() - began:.0f} |")
+        known, seconds = log.known(name, versions)
+        clock = time.monotonic()
+
+        def keep(finding: Finding, name: str = name, versions: str = versions) -> None:
+            nonlocal clock, seconds
+            now = time.monotonic()
+            log.add(name, versions, finding, now - clock)
+            clock, seconds = now, seconds + now - clock
+
+        fresh = run(name, [case for case in cases if case.name not in known], keep)
+        found = [known[case.name] for case in cases if case.name in known] + fresh
+        counts = Counter(finding.found for finding in found)
+        listed = " | ".join(str(counts[kind]) for kind in Found)
+        table.append(f"| {name} ({versions}) | {len(found)} | {listed} | {seconds:.0f} |")
         whole[name] = [{"case": one.case, "found": str(one.found), "reason": one.reason} for one in found]
         told.append(f"\n{name}")
         reasons = Counter((one.found, shape_of(one.reason)) for one in found if one.found is not Found.RIGHT)

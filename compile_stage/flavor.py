@@ -371,7 +371,16 @@ def _accept_machine(manifest: Mapping[str, Any], data: Path, mode: str) -> None:
 def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
     if name in _BACKENDS:
         module, _, attribute = _BACKENDS[name].partition(":")
-        backend: Backend = getattr(importlib.import_module(module), attribute)()
+        try:
+            backend: Backend = getattr(importlib.import_module(module), attribute)()
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("compile_stage."):
+                raise
+            # A process has one `compile_stage`: that of the first model that it loaded, which carries the files of its own backend.
+            raise MissingDependencyError(
+                f"the model runs on {name}, and this process has the loader of another published model, which lacks {error.name}",
+                fix="load models of different backends in processes of their own, or install compile-stage and import compile_stage.flavor first",
+            ) from error
     else:
         backend = plugins.load("backends", name)
     if absent := plugins.absent_to_open(backend):

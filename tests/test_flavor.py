@@ -480,3 +480,11 @@ def test_mlflow_serves_it(served: str) -> None:
     status, answer = ask(served, {"inputs": {"z": [[1, 1, 1, 1]]}})
     assert status == 400
     assert "x" in answer["message"]
+
+
+def test_a_loader_that_lacks_the_backend_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two published models of different backends in one process. Broken: the second would end in a bare ModuleNotFoundError."""
+    monkeypatch.setitem(flavor._BACKENDS, "litert", "compile_stage.backends.not_in_this_copy:LiteRt")
+    with pytest.raises(MissingDependencyError, match="the loader of another published model") as caught:
+        flavor._backend("litert", {})
+    assert "processes of their own" in caught.value.fix

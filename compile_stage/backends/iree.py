@@ -210,8 +210,13 @@ class _IreeSession:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        answer = self._call(*(np.asarray(batch[spec.name], order="C") for spec in self.signature.inputs))
-        arrays = answer if isinstance(answer, tuple) else (answer,)
+        given = [np.asarray(batch[spec.name], order="C") for spec in self.signature.inputs]
+        try:
+            answer = self._call(*given)
+            several = answer if isinstance(answer, tuple) else () if answer is None else (answer,)
+            arrays = [np.array(one.to_host()) for one in several]
+        except Exception as error:  # what its runtime raises shares no base class
+            raise NothingCompiledError(f"IREE could not run the module: {_sentence(str(error))}") from error
         if len(arrays) != len(self.signature.outputs):
             raise IntegrityError(f"the module has {len(arrays)} outputs, the model {len(self.signature.outputs)}")
         return {spec.name: _own(spec, array) for spec, array in zip(self.signature.outputs, arrays, strict=True)}
@@ -220,9 +225,8 @@ class _IreeSession:
         self._call = self._device = None
 
 
-def _own(spec: TensorSpec, array: Any) -> Any:
-    """A copy of an output, in the model's type. The module has integers without a sign."""
-    found = np.array(array.to_host())
+def _own(spec: TensorSpec, found: Any) -> Any:
+    """An output in the model's type. The module has integers without a sign."""
     wanted = np.dtype(spec.dtype)
     if found.dtype == wanted:
         return found

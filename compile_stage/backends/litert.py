@@ -13,6 +13,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import sys
 import warnings
 from collections import Counter
@@ -446,4 +447,5 @@ def _silent() -> Iterator[None]:
 def _sentence(error: Exception) -> str:
     """The first lines of what it says, without the program that compilers print behind it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)}"[:400]
+    said = re.sub(r"(?<!\w)/(?:[\w.-]+/)+", "", " ".join(lines))  # folders of this machine
+    return f"{type(error).__name__}: {said}"[:400]

@@ -20,6 +20,7 @@ from compile_stage.core.plugins import did_you_mean
 
 CPU = "CPUExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"
+TRUTH, COUNT, TEXT = ("true or false",), ("a whole number",), ("a word",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,9 @@ class Provider:
         devices: Of a target, where it runs.
         platforms: Where its package exists.
         precisions: That a graph may have. No int8: what was computed in integers can't be read back from it.
-        options: That a policy may give. What would change the precision is none of them: that is the graph's.
+        options: That a policy may give, and what each may be: words, or one of `TRUTH`, `COUNT` and `TEXT`. What would change the precision is none
+            of them: that is the graph's.
+        truth: How it reads true and false. OpenVINO's and DirectML's refuse 1 and 0.
         fixed: Options that are always given, so that float32 is computed as float32.
         behind: Providers that take what it leaves, before the CPU; their nodes are not its own.
         ran: Whether we ever ran it.
@@ -46,7 +49,8 @@ class Provider:
     devices: tuple[str, ...]
     platforms: str
     precisions: tuple[str, ...] = ("fp32",)
-    options: tuple[str, ...] = ()
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    truth: tuple[str, str] = ("1", "0")
     fixed: Mapping[str, str] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
     ran: bool = False
@@ -67,7 +71,7 @@ PROVIDERS = (
         how="no package on PyPI has it: build ONNX Runtime with --use_xnnpack",
         devices=("cpu", "android", "apple"),
         platforms="Android, iOS, own builds",
-        options=("intra_op_num_threads",),
+        options={"intra_op_num_threads": COUNT},
     ),
     Provider(
         name="CUDAExecutionProvider",
@@ -76,10 +80,12 @@ PROVIDERS = (
         devices=("cuda",),
         platforms="Linux, Windows",
         precisions=("fp32", "fp16"),
-        options=(
-            "device_id", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "do_copy_in_default_stream",
-            "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "prefer_nhwc", "enable_skip_layer_norm_strict_mode",
-        ),
+        options={
+            "device_id": COUNT, "gpu_mem_limit": COUNT, "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+            "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"), "do_copy_in_default_stream": TRUTH,
+            "cudnn_conv_use_max_workspace": TRUTH, "cudnn_conv1d_pad_to_nc1d": TRUTH, "prefer_nhwc": TRUTH,
+            "enable_skip_layer_norm_strict_mode": TRUTH,
+        },
         fixed={"use_tf32": "0"},  # its default rounds what goes into float32 products to 10 bits
     ),
     Provider(
@@ -89,11 +95,12 @@ PROVIDERS = (
         devices=("cuda",),
         platforms="Linux, Windows",
         precisions=("fp32", "fp16"),
-        options=(
-            "device_id", "trt_max_workspace_size", "trt_max_partition_iterations", "trt_min_subgraph_size",
-            "trt_builder_optimization_level", "trt_auxiliary_streams", "trt_force_sequential_engine_build",
-            "trt_context_memory_sharing_enable", "trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes",
-        ),
+        options={
+            "device_id": COUNT, "trt_max_workspace_size": COUNT, "trt_max_partition_iterations": COUNT, "trt_min_subgraph_size": COUNT,
+            "trt_builder_optimization_level": ("0", "1", "2", "3", "4", "5"), "trt_auxiliary_streams": COUNT,
+            "trt_force_sequential_engine_build": TRUTH, "trt_context_memory_sharing_enable": TRUTH,
+            "trt_profile_min_shapes": TEXT, "trt_profile_opt_shapes": TEXT, "trt_profile_max_shapes": TEXT,
+        },
         behind=("CUDAExecutionProvider",),
     ),
     Provider(
@@ -102,7 +109,11 @@ PROVIDERS = (
         package="onnxruntime-openvino",
         devices=("cpu",),
         platforms="Linux, Windows",
-        options=("disable_dynamic_shapes", "enable_qdq_optimizer", "model_priority", "num_streams"),
+        options={
+            "disable_dynamic_shapes": TRUTH, "enable_qdq_optimizer": TRUTH,
+            "model_priority": ("LOW", "MEDIUM", "HIGH", "DEFAULT"), "num_streams": COUNT,
+        },
+        truth=("true", "false"),
         fixed={"device_type": "CPU"},  # AUTO and HETERO would choose in silence
         ran=True,
     ),
@@ -113,7 +124,11 @@ PROVIDERS = (
         devices=("cuda", "rocm"),
         platforms="Windows",
         precisions=("fp32", "fp16"),
-        options=("device_id", "device_filter", "performance_preference", "disable_metacommands"),
+        options={
+            "device_id": COUNT, "device_filter": ("gpu", "npu", "any"),
+            "performance_preference": ("default", "high_performance", "minimum_power"), "disable_metacommands": TRUTH,
+        },
+        truth=("true", "false"),
     ),
     Provider(
         name="CoreMLExecutionProvider",
@@ -123,7 +138,10 @@ PROVIDERS = (
         devices=("apple",),
         platforms="macOS, iOS",
         precisions=("fp32", "fp16"),
-        options=("MLComputeUnits", "RequireStaticInputShapes", "EnableOnSubgraphs", "SpecializationStrategy"),
+        options={
+            "MLComputeUnits": ("ALL", "CPUOnly", "CPUAndGPU", "CPUAndNeuralEngine"), "RequireStaticInputShapes": TRUTH,
+            "EnableOnSubgraphs": TRUTH, "SpecializationStrategy": ("Default", "FastPrediction"),
+        },
         # NeuralNetwork, the default, computes in 16 bits where it likes; an MLProgram keeps its types.
         fixed={"ModelFormat": "MLProgram", "AllowLowPrecisionAccumulationOnGPU": "0"},
     ),
@@ -141,10 +159,16 @@ PROVIDERS = (
         devices=("android",),
         platforms="Windows on ARM, Android",
         precisions=("fp32", "fp16"),
-        options=(
-            "backend_type", "backend_path", "htp_performance_mode", "htp_graph_finalization_optimization_mode", "soc_model",
-            "htp_arch", "device_id", "vtcm_mb", "qnn_context_priority",
-        ),
+        options={
+            "backend_type": ("cpu", "gpu", "htp"), "backend_path": TEXT,
+            "htp_performance_mode": (
+                "default", "burst", "balanced", "high_performance", "high_power_saver", "low_balanced", "low_power_saver", "power_saver",
+                "extreme_power_saver", "sustained_high_performance",
+            ),
+            "htp_graph_finalization_optimization_mode": ("0", "1", "2", "3"), "soc_model": COUNT,
+            "htp_arch": ("0", "68", "69", "73", "75", "79", "81"), "device_id": COUNT, "vtcm_mb": COUNT,
+            "qnn_context_priority": ("low", "normal", "normal_high", "high"),
+        },
         fixed={"enable_htp_fp16_precision": "0"},  # its default runs a float32 graph in float16
     ),
     Provider(
@@ -154,7 +178,11 @@ PROVIDERS = (
         devices=("vulkan", "apple"),
         platforms="Linux, Windows, macOS",
         precisions=("fp32", "fp16"),
-        options=("deviceId", "preferredLayout", "storageBufferCacheMode", "validationMode"),
+        options={
+            "deviceId": COUNT, "preferredLayout": ("NHWC", "NCHW"),
+            "storageBufferCacheMode": ("disabled", "lazyRelease", "simple", "bucket"),
+            "validationMode": ("disabled", "wgpuOnly", "basic", "full"),
+        },
     ),
 )  # fmt: skip
 PACKAGES = tuple(dict.fromkeys(one.package.partition("<")[0] for one in PROVIDERS if one.package))
@@ -184,13 +212,28 @@ def refuse(given: Mapping[str, Any], backend: str, default: str) -> str | None:
             return f"{provider.name}'s option {key} is always {provider.fixed[key]!r} here, so that what is asked for is what runs"
         if key not in provider.options:
             listed = ", ".join(provider.options) or "none"
-            return f"{provider.name} has no option {key!r} that can be given here; it has {listed}"
-        if not isinstance(value, str | int | float | bool):
-            return f"{provider.name}'s option {key} must be a word, a number, true or false, not {value!r}"
+            near = did_you_mean(str(key), tuple(provider.options))
+            hint = f"did you mean {near!r}? " if near else ""
+            return f"{provider.name} has no option {key!r} that can be given here; {hint}it has {listed}"
+        if (reason := _refuse_value(provider.options[key], value)) is not None:
+            return f"{provider.name}'s option {key} must be {reason}, not {value!r}"
     share = given.get("min_nodes_share", 1.0)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         return f"{backend}'s option min_nodes_share must be a number above 0 and at most 1, not {share!r}"
     return None
+
+
+def _refuse_value(allowed: tuple[str, ...], value: Any) -> str | None:
+    """What the option may be, when it can't be `value`. Several providers take a wrong word for their default and say so in a log alone."""
+    if allowed is TRUTH:
+        right = str(value).lower() in ("true", "false", "1", "0")
+    elif allowed is COUNT:
+        right = not isinstance(value, bool) and str(value).isdecimal()
+    elif allowed is TEXT:
+        right = isinstance(value, str) and bool(value)
+    else:
+        right = not isinstance(value, bool) and str(value) in allowed
+    return None if right else " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
 
 
 def refuse_absent(provider: Provider) -> str | None:
@@ -230,7 +273,7 @@ def _asked() -> tuple[str, tuple[str, ...]]:
 
 def arguments(provider: Provider, given: Mapping[str, Any], threads: int) -> list[tuple[str, dict[str, str]]]:
     """What a session is opened with: the provider, those behind it, and their options as the runtime wants them, in words."""
-    asked = {key: _word(value) for key, value in given.get("provider_options", {}).items()}
+    asked = {key: _word(provider, key, value) for key, value in given.get("provider_options", {}).items()}
     if provider.name == OPENVINO:
         # Its CPU plug-in takes bfloat16 by itself where the machine has it, and all cores.
         config = {"CPU": {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": str(threads)}}
@@ -293,8 +336,10 @@ def demand(provider: Provider, places: Mapping[str, int] | None, bound: float) -
     return taken / total
 
 
-def _word(value: Any) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
+def _word(provider: Provider, key: str, value: Any) -> str:
+    if provider.options[key] is TRUTH:
+        return provider.truth[0 if str(value).lower() in ("true", "1") else 1]
+    return str(value)
 
 
 def _quoted(package: str) -> str:

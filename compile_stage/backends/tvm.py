@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core import tuning_records
 from compile_stage.core.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
-from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.compiled import describe, refuse_form, refuse_types
 from compile_stage.core.digest import digest_of
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -116,7 +116,7 @@ class Tvm:
         return refuse_record(name, content)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if (reason := refuse_form(self, model, target)) is not None:
+        if (reason := refuse_form(self, model, target) or refuse_types(model.signature)) is not None:
             return reason
         if (reason := refuse_buckets(self.name, model.signature, target)) is not None:
             return reason
@@ -156,13 +156,16 @@ class Tvm:
                 threads=target.threads,
             )
             kernels = _build(fused, machine, database, into / "model.so")
+        dividing = _divides(model)
         options = {
             "functions": [
                 {"name": bucket_name(model.signature, sizes), "shapes": [list(shape) for shape in sizes]}
                 for sizes in shapes
             ]
         }
-        executed, notes = _read_back(into / "model.so", options, target.threads, model.signature, kernels)
+        executed, notes = _read_back(
+            into / "model.so", options, target.threads, model.signature, kernels, dividing=dividing
+        )
         # The files are named by their content, so the digest of the names pins what the kernels were chosen by.
         pinned = {"records": len(tuned.records), "records_digest": digest_of(tuned.records)}
         executed["tuning"] |= {"trials": tuned.trials, **(pinned if tuned.records else {})}
@@ -216,9 +219,13 @@ class _TvmSession:
         _use_threads(self._threads)
         for buffer, array in zip(buffers, arrays, strict=True):
             np.copyto(buffer, array)
-        answer = function(*tensors)
-        outputs = [answer] if len(self.signature.outputs) == 1 and hasattr(answer, "__dlpack__") else list(answer)
-        named = {spec.name: np.from_dlpack(value) for spec, value in zip(self.signature.outputs, outputs, strict=True)}
+        try:
+            answer = function(*tensors)
+            outputs = [answer] if len(self.signature.outputs) == 1 and hasattr(answer, "__dlpack__") else list(answer)
+            arrays = [np.from_dlpack(value) for value in outputs]
+        except Exception as error:  # its checks raise all kinds
+            raise NothingCompiledError(f"TVM could not run the graph: {_sentence(error)}") from error
+        named = {spec.name: array for spec, array in zip(self.signature.outputs, arrays, strict=True)}
         return {name: value.copy() for name, value in self._router.cut(batch, bucket, named).items()}
 
     def close(self) -> None:
@@ -263,9 +270,23 @@ def _read(model: PortableModel, shapes: list[Shapes]) -> Any:
                 module = from_onnx(graph, shape_dict=given, keep_params_in_input=False)
             except Exception as error:  # whatever its front end raises
                 raise NothingCompiledError(f"TVM can't read the graph: {_sentence(error)}") from error
+            _demand_tensors(module["main"], model.signature)
             function = bucket_name(model.signature, sizes)
             whole[function] = module["main"].with_attr("global_symbol", function)
     return whole
+
+
+def _demand_tensors(function: Any, described: Signature) -> None:
+    """TVM keeps what ONNX's Shape answers as sizes of its own kind, which it hands out as such where they are an output."""
+    from tvm import relax
+
+    found = function.ret_ty
+    fields = found.fields if isinstance(found, relax.TupleType) else [found]
+    for spec, field in zip(described.outputs, fields, strict=True):
+        if not isinstance(field, relax.TensorType):
+            raise NothingCompiledError(
+                f"TVM makes sizes of the output {spec.name!r} (operator Shape), which are no tensor: leave it out of the outputs"
+            )
 
 
 def _machine(threads: int) -> Any:
@@ -339,7 +360,13 @@ def _build(fused: Any, machine: Any, database: Any, out: Path) -> dict[str, tupl
 
 
 def _read_back(
-    path: Path, options: Mapping[str, Any], threads: int, described: Signature, kernels: Mapping[str, tuple[str, bool]]
+    path: Path,
+    options: Mapping[str, Any],
+    threads: int,
+    described: Signature,
+    kernels: Mapping[str, tuple[str, bool]],
+    *,
+    dividing: bool,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What the library calls, from its own listing; each function is run once. Raises when what it answers is not what the model says."""
     import numpy as np
@@ -347,17 +374,20 @@ def _read_back(
     session = _TvmSession(path, options, threads, described)
     try:
         for one in options["functions"]:
-            zeros = {
-                spec.name: np.zeros(shape, spec.dtype)
+            # Zeros are indices that every table has; but an integer divided by 0 ends the process.
+            trial = {
+                spec.name: (np.ones if dividing and np.dtype(spec.dtype).kind in "iu" else np.zeros)(shape, spec.dtype)
                 for spec, shape in zip(described.inputs, one["shapes"], strict=True)
             }
-            _demand_same(described, session.run(zeros))
+            _demand_same(described, session.run(trial))
         listing = str(session.library["as_text"]())
     finally:
         session.close()
     calls = Counter(name for name in re.findall(r"^\s+call\s+(\S+)", listing, re.MULTILINE) if name in kernels)
     if not calls:
-        raise NothingCompiledError("TVM compiled no kernel: the model only hands its inputs on")
+        raise NothingCompiledError(
+            "TVM compiled no kernel: the model hands its inputs on, or is left to functions of TVM's runtime (NonZero, Unique)"
+        )
     types: Counter[str] = Counter()
     tuned: Counter[bool] = Counter()
     for name, count in calls.items():
@@ -374,6 +404,21 @@ def _read_back(
         return executed, ()
     left = f"{tuned[False]} of {sum(calls.values())} kernels are not tuned, which makes them slow: raise budget.tuning_trials"
     return executed, (left,)
+
+
+def _divides(model: PortableModel) -> bool:
+    """Whether the graph has operators that divide (Range and Slice do by their step), at its own level or in a function or branch of it."""
+    import onnx
+
+    def within(nodes: Any) -> bool:
+        return any(
+            node.op_type in ("Div", "Mod", "Range", "Slice")
+            or any(within(one.g.node) for one in node.attribute if one.HasField("g"))
+            for node in nodes
+        )
+
+    loaded = onnx.load(model.path, load_external_data=False)
+    return within(loaded.graph.node) or any(within(function.node) for function in loaded.functions)
 
 
 def _demand_same(described: Signature, answer: Batch) -> None:

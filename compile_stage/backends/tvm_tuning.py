@@ -151,7 +151,9 @@ def tune(
     ends = time.monotonic() + seconds
     database = MemoryDatabase()
     tasks = [
-        task for task in extract_tasks(module, target) if not task.dispatched[0]["main"].attrs.get("tirx.is_scheduled")
+        task
+        for task in extract_tasks(module, target)
+        if not task.dispatched[0]["main"].attrs.get("tirx.is_scheduled") and _fixed(task.dispatched[0])
     ]
     modules = [task.dispatched[0] for task in tasks]
     shares = allot([_work(one) * int(task.weight) for one, task in zip(modules, tasks, strict=True)], trials)
@@ -328,6 +330,14 @@ def _seconds(made: Any, arguments: Any) -> list[float]:
     module = made.jit() if hasattr(made, "jit") else made
     timed = module.time_evaluator("main", tvm.cpu(0), **_RUN)
     return [float(value) for value in timed(*tensors).results]
+
+
+def _fixed(module: Any) -> bool:
+    """Whether a workload has one size. What answers with a size that depends on data (Range, NonZero) can't be measured, and stays plain loops."""
+    return all(
+        hasattr(parameter, "shape") and all(hasattr(dim, "value") for dim in parameter.shape)  # constants have a value
+        for parameter in module["main"].params
+    )
 
 
 def _work(module: Any) -> float:

@@ -104,7 +104,8 @@ def to_stablehlo(
     given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in inputs]
 
     def with_constants(*inputs: Any) -> Any:
-        return program.run(weights, inputs)
+        # As JAX's arrays: NumPy's can't be indexed by what is traced (`table[ids]`).
+        return program.run([jax.numpy.asarray(weight) for weight in weights], inputs)
 
     def with_arguments(*arguments: Any) -> Any:
         return program.run(arguments[: len(weights)], arguments[len(weights) :])

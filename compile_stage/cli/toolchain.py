@@ -33,11 +33,13 @@ def list_all(as_json: bool) -> None:
     for state in found:
         if state.here:
             said = "not needed: its packages are in this environment"
+            if state.toolchain is not None:
+                said += f"; {state.toolchain.folder} ({state.size_bytes / 1e6:.0f} MB) is not looked at"
         elif state.toolchain is not None:
             said = f"{state.toolchain.folder} ({state.size_bytes / 1e6:.0f} MB)"
         else:
             said = f"not made: compile-stage toolchain install {state.name}"
-        click.echo(f"{state.name:<14} {said}")
+        click.echo(f"{state.name:<20} {said}")
     if not found:
         click.echo("no backend that is installed has a toolchain of its own")
 

@@ -6,6 +6,8 @@ once its last file is written (`core.toolchains.READY`), so one whose making was
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -14,14 +16,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from compile_stage.core import plugins, toolchains
 from compile_stage.core.digest import digest_file, tree_size
-from compile_stage.core.errors import MissingDependencyError, UsageError
+from compile_stage.core.errors import MissingDependencyError, StorageError, UsageError
 from compile_stage.core.records import record
 from compile_stage.core.toolchains import Toolchain
 
@@ -78,17 +80,17 @@ def install(name: str, say: Say = lambda _: None) -> Toolchain:
     Raises:
         UsageError: The backend has no toolchain.
         MissingDependencyError: It can't be made: a package can't be had or imported.
+        StorageError: Where it would lie can't be written, or is full.
     """
     lock = _lock(name)
     folder = toolchains.place(name, lock)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    with _alone(folder, name, say) as held:
         if (found := toolchains.find(name, lock)) is not None:
             say(f"{name} is there: {found.folder}")
             return found
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            _make(name, lock, folder, say)
+            _make(name, lock, folder, say, held)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -156,14 +158,38 @@ def _lock(name: str) -> Path:
     return found
 
 
-def _make(name: str, lock: Path, folder: Path, say: Say) -> None:
+@contextlib.contextmanager
+def _alone(folder: Path, name: str, say: Say) -> Iterator[int]:
+    """While nobody else makes the environment. Yields the lock's descriptor: who inherits it holds the lock too, so that an installer whose parent
+    was killed is waited for, and does not write into what is made anew."""
+    lock = FileLock(f"{folder}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            say(f"another process makes {folder}; waiting for it")
+            lock.acquire()
+    except OSError as error:
+        raise StorageError(
+            f"the toolchain {name} can't be made in {folder.parent}: {error.strerror or error}",
+            fix="name a folder that can be written with COMPILE_STAGE_TOOLCHAINS",
+        ) from error
+    try:
+        held = lock._context.lock_file_fd
+        yield -1 if held is None else held
+    finally:
+        lock.release()
+
+
+def _make(name: str, lock: Path, folder: Path, say: Say, held: int) -> None:
     say(f"making {folder}")
     uv = shutil.which("uv")
     # uv does not see every index that pip is set up for; then pip has the last word.
-    if uv is None or not _tried(_with_uv(uv, lock, folder), say):
+    if uv is None or not _tried(_with_uv(uv, lock, folder), say, held):
         shutil.rmtree(folder, ignore_errors=True)
         for command in _with_pip(lock, folder):
-            _run(command, f"the toolchain {name}")
+            _run(command, f"the toolchain {name}", held)
     python = str(toolchains.interpreter_in(folder))
     say("importing what it holds")
     _run([python, "-P", "-c", _IMPORT, *plugins.load("backends", name).requires], f"the toolchain {name}")
@@ -192,26 +218,34 @@ def _with_uv(uv: str, lock: Path, folder: Path) -> list[list[str]]:
     ]
 
 
-def _tried(commands: Sequence[Sequence[str]], say: Say) -> bool:
+def _tried(commands: Sequence[Sequence[str]], say: Say, held: int) -> bool:
     try:
         for command in commands:
-            _run(command, "uv")
+            _run(command, "uv", held)
     except MissingDependencyError:
         say("uv can't; going on with pip")
         return False
     return True
 
 
-def _run(command: Sequence[str], what: str) -> str:
+def _run(command: Sequence[str], what: str, held: int = -1) -> str:
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    kept = (held,) if held >= 0 and os.name == "posix" else ()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 - our own commands
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, pass_fds=kept)  # noqa: S603 - our own commands
     except OSError as error:
         raise MissingDependencyError(f"{what}: {command[0]} can't be run: {error.strerror}") from error
     if done.returncode:
-        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-_REPORTED_LINES:])
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        said = [line for line in lines if not line.startswith("WARNING: ")] or lines  # they may hide the error
+        told = "\n".join(said[-_REPORTED_LINES:])
+        if os.strerror(errno.ENOSPC) in told:
+            raise StorageError(
+                f"{what} can't be made, since the disk is full:\n{told}",
+                fix="make room, or name a folder on another disk with COMPILE_STAGE_TOOLCHAINS (or TMPDIR, where pip unpacks)",
+            )
         raise MissingDependencyError(
-            f"{what} can't be made:\n{said}",
+            f"{what} can't be made:\n{told}",
             fix="see what pip says above; a proxy or index is set in pip's own configuration",
         )
     return done.stdout

@@ -343,6 +343,9 @@ def _with_sizes(kind: str, attributes: Mapping[str, Any], x: Any, sizes: Sequenc
     import torch
 
     wanted = list(sizes[0].flat)
+    if kind == "Gather" and sizes[0].ndim == 0:
+        # With a tensor as its place, the program would take a number out of data (`item`), which most compilers of programs refuse.
+        return x.select(attributes.get("axis", 0), wanted[0])
     if kind == "Reshape":
         keeps = not attributes.get("allowzero", 0)
         return x.reshape([x.shape[axis] if keeps and _is(size, 0) else size for axis, size in enumerate(wanted)])

@@ -184,7 +184,8 @@ def _first_failure(verdict: Verdict) -> str:
     worst = next((c for c in bad if c.outcome is Outcome.FAIL), bad[0])
     place = f" (output {worst.output})" if worst.output else ""
     batch = f" at batch size {worst.batch_size}" if worst.batch_size else ""
-    more = f"; {len(bad) - 1} more checks did not pass" if len(bad) > 1 else ""
+    others = len(bad) - 1
+    more = f"; {others} more check{'s' if others > 1 else ''} did not pass" if others else ""
     return f"{worst.gate.metric}{place}{batch}: {worst.reason}{more}"
 
 

@@ -19,6 +19,7 @@ from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.records import PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.testing import models
+from compile_stage.testing.node_cases import Found, collect, judge
 
 TARGET = Target(name="cpu", threads=1, batch_sizes=(1, 3))
 FP32 = Scheme(precision="fp32", name="fp32", native=True)
@@ -231,3 +232,12 @@ def test_float16_is_close_and_not_equal(conv: Any, tmp_path: Path) -> None:
     with Iree().open(artifact, 1) as halved, Iree().open(exact, 1) as whole:
         error = np.max(np.abs(halved.run(batch)["scores"] - whole.run(batch)["scores"]))
     assert 1e-6 < error < 0.02
+
+
+@needs_iree
+def test_what_its_runtime_raises_in_a_call_is_told_in_words(tmp_path: Path) -> None:
+    """A module that reads past a buffer (onnx's own case of a Bernoulli in doubles). Broken: it would leave the session as a bare IndexError."""
+    (case,) = (one for one in collect(("bernoulli",)) if one.name == "test_bernoulli_double_expanded")
+    finding = judge(Iree(), case, tmp_path)
+    assert finding.found is Found.CAUGHT, finding
+    assert "NothingCompiledError: IREE could not run the module" in finding.reason

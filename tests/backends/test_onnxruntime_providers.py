@@ -208,3 +208,38 @@ def test_the_page_has_every_provider_with_its_package() -> None:
         assert cells[4] == one.platforms
         assert (cells[6] == "never") is not one.ran
         assert one.name == CPU or cells[5] == ", ".join(one.precisions)
+
+
+@pytest.mark.parametrize(
+    ("provider", "options", "said"),
+    [
+        ("cuda", {"cudnn_conv_algo_serch": "DEFAULT"}, "did you mean 'cudnn_conv_algo_search'?"),
+        ("cuda", {"cudnn_conv_algo_search": "FAST"}, "must be EXHAUSTIVE, HEURISTIC or DEFAULT, not 'FAST'"),
+        ("cuda", {"gpu_mem_limit": "2 GB"}, "must be a whole number, not '2 GB'"),
+        ("qnn", {"htp_performance_mode": "fastest"}, "htp_performance_mode must be default, burst"),
+        ("directml", {"disable_metacommands": "yes"}, "must be true or false, not 'yes'"),
+        ("tensorrt", {"trt_builder_optimization_level": True}, "must be 0, 1, 2, 3, 4 or 5, not True"),
+    ],
+)
+def test_a_value_that_the_provider_does_not_know_is_refused_with_those_that_it_does(
+    provider: str, options: Mapping[str, Any], said: str
+) -> None:
+    """Broken: QNN, for one, would log a warning, run with its default, and the report would say what the policy asked for."""
+    reason = providers.refuse({"provider": provider, "provider_options": options}, "onnxruntime", "cpu")
+    assert reason is not None
+    assert said in reason
+
+
+def test_truth_is_written_as_each_provider_reads_it() -> None:
+    """Broken: OpenVINO and DirectML would end with "should be a boolean" where the policy says true."""
+
+    def given(short: str, **options: Any) -> dict[str, str]:
+        provider = providers.find(short)
+        assert provider is not None
+        assert providers.refuse({"provider": short, "provider_options": options}, "onnxruntime", "cpu") is None
+        return providers.arguments(provider, {"provider_options": options}, 1)[0][1]
+
+    assert given("openvino", disable_dynamic_shapes=True)["disable_dynamic_shapes"] == "true"
+    assert given("directml", disable_metacommands=0)["disable_metacommands"] == "false"
+    assert given("cuda", prefer_nhwc="true")["prefer_nhwc"] == "1"
+    assert given("coreml", RequireStaticInputShapes=False)["RequireStaticInputShapes"] == "0"

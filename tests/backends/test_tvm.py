@@ -17,10 +17,11 @@ from compile_stage.backends.tvm import Tvm
 from compile_stage.core import plugins, tuning_records
 from compile_stage.core.digest import digest_of
 from compile_stage.core.environment import hardware
-from compile_stage.core.errors import UsageError
+from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import Budget, PortableModel, SampleSet, ShapeRange, Target
 from compile_stage.steps.plan import plan
 from compile_stage.testing import models
+from compile_stage.testing.node_cases import Found, collect, judge
 from tests.steps.test_plan import POLICY, SOURCE
 from tests.steps.test_plan import TARGET as PLANNED
 
@@ -278,3 +279,37 @@ def test_both_files_count_for_the_key_and_travel_with_what_is_published(tmp_path
     assert plugins._identity("backends", "tvm")["plug-in file tvm_tuning.py"] == digest_file(home / "tvm_tuning.py")
     staged = _stage_code("tvm", tmp_path) / "backends"
     assert sorted(path.name for path in staged.iterdir()) == ["__init__.py", "tvm.py", "tvm_tuning.py"]
+
+
+@needs_tvm
+@pytest.mark.parametrize(
+    ("module", "case", "found", "said"),
+    [
+        ("div", "test_div_uint16", Found.RIGHT, ""),  # read back on zeros, it divided by one and ended the process
+        ("rangeop", "test_range_float_type_positive_delta", Found.RIGHT, ""),  # a kernel whose size depends on data
+        ("slice", "test_slice_neg_steps", Found.RIGHT, ""),  # it divides by its step, which is an input
+        ("shape", "test_shape", Found.REFUSED, "makes sizes of the output 'y'"),
+        ("quantizelinear", "test_quantizelinear_e4m3fn", Found.REFUSED, "which NumPy has no arrays of"),
+        ("nonzero", "test_nonzero_example", Found.CAUGHT, "TVM compiled no kernel"),
+    ],
+)
+def test_operators_that_once_ended_in_an_error_of_tvms_own(
+    module: str, case: str, found: Found, said: str, tmp_path: Path
+) -> None:
+    """Broken: a job would end in a bare exception or a dead process where the model is right, or can be refused in the plan."""
+    (chosen,) = (one for one in collect((module,)) if one.name == case)
+    finding = judge(Tvm(), chosen, tmp_path)
+    assert finding.found is found, finding
+    assert said in finding.reason
+
+
+@needs_tvm
+def test_what_its_runtime_raises_in_a_call_is_told_in_words(tmp_path: Path) -> None:
+    """Broken: a served model would answer with an exception of TVM's that no caller knows."""
+    model, _ = one_layer(tmp_path / "m", 1)
+    artifact = Tvm().compile(model, SCHEME, TARGET, "m--tvm", tmp_path / "a")
+    with Tvm().open(artifact, 1) as session:
+        ((shapes, (function, buffers, tensors)),) = list(session._functions.items())[:1]  # type: ignore[attr-defined]
+        session._functions[shapes] = (function, buffers, [*tensors, *tensors])  # type: ignore[attr-defined]
+        with pytest.raises(NothingCompiledError, match="TVM could not run the graph"):
+            session.run({"x": np.zeros((1, 16), np.float32)})

@@ -481,3 +481,27 @@ def test_what_it_lacks_is_said() -> None:
     if not hardware().multiplies_bf16:
         assert Xla().schemes(TARGET, "bf16") == ()
         assert "no bfloat16" in str(Xla().lacks(TARGET, "bf16"))
+
+
+@pytest.mark.compilers
+@pytest.mark.skipif(not plugins.importable(Xla()), reason="xla needs jax, jaxlib, torchax and torch")
+@pytest.mark.parametrize("weights", ["constants", "file"])
+def test_a_table_is_read_by_index(weights: str, tmp_path: Path) -> None:
+    """How onnx2torch writes an embedding. Broken: JAX would ask a traced tensor for its numbers, and no language model from ONNX would compile."""
+    import torch
+
+    class Table(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.arange(12.0).reshape(6, 2), requires_grad=False)
+
+        def forward(self, ids: Any) -> Any:
+            return self.table[ids]
+
+    signature = Signature(inputs=(spec("ids", "int64", ("batch", 3)),), outputs=(spec("y", shape=("batch", 3, 2)),))
+    model = save(Table(), (torch.zeros((2, 3), dtype=torch.int64),), tmp_path / "m", signature)
+    target = replace(TARGET, options={"xla": {"weights": weights}})
+    artifact = Xla().compile(model, FP32, target, "m--xla", tmp_path / "a")
+    ids = np.array([[5, 0, 3]])
+    with Xla().open(artifact, 1) as session:
+        np.testing.assert_array_equal(session.run({"ids": ids})["y"], np.arange(12.0).reshape(6, 2)[ids])

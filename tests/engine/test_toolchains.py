@@ -6,6 +6,8 @@ import base64
 import hashlib
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ import pytest
 
 from compile_stage.cli.main import main
 from compile_stage.core import plugins, toolchains
-from compile_stage.core.errors import MissingDependencyError, UsageError
+from compile_stage.core.errors import MissingDependencyError, StorageError, UsageError
 from compile_stage.core.ports import Needs
 from compile_stage.doctor import examine
 from compile_stage.engine import toolchains as engine
@@ -220,3 +222,43 @@ def test_a_worker_of_a_toolchain_runs_our_code_with_its_packages(tiny: Path, tmp
         local.close()
     assert said == {"answer": "1.0", "python": made.interpreter, "packages": {"only-there": "1.0"}}
     assert json.loads((Path(made.folder) / toolchains.READY).read_text())["lock"] == made.digest
+
+
+def test_an_installer_that_outlives_its_stage_is_waited_for(tmp_path: Path) -> None:
+    """What `kill -9` leaves: pip, at work in the folder. Broken: the next install would delete and fill that folder while pip still writes into it."""
+    from filelock import FileLock, Timeout
+
+    folder = tmp_path / "tiny-000000000000"
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from compile_stage.engine import toolchains as engine\n"
+        "with engine._alone(Path(sys.argv[1]), 'tiny', print) as held:\n"
+        "    child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE, pass_fds=(held,))\n"
+        "    print(child.pid, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    stage = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert stage.stdout is not None
+    assert stage.stdin is not None
+    installer = int(stage.stdout.readline())
+    os.kill(installer, signal.SIGSTOP)  # it would end with its input
+    stage.kill()
+    stage.wait()
+    stage.stdout.close()
+    stage.stdin.close()
+    with pytest.raises(Timeout):
+        FileLock(f"{folder}.lock").acquire(timeout=0.2)
+    os.kill(installer, signal.SIGKILL)
+    with FileLock(f"{folder}.lock", timeout=10):
+        pass
+
+
+def test_a_folder_that_can_not_be_written_is_no_bug_of_ours(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the command would end with 70, and ask for a report."""
+    monkeypatch.setenv("COMPILE_STAGE_TOOLCHAINS", str(tiny / "tiny_backend" / "deeds.py" / "below"))
+    with pytest.raises(StorageError, match="can't be made in") as caught:
+        engine.install("tiny")
+    assert "COMPILE_STAGE_TOOLCHAINS" in caught.value.fix

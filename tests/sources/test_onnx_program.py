@@ -229,3 +229,20 @@ def test_it_needs_no_torchvision(tmp_path: Path) -> None:
     )
     with pytest.raises(SourceError, match=r"has no ai\.onnx\.NonMaxSuppression"):
         program_of(model, tmp_path)
+
+
+def test_a_place_that_is_known_is_no_number_taken_out_of_data(tmp_path: Path) -> None:
+    """What a BERT's pooler does: `hidden[:, 0]`. Broken: the program would ask a tensor for the place, at which ExecuTorch, Inductor and LiteRT end."""
+    import torch
+
+    nodes = [
+        helper.make_node("Gather", ["x", "first"], ["a"], axis=1),
+        helper.make_node("Gather", ["x", "last"], ["b"], axis=1),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    given = graph_of(nodes, [value("x", "batch", 4, 3)], [value("y", "batch", 3)], first=np.array(0), last=np.array(-1))
+    batches = [{"x": np.random.default_rng(size).standard_normal((size, 4, 3)).astype(np.float32)} for size in (1, 5)]
+    program = prove(given, tmp_path, *batches)
+    called = {str(node.target) for node in torch.export.load(program.path).graph.nodes}
+    assert "aten.select.int" in called
+    assert not {name for name in called if "item" in name or "_local_scalar" in name}
