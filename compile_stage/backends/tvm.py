@@ -271,8 +271,30 @@ def _read(model: PortableModel, shapes: list[Shapes]) -> Any:
             except Exception as error:  # whatever its front end raises
                 raise NothingCompiledError(f"TVM can't read the graph: {_sentence(error)}") from error
             _demand_tensors(module["main"], model.signature)
-            function = bucket_name(model.signature, sizes)
-            whole[function] = module["main"].with_attr("global_symbol", function)
+            whole = _added(whole, module, bucket_name(model.signature, sizes))
+    return whole
+
+
+def _added(whole: Any, module: Any, name: str) -> Any:
+    """`whole` with the function of one shape, and with the kernels that TVM's front end wrote for it (Einsum): they come under the same names for
+    every shape, so that each gets one of its own here."""
+    from tvm import relax
+    from tvm.relax.expr_functor import PyExprMutator, mutator
+
+    builder = relax.BlockBuilder(whole)
+    own = {
+        var: builder.add_func(function, f"{name}_{var.name_hint}")
+        for var, function in module.functions.items()
+        if var.name_hint != "main"
+    }
+
+    @mutator
+    class Renamed(PyExprMutator):  # type: ignore[misc]  # its class is not typed
+        def visit_global_var_(self, var: Any) -> Any:
+            return own.get(var, var)
+
+    whole = builder.get()
+    whole[name] = Renamed().visit_expr(module["main"]).with_attr("global_symbol", name)
     return whole
 
 

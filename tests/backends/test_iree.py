@@ -15,6 +15,7 @@ import pytest
 from compile_stage.backends import iree as module
 from compile_stage.backends.iree import Iree
 from compile_stage.core import plugins
+from compile_stage.core.digest import canonical_json
 from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.records import PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
@@ -169,10 +170,17 @@ def test_cross_compiled_is_not_run(given: Any, provider: str, machine: str, conv
     artifact = Iree().compile(conv[0], FP32, options(**given), "job", tmp_path)
     assert set(artifact.executed["providers"]) == {provider}
     assert artifact.executed["ops"]["conv"] == 2
-    assert machine in artifact.notes[-1]
-    assert "cross-compiled" in artifact.notes[-1]
+    assert machine in artifact.elsewhere
     with pytest.raises(NothingCompiledError, match=machine), Iree().open(artifact, 1):
         pass
+
+
+@needs_iree
+def test_a_pool_has_one_device_for_as_long_as_the_process_lives() -> None:
+    """Broken: taking a device down waits for its threads, which may wait for Python: sessions of ResNet-50 hung at their end, one in three."""
+    same = "from compile_stage.backends.iree import _device; print(_device('local', 2) is _device('local', 2))"
+    done = subprocess.run([sys.executable, "-c", same], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
 _THREADS = """
@@ -201,7 +209,6 @@ print(json.dumps([one, three, said, sorted({"onnx", "iree.compiler"} & set(sys.m
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted where Linux lists them")
 def test_threads_are_what_was_asked_for(conv: Any, tmp_path: Path) -> None:
     """The runtime makes its threads once per process: another number is refused there, not taken and forgotten. Serving imports no compiler."""
-    from compile_stage.core.digest import canonical_json
 
     artifact = Iree().compile(conv[0], FP32, TARGET, "job", tmp_path)
     text = canonical_json(artifact)

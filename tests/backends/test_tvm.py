@@ -172,6 +172,23 @@ def test_each_batch_size_has_its_function_and_what_is_between_is_padded(cache: P
 
 
 @needs_tvm
+def test_kernels_that_the_front_end_writes_itself_come_along_for_each_batch_size(cache: Path, tmp_path: Path) -> None:
+    """Broken: a model with an Einsum would not compile, or one batch size would run the kernel of another."""
+    g = models.Graph(5)
+    g.add("Einsum", "x", g.weight(3, 4), name="y", equation="bij,jk->bik")
+    rows = g.random.standard_normal((4, 2, 3)).astype(np.float32)
+    model, _ = models.write(g, tmp_path / "made", {"x": rows}, {"y": ("float32", ("batch", 2, 4))})
+    artifact = Tvm().compile(model, SCHEME, TARGET, "job", tmp_path / "out")
+    from onnx.reference import ReferenceEvaluator
+
+    expected = ReferenceEvaluator(model.path)
+    with Tvm().open(artifact, 2) as session:
+        for size in (1, 3):
+            given = {"x": rows[:size]}
+            np.testing.assert_allclose(session.run(given)["y"], expected.run(None, given)[0], atol=1e-5)
+
+
+@needs_tvm
 def test_the_same_model_makes_the_same_bytes(cache: Path, tmp_path: Path) -> None:
     """Broken: a time or a path in the library would make every publication another version."""
     model, _ = one_layer(tmp_path / "m", 1)
