@@ -73,7 +73,7 @@ def rows(result: dict) -> list[str]:
             if timing is None
             else f"{timing['speedup']:.2f} ({timing['speedup_interval'][0]:.2f} to {timing['speedup_interval'][1]:.2f})"
         )
-        p50 = "" if timing is None else f"{timing['p50_s'] * 1e3:.2f}"
+        p50 = "" if timing is None or timing["p50_s"] is None else f"{timing['p50_s'] * 1e3:.2f}"
         size = "" if candidate["size_bytes"] is None else f"{candidate['size_bytes'] / 1e6:.1f}"
         peak = "" if timing is None else f"{candidate['timing']['peak_memory_bytes'] / 1e6:.0f}"
         state = (

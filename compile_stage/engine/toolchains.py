@@ -176,7 +176,8 @@ def _alone(folder: Path, name: str, say: Say) -> Iterator[int]:
             fix="name a folder that can be written with COMPILE_STAGE_TOOLCHAINS",
         ) from error
     try:
-        held = lock._context.lock_file_fd
+        # filelock has no public name for it; without it a killed installer is not waited for, and nothing else changes.
+        held = getattr(getattr(lock, "_context", None), "lock_file_fd", None)
         yield -1 if held is None else held
     finally:
         lock.release()
