@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.compiled import describe, refuse_form, without_folders
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -478,7 +478,7 @@ def _why(printed: str) -> str:
 
 def _sentence(said: str) -> str:
     """One line, without folders of this machine and without the compiler's own intermediate program."""
-    said = re.sub(r"(?<!\w)/(?:[\w.-]+/)+", "", " ".join(said.split()))
+    said = without_folders(" ".join(said.split()))
     return said.partition(": %")[0][:400]
 
 

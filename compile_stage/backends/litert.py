@@ -13,7 +13,6 @@ import contextlib
 import io
 import logging
 import os
-import re
 import sys
 import warnings
 from collections import Counter
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
-from compile_stage.core.compiled import describe, refuse_form
+from compile_stage.core.compiled import describe, refuse_form, without_folders
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
@@ -447,5 +446,4 @@ def _silent() -> Iterator[None]:
 def _sentence(error: Exception) -> str:
     """The first lines of what it says, without the program that compilers print behind it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = re.sub(r"(?<!\w)/(?:[\w.-]+/)+", "", " ".join(lines))  # folders of this machine
-    return f"{type(error).__name__}: {said}"[:400]
+    return f"{type(error).__name__}: {without_folders(' '.join(lines))}"[:400]

@@ -156,16 +156,13 @@ class Tvm:
                 threads=target.threads,
             )
             kernels = _build(fused, machine, database, into / "model.so")
-        dividing = _divides(model)
         options = {
             "functions": [
                 {"name": bucket_name(model.signature, sizes), "shapes": [list(shape) for shape in sizes]}
                 for sizes in shapes
             ]
         }
-        executed, notes = _read_back(
-            into / "model.so", options, target.threads, model.signature, kernels, dividing=dividing
-        )
+        executed, notes = _read_back(into / "model.so", options, target.threads, model, kernels)
         # The files are named by their content, so the digest of the names pins what the kernels were chosen by.
         pinned = {"records": len(tuned.records), "records_digest": digest_of(tuned.records)}
         executed["tuning"] |= {"trials": tuned.trials, **(pinned if tuned.records else {})}
@@ -382,17 +379,12 @@ def _build(fused: Any, machine: Any, database: Any, out: Path) -> dict[str, tupl
 
 
 def _read_back(
-    path: Path,
-    options: Mapping[str, Any],
-    threads: int,
-    described: Signature,
-    kernels: Mapping[str, tuple[str, bool]],
-    *,
-    dividing: bool,
+    path: Path, options: Mapping[str, Any], threads: int, model: PortableModel, kernels: Mapping[str, tuple[str, bool]]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What the library calls, from its own listing; each function is run once. Raises when what it answers is not what the model says."""
     import numpy as np
 
+    described, dividing = model.signature, _divides(model)
     session = _TvmSession(path, options, threads, described)
     try:
         for one in options["functions"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,8 @@ def refuse_types(signature: Signature) -> str | None:
             if spec.dtype not in _ARRAYS:
                 return f"{word} {spec.name!r} is {spec.dtype}, which NumPy has no arrays of; cast it within the model, to float32 or an integer type"
     return None
+
+
+def without_folders(said: str) -> str:
+    """What a compiler says, with its files by their names only: folders of this machine tell a reader nothing."""
+    return re.sub(r"(?<!\w)/(?:[\w.-]+/)+", "", said)

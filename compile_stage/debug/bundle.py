@@ -41,9 +41,10 @@ def write_trace_bundle(
     shown = {"reference": _copy(reference, into / "reference"), "candidate": _copy(candidate, into / "candidate")}
     batch = open_samples(samples).batch(0, fixed_batch or min(SAMPLES, samples.count))
     graphs = {"reference": open_graph(reference), "candidate": open_graph(candidate, hint=hint)}
-    pairs = pair_outputs(graphs["reference"], graphs["candidate"])
+    shared = find_tensors(graphs["reference"], graphs["candidate"])
+    pairs = pair_outputs(graphs["reference"], graphs["candidate"], shared)
     outputs = {"reference": list(pairs), "candidate": list(pairs.values())}
-    own = find_tensors(graphs["reference"], graphs["candidate"]).get(tensor, tensor)
+    own = shared.get(tensor, tensor)
     seen = graphs["candidate"].round_trips(own)
     watched = {"reference": tensor, "candidate": seen[0][0] if seen[1] and seen[0] else own}
     answers: dict[str, Any] = {}

@@ -17,7 +17,7 @@ import numpy as np
 from compile_stage.core.parallel import in_threads
 from compile_stage.core.records import PortableModel, SampleSet, record
 from compile_stage.measure.samples import open_samples
-from compile_stage.precision.onnx_graph import name_nodes, write_graph
+from compile_stage.precision.onnx_graph import name_nodes, read_types, write_graph
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -156,14 +156,10 @@ def overlap_note(shared: int, calibration: int, validation: int) -> str | None:
 def _float_tensors(model: Any) -> list[str]:
     import onnx
 
-    inferred = onnx.shape_inference.infer_shapes(model) if model.ByteSize() < 2**31 - 1 else model
-    typed = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
     weights = {tensor.name for tensor in model.graph.initializer}
     constants = {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
-    names = [v.name for v in typed if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
-    # A graph may declare tensors that it no longer has: tools that rewrite graphs leave such declarations behind.
-    there = {v.name for v in model.graph.input} | {name for node in model.graph.node for name in node.output}
-    return [name for name in dict.fromkeys(names) if name in there - weights - constants]
+    floats = [name for name, kind in read_types(model).items() if kind == onnx.TensorProto.FLOAT]
+    return [name for name in floats if name not in weights | constants]
 
 
 def _ranges(seen: _Watched, tensors: Sequence[str], batches: Iterator[Batch]) -> dict[str, tuple[float, float]]:

@@ -265,9 +265,12 @@ def find_tensors(reference: Graph, candidate: Graph) -> Mapping[str, str]:
     return {name: name if name in here else renamed[name] for name in tensors if name in here or name in renamed}
 
 
-def pair_outputs(reference: Graph, candidate: Graph) -> Mapping[str, str]:
-    """Outputs of the reference → those of the candidate: by name, whatever their order; what has lost its name, by its place among the rest."""
-    shared = find_tensors(reference, candidate)
+def pair_outputs(reference: Graph, candidate: Graph, shared: Mapping[str, str]) -> Mapping[str, str]:
+    """Outputs of the reference → those of the candidate: by name, whatever their order; what has lost its name, by its place among the rest.
+
+    Args:
+        shared: What `find_tensors` says of the two.
+    """
     named = {name: own for name in reference.outputs if (own := shared.get(name, "")) in candidate.outputs}
     rest = iter([own for own in candidate.outputs if own not in named.values()])
     found = {name: named.get(name) or next(rest, "") for name in reference.outputs}

@@ -117,7 +117,8 @@ def trace(
     Raises:
         SourceError: One of them can't be run.
     """
-    shared, pairs = find_tensors(reference, candidate), pair_outputs(reference, candidate)
+    shared = find_tensors(reference, candidate)
+    pairs = pair_outputs(reference, candidate, shared)
     trips = {name: candidate.round_trips(own) for name, own in shared.items()}
     wanted = dict.fromkeys([*shared.values(), *(twin for twins, _ in trips.values() for twin in twins)])
     sums: dict[tuple[str, str], _Sums] = {}

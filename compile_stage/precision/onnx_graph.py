@@ -122,7 +122,7 @@ def raise_opset(model: Any, version: int) -> Any:
 
 
 def read_types(model: Any) -> dict[str, int]:
-    """Element type of every tensor of the main graph that can be told; neither sequences nor what no rule tells."""
+    """Element type of every tensor of the main graph that can be told; neither sequences, nor what no rule tells, nor what is declared and gone."""
     import onnx
 
     bare, _ = _set_weights_aside(model)
@@ -130,7 +130,7 @@ def read_types(model: Any) -> dict[str, int]:
         graph = onnx.shape_inference.infer_shapes(bare).graph
     except onnx.shape_inference.InferenceError:  # what is declared is known even so
         graph = bare.graph
-    values = (*graph.value_info, *graph.input, *graph.output)
+    values = (*graph.input, *graph.value_info, *graph.output)
     found = {
         value.name: int(value.type.tensor_type.elem_type) for value in values if value.type.HasField("tensor_type")
     }
@@ -138,7 +138,10 @@ def read_types(model: Any) -> dict[str, int]:
     for node in graph.node:
         if node.op_type == "Constant" and (tensor := constant_tensor(node)) is not None:
             found[node.output[0]] = int(tensor.data_type)
-    return {name: kind for name, kind in found.items() if kind}
+    # Tools that rewrite graphs leave declarations behind of tensors that are gone.
+    there = {name for node in graph.node for name in node.output}
+    there |= {part.name for part in (*graph.input, *graph.initializer)}
+    return {name: kind for name, kind in found.items() if kind and name in there}
 
 
 def constant_tensor(node: Any) -> Any:

@@ -30,13 +30,11 @@ def measure_peaks(model: Any, batches: Iterable[Batch], only: Collection[str] | 
 
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
-    # Not what is only declared: tools that rewrite graphs leave declarations of tensors behind that are gone.
-    there = {value.name for value in model.graph.input} | {name for node in model.graph.node for name in node.output}
-    there -= {tensor.name for tensor in model.graph.initializer}
+    constants = {tensor.name for tensor in model.graph.initializer}
     floats = sorted(
         name
         for name, kind in read_types(model).items()
-        if kind == TensorProto.FLOAT and name in there and (only is None or name in only)
+        if kind == TensorProto.FLOAT and name not in constants and (only is None or name in only)
     )
     for position, name in enumerate(floats):
         # Reduced inside the graph, so that no activation is kept: one number for each tensor comes out.
