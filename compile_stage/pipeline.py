@@ -217,7 +217,7 @@ def _prove(context: Context, home: Worker, made: Plan, target_policy: TargetPoli
     candidates = attempt_all(context, policy, jobs, material, drop_hopeless=target_policy.drops_hopeless)
     candidates, said = _prove_hasty(context, policy, target_policy, candidates, material)
     result = _compete(context, made, target_policy, candidates, material)
-    while hasty(result.candidates, target_policy, result.winner):
+    while hasty(result.candidates, target_policy, policy.waivers, result.winner):
         candidates, more = _prove_hasty(context, policy, target_policy, candidates, material, result)
         said += more
         result = _compete(context, made, target_policy, candidates, material)
@@ -242,7 +242,7 @@ def _prove_hasty(
         waived = [waive(c, target_policy, policy.waivers, context.today) for c in candidates]
         if any(c.verdict is not None and c.verdict.passed for c in waived):
             return list(candidates), ()
-    again = hasty(candidates, target_policy, winner)
+    again = hasty(candidates, target_policy, policy.waivers, winner)
     proven = {c.job.id: c for c in attempt_all(context, policy, [c.job for c in again], material)} if again else {}
     beside = f"{winner.job.id} is not far ahead of it" if winner is not None else "no other candidate passed"
     notes = (f"{c.job.id} was proven after all, since {beside}; the first look: {c.set_aside}" for c in again)

@@ -1,12 +1,13 @@
 """A compiled candidate → a first look: is it so slow that its proof need not be paid for?
 
 A call or two, beside whatever else runs, tell nothing for certain: others make a call longer, never shorter. So they only raise the suspicion. What is
-suspected is measured in turns with the original, in fresh processes, alone on the machine. And nobody is out for good: beside a winner that is not
-far ahead of it, or none at all, it is proven after all (`hasty`).
+suspected is measured in turns with the original, in fresh processes, alone on the machine. And a drop changes no winner: who might win
+after all is proven after all (`hasty`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,16 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, WorkerError
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Artifact, Candidate, Job, Measurement, SampleSet, SourceModel, TargetPolicy
+from compile_stage.core.records import (
+    Artifact,
+    Candidate,
+    Job,
+    Measurement,
+    SampleSet,
+    SourceModel,
+    TargetPolicy,
+    Waiver,
+)
 from compile_stage.measure import stats
 from compile_stage.measure.timing import HOPELESS
 
@@ -76,15 +86,22 @@ def first_look(
     return None if value is None else revive(Measurement, value)
 
 
-def hasty(candidates: Sequence[Candidate], policy: TargetPolicy, winner: Candidate | None) -> list[Candidate]:
-    """Of those that were dropped before their proof the ones that might be wanted after all: all of them without a winner, else those that are not hopelessly
-    behind it."""
-    dropped = [candidate for candidate in candidates if candidate.set_aside]
-    if winner is None or winner.measurement is None:
-        return dropped
-    timing = winner.measurement.timing(policy.target.batch_sizes[0])
-    best = stats.median(timing.latency_s) if timing is not None else 0.0
-    return [c for c in dropped if c.measurement is not None and _quickest(c.measurement) < HOPELESS * best]
+def hasty(
+    candidates: Sequence[Candidate], policy: TargetPolicy, waivers: Sequence[Waiver], winner: Candidate | None
+) -> list[Candidate]:
+    """Of those that were dropped before their proof the ones that might be wanted after all.
+
+    Beside a winner these are the ones that are not hopelessly behind it; without one, all that are not hopelessly behind the policy's limit on speed too.
+    """
+    dropped = [(c, c.measurement) for c in candidates if c.set_aside and c.measurement is not None]
+    size = policy.target.batch_sizes[0]
+    if winner is not None and winner.measurement is not None:
+        timing = winner.measurement.timing(size)
+        best = stats.median(timing.latency_s) if timing is not None else 0.0
+        return [c for c, measured in dropped if _quickest(measured) < HOPELESS * best]
+    waived = any(waiver.gate == "speedup" and waiver.target == policy.target.name for waiver in waivers)
+    limit = 0.0 if waived else max((gate.limit for gate in policy.performance if gate.metric == "speedup"), default=0.0)
+    return [c for c, measured in dropped if _speedup(measured, size) * HOPELESS > limit]
 
 
 def _one_call(worker: Worker, artifact: Artifact, threads: int, samples: SampleSet, batch_size: int) -> float | None:
@@ -103,3 +120,8 @@ def _one_call(worker: Worker, artifact: Artifact, threads: int, samples: SampleS
 
 def _quickest(measurement: Measurement) -> float:
     return min(latency for timing in measurement.timings for latency in timing.latency_s)
+
+
+def _speedup(measurement: Measurement, batch_size: int) -> float:
+    timing = measurement.timing(batch_size)
+    return timing.speedup if timing is not None and timing.speedup is not None else math.inf

@@ -30,6 +30,7 @@ from compile_stage.core.records import (
     TargetPolicy,
     Timing,
     Verdict,
+    Waiver,
 )
 from compile_stage.core.tensors import Signature
 from compile_stage.measure.timing import HOPELESS
@@ -159,9 +160,25 @@ def dropped_and_winner(winner_s: float) -> tuple[Candidate, Candidate]:
 def test_it_is_proven_after_all_unless_the_winner_is_far_ahead(winner_s: float, again: bool) -> None:
     """Broken: a comparison with the original would decide between two candidates that are both slower than it."""
     dropped, winner = dropped_and_winner(winner_s)
-    assert hasty([dropped, winner], POLICY, winner) == ([dropped] if again else [])
-    assert hasty([dropped, winner], POLICY, None) == [dropped]
-    assert hasty([winner], POLICY, None) == []
+    assert hasty([dropped, winner], POLICY, (), winner) == ([dropped] if again else [])
+    assert hasty([dropped, winner], POLICY, (), None) == [dropped]
+    assert hasty([winner], POLICY, (), None) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "waived_for", "again"),
+    [(None, None, True), (0.4, None, True), (1.0, None, False), (1.0, "cpu", True), (1.0, "other", False)],
+)
+def test_without_a_winner_what_can_not_hold_the_limit_on_speed_is_not_proven_for_nothing(
+    limit: float | None, waived_for: str | None, again: bool
+) -> None:
+    """Broken: a run that fails on speed would pay for the proof of what is slower still; or what a waiver lets through would stay dropped."""
+    dropped, _ = dropped_and_winner(1.0)  # a tenth of the original's speed
+    gates = () if limit is None else (Gate(metric="speedup", limit=limit, direction="at_least", unit="ratio"),)
+    waivers = () if waived_for is None else (
+        Waiver(gate="speedup", target=waived_for, reason="r", owner="o", expires="2099-01-01"),
+    )  # fmt: skip
+    assert hasty([dropped], replace(POLICY, performance=gates), waivers, None) == ([dropped] if again else [])
 
 
 def test_what_was_dropped_before_its_proof_wins_nothing_and_is_neither_passed_nor_failed() -> None:
