@@ -1,4 +1,4 @@
-"""One job: lowered, compiled and validated in a worker of its own; and the jobs of a target, side by side.
+"""One job: lowered, compiled, looked at and validated in a worker of its own; and the jobs of a target, side by side.
 
 Whatever happens there, a refusal, a crash or a time-out, becomes the job's result, and the other jobs go on.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import field, replace
 from pathlib import Path
 
@@ -15,10 +16,24 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import tree_size
 from compile_stage.core.errors import CompileStageError, UsageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import CacheState, Candidate, Failure, Job, Policy, PortableModel, SampleSet, record
+from compile_stage.core.records import (
+    Artifact,
+    CacheState,
+    Candidate,
+    Failure,
+    Job,
+    Measurement,
+    Policy,
+    PortableModel,
+    SampleSet,
+    SourceModel,
+    record,
+)
+from compile_stage.steps.benchmark import benchmark
 from compile_stage.steps.compile import compile_job
+from compile_stage.steps.look import first_look
 from compile_stage.steps.lower import lower
-from compile_stage.steps.validate import Reference, validate
+from compile_stage.steps.validate import Reference, validate, validated_before
 
 _JOB_BYTES, _JOB_COPIES = 1_000_000_000, 8
 """What a job's worker holds at most, as a rule: a compiler's packages, and the model so many times (int8 of ResNet-50 and of BERT: 7)."""
@@ -29,12 +44,14 @@ class Material:
     """What the candidates of one target are made of and judged by.
 
     Attributes:
-        portable: The source as ONNX: what lowerings, the search and the debugger work on.
+        source: The original.
+        portable: It as ONNX: what lowerings, the search and the debugger work on.
         samples: By role: `validation`, and `calibration` where a job needs it.
         expected: What the original model answers for the validation samples.
         others: The source in the other forms that a job asks for, or why it can't be had in one.
     """
 
+    source: SourceModel
     portable: PortableModel
     samples: Mapping[str, SampleSet]
     expected: Reference
@@ -48,11 +65,17 @@ class Material:
         return found
 
 
-def attempt_all(context: Context, policy: Policy, jobs: Sequence[Job], material: Material) -> list[Candidate]:
-    """A candidate for each job of one target; as many jobs at once as the engine has room for."""
+def attempt_all(
+    context: Context, policy: Policy, jobs: Sequence[Job], material: Material, *, drop_hopeless: bool = False
+) -> list[Candidate]:
+    """A candidate for each job of one target; as many jobs at once as the engine has room for.
+
+    Args:
+        drop_hopeless: As `attempt`.
+    """
     lanes = context.engine.room(_JOB_BYTES + _JOB_COPIES * tree_size(Path(material.portable.path).parent))
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
-        futures = [pool.submit(attempt, context, policy, job, material) for job in jobs]
+        futures = [pool.submit(attempt, context, policy, job, material, drop_hopeless=drop_hopeless) for job in jobs]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -70,12 +93,14 @@ def attempt(
     *,
     make: Callable[[Worker], PortableModel] | None = None,
     total_s: float | None = None,
+    drop_hopeless: bool = False,
 ) -> Candidate:
     """Take one job as far as it goes.
 
     Args:
         make: Lowers it; by default the step `lower` does.
         total_s: All of it ends after so many seconds.
+        drop_hopeless: One that a first look finds many times slower than the original is not validated, where that would take long.
     """
     candidate, step, budget = Candidate(job=job), "plan", policy.budget
     validation, calibration = material.samples["validation"], material.samples.get("calibration")
@@ -85,12 +110,10 @@ def attempt(
     try:
         needs = replace(Needs.within(budget, job.target.threads), total_s=total_s)
         interpreter = plugins.interpreter_of(job.backend)
-        with (
-            context.worker(job.id, needs) as here,
-            context.worker(job.id, replace(needs, interpreter=interpreter)) as there,
-        ):
-            # Where a backend has a toolchain of its own, graphs are still lowered here: it holds the backend's packages only.
-            worker = there if interpreter else here
+        with ExitStack() as stack:
+            here = worker = stack.enter_context(context.worker(job.id, needs))
+            if interpreter:  # graphs are still lowered here: a toolchain holds the backend's packages only
+                worker = stack.enter_context(context.worker(job.id, replace(needs, interpreter=interpreter)))
             step = "lower"
             model = make(here) if make else lower(context, here, job, material.form(job), calibration)
             candidate, step = replace(candidate, portable=model), "compile"
@@ -101,7 +124,12 @@ def attempt(
             if candidate.elsewhere:
                 return candidate
             step = "validate"
-            proof = validate(context, worker, job, built.artifact, material.expected, validation, policy.data)
+            proving = (job, built.artifact, material.expected, validation, policy.data)
+            if drop_hopeless and not validated_before(context, *proving):
+                looked = _look(context, policy, worker, job, built.artifact, material)
+                if looked is not None:
+                    return replace(candidate, measurement=looked)
+            proof = validate(context, worker, *proving)
             return replace(candidate, verdict=proof.verdict, cache={**candidate.cache, step: _state(proof.cached)})
     except UsageError as refusal:
         return replace(candidate, refused=refusal.problem)
@@ -110,6 +138,21 @@ def attempt(
     except CompileStageError as error:
         failure = Failure(kind="exception", step=step, problem=str(error))
     return replace(candidate, failure=failure)
+
+
+def _look(
+    context: Context, policy: Policy, worker: Worker, job: Job, artifact: Artifact, material: Material
+) -> Measurement | None:
+    samples, target = material.samples["validation"], job.target
+
+    def race() -> Measurement | None:
+        found = benchmark(
+            context, job.id, material.source, {job.id: artifact}, samples,
+            replace(target, batch_sizes=target.batch_sizes[:1]), policy.budget, seed=policy.data.seed, first_look=True,
+        )  # fmt: skip
+        return found.measurements.get(job.id)
+
+    return first_look(context, worker, job, artifact, material.source, samples, material.expected.sample_s, race)
 
 
 def _state(cached: bool) -> CacheState:

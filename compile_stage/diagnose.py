@@ -77,7 +77,9 @@ def diagnose_job(context: Context, made: Plan, pattern: str, out: Path, *, count
             samples = samples_for(context, home, made.source, policy.data, portable.signature, here)
             expected = reference(context, home, made.source, samples["validation"], target)
             others = other_forms(context, home, made.source, here)
-            material = Material(portable=portable, samples=samples, expected=expected, others=others)
+            material = Material(
+                source=made.source, portable=portable, samples=samples, expected=expected, others=others
+            )
             for job in here:
                 candidate = attempt(context, policy, job, material)
                 if candidate.elsewhere and len(jobs) == 1:

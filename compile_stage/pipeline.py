@@ -30,6 +30,7 @@ from compile_stage.core.errors import (
 )
 from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import (
+    Candidate,
     Data,
     DataSpec,
     Ending,
@@ -47,6 +48,7 @@ from compile_stage.mixing import mix_missed
 from compile_stage.steps.benchmark import benchmark_candidates, benchmark_successor
 from compile_stage.steps.export import export, inspect, other_forms
 from compile_stage.steps.ladder import announce, lay_out
+from compile_stage.steps.look import hasty
 from compile_stage.steps.package import package
 from compile_stage.steps.plan import plan
 from compile_stage.steps.promote import Incumbent, alias_of, incumbent, promote, shipped
@@ -210,22 +212,59 @@ def _prove(context: Context, home: Worker, made: Plan, target_policy: TargetPoli
     notes = compare_samples(context, Needs.within(policy.budget), portable, samples)
     expected = reference(context, home, source, samples["validation"], target)
     others = other_forms(context, home, source, jobs)
-    material = Material(portable=portable, samples=samples, expected=expected, others=others)
+    material = Material(source=source, portable=portable, samples=samples, expected=expected, others=others)
     notes += pull_records(context, source, jobs)
-    candidates = attempt_all(context, policy, jobs, material)
+    candidates = attempt_all(context, policy, jobs, material, drop_hopeless=target_policy.drops_hopeless)
+    candidates, said = _prove_hasty(context, policy, target_policy, candidates, material)
+    result = _compete(context, made, target_policy, candidates, material)
+    while hasty(result.candidates, target_policy, policy.waivers, result.winner):
+        candidates, more = _prove_hasty(context, policy, target_policy, candidates, material, result)
+        said += more
+        result = _compete(context, made, target_policy, candidates, material)
+    return replace(result, samples=samples, notes=(*notes, *said))
+
+
+def _prove_hasty(
+    context: Context,
+    policy: Policy,
+    target_policy: TargetPolicy,
+    candidates: Sequence[Candidate],
+    material: Material,
+    result: TargetResult | None = None,
+) -> tuple[list[Candidate], tuple[str, ...]]:
+    """The candidates as they were attempted, those proven after all that were dropped too soon, and a sentence for each of these.
+
+    Args:
+        result: Of their competition; None before it, where any that passes its tolerances will do.
+    """
+    winner = result.winner if result is not None else None
+    if result is None:
+        waived = [waive(c, target_policy, policy.waivers, context.today) for c in candidates]
+        if any(c.verdict is not None and c.verdict.passed for c in waived):
+            return list(candidates), ()
+    again = hasty(candidates, target_policy, policy.waivers, winner)
+    proven = {c.job.id: c for c in attempt_all(context, policy, [c.job for c in again], material)} if again else {}
+    beside = f"{winner.job.id} is not far ahead of it" if winner is not None else "no other candidate passed"
+    notes = (f"{c.job.id} was proven after all, since {beside}; the first look: {c.set_aside}" for c in again)
+    return [proven.get(c.job.id, c) for c in candidates], tuple(notes)
+
+
+def _compete(
+    context: Context, made: Plan, target_policy: TargetPolicy, candidates: Sequence[Candidate], material: Material
+) -> TargetResult:
+    """From the candidates as they were attempted to the selection."""
+    policy = made.policy
     candidates = [waive(c, target_policy, policy.waivers, context.today) for c in candidates]
     candidates = mix_missed(context, policy, target_policy, candidates, material)
     candidates, climbed = climb(context, policy, target_policy, candidates, material)
-    measured, baseline = benchmark_candidates(context, made, target_policy, candidates, samples["validation"])
+    measured, baseline = benchmark_candidates(context, made, target_policy, candidates, material.samples["validation"])
     judged = tuple(judge_performance(c, target_policy, policy.waivers, context.today) for c in measured)
     selection = select(judged, target_policy)
     return TargetResult(
         policy=target_policy,
         candidates=judged,
         selection=selection,
-        samples=samples,
         baseline=baseline,
-        notes=notes,
         ladder=lay_out(climbed, judged, selection, baseline, target_policy) if climbed is not None else (),
     )
 

@@ -186,6 +186,12 @@ class TargetPolicy:
     promote: Promotion = field(default_factory=Promotion)
     ladder: bool = False
 
+    @property
+    def drops_hopeless(self) -> bool:
+        """True where a candidate that is hopelessly slow need not be taken to the end: what is named always is; `auto` names nothing, and brings whatever is
+        installed. Behind by far in latency matters only to who looks at latency."""
+        return self.target.backends == ("auto",) and self.prefer == "latency"
+
 
 @record
 class AppliesTo:
@@ -573,7 +579,7 @@ class Measurement:
     """Everything measured of one artifact (or the baseline) in fresh processes.
 
     Attributes:
-        dropped: Why it was not measured further after a first short look; empty when it was.
+        dropped: Why it was not measured further after a first short look, or not even proven; empty when it was.
     """
 
     timings: tuple[Timing, ...]
@@ -625,6 +631,11 @@ class Candidate:
     def elsewhere(self) -> str:
         """Why it can't be validated on this machine; empty when it can."""
         return self.job.elsewhere or (self.artifact.elsewhere if self.artifact is not None else "")
+
+    @property
+    def set_aside(self) -> str:
+        """Why a first look dropped it before its proof; empty when none did."""
+        return self.measurement.dropped if self.verdict is None and self.measurement is not None else ""
 
 
 @record

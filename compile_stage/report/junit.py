@@ -75,6 +75,8 @@ def _candidate_cases(suite: Element, candidate: Candidate) -> None:
         case = SubElement(suite, "testcase", classname=job_id, name="validate")
         if candidate.elsewhere:
             SubElement(case, "skipped", message=_text(f"it can't be run on this machine: {candidate.elsewhere}"))
+        elif candidate.set_aside:
+            SubElement(case, "skipped", message=_text(candidate.set_aside))
         else:
             _end(case, "error", "nothing was proven about it", "")
 

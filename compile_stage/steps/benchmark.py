@@ -82,9 +82,8 @@ def benchmark_candidates(
         return list(candidates), None
     target = target_policy.target
     gates = target_policy.performance
-    # What is named is measured to the end. `auto` names nothing, and brings whatever is installed; behind by far in latency matters only to who looks at latency.
-    auto = target.backends == ("auto",) and target_policy.prefer == "latency"
-    drop_behind = tuple(gate for gate in gates if gate.metric in ("size_mb", "memory_mb")) if auto else None
+    holding = tuple(gate for gate in gates if gate.metric in ("size_mb", "memory_mb"))
+    drop_behind = holding if target_policy.drops_hopeless else None
 
     def decided(name: str, measured: Measurement) -> bool:
         checks = check_performance(gates, measured, proven[name].size_bytes)
@@ -98,7 +97,7 @@ def benchmark_candidates(
     measured = [
         replace(
             c,
-            measurement=found.measurements.get(c.job.id),
+            measurement=found.measurements.get(c.job.id) if c.job.id in proven else c.measurement,
             failure=found.failures.get(c.job.id, c.failure),
             cache={**c.cache, "benchmark": state} if c.job.id in proven else c.cache,
         )
@@ -143,6 +142,7 @@ def benchmark(
     min_calls: int = 0,
     decided: Callable[[str, Measurement], bool] = lambda name, measured: True,
     drop_behind: tuple[Gate, ...] | None = None,
+    first_look: bool = False,
 ) -> Measured:
     """Measure `artifacts` (name → artifact) against `baseline`, alone on the machine.
 
@@ -155,6 +155,7 @@ def benchmark(
             Such a measurement is not kept for the next run, which may find a quieter machine.
         drop_behind: Where given, whoever is hopelessly behind another that holds these gates (on size and memory) is dropped
             after a first pair of rounds, and its measurement says so.
+        first_look: That pair is all that is wanted, and the baseline is the one to be behind.
     """
     batch_sizes, threads = target.batch_sizes, target.threads
     seconds, needs = budget.measure_seconds, Needs.within(budget, threads)
@@ -169,6 +170,7 @@ def benchmark(
         "min_calls": min_calls,
         "hardware": context.hardware,
         **({} if drop_behind is None else {"drop_behind": drop_behind}),
+        **({"first_look": True} if first_look else {}),
     }
     failed: dict[str, Failure] = {}
 
@@ -177,12 +179,14 @@ def benchmark(
             race = _Race(context, label, samples, threads, stack)
             for name, model in {BASELINE: baseline, **artifacts}.items():
                 race.enter(name, model, needs, batch_sizes)
-            leads = None
+            leads = [BASELINE] if first_look else None
             if drop_behind is not None:
                 sizes = {name: artifact.size_bytes for name, artifact in artifacts.items()}
                 leads = race.who_hold(drop_behind, sizes)
             for batch_size in batch_sizes:
-                race.run(batch_size, seconds / len(batch_sizes), seed, min_calls, leads)
+                # A look ends by itself, after a few rounds: the slower it is, the less may it be cut short.
+                lasts = math.inf if first_look else seconds / len(batch_sizes)
+                race.run(batch_size, lasts, seed, min_calls, leads, first_look=first_look)
                 leads = None
             failed.update(race.failures)
             found = race.measurements()
@@ -272,12 +276,14 @@ class _Race:
         return found
 
     def run(
-        self, batch_size: int, seconds: float, seed: int, min_calls: int, leads: Sequence[str] | None = None
-    ) -> None:
+        self, batch_size: int, seconds: float, seed: int, min_calls: int, leads: Sequence[str] | None = None,
+        *, first_look: bool = False,
+    ) -> None:  # fmt: skip
         """Rounds at one batch size, until every ratio's interval is narrow enough or the time is up.
 
         Args:
             leads: Where given, who is hopelessly behind one of these after a first pair of undisturbed rounds, or a few more of any kind, is dropped.
+            first_look: No round comes after that.
         """
         for name in list(self._runners):
             self._turn(name, "warm_up", batch_size, WARM_UP_S)
@@ -293,6 +299,8 @@ class _Race:
                 here = [name for name in leads if name in self._runners]
                 self._drop_hopeless(self._by_name(looked_at), here, batch_size, seed)
                 leads = None
+                if first_look:
+                    break
             if timing.enough(self._by_name(clean), BASELINE, seed=seed, min_calls=min_calls):
                 break
             if time.monotonic() > ends:
@@ -312,11 +320,12 @@ class _Race:
     def _drop_hopeless(
         self, rounds: Mapping[str, list[list[float]]], leads: Sequence[str], batch_size: int, seed: int
     ) -> None:
-        looked_at = {name: turns for name, turns in rounds.items() if name != BASELINE}
+        looked_at = {name: turns for name, turns in rounds.items() if name != BASELINE or name in leads}
         for name, (leader, times) in timing.hopeless(looked_at, leads).items():
             runner = self._runners.pop(name)
             runner.timings.append(replace(self._summary(name, rounds, batch_size, seed), stable=False))
-            why = f"dropped after {len(rounds[name])} rounds: its latency was at least {times:.3g} times that of {leader} in each"
+            whose = "the original" if leader == BASELINE else leader
+            why = f"dropped after {len(rounds[name])} rounds: its latency was at least {times:.3g} times that of {whose} in each"
             self._dropped[name] = (runner, why)
             self._context.events.progress("benchmark", self._label, f"{name} {why}")
 

@@ -128,8 +128,8 @@ def lay_out(
         steps.append(LadderStep(kind="memory", name="", climbed=False, reason=climb.reason))
     size, before, made = policy.target.batch_sizes[0], _timing(baseline, policy.target.batch_sizes[0]), []
     for step in steps:
-        measured = by_id[step.job_id].measurement if step.climbed and step.job_id in by_id else None
-        timing = _timing(measured, size)
+        own = by_id.get(step.job_id) if step.climbed else None
+        timing = _timing(own.measurement, size) if own is not None and not own.set_aside else None
         if not step.job_id or not step.climbed:
             made.append(step)
         elif timing is None:  # it was kept, and did not live through the measurement, or missed its tolerance

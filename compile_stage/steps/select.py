@@ -138,6 +138,8 @@ def _account(candidate: Candidate, winner: Candidate | None, policy: TargetPolic
             "failed",
             f"{candidate.failure.step} ended in {_KINDS[candidate.failure.kind]}: {candidate.failure.problem}",
         )
+    if candidate.set_aside:
+        return "compiled_not_validated", candidate.set_aside
     if candidate.verdict is None or candidate.artifact is None:
         why = f"it can't be run on this machine: {candidate.elsewhere}" if candidate.elsewhere else "nothing was proven"
         return "compiled_not_validated", f"compiled, not validated: {why}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.context import Context
+from compile_stage.core.context import Context, whole_key
 from compile_stage.core.digest import canonical_json, revive
 from compile_stage.core.errors import SourceError
 from compile_stage.core.ports import Worker
@@ -28,6 +28,7 @@ from compile_stage.core.records import (
     record,
 )
 
+_STEP = "validate/1"
 _OUTPUTS = Gate(metric="outputs", limit=0.0, direction="at_most")  # how many outputs may be lost, renamed or misshapen
 
 
@@ -38,12 +39,14 @@ class Reference:
     Attributes:
         outputs: Output name → `.npy` file, axis 0 being the sample.
         corners: The same at each corner of the policy's shapes that the samples do not have themselves, and between them.
+        sample_s: Seconds that a warm call took for each of its samples: an idea, no measurement.
     """
 
     outputs: Mapping[str, str]
     corners: tuple[Mapping[str, Any], ...]
     digest: str
     batch_size: int
+    sample_s: float
 
 
 def reference(
@@ -71,21 +74,24 @@ def reference(
     def make(into: Path) -> dict[str, Any]:
         worker.call("open_source", source=source, threads=target.threads)
         outputs = worker.call("predict", samples=samples, batch_size=batch_size, into=str(into))
+        turn = worker.call("time_turn", samples=samples, batch_size=batch_size, seconds=0.0)
         corners = worker.call(
             "predict_corners", samples=samples, shapes=target.shapes, batch_sizes=batch_sizes, into=str(into)
         )
         return {
             "outputs": _below(outputs, into),
             "corners": [{**c, "outputs": _below(c["outputs"], into)} for c in corners],
+            "sample_s": min(turn) / batch_size,
         }
 
-    found = context.cached("reference/2", "", key, make)
+    found = context.cached("reference/3", "", key, make)
     here = Path(found.path)
     return Reference(
         outputs=_above(found.value["outputs"], here),
         corners=tuple({**c, "outputs": _above(c["outputs"], here)} for c in found.value["corners"]),
         digest=found.digest,
         batch_size=batch_size,
+        sample_s=found.value["sample_s"],
     )
 
 
@@ -101,7 +107,37 @@ def validate(
     context: Context, worker: Worker, job: Job, artifact: Artifact, expected: Reference, samples: SampleSet, data: Data
 ) -> Validated:
     """Judge every output of the artifact at every batch size of the target and at the corners of its shapes."""
-    gates = tuple(replace(gate, origin="") for gate in job.gates)  # where a limit is written changes no verdict
+    gates = _unplaced(job.gates)
+
+    def make(_: Path) -> Verdict:
+        worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
+        checks: list[Check] = []
+        for batch_size in job.target.batch_sizes:
+            checks += _at_batch_size(worker, gates, expected, samples, data, batch_size)
+        checks += _at_corners(worker, job, gates, expected, samples, data)
+        if any(check.outcome is Outcome.NOT_RUN for check in checks):
+            raise _UnprovenError(tuple(checks))
+        return Verdict(checks=tuple(checks))
+
+    try:
+        found = context.cached(_STEP, job.id, _key(context, job, artifact, expected, samples, data), make)
+    except _UnprovenError as unproven:  # what could not be looked at is looked at again next time
+        return Validated(verdict=_located(unproven.checks, job.gates), cached=False)
+    verdict: Verdict = revive(Verdict, found.value)
+    return Validated(verdict=_located(verdict.checks, job.gates), cached=found.hit)
+
+
+def validated_before(
+    context: Context, job: Job, artifact: Artifact, expected: Reference, samples: SampleSet, data: Data
+) -> bool:
+    """True when the cache holds the verdict, so that `validate` costs nothing."""
+    return context.cache.read(_STEP, whole_key(_key(context, job, artifact, expected, samples, data))) is not None
+
+
+def _key(
+    context: Context, job: Job, artifact: Artifact, expected: Reference, samples: SampleSet, data: Data
+) -> dict[str, Any]:
+    gates = _unplaced(job.gates)
     key = {
         "artifact": artifact.digest,
         "backend": job.backend,
@@ -118,23 +154,12 @@ def validate(
     }
     if any(gate.metric.startswith("python:") for gate in gates):
         key["nonce"] = secrets.token_hex(16)  # what an own metric answers can't be known without calling it
+    return key
 
-    def make(_: Path) -> Verdict:
-        worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
-        checks: list[Check] = []
-        for batch_size in job.target.batch_sizes:
-            checks += _at_batch_size(worker, gates, expected, samples, data, batch_size)
-        checks += _at_corners(worker, job, gates, expected, samples, data)
-        if any(check.outcome is Outcome.NOT_RUN for check in checks):
-            raise _UnprovenError(tuple(checks))
-        return Verdict(checks=tuple(checks))
 
-    try:
-        found = context.cached("validate/1", job.id, key, make)
-    except _UnprovenError as unproven:  # what could not be looked at is looked at again next time
-        return Validated(verdict=_located(unproven.checks, job.gates), cached=False)
-    verdict: Verdict = revive(Verdict, found.value)
-    return Validated(verdict=_located(verdict.checks, job.gates), cached=found.hit)
+def _unplaced(gates: tuple[Gate, ...]) -> tuple[Gate, ...]:
+    """Where a limit is written changes no verdict."""
+    return tuple(replace(gate, origin="") for gate in gates)
 
 
 class _UnprovenError(Exception):

@@ -254,8 +254,8 @@ def test_a_budget_that_is_used_up_is_said(tmp_path: Path) -> None:
         cache=Cache(tmp_path), engine=None, events=EventLog(), hardware=hardware(), scratch=tmp_path, today=date.today()
     )  # type: ignore[arg-type]
     samples = {"validation": SampleSet(path="", digest="", count=1, real=True, source="")}
-    expected = Reference(outputs={}, corners=(), digest="", batch_size=1)
-    material = Material(portable=None, samples=samples, expected=expected)  # type: ignore[arg-type]
+    expected = Reference(outputs={}, corners=(), digest="", batch_size=1, sample_s=1e-3)
+    material = Material(source=None, portable=None, samples=samples, expected=expected)  # type: ignore[arg-type]
     found, climbed = climb(context, policy, POLICY, [candidate(job())], material)
     assert [one.job.id for one in found] == [job().id]
     assert climbed is not None

@@ -1,0 +1,210 @@
+"""The first look: who is dropped before its proof, and who is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_stage.core.cache import Cache
+from compile_stage.core.context import Context
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import SourceError, WorkerError
+from compile_stage.core.events import EventLog
+from compile_stage.core.records import (
+    Artifact,
+    Candidate,
+    Check,
+    Gate,
+    Job,
+    Measurement,
+    Outcome,
+    SampleSet,
+    Scheme,
+    SourceModel,
+    Target,
+    TargetPolicy,
+    Timing,
+    Verdict,
+    Waiver,
+)
+from compile_stage.core.tensors import Signature
+from compile_stage.measure.timing import HOPELESS
+from compile_stage.steps.ladder import Climb, lay_out
+from compile_stage.steps.look import WORTH_S, first_look, hasty
+from compile_stage.steps.select import select
+
+TARGET = Target(name="cpu", backends=("auto",), batch_sizes=(2, 8))
+POLICY = TargetPolicy(target=TARGET, tolerances={}, performance=())
+SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
+SAMPLE_S = 0.01
+HOPELESS_S = HOPELESS * SAMPLE_S * TARGET.batch_sizes[0]
+"""Seconds of a call from which on a candidate is suspected."""
+
+
+def job(backend: str = "onnxruntime") -> Job:
+    scheme = Scheme(precision="fp32", name="fp32", native=True)
+    return Job(id=f"m-1--cpu--{backend}--fp32", source="s", target=TARGET, backend=backend, scheme=scheme, gates=())
+
+
+def artifact(backend: str = "onnxruntime") -> Artifact:
+    return Artifact(
+        path="", entry="", digest="a", job_id=job(backend).id, backend=backend, precision="fp32", toolchain={}, hardware="",
+        signature=Signature(inputs=(), outputs=()), size_bytes=10,
+    )  # fmt: skip
+
+
+def measured(latency_s: float, dropped: str = "") -> Measurement:
+    timing = Timing(
+        latency_s=(latency_s, latency_s * 1.1), batch_size=2, stable=False, environment="here", rounds=2, turns=(1, 1), speedup=0.1,
+        speedup_interval=(0.05, 0.2),
+    )  # fmt: skip
+    return Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=10, dropped=dropped)
+
+
+class Answering:
+    """A worker whose calls take as long as one says, or end as one says."""
+
+    def __init__(self, latency_s: float, error: Exception | None = None) -> None:
+        self.latency_s, self.error, self.calls = latency_s, error, 0
+
+    def call(self, function: str, /, **arguments: Any) -> Any:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return [self.latency_s] if function == "time_turn" else {}
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Callable[..., Measurement | None]:
+    context = Context(
+        cache=Cache(tmp_path), engine=None, events=EventLog(), hardware=hardware(), scratch=tmp_path, today=date.today()
+    )  # type: ignore[arg-type]
+    source = SourceModel(uri="s", name="m", version="1", flavor="onnx", path="", digest="s", registry="")
+
+    def taken(worker: Answering, race: Callable[[], Measurement | None]) -> Measurement | None:
+        return first_look(context, worker, job(), artifact(), source, SAMPLES, SAMPLE_S, race)
+
+    return taken
+
+
+def no_race() -> Measurement | None:
+    raise AssertionError("nobody is suspected, and the machine was asked for alone")
+
+
+def test_what_is_hopeless_and_takes_long_to_prove_is_dropped_with_the_reason_and_once(
+    look: Callable[..., Measurement | None],
+) -> None:
+    """Broken: minutes of proof would be paid for what loses anyway, or each further run would look again."""
+    slow, races = Answering(2.0), []
+
+    def race() -> Measurement:
+        races.append(1)
+        return measured(1.8, "dropped after 2 rounds: its latency was at least 90 times that of the original in each")
+
+    found = look(slow, race)
+    assert found is not None
+    # 100 samples at two batch sizes, 0.9 s each.
+    assert found.dropped == (
+        "dropped after 2 rounds: its latency was at least 90 times that of the original in each, so it was not proven, which would have taken "
+        "about 3 minutes; a policy that names onnxruntime has it proven"
+    )
+    assert look(Answering(0.0), no_race) == found
+    assert races == [1]
+
+
+@pytest.mark.parametrize("latency_s", [HOPELESS_S * 0.99, WORTH_S / 200 * TARGET.batch_sizes[0] * 0.99])
+def test_who_is_fast_enough_or_quickly_proven_is_not_suspected(
+    latency_s: float, look: Callable[..., Measurement | None]
+) -> None:
+    """Broken: what might win would be dropped, or each candidate would wait for the machine to be free of all others."""
+    assert look(Answering(latency_s), no_race) is None
+
+
+@pytest.mark.parametrize("alone", [measured(2.0), measured(0.1, "dropped after 2 rounds"), None])
+def test_a_suspicion_that_does_not_hold_alone_on_the_machine_drops_nobody(
+    alone: Measurement | None, look: Callable[..., Measurement | None]
+) -> None:
+    """Broken: whoever met a busy machine at its first call would be dropped for it."""
+    assert look(Answering(5.0), lambda: alone) is None
+
+
+def test_what_can_not_be_timed_is_left_to_its_proof(look: Callable[..., Measurement | None]) -> None:
+    """Broken: a check that would say what is wrong would be lost, or a crash would be taken for slowness."""
+    assert look(Answering(5.0, WorkerError("exception", "no such batch size")), no_race) is None
+
+    def broken() -> Measurement:
+        raise SourceError("the original could not be opened again")
+
+    assert look(Answering(5.0), broken) is None
+
+
+def test_a_worker_that_is_gone_ends_the_job(look: Callable[..., Measurement | None]) -> None:
+    """Broken: the job would end with 'takes no more calls' instead of how its worker died."""
+    with pytest.raises(WorkerError, match="died"):
+        look(Answering(5.0, WorkerError("crash", "it died")), no_race)
+
+
+def dropped_and_winner(winner_s: float) -> tuple[Candidate, Candidate]:
+    dropped = Candidate(job=job("slow"), artifact=artifact("slow"), measurement=measured(1.0, "dropped: by far"))
+    gate = Gate(metric="cosine", limit=0.9, direction="at_least")
+    verdict = Verdict(checks=(Check(gate=gate, outcome=Outcome.PASS, measured=1.0, reason=""),))
+    return dropped, Candidate(job=job(), artifact=artifact(), verdict=verdict, measurement=measured(winner_s))
+
+
+@pytest.mark.parametrize(("winner_s", "again"), [(1.0 / HOPELESS * 0.9, False), (1.0 / HOPELESS * 1.1, True)])
+def test_it_is_proven_after_all_unless_the_winner_is_far_ahead(winner_s: float, again: bool) -> None:
+    """Broken: a comparison with the original would decide between two candidates that are both slower than it."""
+    dropped, winner = dropped_and_winner(winner_s)
+    assert hasty([dropped, winner], POLICY, (), winner) == ([dropped] if again else [])
+    assert hasty([dropped, winner], POLICY, (), None) == [dropped]
+    assert hasty([winner], POLICY, (), None) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "waived_for", "again"),
+    [(None, None, True), (0.4, None, True), (1.0, None, False), (1.0, "cpu", True), (1.0, "other", False)],
+)
+def test_without_a_winner_what_can_not_hold_the_limit_on_speed_is_not_proven_for_nothing(
+    limit: float | None, waived_for: str | None, again: bool
+) -> None:
+    """Broken: a run that fails on speed would pay for the proof of what is slower still; or what a waiver lets through would stay dropped."""
+    dropped, _ = dropped_and_winner(1.0)  # a tenth of the original's speed
+    gates = () if limit is None else (Gate(metric="speedup", limit=limit, direction="at_least", unit="ratio"),)
+    waivers = () if waived_for is None else (
+        Waiver(gate="speedup", target=waived_for, reason="r", owner="o", expires="2099-01-01"),
+    )  # fmt: skip
+    assert hasty([dropped], replace(POLICY, performance=gates), waivers, None) == ([dropped] if again else [])
+
+
+def test_what_was_dropped_before_its_proof_wins_nothing_and_is_neither_passed_nor_failed() -> None:
+    """Broken: an artifact that nobody compared with anything would be shipped, or blamed; or the ladder would lay a figure of another run beside its own."""
+    dropped, winner = dropped_and_winner(2.0)
+    beside = select([dropped, winner], POLICY)
+    assert beside.winner == winner.job.id
+    assert beside.states[dropped.job.id] == "compiled_not_validated"
+    assert beside.reasons[dropped.job.id] == "dropped: by far"
+    alone = select([dropped], POLICY)
+    assert alone.winner is None
+    assert alone.reason == "no candidate passed every gate: 1 compiled, not validated"
+    steps = lay_out(Climb(stand=dropped.job.id), (dropped, winner), beside, measured(3.0), POLICY)
+    (graph,) = [step for step in steps if step.job_id == dropped.job.id]
+    assert not graph.climbed
+    assert graph.reason == "dropped: by far"
+
+
+@pytest.mark.parametrize(
+    ("backends", "prefer", "drops"),
+    [
+        (("auto",), "latency", True), (("auto",), "throughput", False), (("auto",), "memory", False), (("auto",), "size", False),
+        (("onnxruntime", "tvm"), "latency", False), (("tvm",), "latency", False),
+    ],
+)  # fmt: skip
+def test_only_auto_that_prefers_latency_drops_anybody(backends: tuple[str, ...], prefer: Any, drops: bool) -> None:
+    """Broken: what a policy names would not be measured to the end, or what is small would be dropped for being slow."""
+    policy = replace(POLICY, target=replace(TARGET, backends=backends), prefer=prefer)
+    assert policy.drops_hopeless is drops
