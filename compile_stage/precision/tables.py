@@ -89,7 +89,7 @@ def say_tables(count: int) -> str:
 def round_table(values: Any, block: int) -> Table:
     """A float32 matrix [rows, width] in 8 bits, in blocks of so many columns, which divides the width. No error passes half a step."""
     rows, width = values.shape
-    scale = np.float32(np.abs(values).max() / np.float32(LEVELS))
+    scale = np.float32(_loudest(values) / LEVELS)
     blocks = values.reshape(-1, block)
     integers = np.empty(blocks.shape, np.int8)
     ratios = np.empty(len(blocks), np.float16)
@@ -140,7 +140,12 @@ def _choose(view: View, kept: Collection[str]) -> list[str]:
             break
         found.remove(name)
     low, high = _LOUDEST
-    return [name for name in found if low < np.abs(view.values(name)).max() < high]  # false of NaN and infinity too
+    return [name for name in found if low < _loudest(view.values(name)) < high]  # false of NaN and infinity too
+
+
+def _loudest(values: Any) -> float:
+    """The largest magnitude, without a copy of what may be gigabytes."""
+    return float(np.maximum(values.max(), -values.min()))
 
 
 def _is_table(view: View, name: str, kept: Collection[str]) -> bool:
