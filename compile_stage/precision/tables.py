@@ -29,9 +29,9 @@ _BLOCKS = range(8, 33)
 # nothing is clipped, and no error passes half a step.
 _PARTS = tuple(1 + part / 100 for part in range(9))
 
-# The smallest tables stay in float32 as long as they hold no more of the graph's bytes together than this: a position or a token type counts in the sum
-# as much as a word does, and its table saves next to nothing.
-_SPARED = 1 / 32
+# A smaller table stays in float32. The nodes behind a Gather take about 10 µs a call, whatever they hold, which a small network would feel; and a position
+# or a token type counts in the sum as much as a word does, while its table saves next to nothing.
+_LEAST_BYTES = 8 << 20
 
 _LOUDEST = (1e-30, 1e38)  # of a table: between these, steps and products are normal float32 numbers
 _AT_ONCE = 1 << 20  # elements that are rounded at once
@@ -133,12 +133,6 @@ def _block(width: int) -> int:
 def _choose(view: View, kept: Collection[str]) -> list[str]:
     """The tables that are stored as integers, in the graph's order."""
     found = [name for name in view.constants if _is_table(view, name, kept)]
-    spare = sum(map(_bytes, view.constants.values())) * _SPARED
-    for name in sorted(found, key=lambda name: (_bytes(view.constants[name]), name)):
-        spare -= _bytes(view.constants[name])
-        if spare < 0:
-            break
-        found.remove(name)
     low, high = _LOUDEST
     return [name for name in found if low < _loudest(view.values(name)) < high]  # false of NaN and infinity too
 
@@ -158,6 +152,7 @@ def _is_table(view: View, name: str, kept: Collection[str]) -> bool:
         return False
     return (
         tensor.dims[1] >= _BLOCKS.start
+        and 4 * math.prod(tensor.dims) >= _LEAST_BYTES
         and bool(readers)
         and name not in view.outputs | view.captured | given
         and all(node.name not in kept and _reads_rows(node, name) for node in readers)
@@ -168,12 +163,6 @@ def _reads_rows(node: Any, table: str) -> bool:
     if node.op_type != "Gather" or node.domain not in ("", "ai.onnx") or node.input[0] != table:
         return False
     return all(attribute.i in (0, -2) for attribute in node.attribute if attribute.name == "axis")
-
-
-def _bytes(tensor: Any) -> int:
-    from onnx import helper
-
-    return int(math.prod(tensor.dims)) * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
 @dataclass(frozen=True)

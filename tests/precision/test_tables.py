@@ -35,6 +35,12 @@ WORDS, WIDTH, LENGTH = 500, 48, 8
 Made = tuple[PortableModel, SampleSet]
 
 
+@pytest.fixture(autouse=True)
+def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of a size that tests can afford."""
+    monkeypatch.setattr(tables, "_LEAST_BYTES", 4 * 1000)
+
+
 def language_model(folder: Path, *, tied: bool = False, width: int = WIDTH, reader: str = "") -> Made:
     """Words and kinds, their sum normalised, two linear layers: ids and kinds [batch, time] → scores of 32, or of the words.
 
@@ -88,6 +94,15 @@ def run(path: str, batch: Any) -> Any:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, batch)[0]
+
+
+def gather(values: Any, dims: list[str] | None) -> Any:
+    """A graph of one Gather: ids of these dimensions → y."""
+    return helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["y"], name="g")], "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, dims)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [numpy_helper.from_array(values, "table")],
+    )  # fmt: skip
 
 
 def batch_of(rows: int, seed: int = 5) -> dict[str, Any]:
@@ -221,6 +236,13 @@ def test_a_kept_gather_reads_its_table_in_float(scheme: Scheme, tmp_path: Path) 
     assert tables_of(lowered.path, (WORDS, WIDTH)) == [np.float32]
 
 
+@pytest.mark.parametrize(("rows", "stored"), [(1 << 17, 1), ((1 << 17) - 1, 0)])
+def test_only_tables_of_8_mib_are_stored(rows: int, stored: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: networks of 50 µs a call would take 60 for a megabyte."""
+    monkeypatch.undo()
+    assert tables.round_tables(gather(np.ones((rows, 16), np.float32), ["n"]), ()) == stored
+
+
 def test_two_gathers_share_one_table(tmp_path: Path) -> None:
     """Broken: each reader would bring a copy."""
     g = models.Graph(4)
@@ -244,18 +266,13 @@ def test_two_gathers_share_one_table(tmp_path: Path) -> None:
         (lambda values: np.where(values > 2, np.float32(3.4e38), values), "its products would overflow"),
         (lambda values: np.where(values > 2, np.float32(np.inf), values), "not finite"),
         (lambda values: np.where(values > 2, np.float32(np.nan), values), "not finite"),
-        (lambda values: values[:, :4], "too narrow to gain"),
+        (lambda values: np.repeat(values, 10, axis=0)[:, :4], "too narrow to gain"),
     ],
 )
 def test_a_table_that_integers_can_not_hold_stays(change: Any, why: str) -> None:
     """Broken: NaN where the source has a number."""
     values = change(np.random.default_rng(0).standard_normal((100, 16)).astype(np.float32)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "ids"], ["y"], name="g")], "g",
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(values, "table")],
-    )  # fmt: skip
+    graph = gather(values, ["n"])
     assert tables.round_tables(graph, ()) == 0, why
     assert [node.op_type for node in graph.node] == ["Gather"]
 
@@ -264,12 +281,7 @@ def test_a_table_that_integers_can_not_hold_stays(change: Any, why: str) -> None
 def test_places_of_any_rank(rank: int | None) -> None:
     """Broken: the axis of blocks would be folded into the wrong place. Of a rank that nobody knows a row is one block."""
     values = np.random.default_rng(0).standard_normal((100, 32)).astype(np.float32)
-    node = helper.make_node("Gather", ["table", "ids"], ["y"], name="g")
-    dims = None if rank is None else [f"d{axis}" for axis in range(rank)]
-    graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("ids", TensorProto.INT64, dims)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [numpy_helper.from_array(values, "table")],
-    )  # fmt: skip
+    graph = gather(values, None if rank is None else [f"d{axis}" for axis in range(rank)])
     assert tables.round_tables(graph, ()) == 1
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     ids = np.random.default_rng(1).integers(0, 100, (2, 0, 3)[:rank] if rank else () if rank == 0 else (5, 2))
