@@ -249,7 +249,10 @@ _SCHEMES: Mapping[str, tuple[Scheme, ...]] = {
             weights="int8",
             symmetric=True,
             ops=_OPERATORS,
-            options={"placement": "operands"},
+            options={
+                "placement": "operands",
+                "tables": False,
+            },  # whether a Gather of int8 constants is taken was never seen
         ),
     ),
     "fp8": (Scheme(precision="fp8", name="fp8"),),

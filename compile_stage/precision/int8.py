@@ -31,6 +31,7 @@ from compile_stage.precision.onnx_graph import (
 from compile_stage.precision.qdq import WEIGHTED
 from compile_stage.precision.ranges import METHODS
 from compile_stage.precision.static import Settings, quantise
+from compile_stage.precision.tables import round_tables, say_tables
 from compile_stage.precision.wiring import Names, captured
 
 NEEDS_SAMPLES = "int8 needs calibration samples: set data.calibration in the policy"
@@ -40,7 +41,7 @@ _DYNAMIC = ("Conv", "Gemm", "MatMul", "LSTM", "Attention")
 # Options of a static scheme, with what each may be.
 _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
     "calibration": METHODS, "percentile": float, "placement": ("chain", "operands"), "one_sided": bool, "equalise": bool,
-    "correct_biases": bool, "reduce_range": bool,
+    "correct_biases": bool, "reduce_range": bool, "tables": bool,
 }  # fmt: skip
 
 
@@ -57,6 +58,7 @@ class StaticInt8:
         equalise: Bring loud channels down to the others where it pays; True by default.
         correct_biases: Take out of the biases what rounding a weight shifts the mean by; True by default.
         reduce_range: 7-bit weights, for CPUs whose 16-bit sums saturate.
+        tables: Store embedding tables in 8 bits (`precision/tables.py`); True by default.
     """
 
     name: ClassVar[str] = "int8"
@@ -84,10 +86,10 @@ class StaticInt8:
             graph, done = quantise(
                 simple, _settings(scheme, kept), lambda: read_batches(model, samples), granted_threads()
             )
-            notes = [f"calibrated on {calibration.count} samples", done]
+            notes = [f"calibrated on {calibration.count} samples", *done]
             if any(a.HasField("g") or a.graphs for node in graph.graph.node for a in node.attribute):
                 notes.append("what is inside of If, Loop and Scan stays in fp32")
-            return _finish(graph, model, into, scheme, kept, [note for note in notes if note])
+            return _finish(graph, model, into, scheme, kept, notes)
 
 
 def _settings(scheme: Scheme, kept: Sequence[str]) -> Settings:
@@ -104,6 +106,7 @@ def _settings(scheme: Scheme, kept: Sequence[str]) -> Settings:
         levels=64 if options.get("reduce_range", False) else 127,  # 2 * 255 * 64 is the most that 16 bits hold
         equalise=bool(options.get("equalise", True)),
         correct=bool(options.get("correct_biases", True)),
+        tables=bool(options.get("tables", True)),
         kept=frozenset(kept),
     )
 
@@ -131,6 +134,7 @@ class DynamicInt8:
 
     Scheme options:
         reduce_range: 7-bit weights, for CPUs whose 16-bit sums saturate.
+        tables: Store embedding tables in 8 bits (`precision/tables.py`); True by default.
     """
 
     name: ClassVar[str] = "int8-dynamic"
@@ -166,14 +170,20 @@ class DynamicInt8:
                 nodes_to_exclude=[*kept, *(f"{name}_MatMul" for name in kept)],
                 use_external_data_format=_is_large(simple),
             )
-            return _finish(onnx.load(quantised), model, into, scheme, kept, ())
+            graph, notes = onnx.load(quantised), []
+            if (
+                scheme.options.get("tables", True)
+                and _count_quantised(graph)
+                and (count := round_tables(graph.graph, kept))
+            ):
+                notes.append(say_tables(count))
+            return _finish(graph, model, into, scheme, kept, notes)
 
 
 def _finish(
     graph: Any, model: PortableModel, into: Path, scheme: Scheme, kept: tuple[str, ...], notes: Sequence[str]
 ) -> PortableModel:
-    quantised = sum(node.op_type in QUANTISED_OPS for node in graph.graph.node)
-    if not quantised:
+    if not _count_quantised(graph):
         raise UsageError(
             f"nothing was quantised: no {', '.join(scheme.ops) or 'operator'} has weights, or all are kept in fp32"
         )
@@ -185,6 +195,10 @@ def _finish(
         kept={"fp32": kept} if kept else {},
         notes=(*model.notes, *notes),
     )
+
+
+def _count_quantised(graph: Any) -> int:
+    return sum(node.op_type in QUANTISED_OPS for node in graph.graph.node)
 
 
 def _unshare_turned(simple: Path) -> Path:

@@ -1,7 +1,7 @@
 """Static int8: from a float graph and samples to a graph with roundings.
 
 Decide what is rounded (`qdq`), look at the samples (`ranges`), equalise loud channels (`equalise`), choose the ranges, round the
-weights (`weights`) and write. What the rounding of a weight would shift the mean of an answer by is taken back out of the bias.
+weights (`weights`) and write; embedding tables come last (`tables`). What the rounding of a weight would shift the mean of an answer by is taken back out of the bias.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from compile_stage.precision import qdq, ranges, weights
 from compile_stage.precision.equalise import equalise
 from compile_stage.precision.onnx_graph import raise_opset, read_opset, write_graph
+from compile_stage.precision.tables import round_tables, say_tables
 from compile_stage.precision.wiring import Names, drop_unused_weights
 
 if TYPE_CHECKING:
@@ -53,11 +54,12 @@ class Settings:
     levels: int = 127
     equalise: bool = True
     correct: bool = True
+    tables: bool = True
     kept: frozenset[str] = field(default_factory=frozenset)
 
 
-def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 1) -> tuple[Any, str]:
-    """The graph with roundings, and a sentence on what was done.
+def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 1) -> tuple[Any, list[str]]:
+    """The graph with roundings, and sentences on what was done.
 
     Args:
         simple: The float graph, simplified; beside it is room for scratch files.
@@ -68,7 +70,7 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
     model, path = _load(simple)
     view, plan = _plan(model, settings)
     if not plan.reads:
-        return model, ""
+        return model, []
     tensors = ranges.Activations(path, _channel_axes(plan), batches, threads)
     counted = frozenset() if settings.method == "minmax" else frozenset(plan.ranges)
     seen, counts = ranges.observe(tensors, counted)
@@ -85,9 +87,11 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
     moved = _measure_shifts(tensors, plan, roundings) if settings.correct else {}
     _round_weights(view, plan, roundings, seen, moved, settings)
     qdq.write(qdq.View(model.graph), plan, roundings)
+    done = [f"activations equalised before {sum(len(group.layers) for group in groups)} layers"] if groups else []
+    if settings.tables and roundings and (count := round_tables(model.graph, settings.kept)):
+        done.append(say_tables(count))
     del model.graph.value_info[:]  # runtimes infer them; those of tensors that were renamed would be wrong
     drop_unused_weights(model.graph)
-    done = f"activations equalised before {sum(len(group.layers) for group in groups)} layers" if groups else ""
     return model, done
 
 
