@@ -1,14 +1,16 @@
-"""The networks that benchmarks measure, with random weights; those of examples/models.py among them."""
+"""The networks that benchmarks measure; those of examples/models.py among them. All but `digits` have random weights."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
 
+import digits  # noqa: E402
 import models as examples  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
@@ -82,13 +84,18 @@ def lstm() -> nn.Module:
     return _Lstm().eval()
 
 
-NETWORKS = {**examples.BUILDERS, "separable": separable, "small": small, "vit": vit, "lstm": lstm}
+NETWORKS = {
+    **examples.BUILDERS, "separable": separable, "small": small, "vit": vit, "lstm": lstm,
+    "digits": partial(digits.digits, 4.0), "digits-wild": partial(digits.digits, 6.0),
+}  # fmt: skip
 
 
 def samples(name: str, count: int, seed: int) -> dict[str, np.ndarray]:
     """Inputs of a network by name, `count` of each."""
     if name in examples.BUILDERS:
         return examples.samples(name, count, seed)
+    if name.startswith("digits"):
+        return {"input": np.random.default_rng(seed).permutation(digits.data()[0])[:count]}
     shape = (64, 32) if name == "lstm" else (3, 96, 96)
     key = "x" if name in ("vit", "lstm") else "input"  # as nn.Sequential calls it
     return {key: np.random.default_rng(seed).standard_normal((count, *shape), dtype=np.float32)}

@@ -94,6 +94,7 @@ def attempt(
     make: Callable[[Worker], PortableModel] | None = None,
     total_s: float | None = None,
     drop_hopeless: bool = False,
+    then: Callable[[Worker, Candidate], object] = lambda worker, candidate: None,
 ) -> Candidate:
     """Take one job as far as it goes.
 
@@ -101,6 +102,7 @@ def attempt(
         make: Lowers it; by default the step `lower` does.
         total_s: All of it ends after so many seconds.
         drop_hopeless: One that a first look finds many times slower than the original is not validated, where that would take long.
+        then: What else is to be done, once it is validated, with the worker that has it open.
     """
     candidate, step, budget = Candidate(job=job), "plan", policy.budget
     validation, calibration = material.samples["validation"], material.samples.get("calibration")
@@ -130,7 +132,9 @@ def attempt(
                 if looked is not None:
                     return replace(candidate, measurement=looked)
             proof = validate(context, worker, *proving)
-            return replace(candidate, verdict=proof.verdict, cache={**candidate.cache, step: _state(proof.cached)})
+            candidate = replace(candidate, verdict=proof.verdict, cache={**candidate.cache, step: _state(proof.cached)})
+            then(worker, candidate)
+            return candidate
     except UsageError as refusal:
         return replace(candidate, refused=refusal.problem)
     except WorkerError as error:

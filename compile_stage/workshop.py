@@ -10,7 +10,7 @@ from compile_stage.attempt import Material, attempt
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.errors import CompileStageError
-from compile_stage.core.ports import Needs
+from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import Candidate, Job, Policy, Sensitivity, TargetPolicy
 from compile_stage.steps.search import Lower, Passing, quick_latency, rank
 from compile_stage.steps.select import waive
@@ -38,6 +38,7 @@ class TargetWorkshop:
             self._material,
             make=make,
             total_s=seconds,
+            then=self._quick,
         )
         return waive(found, self._target_policy, self._policy.waivers, self._context.today)
 
@@ -50,12 +51,9 @@ class TargetWorkshop:
         if candidate.artifact is None or seconds <= 0:
             return None
         job = candidate.job
-        try:
-            needs = replace(self._needs(job, seconds), interpreter=plugins.interpreter_of(job.backend))
-            with self._context.worker(f"{job.id}--quick", needs) as worker:
-                return quick_latency(self._context, worker, job, candidate.artifact, self._samples["validation"])
-        except CompileStageError:
-            return None
+        needs = replace(self._needs(job, seconds), interpreter=plugins.interpreter_of(job.backend))
+        with self._context.worker(f"{job.id}--quick", needs) as worker:
+            return self._quick(worker, candidate)
 
     def fastest(self, candidates: Sequence[Candidate], seconds: float, before: Passing | None = None) -> Passing | None:
         """The fastest of them and `before`, by quick latencies; None when none could be had.
@@ -69,6 +67,16 @@ class TargetWorkshop:
             if latency_s is not None and (before is None or latency_s < before.latency_s):
                 before = Passing(candidate.job, latency_s)
         return before
+
+    def _quick(self, worker: Worker, candidate: Candidate) -> float | None:
+        """Its quick latency, from the cache where it was taken before: of what is made here, by the worker that made it, which spares another's start."""
+        if candidate.artifact is None:
+            return None
+        samples = self._samples["validation"]
+        try:
+            return quick_latency(self._context, worker, candidate.job, candidate.artifact, samples)
+        except CompileStageError:
+            return None
 
     def _needs(self, job: Job, seconds: float) -> Needs:
         return replace(Needs.within(self._policy.budget, job.target.threads), total_s=seconds)

@@ -122,6 +122,8 @@ def quick_latency(context: Context, worker: Worker, job: Job, artifact: Artifact
     batch_size = job.target.batch_sizes[0]
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],
+        "backend": job.backend,
+        "made_by": plugins.made_by("backends", job.backend),
         "samples": samples.digest,
         "batch_size": batch_size,
         "threads": job.target.threads,
@@ -137,7 +139,7 @@ def quick_latency(context: Context, worker: Worker, job: Job, artifact: Artifact
             ]
         return min(stats.median(turn) for turn in turns)  # of the least disturbed turn
 
-    return float(context.cached("quick_latency/1", job.id, key, make).value)
+    return float(context.cached("quick_latency/2", job.id, key, make).value)
 
 
 def find_mixed(
