@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -71,6 +71,11 @@ _DISPATCH = re.compile(rb"main\$async_dispatch_(\d+)_(\w+)")
 _DOES = re.compile(r"[A-Za-z]\w*?(?=_(?:\d|D|$))")
 _TYPES = re.compile(r"(?<![A-Za-z0-9])(?:(?:\d+|D)x)*((?:(?:bf|f|u?i)\d+x)*(?:bf|f|u?i)\d+)(?![A-Za-z0-9])")
 _TARGET = re.compile(rb'#hal\.executable\.target<"([^"]+)", "([^"]+)", \{(.*?)\}>\]', re.DOTALL)
+_ELEMENT_TYPES = {
+    "FLOAT16": "f16", "BFLOAT16": "bf16", "DOUBLE": "f64", "INT8": "i8", "UINT8": "i8", "INT16": "i16", "UINT16": "i16", "INT32": "i32", "UINT32": "i32",
+    "INT64": "i64", "UINT64": "i64",
+}  # fmt: skip
+"""ONNX's types and the compiler's."""
 _MATRIX_KINDS = ("matmul", "conv", "contract", "mmt4d", "batch_matmul", "matvec", "vecmat", "dot", "attention")
 
 _POOL: dict[int, Any] = {}  # how many threads the runtime's pool of this process has → its device, once it was made
@@ -157,7 +162,7 @@ class Iree:
             _import(Path(model.path), Path(scratch) / "main.mlir")
             asked, note = _compile(asked, Path(scratch))
             (into / "model.vmfb").write_bytes((Path(scratch) / "main.vmfb").read_bytes())
-        executed, needs, said = _read_back(into / "model.vmfb", asked, scheme)
+        executed, needs, said = _read_back(into / "model.vmfb", asked, scheme, _own_types(Path(model.path)))
         artifact = describe(
             self,
             model,
@@ -485,10 +490,27 @@ def _sentence(said: str) -> str:
 # ---------------------------------------------------------------------------------------------------- what was compiled
 
 
+def _own_types(path: Path) -> tuple[str, ...]:
+    """In what the source itself holds its inputs and weights, as the compiler calls the types."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    held = {tensor.data_type for tensor in graph.initializer} | {
+        value.type.tensor_type.elem_type for value in graph.input
+    }
+    return tuple(
+        sorted({_ELEMENT_TYPES[kind] for kind in map(onnx.TensorProto.DataType.Name, held) if kind in _ELEMENT_TYPES})
+    )
+
+
 def _read_back(
-    path: Path, asked: Mapping[str, Any], scheme: Scheme
+    path: Path, asked: Mapping[str, Any], scheme: Scheme, own: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """What the module holds, what a machine needs to run it, and what a reader should know. Raises when it is not what was asked for."""
+    """What the module holds, what a machine needs to run it, and what a reader should know. Raises when it is not what was asked for.
+
+    Args:
+        own: Types of the source itself.
+    """
     raw = path.read_bytes()
     found = _TARGET.search(raw)
     if found is None:
@@ -516,14 +538,19 @@ def _read_back(
         "target": {"device": device, "triple": triple, "cpu": fields.get("cpu", ""), "features": features},
     }
     needs = {"device": device, "chip": str(asked.get("target_chip", "")), "machine": machine, "features": features}
-    return executed, needs, _judge(scheme, heavy)
+    return executed, needs, _judge(scheme, heavy, own)
 
 
-def _judge(scheme: Scheme, heavy: Counter[str]) -> list[str]:
-    """What to say of the precision. Raises when it was not taken: the types of a dispatch are those of its inputs, then that of its sums."""
+def _judge(scheme: Scheme, heavy: Counter[str], own: Sequence[str] = ()) -> list[str]:
+    """What to say of the precision. Raises when it was not taken: the types of a dispatch are those of its inputs, then that of its sums.
+
+    A source that is not in float32 itself stays as it is where fp32 is asked for, which is no lowering.
+    """
     wanted = {"fp32": "f32", "fp16": "f16"}[scheme.precision]
     others = {types: count for types, count in sorted(heavy.items()) if not types.startswith(wanted)}
     listed = ", ".join(f"{count} in {types}" for types, count in others.items())
+    if scheme.precision == "fp32" and others and all(types.startswith(tuple(own)) for types in others):
+        return [f"the source's own graph has matrix products that are not in float32: {listed}"]
     if heavy and len(others) == len(heavy):
         raise NothingCompiledError(
             f"the graph is {scheme.precision}, and IREE compiled none of its matrix products in it: {listed}"

@@ -484,15 +484,22 @@ def _read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any
         "ops": dict(sorted(layers.items())),
         "precision": {"matrix_and_convolution": dict(sorted(heavy.items())), "all": dict(sorted(precisions.items()))},
     }
-    return executed, _judge(scheme, heavy)
+    return executed, _judge(scheme, heavy, quantised=quantised)
 
 
-def _judge(scheme: Scheme, heavy: Counter[str]) -> tuple[str, ...]:
+def _judge(scheme: Scheme, heavy: Counter[str], *, quantised: bool) -> tuple[str, ...]:
     wanted = {"int8": _INTEGER, "int4": _BLOCKS, "bf16": ("bf16",), "fp32": ("f32",)}[scheme.precision]
     taken = sum(heavy[precision] for precision in wanted)
     rest = {precision: count for precision, count in sorted(heavy.items()) if precision not in wanted}
     listed = ", ".join(f"{count} in {precision}" for precision, count in rest.items())
     if scheme.precision == "fp32":
+        if quantised and set(rest) <= set(_INTEGER):  # no lowering has touched it
+            integer = sum(rest.values())
+            return (
+                (f"the source's own graph is quantised: {integer} matrix and convolution layers do not run in float",)
+                if integer
+                else ()
+            )
         if rest:
             raise NothingCompiledError(
                 f"the graph is fp32, and OpenVINO runs some of its layers in another precision: {listed}"

@@ -95,6 +95,16 @@ def test_precision_that_was_not_taken_is_an_error() -> None:
         module._judge(half, module.Counter({"f32": 3}))
 
 
+def test_what_the_source_computes_itself_is_no_precision_that_was_not_taken() -> None:
+    """Broken: a source in float16, or one that multiplies integers, fails as fp32, which asks for no lowering; or a float32 one passes in float16."""
+    whole = Scheme(precision="fp32", name="fp32")
+    (note,) = module._judge(whole, module.Counter({"f16xf16xf32": 3}), ["f16"])
+    assert note == "the source's own graph has matrix products that are not in float32: 3 in f16xf16xf32"
+    for own in ([], ["i8"]):
+        with pytest.raises(NothingCompiledError, match="none of its matrix products"):
+            module._judge(whole, module.Counter({"f16xf16xf32": 3}), own)
+
+
 @needs_iree
 def test_scalars_and_inputs_of_unlike_first_axes_are_taken(tmp_path: Path) -> None:
     """Broken: a scalar would reach the module as a vector, and a model whose weights are inputs be refused for a batch that it has not got."""

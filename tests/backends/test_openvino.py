@@ -90,11 +90,24 @@ def test_int8_graph_that_runs_in_float_is_an_error(conv: Any, tmp_path: Path) ->
 
 def test_fp32_graph_that_runs_lower_is_an_error() -> None:
     with pytest.raises(NothingCompiledError, match="in another precision: 2 in bf16"):
-        module._judge(Scheme(precision="fp32", name="fp32"), Counter({"f32": 1, "bf16": 2}))
+        module._judge(Scheme(precision="fp32", name="fp32"), Counter({"f32": 1, "bf16": 2}), quantised=True)
+    with pytest.raises(NothingCompiledError, match="in another precision: 2 in u8"):
+        module._judge(Scheme(precision="fp32", name="fp32"), Counter({"f32": 1, "u8": 2}), quantised=False)
+
+
+def test_quantised_source_is_noted_not_failed(conv: Any, tmp_path: Path) -> None:
+    """Broken: a source that is quantised already fails as fp32, which asks for no lowering."""
+    lowered = StaticInt8().lower(conv[0], scheme("int8", "int8-u8"), conv[1], (), tmp_path / "low")
+    artifact = OpenVino().compile(lowered, scheme("fp32", "fp32"), TARGET, "job", tmp_path / "art")
+    assert artifact.notes == (
+        "the source's own graph is quantised: 3 matrix and convolution layers do not run in float",
+    )
 
 
 def test_partly_quantised_graph_is_noted() -> None:
-    (note,) = module._judge(Scheme(precision="int8", name="int8"), Counter({"u8": 4, "i8": 1, "f32": 2}))
+    (note,) = module._judge(
+        Scheme(precision="int8", name="int8"), Counter({"u8": 4, "i8": 1, "f32": 2}), quantised=True
+    )
     assert note == "5 matrix and convolution layers run in int8, 2 in f32"
 
 
