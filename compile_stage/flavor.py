@@ -199,7 +199,10 @@ def _our_imports(file: Path) -> set[str]:
 
 
 def _requirements(manifest: Mapping[str, Any]) -> list[str]:
-    pinned = {**plugins.package_versions("mlflow", "numpy"), **manifest.get("runtime", {})}
+    """MLflow is named as MLflow itself names it: what is installed here may be mlflow-skinny, of the same version, which can't serve alone."""
+    from mlflow.version import VERSION
+
+    pinned = {"mlflow": VERSION, **plugins.package_versions("numpy"), **manifest.get("runtime", {})}
     return [f"{name}=={version}" for name, version in sorted(pinned.items())]
 
 

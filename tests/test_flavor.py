@@ -192,6 +192,25 @@ def test_requirements_name_the_runtime_and_nothing_of_ours(save: Save) -> None:
     assert f"onnxruntime=={version('onnxruntime')}" in lines
 
 
+def test_requirements_name_mlflow_where_only_mlflow_skinny_is_installed(
+    save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: our own extras install mlflow-skinny, and a model published from there would ask for no MLflow: its environment could not load it."""
+    import mlflow
+
+    from compile_stage.core import plugins
+
+    installed = plugins.version
+
+    def as_in_an_extra(name: str) -> str:
+        if name == "mlflow":
+            raise plugins.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(plugins, "version", as_in_an_extra)
+    assert f"mlflow=={mlflow.__version__}" in (save() / "requirements.txt").read_text().split()
+
+
 def test_it_loads_where_compile_stage_is_not_installed(save: Save, tmp_path: Path) -> None:
     """The vendored copy is complete, and needs nothing but the runtime and MLflow."""
     script = f"""
