@@ -409,10 +409,11 @@ class _Pyfunc:
 
         how = self._model.manifest.get("answer", {})
         try:
-            batch = to_batch(data, self._model.signature, how)
-        except InputRefusedError as error:  # the scoring server answers 400, with this sentence
+            outputs = self._model.run(to_batch(data, self._model.signature, how))
+        # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was compiled for.
+        except (InputRefusedError, UsageError) as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
-        return from_outputs(self._model.run(batch), data, how)
+        return from_outputs(outputs, data, how)
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> _Pyfunc:

@@ -24,6 +24,7 @@ import pytest
 
 from compile_stage import flavor
 from compile_stage.answers import InputRefusedError, from_outputs, to_batch
+from compile_stage.core.buckets import Router
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
@@ -209,6 +210,20 @@ def test_requirements_name_mlflow_where_only_mlflow_skinny_is_installed(
 
     monkeypatch.setattr(plugins, "version", as_in_an_extra)
     assert f"mlflow=={mlflow.__version__}" in (save() / "requirements.txt").read_text().split()
+
+
+def test_what_the_session_refuses_reaches_the_client(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: of a batch larger than was compiled for, a client of the scoring server would read `unexpected error` and a stack trace."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    loaded = mlflow.pyfunc.load_model(str(save()))
+    sizes = Router("tvm", SIGNATURE, [((8, 4),)])
+    session = loaded.get_raw_model()._session
+    monkeypatch.setattr(type(session), "run", lambda _self, batch: sizes.fit(batch))
+    with pytest.raises(MlflowException, match=r"shapes up to \[8, 4\] of 'x', and \[9, 4\] is larger") as caught:
+        loaded.predict(np.zeros((9, 4), np.float32))
+    assert caught.value.get_http_status_code() == 400
 
 
 def test_it_loads_where_compile_stage_is_not_installed(save: Save, tmp_path: Path) -> None:
