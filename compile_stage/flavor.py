@@ -203,7 +203,15 @@ def _requirements(manifest: Mapping[str, Any]) -> list[str]:
     from mlflow.version import VERSION
 
     pinned = {"mlflow": VERSION, **plugins.package_versions("numpy"), **manifest.get("runtime", {})}
-    return [f"{name}=={version}" for name, version in sorted(pinned.items())]
+    return [_pin(name, version) for name, version in sorted(pinned.items())]
+
+
+def _pin(name: str, version: str) -> str:
+    """A requirement without the local label of a build: of `2.13.0+cpu` the public index has `2.13.0` only, and where there is a choice that takes both.
+
+    The manifest keeps the label, and `refuse_machine` tells another build when the model is loaded.
+    """
+    return f"{name}=={version.partition('+')[0]}"
 
 
 def _write_environment(path: Path, asked: Sequence[str] | None, pinned: list[str]) -> None:
@@ -387,7 +395,7 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
     else:
         backend = plugins.load("backends", name)
     if absent := plugins.absent_to_open(backend):
-        pinned = " ".join(f"{package}=={version}" for package, version in manifest.get("runtime", {}).items())
+        pinned = " ".join(_pin(package, version) for package, version in manifest.get("runtime", {}).items())
         raise MissingDependencyError(
             f"the model runs on {name}, which is not installed ({', '.join(absent)})",
             fix=f"pip install {pinned or name}",

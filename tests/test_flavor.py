@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -210,6 +211,16 @@ def test_requirements_name_mlflow_where_only_mlflow_skinny_is_installed(
 
     monkeypatch.setattr(plugins, "version", as_in_an_extra)
     assert f"mlflow=={mlflow.__version__}" in (save() / "requirements.txt").read_text().split()
+
+
+def test_requirements_can_be_had_from_an_index_and_the_manifest_keeps_the_build(save: Save) -> None:
+    """Broken: `torch==2.13.0+cpu` is in no public index, so no environment could be made; or another build than the proven one would load without a word."""
+    import torch
+
+    path = save(runtime={"torch": "2.13.0+rocm"})
+    assert "torch==2.13.0" in (path / "requirements.txt").read_text().split()
+    with pytest.raises(IntegrityError, match=re.escape(f"torch: 2.13.0+rocm there, {torch.__version__} here")):
+        flavor.load_model(str(path))
 
 
 def test_what_the_session_refuses_reaches_the_client(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
