@@ -223,6 +223,30 @@ def test_requirements_can_be_had_from_an_index_and_the_manifest_keeps_the_build(
         flavor.load_model(str(path))
 
 
+@pytest.mark.parametrize("backend", sorted(flavor._BACKENDS))
+def test_the_vendored_loader_of_every_backend_imports_with_the_standard_library_alone(
+    backend: str, tmp_path: Path
+) -> None:
+    """Broken: a model published by `tvm` asked for filelock, which its requirements do not bring, and loaded nowhere but beside compile-stage."""
+    flavor._stage_code(backend, tmp_path)
+    script = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names and top not in ("compile_stage", "numpy"):
+            raise ModuleNotFoundError(name + " is not there")
+sys.meta_path.insert(0, Block())
+sys.path.insert(0, {str(tmp_path)!r})
+from compile_stage import flavor
+assert flavor.__file__.startswith({str(tmp_path)!r})
+module, _, name = flavor._BACKENDS[{backend!r}].partition(":")
+getattr(__import__(module, fromlist=[name]), name)()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+
+
 def test_what_the_session_refuses_reaches_the_client(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: of a batch larger than was compiled for, a client of the scoring server would read `unexpected error` and a stack trace."""
     import mlflow
