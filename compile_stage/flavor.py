@@ -199,8 +199,19 @@ def _our_imports(file: Path) -> set[str]:
 
 
 def _requirements(manifest: Mapping[str, Any]) -> list[str]:
-    pinned = {**plugins.package_versions("mlflow", "numpy"), **manifest.get("runtime", {})}
-    return [f"{name}=={version}" for name, version in sorted(pinned.items())]
+    """MLflow is named as MLflow itself names it: what is installed here may be mlflow-skinny, of the same version, which can't serve alone."""
+    from mlflow.version import VERSION
+
+    pinned = {"mlflow": VERSION, **plugins.package_versions("numpy"), **manifest.get("runtime", {})}
+    return [_pin(name, version) for name, version in sorted(pinned.items())]
+
+
+def _pin(name: str, version: str) -> str:
+    """A requirement without the local label of a build: of `2.13.0+cpu` the public index has `2.13.0` only, and where there is a choice that takes both.
+
+    The manifest keeps the label, and `refuse_machine` tells another build when the model is loaded.
+    """
+    return f"{name}=={version.partition('+')[0]}"
 
 
 def _write_environment(path: Path, asked: Sequence[str] | None, pinned: list[str]) -> None:
@@ -384,7 +395,7 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
     else:
         backend = plugins.load("backends", name)
     if absent := plugins.absent_to_open(backend):
-        pinned = " ".join(f"{package}=={version}" for package, version in manifest.get("runtime", {}).items())
+        pinned = " ".join(_pin(package, version) for package, version in manifest.get("runtime", {}).items())
         raise MissingDependencyError(
             f"the model runs on {name}, which is not installed ({', '.join(absent)})",
             fix=f"pip install {pinned or name}",
@@ -406,10 +417,11 @@ class _Pyfunc:
 
         how = self._model.manifest.get("answer", {})
         try:
-            batch = to_batch(data, self._model.signature, how)
-        except InputRefusedError as error:  # the scoring server answers 400, with this sentence
+            outputs = self._model.run(to_batch(data, self._model.signature, how))
+        # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was compiled for.
+        except (InputRefusedError, UsageError) as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
-        return from_outputs(self._model.run(batch), data, how)
+        return from_outputs(outputs, data, how)
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> _Pyfunc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ import pytest
 
 from compile_stage import flavor
 from compile_stage.answers import InputRefusedError, from_outputs, to_batch
+from compile_stage.core.buckets import Router
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
@@ -190,6 +192,73 @@ def test_requirements_name_the_runtime_and_nothing_of_ours(save: Save) -> None:
     lines = (save() / "requirements.txt").read_text().split()
     assert sorted(line.partition("==")[0] for line in lines) == ["mlflow", "numpy", "onnxruntime"]
     assert f"onnxruntime=={version('onnxruntime')}" in lines
+
+
+def test_requirements_name_mlflow_where_only_mlflow_skinny_is_installed(
+    save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: our own extras install mlflow-skinny, and a model published from there would ask for no MLflow: its environment could not load it."""
+    import mlflow
+
+    from compile_stage.core import plugins
+
+    installed = plugins.version
+
+    def as_in_an_extra(name: str) -> str:
+        if name == "mlflow":
+            raise plugins.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(plugins, "version", as_in_an_extra)
+    assert f"mlflow=={mlflow.__version__}" in (save() / "requirements.txt").read_text().split()
+
+
+def test_requirements_can_be_had_from_an_index_and_the_manifest_keeps_the_build(save: Save) -> None:
+    """Broken: `torch==2.13.0+cpu` is in no public index, so no environment could be made; or another build than the proven one would load without a word."""
+    import torch
+
+    path = save(runtime={"torch": "2.13.0+rocm"})
+    assert "torch==2.13.0" in (path / "requirements.txt").read_text().split()
+    with pytest.raises(IntegrityError, match=re.escape(f"torch: 2.13.0+rocm there, {torch.__version__} here")):
+        flavor.load_model(str(path))
+
+
+@pytest.mark.parametrize("backend", sorted(flavor._BACKENDS))
+def test_the_vendored_loader_of_every_backend_imports_with_the_standard_library_alone(
+    backend: str, tmp_path: Path
+) -> None:
+    """Broken: a model published by `tvm` asked for filelock, which its requirements do not bring, and loaded nowhere but beside compile-stage."""
+    flavor._stage_code(backend, tmp_path)
+    script = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names and top not in ("compile_stage", "numpy"):
+            raise ModuleNotFoundError(name + " is not there")
+sys.meta_path.insert(0, Block())
+sys.path.insert(0, {str(tmp_path)!r})
+from compile_stage import flavor
+assert flavor.__file__.startswith({str(tmp_path)!r})
+module, _, name = flavor._BACKENDS[{backend!r}].partition(":")
+getattr(__import__(module, fromlist=[name]), name)()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+
+
+def test_what_the_session_refuses_reaches_the_client(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: of a batch larger than was compiled for, a client of the scoring server would read `unexpected error` and a stack trace."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    loaded = mlflow.pyfunc.load_model(str(save()))
+    sizes = Router("tvm", SIGNATURE, [((8, 4),)])
+    session = loaded.get_raw_model()._session
+    monkeypatch.setattr(type(session), "run", lambda _self, batch: sizes.fit(batch))
+    with pytest.raises(MlflowException, match=r"shapes up to \[8, 4\] of 'x', and \[9, 4\] is larger") as caught:
+        loaded.predict(np.zeros((9, 4), np.float32))
+    assert caught.value.get_http_status_code() == 400
 
 
 def test_it_loads_where_compile_stage_is_not_installed(save: Save, tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from compile_stage.core.digest import canonical_json, digest_of, digest_tree
 from compile_stage.core.records import record
 
@@ -60,6 +58,8 @@ class Cache:
         if (found := self._read(entry)) is not None:
             return found
         entry.parent.mkdir(parents=True, exist_ok=True)
+        from filelock import FileLock  # what loads a published model may have none
+
         with FileLock(f"{entry}.lock"):
             if (found := self._read(entry)) is not None:  # another process made it while we waited
                 return found
