@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from compile_stage.core.compiled import describe, refuse_form, without_folders
+from compile_stage.core.compiled import describe, refuse_form, trial_filler, without_folders
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
@@ -178,7 +178,7 @@ class Iree:
         if artifact.elsewhere:
             return artifact
         with self.open(artifact, target.threads) as session:
-            for batch in _trials(model.signature, target):
+            for batch in _trials(model, target):
                 session.run(batch)
         return artifact
 
@@ -287,12 +287,13 @@ def _workers(expected: int) -> int | None:
     return found
 
 
-def _trials(signature: Signature, target: Target) -> Iterator[Batch]:
-    """Zeros of every batch size that the target names, where the sizes of all other dimensions are known. A first axis of a fixed size is no batch: an
+def _trials(model: PortableModel, target: Target) -> Iterator[Batch]:
+    """Something of every batch size that the target names, where the sizes of all other dimensions are known. A first axis of a fixed size is no batch: an
     operator's weights may be an input."""
+    fill = trial_filler(model)
     for size in target.batch_sizes:
         batch = {}
-        for spec in signature.inputs:
+        for spec in model.signature.inputs:
             typical = target.shapes[spec.name].typical if spec.name in target.shapes else spec.shape
             shape = tuple(
                 size if isinstance(own, str) and at == 0 else dim
@@ -300,7 +301,7 @@ def _trials(signature: Signature, target: Target) -> Iterator[Batch]:
             )
             if not all(isinstance(dim, int) for dim in shape):
                 return
-            batch[spec.name] = np.zeros([int(dim) for dim in shape], dtype=spec.dtype)
+            batch[spec.name] = fill(spec, [int(dim) for dim in shape])
         yield batch
 
 

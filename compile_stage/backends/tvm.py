@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core import tuning_records
 from compile_stage.core.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
-from compile_stage.core.compiled import describe, refuse_form, refuse_types
+from compile_stage.core.compiled import describe, refuse_form, refuse_types, trial_filler
 from compile_stage.core.digest import digest_of
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -382,17 +382,11 @@ def _read_back(
     path: Path, options: Mapping[str, Any], threads: int, model: PortableModel, kernels: Mapping[str, tuple[str, bool]]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What the library calls, from its own listing; each function is run once. Raises when what it answers is not what the model says."""
-    import numpy as np
-
-    described, dividing = model.signature, _divides(model)
+    described, fill = model.signature, trial_filler(model)
     session = _TvmSession(path, options, threads, described)
     try:
         for one in options["functions"]:
-            # Zeros are indices that every table has; but an integer divided by 0 ends the process.
-            trial = {
-                spec.name: (np.ones if dividing and np.dtype(spec.dtype).kind in "iu" else np.zeros)(shape, spec.dtype)
-                for spec, shape in zip(described.inputs, one["shapes"], strict=True)
-            }
+            trial = {spec.name: fill(spec, shape) for spec, shape in zip(described.inputs, one["shapes"], strict=True)}
             _demand_same(described, session.run(trial))
         listing = str(session.library["as_text"]())
     finally:
@@ -418,21 +412,6 @@ def _read_back(
         return executed, ()
     left = f"{tuned[False]} of {sum(calls.values())} kernels are not tuned, which makes them slow: raise budget.tuning_trials"
     return executed, (left,)
-
-
-def _divides(model: PortableModel) -> bool:
-    """Whether the graph has operators that divide (Range and Slice do by their step), at its own level or in a function or branch of it."""
-    import onnx
-
-    def within(nodes: Any) -> bool:
-        return any(
-            node.op_type in ("Div", "Mod", "Range", "Slice")
-            or any(within(one.g.node) for one in node.attribute if one.HasField("g"))
-            for node in nodes
-        )
-
-    loaded = onnx.load(model.path, load_external_data=False)
-    return within(loaded.graph.node) or any(within(function.node) for function in loaded.functions)
 
 
 def _demand_same(described: Signature, answer: Batch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from compile_stage.core.digest import digest_tree, tree_size
 from compile_stage.core.environment import hardware
 from compile_stage.core.ports import Backend
 from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
-from compile_stage.core.tensors import Signature
+from compile_stage.core.tensors import Signature, TensorSpec
 
 _ARRAYS = (
     "bool", "str", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
@@ -76,6 +76,28 @@ def refuse_types(signature: Signature) -> str | None:
             if spec.dtype not in _ARRAYS:
                 return f"{word} {spec.name!r} is {spec.dtype}, which NumPy has no arrays of; cast it within the model, to float32 or an integer type"
     return None
+
+
+def trial_filler(model: PortableModel) -> Callable[[TensorSpec, Sequence[int]], Any]:
+    """What fills an input, of a shape, for a first call of what was compiled of an ONNX model: whether it runs at all. Zeros are indices that every
+    table has; but an integer divided by 0 ends the process, so where operators divide (Range and Slice do by their step) integers are 1."""
+    import numpy as np
+    import onnx
+
+    def divide(nodes: Any) -> bool:
+        return any(
+            node.op_type in ("Div", "Mod", "Range", "Slice")
+            or any(divide(one.g.node) for one in node.attribute if one.HasField("g"))
+            for node in nodes
+        )
+
+    loaded = onnx.load(model.path, load_external_data=False)
+    dividing = divide(loaded.graph.node) or any(divide(function.node) for function in loaded.functions)
+
+    def fill(spec: TensorSpec, shape: Sequence[int]) -> Any:
+        return (np.ones if dividing and np.dtype(spec.dtype).kind in "iu" else np.zeros)(shape, spec.dtype)
+
+    return fill
 
 
 def without_folders(said: str) -> str:
