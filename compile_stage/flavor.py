@@ -42,8 +42,10 @@ from compile_stage.manifest import (
     check_integrity,
     data_folder,
     list_beside,
+    pin,
     read_manifest,
     refuse_machine,
+    runtime_to_install,
     sealed,
 )
 
@@ -203,15 +205,7 @@ def _requirements(manifest: Mapping[str, Any]) -> list[str]:
     from mlflow.version import VERSION
 
     pinned = {"mlflow": VERSION, **plugins.package_versions("numpy"), **manifest.get("runtime", {})}
-    return [_pin(name, version) for name, version in sorted(pinned.items())]
-
-
-def _pin(name: str, version: str) -> str:
-    """A requirement without the local label of a build: of `2.13.0+cpu` the public index has `2.13.0` only, and where there is a choice that takes both.
-
-    The manifest keeps the label, and `refuse_machine` tells another build when the model is loaded.
-    """
-    return f"{name}=={version.partition('+')[0]}"
+    return [pin(name, version) for name, version in sorted(pinned.items())]
 
 
 def _write_environment(path: Path, asked: Sequence[str] | None, pinned: list[str]) -> None:
@@ -373,9 +367,11 @@ def _accept_machine(manifest: Mapping[str, Any], data: Path, mode: str) -> None:
     if mode == "warn":
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
         return
+    ways = [f"pip install {' '.join(wanted)}"] if (wanted := runtime_to_install(manifest, data)) else []
+    ways += ["run compile-stage, or compile-stage validate, on this kind of machine"]
     raise IntegrityError(
         problem,
-        fix="run compile-stage, or compile-stage validate, on this kind of machine, or load it with model_config={'on_hardware_mismatch': 'warn'}",
+        fix=", or ".join([*ways, "load it with model_config={'on_hardware_mismatch': 'warn'}"]),
     )
 
 
@@ -395,7 +391,7 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
     else:
         backend = plugins.load("backends", name)
     if absent := plugins.absent_to_open(backend):
-        pinned = " ".join(_pin(package, version) for package, version in manifest.get("runtime", {}).items())
+        pinned = " ".join(pin(package, version) for package, version in manifest.get("runtime", {}).items())
         raise MissingDependencyError(
             f"the model runs on {name}, which is not installed ({', '.join(absent)})",
             fix=f"pip install {pinned or name}",

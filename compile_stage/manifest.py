@@ -181,29 +181,62 @@ def write_validation(said: Mapping[str, Any], folder: Path) -> Path:
 
 def refuse_machine(manifest: Mapping[str, Any], model_dir: str | Path) -> str | None:
     """None when this machine and its runtime are those that the artifact was proven on, or what differs."""
-    here, differs = hardware(), []
-    proof = next((v for v in validations(manifest, model_dir) if v["fingerprint"] == here.fingerprint), None)
-    if proof is not None:
-        if not proof["passed"]:
-            differs.append("its validation on this machine failed")
-    elif "verdict" in manifest and manifest["verdict"] is None:
-        differs.append(
-            f"it was compiled on {manifest.get('fingerprint')} for other hardware, and not validated on this machine"
-        )
-    elif manifest.get("fingerprint") != here.fingerprint:
-        there = manifest.get("hardware", {})
-        for field in fields(Hardware):
-            now, then = json.loads(canonical_json(getattr(here, field.name))), there.get(field.name)
-            if now != then:
-                differs.append(f"{field.name}: {_shown(then)} there, {_shown(now)} here")
-        if not differs:
-            differs.append(f"fingerprint: {manifest.get('fingerprint')} there, {here.fingerprint} here")
-    proven = (proof or manifest).get("runtime", {})
-    installed = plugins.package_versions(*proven)
-    differs += [
-        f"{name}: {v} there, {installed[name]} here" for name, v in proven.items() if installed.get(name, v) != v
-    ]
+    proof = _proof_here(manifest, model_dir)
+    differs = _other_machine(manifest, proof)
+    differs += [f"{name}: {there} there, {now} here" for name, there, now in _other_runtime(proof or manifest)]
     return "; ".join(differs) or None
+
+
+def runtime_to_install(manifest: Mapping[str, Any], model_dir: str | Path) -> list[str]:
+    """The requirements that bring the proven versions of the runtime; empty where they would not make this machine the one of the proof.
+
+    So it is for another build of the same version: which index has it is not known here.
+    """
+    proof = _proof_here(manifest, model_dir)
+    wanted = [(pin(name, there), pin(name, now)) for name, there, now in _other_runtime(proof or manifest)]
+    if _other_machine(manifest, proof) or any(there == now for there, now in wanted):
+        return []
+    return [there for there, _ in wanted]
+
+
+def pin(name: str, version: str) -> str:
+    """A requirement without the local label of a build: of `2.13.0+cpu` the public index has `2.13.0` only, and where there is a choice that takes both.
+
+    The manifest keeps the label, and `refuse_machine` tells another build when the model is loaded.
+    """
+    return f"{name}=={version.partition('+')[0]}"
+
+
+def _proof_here(manifest: Mapping[str, Any], model_dir: str | Path) -> Mapping[str, Any] | None:
+    """What `compile-stage validate` found on such a machine as this."""
+    here = hardware().fingerprint
+    return next((v for v in validations(manifest, model_dir) if v["fingerprint"] == here), None)
+
+
+def _other_machine(manifest: Mapping[str, Any], proof: Mapping[str, Any] | None) -> list[str]:
+    here = hardware()
+    if proof is not None:
+        return [] if proof["passed"] else ["its validation on this machine failed"]
+    if "verdict" in manifest and manifest["verdict"] is None:
+        return [
+            f"it was compiled on {manifest.get('fingerprint')} for other hardware, and not validated on this machine"
+        ]
+    if manifest.get("fingerprint") == here.fingerprint:
+        return []
+    differs = []
+    there = manifest.get("hardware", {})
+    for field in fields(Hardware):
+        now, then = json.loads(canonical_json(getattr(here, field.name))), there.get(field.name)
+        if now != then:
+            differs.append(f"{field.name}: {_shown(then)} there, {_shown(now)} here")
+    return differs or [f"fingerprint: {manifest.get('fingerprint')} there, {here.fingerprint} here"]
+
+
+def _other_runtime(proven: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Package, its version in what was proven, the one that is installed: of those that differ. What is not installed is no difference."""
+    wanted: Mapping[str, str] = proven.get("runtime", {})
+    installed = plugins.package_versions(*wanted)
+    return [(name, there, installed[name]) for name, there in wanted.items() if installed.get(name, there) != there]
 
 
 def _shown(value: Any) -> str:

@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,6 @@ def write_onnx(folder: Path) -> None:
 
 def describe(artifact: Path, **changes: Any) -> dict[str, Any]:
     """The manifest as the package step makes it."""
-    from importlib.metadata import version
 
     made = Artifact(
         path="artifact",
@@ -187,8 +187,6 @@ def test_a_signature_that_does_not_describe_the_graph_is_replaced(save: Save, tm
 
 
 def test_requirements_name_the_runtime_and_nothing_of_ours(save: Save) -> None:
-    from importlib.metadata import version
-
     lines = (save() / "requirements.txt").read_text().split()
     assert sorted(line.partition("==")[0] for line in lines) == ["mlflow", "numpy", "onnxruntime"]
     assert f"onnxruntime=={version('onnxruntime')}" in lines
@@ -393,9 +391,33 @@ def test_another_machine_is_an_error_a_warning_or_nothing(save: Save) -> None:
     flavor.load_model(path, on_hardware_mismatch="ignore").close()
 
 
+def test_no_install_is_named_where_the_machine_is_another_too(save: Save) -> None:
+    """Broken: an install would be named as what mends it, and the next load would be refused all the same."""
+    other = replace(hardware(), cpu="Another CPU")
+    path = save(hardware=other, fingerprint=other.fingerprint, runtime={"onnxruntime": "1.0.0"})
+    with pytest.raises(IntegrityError, match=r"Another CPU there.*onnxruntime: 1\.0\.0 there") as refused:
+        flavor.load_model(str(path))
+    assert refused.value.fix.startswith("run compile-stage")
+
+
 def test_another_version_of_the_runtime_counts_as_another_machine(save: Save) -> None:
     with pytest.raises(IntegrityError, match=r"onnxruntime: 1\.0\.0 there"):
         flavor.load_model(str(save(runtime={"onnxruntime": "1.0.0"})))
+
+
+def test_the_proven_version_of_the_runtime_is_named_with_its_pip_install(save: Save) -> None:
+    """Broken: who has another version would read "on this kind of machine", compile anew, and not learn that one install mends it."""
+    with pytest.raises(IntegrityError) as refused:
+        flavor.load_model(str(save(runtime={"onnxruntime": "1.0.0+cpu"})))
+    assert refused.value.fix.startswith("pip install onnxruntime==1.0.0, or run compile-stage")
+
+
+def test_another_build_of_the_same_version_names_no_pip_install(save: Save) -> None:
+    """Broken: the advice would be to install what is there already, since no public index has the label of a build."""
+    here = version("onnxruntime").partition("+")[0]
+    with pytest.raises(IntegrityError, match=r"\+elsewhere there") as refused:
+        flavor.load_model(str(save(runtime={"onnxruntime": f"{here}+elsewhere"})))
+    assert refused.value.fix.startswith("run compile-stage")
 
 
 def test_a_missing_runtime_names_the_pip_line(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:

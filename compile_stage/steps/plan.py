@@ -59,7 +59,7 @@ def _expand(
     source: SourceModel, policy: Policy, target_policy: TargetPolicy, hardware: Hardware
 ) -> Iterator[Job | Refusal]:
     target = target_policy.target
-    auto, given = target.backends == ("auto",), _forms(source)
+    auto, given, unread = target.backends == ("auto",), _forms(source), _why_unread(source)
     precisions = target.precisions if SAFE_FLOOR in target.precisions else (*target.precisions, SAFE_FLOOR)
     for name in plugins.names("backends") if auto else target.backends:
         backend = plugins.load("backends", name)
@@ -70,6 +70,9 @@ def _expand(
             # `auto` means what is installed: a backend that is not is no refusal, `doctor` lists it.
             if not (auto and plugins.missing(backend)):
                 yield _refusal(source, target.name, name, "*", reason)
+            continue
+        if unread is not None:
+            yield _refusal(source, target.name, name, "*", unread)
             continue
         form = next((form for form in backend.forms if form in given), None)
         if form is None:
@@ -140,6 +143,12 @@ def _forms(source: SourceModel) -> tuple[str, ...]:
     ):
         return ("onnx", "torch-export")
     return ("onnx",)
+
+
+def _why_unread(source: SourceModel) -> str | None:
+    """None when what the source's plug-in needs is installed, or the reason with the exact command. No job can do without the source."""
+    known = source.flavor in plugins.names("sources")
+    return plugins.missing(plugins.load("sources", source.flavor)) if known else None
 
 
 def _refuse_scheme(target_policy: TargetPolicy, scheme: Scheme, form: str, precision: str) -> str | None:

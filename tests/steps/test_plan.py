@@ -243,3 +243,17 @@ def test_a_graph_becomes_a_program_where_what_that_takes_is_installed(monkeypatc
         "inductor takes torch-export: a PyTorch program is made of a model of flavor onnx with onnx2torch, which is not installed: "
         'pip install "compile-stage[onnx2torch]"'
     )
+
+
+@pytest.mark.parametrize("backends", [("onnxruntime",), ("auto",)])
+def test_a_source_whose_packages_are_missing_has_no_jobs(
+    monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...]
+) -> None:
+    """Broken: `plan` would say "run" of jobs that end at the run's first step, and not which package to install."""
+    real = plugins._importable
+    monkeypatch.setattr(plugins, "_importable", lambda module: module != "onnxscript" and real(module))
+    made = plan(replace(SOURCE, flavor="pytorch"), with_target(backends=backends), hardware())
+    assert made.jobs == ()
+    reason = {refusal.backend: refusal.reason for refusal in made.refused}["onnxruntime"]
+    assert reason.startswith("pytorch needs ")
+    assert reason.endswith('onnxscript, which is not installed: pip install "compile-stage[torch]"')
