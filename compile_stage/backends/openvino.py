@@ -227,9 +227,9 @@ class _OpenVinoSession:
 
 def _int8_schemes() -> tuple[Scheme, ...]:
     """Our graphs first, the one with symmetric activations before the other: it rounds only what matrix operators read, which is the most accurate and no
-    slower, and a product of two activations runs in integers. NNCF's own is last, so that a tie is not decided for it (docs/int8.md)."""
+    slower, and a product of two activations runs in integers, but where the CPU's are slower than its floats (docs/int8.md). NNCF's own is last, so that a tie is not decided for it (docs/int8.md)."""
     floats = ("bf16",) if hardware().multiplies_bf16 else ()
-    safe = {"reduce_range": hardware().sums_saturate}
+    safe = {"reduce_range": hardware().sums_saturate, "products": not hardware().sums_saturate}
     symmetric = Scheme(
         precision="int8",
         name="int8-sym",

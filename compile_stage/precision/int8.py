@@ -41,7 +41,7 @@ _DYNAMIC = ("Conv", "Gemm", "MatMul", "LSTM", "Attention")
 # Options of a static scheme, with what each may be.
 _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
     "calibration": METHODS, "percentile": float, "placement": ("chain", "operands"), "one_sided": bool, "equalise": bool,
-    "correct_biases": bool, "reduce_range": bool, "tables": bool,
+    "correct_biases": bool, "reduce_range": bool, "tables": bool, "products": bool,
 }  # fmt: skip
 
 
@@ -59,6 +59,7 @@ class StaticInt8:
         correct_biases: Take out of the biases what rounding a weight shifts the mean by; True by default.
         reduce_range: 7-bit weights, for CPUs whose 16-bit sums saturate.
         tables: Store embedding tables in 8 bits (`precision/tables.py`); True by default.
+        products: A MatMul of two activations (attention) computes in integers; True by default.
     """
 
     name: ClassVar[str] = "int8"
@@ -107,6 +108,7 @@ def _settings(scheme: Scheme, kept: Sequence[str]) -> Settings:
         equalise=bool(options.get("equalise", True)),
         correct=bool(options.get("correct_biases", True)),
         tables=bool(options.get("tables", True)),
+        products=bool(options.get("products", True)),
         kept=frozenset(kept),
     )
 

@@ -122,13 +122,22 @@ class Plan:
         return list(dict.fromkeys(self.rounded.values()))
 
 
-def plan(view: View, ops: Collection[str], kept: Collection[str], *, chain: bool, per_channel: bool = True) -> Plan:
+def plan(
+    view: View,
+    ops: Collection[str],
+    kept: Collection[str],
+    *,
+    chain: bool,
+    per_channel: bool = True,
+    products: bool = True,
+) -> Plan:
     """Decide what is rounded.
 
     Args:
         ops: Operator types that may compute in integers.
         kept: Names of nodes that may not.
         chain: The placement: True is *chain*, False is *operands*.
+        products: Whether a MatMul of two activations computes in integers.
     """
     found = Plan()
     for node in view.graph.node:
@@ -141,7 +150,7 @@ def plan(view: View, ops: Collection[str], kept: Collection[str], *, chain: bool
                 answer = _after_cut(view, node.output[0], kept)
                 found.rounded.setdefault(answer, answer)
                 found.everywhere.add(answer)
-        elif node.op_type == "MatMul" and not any(name in view.constants for name in node.input):
+        elif products and node.op_type == "MatMul" and not any(name in view.constants for name in node.input):
             _read(view, found, node, (0, 1))
             found.products.update(node.input)
     if chain:

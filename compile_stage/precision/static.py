@@ -55,6 +55,7 @@ class Settings:
     equalise: bool = True
     correct: bool = True
     tables: bool = True
+    products: bool = True
     kept: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -109,7 +110,9 @@ def _load(simple: Path) -> tuple[Any, Path]:
 def _plan(model: Any, settings: Settings) -> tuple[qdq.View, qdq.Plan]:
     view = qdq.View(model.graph)
     ops = settings.ops or qdq.KNOWN
-    return view, qdq.plan(view, ops, settings.kept, chain=settings.chain, per_channel=settings.per_channel)
+    return view, qdq.plan(
+        view, ops, settings.kept, chain=settings.chain, per_channel=settings.per_channel, products=settings.products
+    )
 
 
 def _channel_axes(plan: qdq.Plan) -> dict[str, int]:

@@ -130,7 +130,7 @@ def test_our_schemes_come_first_and_weights_lose_a_bit_without_vnni(monkeypatch:
     monkeypatch.setattr(module, "hardware", lambda: plain)
     found = OpenVino().schemes(TARGET, "int8")
     assert [s.name for s in found] == ["int8-sym", "int8-u8", "int8-nncf"]
-    assert all(s.options["reduce_range"] for s in found[:2])
+    assert all(s.options["reduce_range"] and not s.options["products"] for s in found[:2])
     monkeypatch.setattr(module, "hardware", lambda: replace(plain, features=("avx2", "avx512_vnni")))
     assert not any(s.options.get("reduce_range") for s in OpenVino().schemes(TARGET, "int8"))
 

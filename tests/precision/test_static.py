@@ -147,6 +147,25 @@ def test_equalisation_mends_loud_channels(make: Callable[[Path], Made], tmp_path
     assert snr_db(made, with_it.path) > snr_db(made, without.path) + 2
 
 
+def test_products_of_activations_stay_in_float_where_asked(tmp_path: Path) -> None:
+    """Broken: on a CPU whose integers are slow there, attention would be rounded and run in them."""
+    made, accuracy = models.transformer(tmp_path / "made"), {}
+    for products in (True, False):
+        lowered = lower(made, OPERANDS, tmp_path / str(products), products=products)
+        graph = onnx.load(lowered.path).graph
+        constants = {tensor.name for tensor in graph.initializer}
+        back = {node.output[0]: node.input[0] in constants for node in graph.node if node.op_type == "DequantizeLinear"}
+        pairs = [[back.get(name) for name in node.input] for node in graph.node if node.op_type == "MatMul"]
+        layers = [pair for pair in pairs if True in pair]
+        assert layers
+        assert all(pair == [False, True] for pair in layers)
+        of_activations = [pair for pair in pairs if True not in pair]
+        assert of_activations
+        assert all(pair == ([False, False] if products else [None, None]) for pair in of_activations)
+        accuracy[products] = snr_db(made, lowered.path)
+    assert accuracy[False] > accuracy[True]
+
+
 @pytest.mark.parametrize("make", [depthwise, loud_transformer], ids=lambda make: make.__name__)
 def test_equalisation_is_exact_in_float(make: Callable[[Path], Made], tmp_path: Path) -> None:
     """Broken: the equalised graph would be another model, and no calibration could mend that."""
