@@ -2,6 +2,7 @@
 
     python benchmarks/int8.py                       # four networks, about twelve minutes on two cores
     python benchmarks/int8.py bert6 --full-weights  # on a CPU without VNNI: what one with it would compute
+    python benchmarks/int8.py bert6 --openvino      # OpenVINO's graphs alone, beside NNCF's
     python benchmarks/int8.py --olive .venv-olive/bin/python    # with Olive, which lives in an environment of its own:
                                                     # python -m venv .venv-olive && .venv-olive/bin/pip install olive-ai onnxruntime
 
@@ -191,7 +192,7 @@ def in_turns(runs: dict[str, Run], example: dict, seconds: float) -> dict[str, l
     return times
 
 
-def measure(name: str, seconds: float, full: bool, olive: str | None, folder: Path) -> None:
+def measure(name: str, seconds: float, full: bool, olive: str | None, alone: bool, folder: Path) -> None:
     model, calibration = export(name, folder / "model")
     held_out = networks.samples(name, HELD_OUT, 1)
     example, fp32 = one(held_out, 0), on_onnxruntime(Path(model.path))
@@ -199,22 +200,29 @@ def measure(name: str, seconds: float, full: bool, olive: str | None, folder: Pa
     nncf = by_nncf(name, model, folder)
     rows: dict[str, tuple[float, Run]] = {
         "FP32 (OpenVINO)": (np.inf, on_openvino(Path(model.path), example)),
-        "FP32 (ONNX Runtime)": (np.inf, fp32),
         "NNCF": (snr_db(expected, on_openvino(nncf, example, exact=True), held_out), on_openvino(nncf, example)),
     }
-    graphs = by_onnxruntime(name, model, folder / "peer", full)
-    exact = [snr_db(expected, on_onnxruntime(path, exact=True), held_out) for path in graphs]
-    best = int(np.argmax(exact))
-    rows["quantize_static"] = (exact[best], on_onnxruntime(graphs[best]))
+    if alone:
+        rows["NNCF, once more"] = (rows["NNCF"][0], on_openvino(nncf, example))
+    else:
+        graphs = by_onnxruntime(name, model, folder / "peer", full)
+        exact = [snr_db(expected, on_onnxruntime(path, exact=True), held_out) for path in graphs]
+        best = int(np.argmax(exact))
+        rows["FP32 (ONNX Runtime)"] = (np.inf, fp32)
+        rows["quantize_static"] = (exact[best], on_onnxruntime(graphs[best]))
     if olive:
         path = by_olive(olive, name, model, folder, full)
         rows["Olive"] = (snr_db(expected, on_onnxruntime(path, exact=True), held_out), on_onnxruntime(path))
     lowered: dict[str, str] = {}
-    for backend in (OpenVino(), OnnxRuntime()):
+    for backend in (OpenVino(),) if alone else (OpenVino(), OnnxRuntime()):
         for scheme in backend.schemes(TARGET, "int8"):
             if scheme.native:
                 continue
-            options = {key: value for key, value in scheme.options.items() if not (full and key == "reduce_range")}
+            options = {
+                key: value
+                for key, value in scheme.options.items()
+                if not (full and key in ("reduce_range", "products"))
+            }
             key = repr((scheme.activations, scheme.symmetric, scheme.ops, options))  # both backends may want one graph
             if key not in lowered:
                 began = time.process_time()
@@ -239,7 +247,7 @@ def measure(name: str, seconds: float, full: bool, olive: str | None, folder: Pa
         ratio = statistics.median(own / other for own, other in zip(times[kind], times["NNCF"], strict=True))
         exactly = "" if np.isinf(graph_db) else f"{graph_db:.1f}"
         print(
-            f"| {kind} | {exactly} | {f'{served_db[kind]:.1f}' if kind in served_db else ''} | {ratio:.2f} | "
+            f"| {kind} | {exactly} | {f'{served_db[kind]:.1f}' if kind in served_db else ''} | {ratio:.{3 if alone else 2}f} | "
             f"{statistics.median(times[kind]) * 1e3:.2f} |"
         )
     print(f"\n{len(times['NNCF'])} rounds", flush=True)
@@ -250,11 +258,14 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", default=["resnet50", "bert6", "separable", "small"])
     parser.add_argument("--seconds", type=float, default=20.0, help="of taking turns, a network")
     parser.add_argument("--full-weights", action="store_true", help="8-bit weights, whatever this CPU's kernels do")
+    parser.add_argument(
+        "--openvino", action="store_true", help="its graphs alone, and NNCF's twice, to see what is chance"
+    )
     parser.add_argument("--olive", metavar="PYTHON", help="interpreter of an environment with Olive")
     chosen = parser.parse_args()
     for name in chosen.networks:
         with tempfile.TemporaryDirectory() as scratch:
-            measure(name, chosen.seconds, chosen.full_weights, chosen.olive, Path(scratch))
+            measure(name, chosen.seconds, chosen.full_weights, chosen.olive, chosen.openvino, Path(scratch))
 
 
 if __name__ == "__main__":
