@@ -257,7 +257,12 @@ _SCHEMES: Mapping[str, tuple[Scheme, ...]] = {
     ),
     "fp8": (Scheme(precision="fp8", name="fp8"),),
     "int4": tuple(
-        Scheme(precision="int4", name=f"int4-{method}", weights="int4", options={"method": method, "block": 128})
+        Scheme(
+            precision="int4",
+            name=f"int4-{method}",
+            weights="int4",
+            options={"method": method, "block": 128, "tables": False},
+        )
         for method in ("hqq", "rtn")
     ),
 }

@@ -25,6 +25,7 @@ from compile_stage.precision.onnx_graph import (
     refuse_form,
     simplify,
 )
+from compile_stage.precision.tables import round_tables, say_tables
 from compile_stage.precision.wiring import Names, drop_unused_weights
 
 OPSET = 21
@@ -33,7 +34,7 @@ _OPS = ("MatMul", "Gemm")
 
 
 class Int4:
-    """Weights of MatMul and Gemm in 4 bits; embedding tables and convolutions stay in float32.
+    """Weights of MatMul and Gemm in 4 bits; large embedding tables in 8, convolutions stay in float32.
 
     `Scheme.weights` is `uint4` (asymmetric: one zero point a block; 1.5 dB better on normal weights) or `int4` (symmetric).
 
@@ -41,6 +42,7 @@ class Int4:
         method: `hqq`, half-quadratic quantisation (the default), or `rtn`, rounding to nearest.
         block: Weights that share a scale, a power of two from 16 on; 32 by default. Where it does not divide a matrix's rows, the largest power of two
             below it that does is taken, down to 16; a matrix without one stays in float32.
+        tables: Store embedding tables in 8 bits (`precision/tables.py`); True by default.
     """
 
     name: ClassVar[str] = "int4"
@@ -74,6 +76,8 @@ class Int4:
         notes = [f"{done} matrices have weights in 4 bits, by blocks of {block} ({method})"]
         if left:
             notes.append(f"{len(left)} matrix products stay in fp32: {'; '.join(dict.fromkeys(left))}")
+        if scheme.options.get("tables", True) and (count := round_tables(graph.graph, kept)):
+            notes.append(say_tables(count))
         return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, *notes))
 
 
