@@ -24,9 +24,9 @@ from compile_stage.policy.load import load_policy
 
 if TYPE_CHECKING:
     from compile_stage.core.toolchains import Toolchain
-    from compile_stage.debug.diagnosis import Diagnosis
     from compile_stage.doctor import DoctorReport
     from compile_stage.engine.toolchains import State
+    from compile_stage.graph_debug.diagnosis import Diagnosis
 
 
 def plan(
@@ -38,8 +38,8 @@ def plan(
         PolicyError: The policy is wrong, or is not meant for this model.
         RegistryError: The registry can't be reached or does not hold the model.
     """
-    from compile_stage.holdings import holdings
-    from compile_stage.pipeline import make_plan
+    from compile_stage.pipeline.cache_status import holdings
+    from compile_stage.pipeline.run import make_plan
 
     policy = load_policy(Path(policy_path), sets=sets, targets=targets)
     with _context(None, "local") as context:
@@ -80,7 +80,8 @@ def run(
         RegistryError: The registry can't be reached, or refuses.
         StorageError: A disk is full, or `out` or the cache can't be written. Nothing is published half.
     """
-    from compile_stage import pipeline, report
+    from compile_stage import report
+    from compile_stage.pipeline import run as pipeline
 
     policy, made, begun, started = None, None, False, time.monotonic()
 
@@ -128,8 +129,8 @@ def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = 
         SourceError: The source is refused; a pickle is, unless allowed.
         RegistryError: The version, or its source, can't be had.
     """
-    from compile_stage.manifest import check_integrity
-    from compile_stage.reproof import prove_again
+    from compile_stage.revalidation import prove_again
+    from compile_stage.serving.manifest import check_integrity
 
     with _context(None, "local") as context:
         folder = _published(uri_or_bundle, context.scratch / "published")
@@ -162,8 +163,8 @@ def validate(uri: str, *, allow_pickle: bool = False, reporter: Reporter | None 
         SourceError: The source is refused, or its samples can't be had here.
         RegistryError: The registry can't be reached, or refuses.
     """
-    from compile_stage.manifest import check_integrity, write_validation
-    from compile_stage.reproof import prove_here
+    from compile_stage.revalidation import prove_here
+    from compile_stage.serving.manifest import check_integrity, write_validation
 
     registry = plugins.registry_for(uri)
     receipt = registry.published(uri)
@@ -190,7 +191,7 @@ def promote(uri: str, alias: str) -> Receipt:
         IntegrityError: It is not one of ours, or a file of it was changed.
         RegistryError: The registry can't be reached, or refuses.
     """
-    from compile_stage.manifest import check_integrity
+    from compile_stage.serving.manifest import check_integrity
     from compile_stage.steps.promote import demand_passed
 
     registry = plugins.registry_for(uri)
@@ -242,8 +243,8 @@ def debug(
         RegistryError: The model can't be had.
         SourceError: The model is refused or unreadable.
     """
-    from compile_stage import diagnose
-    from compile_stage.pipeline import make_plan
+    from compile_stage.diagnosis import job as diagnose
+    from compile_stage.pipeline.run import make_plan
     from compile_stage.report import debug_page
 
     here = Path(subject)

@@ -9,7 +9,7 @@ serves where compile-stage is not installed: there must be MLflow, NumPy and the
     MLmodel, requirements.txt, ...   MLflow's own
     code/compile_stage/              the vendored loader
     data/artifact/                   what the backend compiled
-    data/manifest.json               what it is, what it was made from, and the digest of every file (`compile_stage.manifest`)
+    data/manifest.json               what it is, what it was made from, and the digest of every file (`compile_stage.serving.manifest`)
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.answers import InputRefusedError, from_outputs, to_batch
 from compile_stage.core import plugins
 from compile_stage.core.digest import digest_file, list_tree
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.manifest import (
+from compile_stage.serving.manifest import (
     ARTIFACT_NAME,
     DATA_NAME,
     MANIFEST_NAME,
@@ -48,6 +47,7 @@ from compile_stage.manifest import (
     runtime_to_install,
     sealed,
 )
+from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
 
 if TYPE_CHECKING:
     from compile_stage.core.ports import Backend

@@ -235,7 +235,7 @@ def compare_samples(model: Any, calibration: Any, validation: Any) -> dict[str, 
     """How many samples both sets hold, and what of the validation samples' activations lies outside of the calibrated ranges; None for that where the
     two sets are one."""
     from compile_stage.core.parallel import granted_threads
-    from compile_stage.debug.coverage import coverage
+    from compile_stage.graph_debug.coverage import coverage
     from compile_stage.measure.samples import overlap
 
     ours, theirs = revive(SampleSet, calibration), revive(SampleSet, validation)
@@ -251,8 +251,8 @@ def trace_nodes(
     reference: str, candidate: str, hint: str, precision: str, samples: Any, count: int, threads: int
 ) -> Any:
     """Two model files side by side on the first samples: a `debug.trace.Trace`."""
-    from compile_stage.debug.graphs import open_graph
-    from compile_stage.debug.trace import trace
+    from compile_stage.graph_debug.graphs import open_graph
+    from compile_stage.graph_debug.trace import trace
     from compile_stage.measure.samples import open_samples
 
     opened, size = open_samples(revive(SampleSet, samples)), _fixed_batch(reference) or 1
@@ -263,21 +263,21 @@ def trace_nodes(
 
 def describe_graph(path: str) -> PortableModel:
     """An ONNX file as a portable model. Raises SourceError when an input or output is no tensor."""
-    from compile_stage.debug.reduce import describe
+    from compile_stage.graph_debug.reduce import describe
 
     return describe(Path(path))
 
 
 def list_nodes(path: str) -> list[list[str]]:
     """Name and operator of every node of an ONNX file, in order."""
-    from compile_stage.debug.reduce import Cutter
+    from compile_stage.graph_debug.reduce import Cutter
 
     return Cutter(Path(path)).nodes()
 
 
 def cut_graph(path: str, nodes: list[int], into: str) -> PortableModel | None:
     """Some nodes of an ONNX file as a file of their own; None when that can't be made."""
-    from compile_stage.debug.reduce import Cutter
+    from compile_stage.graph_debug.reduce import Cutter
 
     return Cutter(Path(path)).write(nodes, Path(into))
 
@@ -286,7 +286,7 @@ def write_trace_bundle(
     reference: str, candidate: str, hint: str, samples: Any, tensor: str, facts: dict[str, Any], into: str
 ) -> None:
     """What is attached to a bug report about a wrong answer."""
-    from compile_stage.debug.bundle import write_trace_bundle as write
+    from compile_stage.graph_debug.bundle import write_trace_bundle as write
 
     chosen, size = revive(SampleSet, samples), _fixed_batch(reference)
     write(Path(reference), Path(candidate), hint, chosen, tensor, facts, Path(into), size)
@@ -294,7 +294,7 @@ def write_trace_bundle(
 
 def write_failure_bundle(graph: str, backend: str, facts: dict[str, Any], into: str) -> None:
     """What is attached to a bug report about a graph that can't be compiled."""
-    from compile_stage.debug.bundle import write_failure_bundle as write
+    from compile_stage.graph_debug.bundle import write_failure_bundle as write
 
     write(Path(graph), backend, facts, Path(into))
 

@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from compile_stage.core.records import Event, record
-from compile_stage.debug.trace import Trace
+from compile_stage.graph_debug.trace import Trace
 from compile_stage.report import numbers
 
 _WIDTH = 760

@@ -10,8 +10,8 @@ from typing import Any
 
 from compile_stage.core.digest import plain
 from compile_stage.core.errors import UsageError
-from compile_stage.debug.diagnosis import Diagnosis
-from compile_stage.debug.trace import NodeError, Trace
+from compile_stage.graph_debug.diagnosis import Diagnosis
+from compile_stage.graph_debug.trace import NodeError, Trace
 from compile_stage.report import numbers
 from compile_stage.report.charts import error_chart
 from compile_stage.report.files import write_text

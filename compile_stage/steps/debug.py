@@ -14,9 +14,9 @@ from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import Job, PortableModel, SampleSet
-from compile_stage.debug.diagnosis import Failed
-from compile_stage.debug.reduce import reduce_nodes
-from compile_stage.debug.trace import Trace
+from compile_stage.graph_debug.diagnosis import Failed
+from compile_stage.graph_debug.reduce import reduce_nodes
+from compile_stage.graph_debug.trace import Trace
 
 MAX_TRIES = 48
 """Graphs that a reduction may try; each is compiled in a worker."""

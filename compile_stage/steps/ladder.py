@@ -1,6 +1,6 @@
 """The steps from the original to the best that was found: which settings may be tried, what each is worth, and what each gained.
 
-Here is the pure part; `compile_stage.climbing` makes and measures.
+Here is the pure part; `compile_stage.pipeline.option_tuning` makes and measures.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from compile_stage.core.records import (
     TargetResult,
 )
 from compile_stage.flavor import save_model
-from compile_stage.manifest import read_manifest
 from compile_stage.measure import stats
+from compile_stage.serving.manifest import read_manifest
 
 TAG = "compile_stage."
 

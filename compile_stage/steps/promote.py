@@ -22,7 +22,7 @@ from compile_stage.core.records import (
     Verdict,
     record,
 )
-from compile_stage.manifest import artifact_of, check_integrity, data_folder, validations
+from compile_stage.serving.manifest import artifact_of, check_integrity, data_folder, validations
 
 
 @record

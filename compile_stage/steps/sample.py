@@ -16,7 +16,7 @@ from compile_stage.core.errors import CompileStageError, SourceError, UsageError
 from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import UNCALIBRATED, Data, Job, PortableModel, SampleSet, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
-from compile_stage.debug.coverage import Coverage, coverage_note, overlap_note
+from compile_stage.graph_debug.coverage import Coverage, coverage_note, overlap_note
 
 
 def samples_for(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compile_stage.debug.graphs import INPUT_OP, Node
-from compile_stage.debug.keep import smallest_kept
-from compile_stage.debug.trace import Trace, judge
+from compile_stage.graph_debug.graphs import INPUT_OP, Node
+from compile_stage.graph_debug.keep import smallest_kept
+from compile_stage.graph_debug.trace import Trace, judge
 
 
 def chain(snrs: list[float]) -> Trace:

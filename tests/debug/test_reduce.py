@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compile_stage.debug.reduce import Cutter, reduce_nodes, same_failure
+from compile_stage.graph_debug.reduce import Cutter, reduce_nodes, same_failure
 
 
 @settings(deadline=None)

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, Scheme
-from compile_stage.debug.graphs import INPUT_OP, Node, open_graph
-from compile_stage.debug.trace import DROP_DB, RUNTIME_GAP_DB, judge, rank, trace
+from compile_stage.graph_debug.graphs import INPUT_OP, Node, open_graph
+from compile_stage.graph_debug.trace import DROP_DB, RUNTIME_GAP_DB, judge, rank, trace
 from compile_stage.precision.float16 import Float16
 
 Sabotage = Callable[[PortableModel, str], Path]

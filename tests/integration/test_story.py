@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from compile_stage import api, pipeline
+from compile_stage import api
 from compile_stage.core.errors import EXIT_NOTHING_COMPILED, EXIT_SOURCE, RegistryError, SourceError
 from compile_stage.core.events import Silent
 from compile_stage.core.records import RunResult, TargetResult
+from compile_stage.pipeline import run as pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compile_stage import api, pipeline
+from compile_stage import api
 from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import GateError, IntegrityError
 from compile_stage.core.records import Artifact, Candidate, RunResult
-from compile_stage.manifest import sealed
+from compile_stage.pipeline import run as pipeline
+from compile_stage.serving.manifest import sealed
 
 pytestmark = [
     pytest.mark.usefixtures("fake_backends"),

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.core.sample_files import read_batches
-from compile_stage.debug.graphs import find_tensors, open_graph
+from compile_stage.graph_debug.graphs import find_tensors, open_graph
 from compile_stage.precision import equalise as equalise_module
 from compile_stage.precision import qdq, ranges, static
 from compile_stage.precision.int8 import StaticInt8

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
-from compile_stage.debug.graphs import find_tensors, open_graph
+from compile_stage.graph_debug.graphs import find_tensors, open_graph
 from compile_stage.precision import onnx_graph, tables
 from compile_stage.precision.int4 import Int4
 from compile_stage.precision.int8 import DynamicInt8, StaticInt8

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from compile_stage.attempt import Material
-from compile_stage.climbing import climb
 from compile_stage.core import plugins
 from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
@@ -38,6 +36,8 @@ from compile_stage.core.records import (
     Verdict,
 )
 from compile_stage.core.tensors import Signature
+from compile_stage.pipeline.evaluate import Material
+from compile_stage.pipeline.option_tuning import climb
 from compile_stage.steps.ladder import Climb, climbed_job, lay_out, refuse_rung, rungs_of, weigh
 from compile_stage.steps.select import select
 from compile_stage.steps.validate import Reference

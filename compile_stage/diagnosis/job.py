@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
 
-from compile_stage.attempt import Material, attempt
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
@@ -30,9 +29,10 @@ from compile_stage.core.records import (
     TargetPolicy,
     Verdict,
 )
-from compile_stage.debug.diagnosis import Diagnosis, Failed
-from compile_stage.debug.keep import Kept, smallest_kept
-from compile_stage.debug.trace import Trace, rank
+from compile_stage.graph_debug.diagnosis import Diagnosis, Failed
+from compile_stage.graph_debug.keep import Kept, smallest_kept
+from compile_stage.graph_debug.trace import Trace, rank
+from compile_stage.pipeline.evaluate import Material, attempt
 from compile_stage.steps.compile import compile_job
 from compile_stage.steps.debug import bundle_failure, bundle_trace, reduce_failure, trace
 from compile_stage.steps.export import export, inspect, other_forms

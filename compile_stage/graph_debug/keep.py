@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compile_stage.core.records import record
-from compile_stage.debug.graphs import INPUT_OP
-from compile_stage.debug.trace import HANDS_ON, NodeError, Trace, rank
+from compile_stage.graph_debug.graphs import INPUT_OP
+from compile_stage.graph_debug.trace import HANDS_ON, NodeError, Trace, rank
 
 _FURTHEST = 6  # nodes between a tensor and the one that computed it
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from compile_stage.core.digest import plain
 from compile_stage.core.records import SampleSet
-from compile_stage.debug.graphs import find_tensors, open_graph, pair_outputs
+from compile_stage.graph_debug.graphs import find_tensors, open_graph, pair_outputs
 from compile_stage.measure.samples import open_samples
 
 SAMPLES = 4

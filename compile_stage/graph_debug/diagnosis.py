@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from compile_stage.core.records import record
-from compile_stage.debug.keep import Kept
-from compile_stage.debug.reduce import Reduced
-from compile_stage.debug.trace import Trace
+from compile_stage.graph_debug.keep import Kept
+from compile_stage.graph_debug.reduce import Reduced
+from compile_stage.graph_debug.trace import Trace
 
 
 @record

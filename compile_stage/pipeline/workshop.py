@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compile_stage.attempt import Material, attempt
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import Candidate, Job, Policy, Sensitivity, TargetPolicy
+from compile_stage.pipeline.evaluate import Material, attempt
 from compile_stage.steps.search import Lower, Passing, quick_latency, rank
 from compile_stage.steps.select import waive
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compile_stage.attempt import Material
 from compile_stage.core.context import Context
 from compile_stage.core.records import Candidate, Policy, TargetPolicy
+from compile_stage.pipeline.evaluate import Material
+from compile_stage.pipeline.workshop import TargetWorkshop
 from compile_stage.steps.search import Passing, find_mixed, open_budget, order_searches
-from compile_stage.workshop import TargetWorkshop
 
 _SHARE = 0.5
 """Of what is left, a search may use so much while others wait; the last may use all."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compile_stage.attempt import Material
 from compile_stage.core.context import Context
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.records import (
@@ -23,10 +22,11 @@ from compile_stage.core.records import (
     SampleSet,
     TargetPolicy,
 )
+from compile_stage.pipeline.evaluate import Material
+from compile_stage.pipeline.workshop import TargetWorkshop
 from compile_stage.steps.benchmark import BASELINE, benchmark
 from compile_stage.steps.ladder import Climb, climbed_job, refuse_rung, rungs_of, weigh
 from compile_stage.steps.select import select
-from compile_stage.workshop import TargetWorkshop
 
 _RACE_S = 8.0
 """At most so long are a rung and what is below it measured in turns; on a quiet machine their ratio is known to 2 % after a second or two. It

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from compile_stage.core.records import record
-from compile_stage.debug.graphs import INPUT_OP, Graph, Node, find_tensors, is_float, pair_outputs
+from compile_stage.graph_debug.graphs import INPUT_OP, Graph, Node, find_tensors, is_float, pair_outputs
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

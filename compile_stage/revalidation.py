@@ -31,9 +31,9 @@ from compile_stage.core.records import (
     Waiver,
     record,
 )
-from compile_stage.manifest import artifact_of, data_folder
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.performance import calls_needed, check_performance
+from compile_stage.serving.manifest import artifact_of, data_folder
 from compile_stage.steps.benchmark import benchmark
 from compile_stage.steps.export import export, inspect
 from compile_stage.steps.package import timings

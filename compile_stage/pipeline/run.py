@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from compile_stage.attempt import Material, attempt_all
-from compile_stage.climbing import climb
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import plain
@@ -44,7 +42,9 @@ from compile_stage.core.records import (
     TargetResult,
 )
 from compile_stage.core.storage import explained
-from compile_stage.mixing import mix_missed
+from compile_stage.pipeline.evaluate import Material, attempt_all
+from compile_stage.pipeline.mixed_precision import mix_missed
+from compile_stage.pipeline.option_tuning import climb
 from compile_stage.steps.benchmark import benchmark_candidates, benchmark_successor
 from compile_stage.steps.export import export, inspect, other_forms
 from compile_stage.steps.ladder import announce, lay_out

@@ -1,0 +1,91 @@
+"""The records that travel from step to step, one file for each part of a run, in the order in which they come to be.
+
+Every record is frozen, holds plain values only, and goes to and from canonical JSON (`core.digest`), so it
+can be cached, hashed, sent to a worker of another interpreter, and published. Paths are strings. Units stand in
+the name: `_s` seconds, `_bytes`, `_mb` (10^6 bytes), `_ms` milliseconds.
+"""
+
+from compile_stage.core.records.base import JsonMap, record
+from compile_stage.core.records.candidate import (
+    CacheState,
+    Candidate,
+    CandidateState,
+    Failure,
+    LadderStep,
+    Selection,
+    StepKind,
+)
+from compile_stage.core.records.model import Artifact, PortableModel, SampleSet
+from compile_stage.core.records.plan import UNCALIBRATED, Job, Plan, Refusal, Rung, Scheme, SourceModel
+from compile_stage.core.records.policy import (
+    AppliesTo,
+    Budget,
+    Compliance,
+    Data,
+    DataSpec,
+    Direction,
+    Fallback,
+    Gate,
+    Policy,
+    Promotion,
+    ShapeRange,
+    Target,
+    TargetPolicy,
+    Waiver,
+)
+from compile_stage.core.records.proof import Check, Outcome, Sensitivity, Trial, Verdict
+from compile_stage.core.records.publication import Bundle, Draft, Receipt
+from compile_stage.core.records.result import Ending, Event, RunResult, RunStatus, TargetResult, Verification
+from compile_stage.core.records.timing import Measurement, Timing
+
+__all__ = [
+    "UNCALIBRATED",
+    "AppliesTo",
+    "Artifact",
+    "Budget",
+    "Bundle",
+    "CacheState",
+    "Candidate",
+    "CandidateState",
+    "Check",
+    "Compliance",
+    "Data",
+    "DataSpec",
+    "Direction",
+    "Draft",
+    "Ending",
+    "Event",
+    "Failure",
+    "Fallback",
+    "Gate",
+    "Job",
+    "JsonMap",
+    "LadderStep",
+    "Measurement",
+    "Outcome",
+    "Plan",
+    "Policy",
+    "PortableModel",
+    "Promotion",
+    "Receipt",
+    "Refusal",
+    "RunResult",
+    "RunStatus",
+    "Rung",
+    "SampleSet",
+    "Scheme",
+    "Selection",
+    "Sensitivity",
+    "ShapeRange",
+    "SourceModel",
+    "StepKind",
+    "Target",
+    "TargetPolicy",
+    "TargetResult",
+    "Timing",
+    "Trial",
+    "Verdict",
+    "Verification",
+    "Waiver",
+    "record",
+]

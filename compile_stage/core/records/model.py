@@ -1,0 +1,86 @@
+"""Models, samples and artifacts: what lies on disk between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Literal
+
+from compile_stage.core.records.base import JsonMap, record
+from compile_stage.core.tensors import Signature
+
+
+@record
+class PortableModel:
+    """A model in a portable form.
+
+    Attributes:
+        path: The file (`model.onnx`); external data lies beside it.
+        digest: Of the folder that holds the file.
+        form: `onnx` or `torch-export`.
+        precision: `fp32`, or what a lowering made of it.
+        kept: Per precision, the node names that stay in it although the rest was lowered.
+        made_from: Digest of what it was made from.
+        notes: What a reader of the report should know (`3 nodes stay in FP32: they overflow float16`).
+    """
+
+    path: str
+    digest: str
+    form: Literal["onnx", "torch-export"]
+    opset: int
+    precision: str
+    signature: Signature
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    made_from: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@record
+class SampleSet:
+    """Samples on disk, one `.npy` per input, so that no process has to hold them whole.
+
+    Attributes:
+        path: Folder, laid out as `core.sample_files` says.
+        count: Number of samples.
+        real: False for synthetic data, which never proves anything.
+        source: As in the policy.
+    """
+
+    path: str
+    digest: str
+    count: int
+    real: bool
+    source: str
+    has_labels: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@record
+class Artifact:
+    """What a backend compiled: a folder.
+
+    Attributes:
+        path: The folder.
+        entry: The file in it that the backend opens.
+        toolchain: Package → version of all that had a say in the bytes or runs them.
+        hardware: Fingerprint of the machine it was compiled on (`core.environment`).
+        options: What `Backend.open` needs beside the files (threads, hints).
+        executed: What the runtime says it really runs: `{"providers": {...}, "ops": {...}, "precision": {...}}`.
+        elsewhere: Why this machine can't run it: it was compiled for another. Empty when it can.
+    """
+
+    path: str
+    entry: str
+    digest: str
+    job_id: str
+    backend: str
+    precision: str
+    toolchain: Mapping[str, str]
+    hardware: str
+    signature: Signature
+    size_bytes: int
+    made_from: str = ""
+    options: JsonMap = field(default_factory=dict)
+    executed: JsonMap = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    elsewhere: str = ""

@@ -1,0 +1,204 @@
+"""What the policy says, all layers resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Literal, TypeAlias
+
+from compile_stage.core.records.base import JsonMap, record
+
+
+@record
+class DataSpec:
+    """Where samples come from.
+
+    Attributes:
+        source: `input_example`, `file:PATH`, `mlflow-dataset:NAME`, `python:package.module:function` or `synthetic`.
+            A relative file path was made absolute (against the policy file that named it) when the policy was loaded.
+        labels: The column or array that holds the true labels; None when there are none.
+        max_samples: At most so many are taken, by a seeded deterministic choice.
+    """
+
+    source: str
+    labels: str | None = None
+    max_samples: int = 256
+
+
+@record
+class Data:
+    """The two sets of samples, and how many real ones a proof needs at least."""
+
+    validation: DataSpec
+    calibration: DataSpec
+    min_samples: int = 32
+    seed: int = 0
+
+
+@record
+class ShapeRange:
+    """The shapes that one input must be able to take, axis 0 being the batch."""
+
+    min: tuple[int, ...]
+    typical: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+@record
+class Target:
+    """Where an artifact must run.
+
+    Attributes:
+        device: `cpu`, `cuda`, `apple`, ...
+        backends: Names, or `("auto",)` for all installed ones that suit the device.
+        precisions: The candidates, in the policy's order: `fp32`, `fp16`, `bf16`, `int8`, `int8-dynamic`, ...
+        shapes: Per input name; empty when the model's own shapes are enough.
+        batch_sizes: Each is validated and measured; the first is the one that selection looks at.
+        threads: Compute threads of the runtime, for the baseline too.
+        hardware: What the machine must match, by `Hardware` field name (`{"machine": "x86_64", "features": "avx512_vnni"}`).
+        options: Per backend name, options handed to it untouched.
+    """
+
+    name: str
+    device: str = "cpu"
+    backends: tuple[str, ...] = ("auto",)
+    precisions: tuple[str, ...] = ("fp32",)
+    shapes: Mapping[str, ShapeRange] = field(default_factory=dict)
+    batch_sizes: tuple[int, ...] = (1,)
+    threads: int = 1
+    required: bool = True
+    hardware: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, JsonMap] = field(default_factory=dict)
+
+
+Direction: TypeAlias = Literal["at_most", "at_least"]
+
+
+@record
+class Gate:
+    """A limit that must hold.
+
+    Attributes:
+        metric: `max_abs`, `cosine`, `accuracy`, `allclose`, `speedup`, `python:package.module:function`, ...
+        limit: In the metric's unit. For a task metric it is the largest drop against the baseline.
+        direction: `at_most` passes when measured <= limit; `at_least` when measured >= limit.
+        unit: `""`, `ratio`, `dB`, `ms`, `MB`.
+        output: The output it looks at; None for every output.
+        confidence: With it, the worse end of the interval of that confidence must hold, not the mean.
+        options: What the metric needs beside the limit: `{"rtol": .., "atol": ..}`, `{"drop": "max_relative_drop"}`, `{"k": 5}`.
+        origin: `file:line` of the policy, for messages.
+    """
+
+    metric: str
+    limit: float
+    direction: Direction
+    unit: str = ""
+    output: str | None = None
+    confidence: float | None = None
+    options: JsonMap = field(default_factory=dict)
+    origin: str = ""
+
+
+@record
+class Waiver:
+    """A named, owned, dated exception to one gate on one target. `expires` is an ISO date, the last day on which it holds."""
+
+    gate: str
+    target: str
+    reason: str
+    owner: str
+    expires: str
+
+
+@record
+class Fallback:
+    """May nodes stay in higher precision when a candidate misses its tolerance, and how long may the search be."""
+
+    mixed_precision: bool = True
+    max_evaluations: int = 24
+    max_minutes: float = 15.0
+
+
+@record
+class Budget:
+    """How much a run may cost. `job_*` bound one worker; `measure_seconds` bounds one target's measurement."""
+
+    minutes: float = 60.0
+    tuning_trials: int = 0
+    job_minutes: float = 15.0
+    job_memory_mb: float = 12_000.0
+    measure_seconds: float = 60.0
+
+
+@record
+class Promotion:
+    """Which alias moves, and how much slower than what it points to now the new version may be (1.02 = 2 %)."""
+
+    alias: str | None = None
+    max_slowdown: float = 1.02
+
+
+@record
+class Compliance:
+    """What the platform team allows."""
+
+    allow_pickle: bool = False
+    allowed_backends: tuple[str, ...] | None = None
+    require_signature: bool = False
+    on_hardware_mismatch: Literal["error", "warn", "ignore"] = "error"
+
+
+@record
+class TargetPolicy:
+    """Everything the policy says of one target, all layers resolved.
+
+    Attributes:
+        tolerances: By precision (`fp32`, `int8`, ...). A precision without an entry has no gates, so its verdict can't pass.
+        performance: Gates on `speedup`, `p95_latency_ms`, `size_mb`, `memory_mb`.
+        ladder: What passes is taken further: the backend's settings for memory, then those for tuning, one by one.
+    """
+
+    target: Target
+    tolerances: Mapping[str, tuple[Gate, ...]]
+    performance: tuple[Gate, ...]
+    prefer: Literal["latency", "throughput", "memory", "size"] = "latency"
+    fallback: Fallback = field(default_factory=Fallback)
+    promote: Promotion = field(default_factory=Promotion)
+    ladder: bool = False
+
+    @property
+    def drops_hopeless(self) -> bool:
+        """True where a candidate that is hopelessly slow need not be taken to the end: what is named always is; `auto` names nothing, and brings whatever is
+        installed. Behind by far in latency matters only to who looks at latency."""
+        return self.target.backends == ("auto",) and self.prefer == "latency"
+
+
+@record
+class AppliesTo:
+    """Which models the policy is for: glob patterns over names, and tags that must be equal. Empty means all."""
+
+    names: tuple[str, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@record
+class Policy:
+    """A resolved policy: all that the rest of the program ever sees of the YAML.
+
+    Attributes:
+        digest: Of the resolved values, so that a comment or a reordering does not change it.
+        files: Every file that had a say, in layer order.
+        publish_name: Template with `{model}`.
+    """
+
+    name: str
+    owner: str
+    digest: str
+    files: tuple[str, ...]
+    data: Data
+    targets: tuple[TargetPolicy, ...]
+    applies_to: AppliesTo = field(default_factory=AppliesTo)
+    budget: Budget = field(default_factory=Budget)
+    compliance: Compliance = field(default_factory=Compliance)
+    waivers: tuple[Waiver, ...] = ()
+    publish_name: str = "{model}-compiled"

@@ -1,0 +1,51 @@
+"""What is published, and what the registry says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compile_stage.core.records.base import JsonMap, record
+
+
+@record
+class Bundle:
+    """What is published for one target: a folder that `compile_stage.flavor` can load.
+
+    Attributes:
+        path: An MLflow model directory: `MLmodel`, `data/` (artifact, `manifest.json`), `code/` (vendored loader).
+        key: Idempotency key: same source, policy, target and toolchain give the same key.
+        manifest: Content of `manifest.json`.
+    """
+
+    path: str
+    digest: str
+    key: str
+    target: str
+    name: str
+    manifest: JsonMap
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float]
+    params: Mapping[str, str]
+
+
+@record
+class Receipt:
+    """What the registry holds after publication."""
+
+    uri: str
+    name: str
+    version: str
+    digest: str
+    created: bool
+    promoted_to: str | None = None
+    previous: str | None = None
+    note: str = ""
+
+
+@record
+class Draft:
+    """A candidate that was compiled for hardware that is not here. It may be published; what promotes it is a validation on such hardware."""
+
+    job_id: str
+    bundle: Bundle
+    receipt: Receipt | None = None

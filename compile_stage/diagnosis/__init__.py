@@ -1,0 +1,1 @@
+"""What `compile-stage debug` does."""

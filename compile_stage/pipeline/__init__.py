@@ -1,0 +1,1 @@
+"""The run, read top to bottom: `run.py` is the story."""
