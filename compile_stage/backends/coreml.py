@@ -149,7 +149,7 @@ class CoreMl:
             options={**options, "batch_sizes": sorted({*target.batch_sizes})},
             executed=executed,
             notes=(*notes, *((note,) if note else ())),
-            elsewhere=_not_run(),
+            not_runnable_here=_not_run(),
         )
 
     def crosses(self, target: Target) -> bool:

@@ -29,7 +29,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
-from compile_stage.core.records import Artifact, PortableModel, Rung, SampleSet, Scheme, Target
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -122,12 +122,12 @@ class Iree:
         asked = target.options.get(self.name, {})
         return "target_triple" in asked or asked.get("target_device", "local") != "local"
 
-    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+    def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
         """`core.ports.Climber`."""
         asked = target.options.get(self.name, {})
         tiled = bool(asked.get("data_tiling", True))
         name = "no-data-tiling" if tiled else "data-tiling"
-        return (Rung(kind="tuning", name=name, options={"data_tiling": not tiled}),)
+        return (TuningOption(kind="tuning", name=name, options={"data_tiling": not tiled}),)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target)) is not None:
@@ -173,9 +173,9 @@ class Iree:
             options={**asked, "needs": needs},
             executed=executed,
             notes=(*((note,) if note else ()), *said),
-            elsewhere=_refuse_machine(needs) or "",
+            not_runnable_here=_refuse_machine(needs) or "",
         )
-        if artifact.elsewhere:
+        if artifact.not_runnable_here:
             return artifact
         with self.open(artifact, target.threads) as session:
             for batch in _trials(model, target):

@@ -29,7 +29,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
-from compile_stage.core.records import Artifact, PortableModel, Rung, SampleSet, Scheme, Target
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class OnnxRuntime:
             return _LACKS.get(precision)
         return f"what {provider.name} computes in {precision} can't be read back from it; it is served in {' and '.join(provider.precisions)}"
 
-    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+    def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
         """`core.ports.Climber`. They are settings of the CPU's kernels."""
         asked = target.options.get(self.name, {})
         if self._provider(asked).name != providers.CPU or target.device in mobile.DEVICES:
@@ -184,7 +184,7 @@ class OnnxRuntime:
         if scheme.precision == "int4":
             asked = {**asked, "config": {_ACCURACY_LEVEL: sessions.INT8_PRODUCTS, **asked.get("config", {})}}
         into.mkdir(parents=True, exist_ok=True)
-        entry, away = "model.onnx", mobile.elsewhere(target.device, provider, file)
+        entry, away = "model.onnx", mobile.not_runnable_here(target.device, provider, file)
         if file == "ort":
             entry = mobile.MODEL
         else:
@@ -222,14 +222,14 @@ class OnnxRuntime:
             options=asked,
             executed=executed,
             notes=notes,
-            elsewhere=away,
+            not_runnable_here=away,
         )
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
         path, provider = Path(artifact.path) / artifact.entry, self._provider(artifact.options)
         file = "ort" if artifact.entry == mobile.MODEL else "onnx"
-        if why := mobile.elsewhere(str(artifact.options.get("device", "")), provider, file):
+        if why := mobile.not_runnable_here(str(artifact.options.get("device", "")), provider, file):
             raise NothingCompiledError(
                 f"this artifact can't be run here: {why}", fix="run it on the device", where=artifact.job_id
             )
@@ -305,7 +305,7 @@ def _block_schemes() -> tuple[Scheme, ...]:
 # -------------------------------------------------------------------------------------------------------------- rungs
 
 
-def _rungs(threads: int, scheme: Scheme) -> tuple[Rung, ...]:
+def _rungs(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
     """Settings of the session that are worth a try. Outputs bound to buffers of ours are none of them: they would have to be copied, since
     they belong to the caller, and the copy costs what the allocation does (docs/ladder.md). Nor is the switch that takes denormals for zero: it sets the
     arithmetic of the thread that serves, not of the model alone."""
@@ -315,23 +315,23 @@ def _rungs(threads: int, scheme: Scheme) -> tuple[Rung, ...]:
 
     memory = (
         # From a file of their own weights are mapped: they are not read twice, and processes share what is not packed for the kernels.
-        Rung(kind="memory", name="mapped-weights", options={"mapped_weights": True}),
-        Rung(kind="memory", name="no-arena", options={"memory_arena": False}),
+        TuningOption(kind="memory", name="mapped-weights", options={"mapped_weights": True}),
+        TuningOption(kind="memory", name="no-arena", options={"memory_arena": False}),
         # Weights are not packed beforehand: less memory, and where packing paid each call is slower.
-        Rung(kind="memory", name="no-prepacking", options=config("session.disable_prepacking", "1")),
+        TuningOption(kind="memory", name="no-prepacking", options=config("session.disable_prepacking", "1")),
     )
     tuning = (
         # Without NCHWc, whose copies of the weights are most of a large network's memory, and whose reordering may cost a small one time.
-        Rung(kind="tuning", name="extended", options={"graph_optimization": "extended"}),
+        TuningOption(kind="tuning", name="extended", options={"graph_optimization": "extended"}),
     )
     if threads == 1:  # what follows is about the threads of the pool, and there is none
         return memory + tuning
     return (
         *memory,
         *tuning,
-        Rung(kind="tuning", name="no-spinning", options={"spinning": False}),
+        TuningOption(kind="tuning", name="no-spinning", options={"spinning": False}),
         # Blocks of an operator are handed out in ever smaller parts: threads wait less for the last.
-        Rung(kind="tuning", name="dynamic-blocks", options=config("session.dynamic_block_base", "4")),
+        TuningOption(kind="tuning", name="dynamic-blocks", options=config("session.dynamic_block_base", "4")),
     )
 
 

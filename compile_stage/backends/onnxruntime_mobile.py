@@ -73,7 +73,7 @@ def refuse(given: Mapping[str, Any], device: str, provider: providers.Provider) 
     return None
 
 
-def elsewhere(device: str, provider: providers.Provider, file: str) -> str:
+def not_runnable_here(device: str, provider: providers.Provider, file: str) -> str:
     """Why this machine can't run it; empty when it can."""
     if device not in DEVICES:
         return ""

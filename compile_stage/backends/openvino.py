@@ -24,7 +24,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
-from compile_stage.core.records import Artifact, PortableModel, Rung, SampleSet, Scheme, Target
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.sample_files import read_batches
 from compile_stage.core.tensors import Signature, TensorSpec
 
@@ -98,7 +98,7 @@ class OpenVino:
     def lacks(self, target: Target, precision: str) -> str | None:
         return _LACKS.get(precision)
 
-    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+    def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
         """`core.ports.Climber`."""
         return _rungs(target)
 
@@ -272,20 +272,20 @@ def _block_schemes() -> tuple[Scheme, ...]:
 # -------------------------------------------------------------------------------------------------------------- rungs
 
 
-def _rungs(target: Target) -> tuple[Rung, ...]:
+def _rungs(target: Target) -> tuple[TuningOption, ...]:
     """Settings that are worth a try. The plug-in maps weights from their file and reuses its buffers by itself; streams serve calls that
     come at once, and a session's come one by one."""
     several = len(target.batch_sizes) > 1
     rungs = [
         # One compiled model for every batch size, not one for each with packed weights of its own.
-        *([Rung(kind="memory", name="one-model", options={"fixed_shapes": False})] if several else []),
-        Rung(kind="tuning", name="no-pinning", options={"cpu_pinning": False}),
+        *([TuningOption(kind="memory", name="one-model", options={"fixed_shapes": False})] if several else []),
+        TuningOption(kind="tuning", name="no-pinning", options={"cpu_pinning": False}),
     ]
     if target.threads > 1:
         rungs += [
-            Rung(kind="tuning", name="hyper-threading", options={"hyper_threading": True}),
+            TuningOption(kind="tuning", name="hyper-threading", options={"hyper_threading": True}),
             # The parts of an operator are balanced among the threads while they run.
-            Rung(kind="tuning", name="auto-partitioner", options={"partitioner": "auto"}),
+            TuningOption(kind="tuning", name="auto-partitioner", options={"partitioner": "auto"}),
         ]
     return tuple(rungs)
 

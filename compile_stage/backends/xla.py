@@ -26,7 +26,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Session
-from compile_stage.core.records import Artifact, PortableModel, Rung, SampleSet, Scheme, Target
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ class Xla:
     def lacks(self, target: Target, precision: str) -> str | None:
         return _LACKS.get(precision)
 
-    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+    def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
         """`core.ports.Climber`."""
-        return (Rung(kind="memory", name="weights-in-file", options={"weights": "file"}),)
+        return (TuningOption(kind="memory", name="weights-in-file", options={"weights": "file"}),)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         return refuse_form(self, model, target) or refuse_buckets(self.name, model.signature, target)

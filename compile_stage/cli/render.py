@@ -158,12 +158,12 @@ class Display:
             for job in jobs:
                 held = plan.held.get(job.id, ())
                 steps = [] if job.scheme.native else ["lower"]
-                proof = [] if job.elsewhere else ["validate", "measure"]
+                proof = [] if job.not_runnable_here else ["validate", "measure"]
                 todo = [step for step in (*steps, "compile", *proof) if step not in held]
                 what = ", ".join(todo) + (f" (cached: {', '.join(held)})" if held else "")
                 mark = self._text("run", "green") if todo else self._text("cached", "cyan")
                 what = what if todo else "nothing: all of it is in the cache"
-                what += f"; not validated here: {job.elsewhere}" if job.elsewhere else ""
+                what += f"; not validated here: {job.not_runnable_here}" if job.not_runnable_here else ""
                 table.add_row(mark, *map(self._text, (job.id, job.scheme.precision, what)))
             for refusal in refusals:
                 cells = map(self._text, (refusal.job_id, refusal.precision, refusal.reason))
@@ -188,7 +188,7 @@ class Display:
                 self._say(f"{words}: {receipt.uri}{alias}")
                 if receipt.note:
                     self._say(f"  {receipt.note}")
-            for draft in target.drafts:
+            for draft in target.unvalidated:
                 if draft.receipt is not None:
                     words = "published, not validated" if draft.receipt.created else "already published, not validated"
                     self._say(f"{words}: {draft.receipt.uri} ({draft.job_id})")

@@ -30,7 +30,7 @@ def describe(
     signature: Signature | None = None,
     options: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
-    elsewhere: str = "",
+    not_runnable_here: str = "",
 ) -> Artifact:
     """The artifact that `into` holds: the last line of `Backend.compile`.
 
@@ -39,7 +39,7 @@ def describe(
         executed: What the runtime says that it runs (`Artifact.executed`).
         signature: As the runtime reports it; None where it is the model's.
         options: What `Backend.open` needs beside the files.
-        elsewhere: Why this machine can't run it, for what was compiled for another.
+        not_runnable_here: Why this machine can't run it, for what was compiled for another.
     """
     return Artifact(
         path=str(into),
@@ -56,7 +56,7 @@ def describe(
         options=dict(options or {}),
         executed=executed,
         notes=tuple(notes),
-        elsewhere=elsewhere,
+        not_runnable_here=not_runnable_here,
     )
 
 

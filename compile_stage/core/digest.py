@@ -96,8 +96,11 @@ def revive(kind: Any, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise TypeError(f"{value!r} is not a {kind}")
         hints = _hints(typing.cast("type", kind))
+        # Published manifests keep the names that fields had when they were written.
+        former = getattr(kind, "FORMER_NAMES", {})
+        given = {former.get(key, key): item for key, item in value.items()}
         return typing.cast("type", kind)(
-            **{f.name: revive(hints[f.name], value[f.name]) for f in dataclasses.fields(kind) if f.name in value}
+            **{f.name: revive(hints[f.name], given[f.name]) for f in dataclasses.fields(kind) if f.name in given}
         )
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(value)

@@ -19,12 +19,12 @@ from compile_stage.core.records import (
     Compliance,
     PortableModel,
     Receipt,
-    Rung,
     SampleSet,
     Scheme,
     ShapeRange,
     SourceModel,
     Target,
+    TuningOption,
     record,
 )
 from compile_stage.core.tensors import Signature
@@ -153,7 +153,7 @@ class Backend(Plugin, Protocol):
 class Climber(Protocol):
     """What a backend may offer beside."""
 
-    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+    def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
         """Settings that may save memory or time, the most promising of a kind first; none that can't have an effect on that
         target. Each is tried on top of what was kept before it, and kept only when it is proven and measured to be better."""
 
@@ -163,7 +163,7 @@ class CrossCompiler(Protocol):
     """What a backend may offer beside: it compiles for hardware that is not here."""
 
     def crosses(self, target: Target) -> bool:
-        """True when what it compiles for that target is the same on every machine. What can't be run here says why in `Artifact.elsewhere`."""
+        """True when what it compiles for that target is the same on every machine. What can't be run here says why in `Artifact.not_runnable_here`."""
 
 
 @runtime_checkable

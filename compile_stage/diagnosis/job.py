@@ -82,9 +82,11 @@ def diagnose_job(context: Context, made: Plan, pattern: str, out: Path, *, count
             )
             for job in here:
                 candidate = attempt(context, policy, job, material)
-                if candidate.elsewhere and len(jobs) == 1:
-                    raise UsageError(f"{job.id} can't be run on this machine: {candidate.elsewhere}")
-                passes = bool(candidate.elsewhere) or (candidate.verdict is not None and candidate.verdict.passed)
+                if candidate.not_runnable_here and len(jobs) == 1:
+                    raise UsageError(f"{job.id} can't be run on this machine: {candidate.not_runnable_here}")
+                passes = bool(candidate.not_runnable_here) or (
+                    candidate.verdict is not None and candidate.verdict.passed
+                )
                 if len(jobs) == 1 or not passes:
                     work = _Work(context, home, made, target_policy, portable, samples, expected, out, count)
                     return work.diagnose(candidate)

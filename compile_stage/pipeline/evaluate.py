@@ -66,16 +66,16 @@ class Material:
 
 
 def attempt_all(
-    context: Context, policy: Policy, jobs: Sequence[Job], material: Material, *, drop_hopeless: bool = False
+    context: Context, policy: Policy, jobs: Sequence[Job], material: Material, *, prune_slow: bool = False
 ) -> list[Candidate]:
     """A candidate for each job of one target; as many jobs at once as the engine has room for.
 
     Args:
-        drop_hopeless: As `attempt`.
+        prune_slow: As `attempt`.
     """
     lanes = context.engine.room(_JOB_BYTES + _JOB_COPIES * tree_size(Path(material.portable.path).parent))
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
-        futures = [pool.submit(attempt, context, policy, job, material, drop_hopeless=drop_hopeless) for job in jobs]
+        futures = [pool.submit(attempt, context, policy, job, material, prune_slow=prune_slow) for job in jobs]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -93,7 +93,7 @@ def attempt(
     *,
     make: Callable[[Worker], PortableModel] | None = None,
     total_s: float | None = None,
-    drop_hopeless: bool = False,
+    prune_slow: bool = False,
     then: Callable[[Worker, Candidate], object] = lambda worker, candidate: None,
 ) -> Candidate:
     """Take one job as far as it goes.
@@ -101,7 +101,7 @@ def attempt(
     Args:
         make: Lowers it; by default the step `lower` does.
         total_s: All of it ends after so many seconds.
-        drop_hopeless: One that a first look finds many times slower than the original is not validated, where that would take long.
+        prune_slow: One that a first look finds many times slower than the original is not validated, where that would take long.
         then: What else is to be done, once it is validated, with the worker that has it open.
     """
     candidate, step, budget = Candidate(job=job), "plan", policy.budget
@@ -123,11 +123,11 @@ def attempt(
             candidate = replace(
                 candidate, artifact=built.artifact, compile_s=built.compile_s, cache={step: _state(built.cached)}
             )
-            if candidate.elsewhere:
+            if candidate.not_runnable_here:
                 return candidate
             step = "validate"
             proving = (job, built.artifact, material.expected, validation, policy.data)
-            if drop_hopeless and not validated_before(context, *proving):
+            if prune_slow and not validated_before(context, *proving):
                 looked = _look(context, policy, worker, job, built.artifact, material)
                 if looked is not None:
                     return replace(candidate, measurement=looked)

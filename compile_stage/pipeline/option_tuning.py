@@ -16,11 +16,11 @@ from compile_stage.core.records import (
     Artifact,
     Budget,
     Candidate,
-    LadderStep,
+    OptimizationStep,
     Policy,
-    Rung,
     SampleSet,
     TargetPolicy,
+    TuningOption,
 )
 from compile_stage.pipeline.evaluate import Material
 from compile_stage.pipeline.workshop import TargetWorkshop
@@ -97,9 +97,9 @@ class _Ladder:
             return passing[0], f"the first {of}: none could be timed"
         return next(c for c in passing if c.job.id == fastest.job.id), f"the fastest {of}, by a quick look"
 
-    def step(self, rung: Rung, below: Candidate) -> tuple[LadderStep, Candidate | None]:
+    def step(self, rung: TuningOption, below: Candidate) -> tuple[OptimizationStep, Candidate | None]:
         """One rung on top of what was kept; the candidate when it is kept too."""
-        step = LadderStep(kind=rung.kind, name=rung.name, climbed=False, options=rung.options)
+        step = OptimizationStep(kind=rung.kind, name=rung.name, accepted=False, options=rung.options)
         if (reason := refuse_rung(rung, below.job)) is not None:
             return replace(step, reason=reason), None
         if self._seconds <= 0:
@@ -114,7 +114,7 @@ class _Ladder:
                 reason = select((candidate,), self._target_policy).reasons[job.id]
                 return replace(step, reason=f"dropped: {reason}"), None
             kept, reason = self._race(candidate.artifact, below.artifact)
-        return replace(step, climbed=kept, reason=reason), candidate if kept else None
+        return replace(step, accepted=kept, reason=reason), candidate if kept else None
 
     def _race(self, own: Artifact, below: Artifact | None) -> tuple[bool, str]:
         """Measured in turns with what is below it: is it better, and a sentence."""

@@ -31,10 +31,10 @@ from compile_stage.core.records import (
     Candidate,
     Data,
     DataSpec,
-    Ending,
     JsonMap,
     Plan,
     Policy,
+    RunOutcome,
     RunResult,
     RunStatus,
     SourceModel,
@@ -100,7 +100,7 @@ def run(context: Context, made: Plan, order: Order) -> RunResult:
                 framework = origin.framework
                 targets = _prove_all(context, home, made)
         except SourceError as error:
-            ending = Ending(status="refused", exit_code=error.exit_code, problem=str(error))
+            ending = RunOutcome(status="refused", exit_code=error.exit_code, problem=str(error))
             return _rendered(_result(context, made, framework, (), ending), order)
         with _alone_in(order.out):
             targets = tuple(package(context, made, target, origin.answer, order.out) for target in targets)
@@ -214,7 +214,7 @@ def _prove(context: Context, home: Worker, made: Plan, target_policy: TargetPoli
     others = other_forms(context, home, source, jobs)
     material = Material(source=source, portable=portable, samples=samples, expected=expected, others=others)
     notes += pull_records(context, source, jobs)
-    candidates = attempt_all(context, policy, jobs, material, drop_hopeless=target_policy.drops_hopeless)
+    candidates = attempt_all(context, policy, jobs, material, prune_slow=target_policy.prunes_slow)
     candidates, said = _prove_hasty(context, policy, target_policy, candidates, material)
     result = _compete(context, made, target_policy, candidates, material)
     while hasty(result.candidates, target_policy, policy.waivers, result.winner):
@@ -245,7 +245,7 @@ def _prove_hasty(
     again = hasty(candidates, target_policy, policy.waivers, winner)
     proven = {c.job.id: c for c in attempt_all(context, policy, [c.job for c in again], material)} if again else {}
     beside = f"{winner.job.id} is not far ahead of it" if winner is not None else "no other candidate passed"
-    notes = (f"{c.job.id} was proven after all, since {beside}; the first look: {c.set_aside}" for c in again)
+    notes = (f"{c.job.id} was proven after all, since {beside}; the first look: {c.pruned}" for c in again)
     return [proven.get(c.job.id, c) for c in candidates], tuple(notes)
 
 
@@ -271,7 +271,7 @@ def _compete(
 
 def _promote_all(
     context: Context, made: Plan, targets: Sequence[TargetResult]
-) -> tuple[tuple[TargetResult, ...], Ending]:
+) -> tuple[tuple[TargetResult, ...], RunOutcome]:
     """Move each target's alias, or say why it stays; one that stays keeps no other from moving, and a required one fails the run."""
     moved, problems = [], []
     for target in targets:
@@ -282,7 +282,7 @@ def _promote_all(
                 problems.append(str(error))
             moved.append(_noted(target, error.problem))
     problem = "\n".join(problems)
-    return tuple(moved), Ending(status="failed", exit_code=EXIT_GATE, problem=problem) if problem else Ending()
+    return tuple(moved), RunOutcome(status="failed", exit_code=EXIT_GATE, problem=problem) if problem else RunOutcome()
 
 
 def _promote(context: Context, made: Plan, target: TargetResult) -> TargetResult:
@@ -303,31 +303,31 @@ def _promote(context: Context, made: Plan, target: TargetResult) -> TargetResult
 # ------------------------------------------------------------------------------------------------------- how it ends
 
 
-def _ending(targets: Sequence[TargetResult]) -> Ending:
+def _ending(targets: Sequence[TargetResult]) -> RunOutcome:
     """How the run stands before anything is published."""
     lost = [t for t in targets if t.selection.winner is None]
     required = [t for t in lost if t.policy.target.required]
     # Also where no target was required: a run that made nothing is not green.
     if not any(c.artifact for t in targets for c in t.candidates):
         problem = "nothing could be compiled\n" + "\n".join(map(_without_winner, lost))
-        return Ending(status="failed", exit_code=EXIT_NOTHING_COMPILED, problem=problem)
+        return RunOutcome(status="failed", exit_code=EXIT_NOTHING_COMPILED, problem=problem)
     if required:
-        return Ending(status="failed", exit_code=EXIT_GATE, problem="\n".join(map(_without_winner, required)))
-    return Ending()
+        return RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(map(_without_winner, required)))
+    return RunOutcome()
 
 
-def ended_by(error: BaseException, status: RunStatus) -> Ending:
+def ended_by(error: BaseException, status: RunStatus) -> RunOutcome:
     """How a run ends that an exception ends: with the exit code that the program will leave with."""
     if isinstance(error, KeyboardInterrupt):
-        return Ending(status=status, exit_code=EXIT_INTERRUPTED, problem="interrupted; run again to resume")
+        return RunOutcome(status=status, exit_code=EXIT_INTERRUPTED, problem="interrupted; run again to resume")
     known = explained(error)
     problem = "\n".join(known.problems) if isinstance(known, PolicyError) and known.problems else str(known)
-    return Ending(status=status, exit_code=known.exit_code, problem=problem)
+    return RunOutcome(status=status, exit_code=known.exit_code, problem=problem)
 
 
 def _without_winner(target: TargetResult) -> str:
     kind = "required target" if target.policy.target.required else "target"
-    hint = "; compile-stage validate, where such hardware is, can prove what was compiled" if target.drafts else ""
+    hint = "; compile-stage validate, where such hardware is, can prove what was compiled" if target.unvalidated else ""
     return f"{kind} {target.policy.target.name!r} has no winner: {target.selection.reason}{hint}"
 
 
@@ -336,7 +336,7 @@ def _noted(target: TargetResult, note: str) -> TargetResult:
 
 
 def _result(
-    context: Context, made: Plan, framework: str, targets: tuple[TargetResult, ...], ending: Ending
+    context: Context, made: Plan, framework: str, targets: tuple[TargetResult, ...], ending: RunOutcome
 ) -> RunResult:
     """The whole truth so far."""
     return RunResult(

@@ -91,7 +91,7 @@ def _section(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "selection": target.selection,
         "receipt": target.receipt,
         "bundle": target.bundle,
-        "drafts": target.drafts,
+        "unvalidated": target.unvalidated,
         "winner": next((row for row in rows if row.state == "won"), None),
         "waivers": winner.verdict.waivers if winner is not None and winner.verdict is not None else (),
         "baseline_timing": _main_summary(target, baseline),

@@ -73,10 +73,12 @@ def _candidate_cases(suite: Element, candidate: Candidate) -> None:
         _judge(case, [check for check in checks if check.gate.metric == metric])
     if not checks:
         case = SubElement(suite, "testcase", classname=job_id, name="validate")
-        if candidate.elsewhere:
-            SubElement(case, "skipped", message=_text(f"it can't be run on this machine: {candidate.elsewhere}"))
-        elif candidate.set_aside:
-            SubElement(case, "skipped", message=_text(candidate.set_aside))
+        if candidate.not_runnable_here:
+            SubElement(
+                case, "skipped", message=_text(f"it can't be run on this machine: {candidate.not_runnable_here}")
+            )
+        elif candidate.pruned:
+            SubElement(case, "skipped", message=_text(candidate.pruned))
         else:
             _end(case, "error", "nothing was proven about it", "")
 

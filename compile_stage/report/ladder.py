@@ -29,7 +29,7 @@ class LadderRow:
     kind: StepKind
     what: str
     job_id: str
-    climbed: bool
+    accepted: bool
     reason: str
     options: JsonMap
     p50_s: float | None = None
@@ -46,16 +46,16 @@ def ladder_rows(result: RunResult, target: TargetResult) -> tuple[LadderRow, ...
     by_id = {row.job_id: row for row in summary.rows(result, target)}
     found = []
     for step in target.ladder:
-        row = by_id.get(step.job_id) if step.climbed else None
+        row = by_id.get(step.job_id) if step.accepted else None
         measured = row.candidate.measurement if row is not None and row.candidate is not None else None
-        if step.kind == "original" and step.climbed:
+        if step.kind == "original" and step.accepted:
             measured = summary.baseline_of(result, target)
         found.append(
             LadderRow(
                 kind=step.kind,
                 what=result.baseline_framework if step.kind == "original" else step.name,
                 job_id=step.job_id,
-                climbed=step.climbed,
+                accepted=step.accepted,
                 reason=step.reason,
                 options=step.options,
                 p50_s=summary.median_s(summary.main_timing(target, measured)),
@@ -74,13 +74,13 @@ def ladder_line(result: RunResult, target: TargetResult) -> str:
     """The climbed steps on one line, `original 2.02 ms → graph fp32 0.62 ms → ...`, how many were dropped, and whether the winner is elsewhere; empty without
     a ladder."""
     rows = ladder_rows(result, target)
-    climbed = [row for row in rows if row.climbed]
+    climbed = [row for row in rows if row.accepted]
     steps = " → ".join(
         f"{KIND_WORDS[row.kind]} {'' if row.kind == 'original' else row.what + ' '}{numbers.duration(row.p50_s)}"
         for row in climbed
     )
     said = [steps or "nothing to climb"]
-    if dropped := sum(not row.climbed and bool(row.job_id) for row in rows):
+    if dropped := sum(not row.accepted and bool(row.job_id) for row in rows):
         said.append(f"{numbers.count(dropped, 'setting')} tried and dropped")
     if target.selection.winner is not None and not any(row.state == "won" for row in climbed):
         said.append("the winner is none of these")

@@ -97,7 +97,7 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
         alias = f", {_code(f'{receipt.name}@{receipt.promoted_to}')} points to it" if receipt.promoted_to else ""
         before = f" (before: version {_cell(receipt.previous)})" if receipt.promoted_to and receipt.previous else ""
         lines += ["", f"{what}: {_code(receipt.uri)}{alias}{before}. {_cell(receipt.note)}".rstrip()]
-    for draft in target.drafts:
+    for draft in target.unvalidated:
         if draft.receipt is not None:
             there = f"where it will run, {_code(f'compile-stage validate {draft.receipt.uri}')} proves it"
             lines += ["", f"Published, not validated: {_code(draft.receipt.uri)} ({_cell(draft.job_id)}); {there}."]
@@ -121,7 +121,7 @@ def _ladder(target: TargetResult, rows: Iterable[LadderRow]) -> list[str]:
             (
                 (
                     KIND_WORDS[row.kind] + (" 🏆" if row.state == "won" else ""),
-                    _cell(row.what) + ("" if row.climbed else " (dropped)" if row.job_id else " (not climbed)"),
+                    _cell(row.what) + ("" if row.accepted else " (dropped)" if row.job_id else " (not climbed)"),
                     numbers.duration(row.p50_s),
                     _ratio(row.speedup, row.speedup_interval),
                     numbers.size(row.peak_memory_bytes),

@@ -128,7 +128,7 @@ def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "bundle": _bundle(target.bundle),
         "drafts": [
             {"job_id": draft.job_id, "receipt": _receipt(draft.receipt), "bundle": _bundle(draft.bundle)}
-            for draft in target.drafts
+            for draft in target.unvalidated
         ],
         "candidates": [_candidate(target, c) for c in target.candidates] + [_refusal(r) for r in refused],
         "ladder": [_ladder_row(row) for row in ladder_rows(result, target)],
@@ -140,7 +140,7 @@ def _ladder_row(row: LadderRow) -> dict[str, Any]:
         "kind": row.kind,
         "name": row.what,
         "job_id": row.job_id or None,
-        "climbed": row.climbed,
+        "climbed": row.accepted,
         "reason": row.reason or None,
         "options": row.options,
         "p50_s": row.p50_s,

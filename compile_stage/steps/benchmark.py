@@ -83,11 +83,11 @@ def benchmark_candidates(
     target = target_policy.target
     gates = target_policy.performance
     holding = tuple(gate for gate in gates if gate.metric in ("size_mb", "memory_mb"))
-    drop_behind = holding if target_policy.drops_hopeless else None
+    drop_behind = holding if target_policy.prunes_slow else None
 
     def decided(name: str, measured: Measurement) -> bool:
         checks = check_performance(gates, measured, proven[name].size_bytes)
-        return bool(measured.dropped) or not any(_left_open(check, measured) for check in checks)
+        return bool(measured.stopped_early) or not any(_left_open(check, measured) for check in checks)
 
     found = benchmark(
         context, target.name, plan.source, proven, samples, target, plan.policy.budget, seed=plan.policy.data.seed,
@@ -348,7 +348,7 @@ class _Race:
                 timings=tuple(runner.timings),
                 load_s=runner.load_s,
                 peak_memory_bytes=runner.peak_memory_bytes,
-                dropped=dropped,
+                stopped_early=dropped,
             )
             for name, (runner, dropped) in everybody.items()
         }

@@ -16,15 +16,15 @@ from compile_stage.core.records import (
     Candidate,
     Job,
     JsonMap,
-    LadderStep,
     Measurement,
+    OptimizationStep,
     Policy,
-    Rung,
     Scheme,
     Selection,
     Target,
     TargetPolicy,
     Timing,
+    TuningOption,
     record,
 )
 from compile_stage.measure import stats
@@ -49,25 +49,25 @@ class Climb:
 
     stand: str = ""
     why: str = ""
-    steps: tuple[LadderStep, ...] = ()
+    steps: tuple[OptimizationStep, ...] = ()
     reason: str = ""
 
 
-def rungs_of(backend: str, target: Target, scheme: Scheme) -> list[Rung]:
+def rungs_of(backend: str, target: Target, scheme: Scheme) -> list[TuningOption]:
     """What the backend offers to try, memory first; nothing for one that knows of no rungs."""
     plugin = plugins.load("backends", backend)
-    offered = plugin.rungs(target, scheme) if isinstance(plugin, Climber) else ()
+    offered = plugin.tuning_options(target, scheme) if isinstance(plugin, Climber) else ()
     return sorted(offered, key=lambda rung: KINDS.index(rung.kind))
 
 
-def refuse_rung(rung: Rung, job: Job) -> str | None:
+def refuse_rung(rung: TuningOption, job: Job) -> str | None:
     """The reason why it can't be laid over a job's options: they say already what it would set, and what a policy says holds."""
     asked = job.target.options.get(job.backend, {})
     stated = sorted(key for key in _paths(rung.options) if key in _paths(asked))
     return f"not tried: {', '.join(stated)} is set already" if stated else None
 
 
-def climbed_job(job: Job, rung: Rung) -> Job:
+def climbed_job(job: Job, rung: TuningOption) -> Job:
     """The job with the rung laid over its options: `...--int8-u8--memory-no-arena`, in tables `int8-u8+no-arena`."""
     asked = job.target.options.get(job.backend, {})
     options = {**job.target.options, job.backend: _laid_over(asked, rung.options)}
@@ -76,7 +76,7 @@ def climbed_job(job: Job, rung: Rung) -> Job:
         id=f"{job.id}--{_IN_IDS[rung.kind]}-{rung.name}",
         target=replace(job.target, options=options),
         scheme=replace(job.scheme, name=f"{job.scheme.name}+{rung.name}"),
-        rungs=(*job.rungs, rung.name),
+        tuning_options=(*job.tuning_options, rung.name),
     )
 
 
@@ -107,57 +107,59 @@ def lay_out(
     selection: Selection,
     baseline: Measurement | None,
     policy: TargetPolicy,
-) -> tuple[LadderStep, ...]:
+) -> tuple[OptimizationStep, ...]:
     """The whole ladder, from the original upwards, with what each climbed step gained over the one before.
 
     Args:
         candidates: All that were measured together, those of the ladder among them.
     """
-    original = LadderStep(
+    original = OptimizationStep(
         kind="original",
         name="",
-        climbed=baseline is not None,
+        accepted=baseline is not None,
         reason="" if baseline is not None else "not measured: no candidate passed every tolerance",
     )
     by_id = {candidate.job.id: candidate for candidate in candidates}
     stand = by_id.get(climb.stand)
     if stand is None:
-        return original, LadderStep(kind="graph", name="", climbed=False, reason=climb.reason)
+        return original, OptimizationStep(kind="graph", name="", accepted=False, reason=climb.reason)
     steps = [original, *_lower_steps(stand, climb.why, candidates), *climb.steps]
     if climb.reason:
-        steps.append(LadderStep(kind="memory", name="", climbed=False, reason=climb.reason))
+        steps.append(OptimizationStep(kind="memory", name="", accepted=False, reason=climb.reason))
     size, before, made = policy.target.batch_sizes[0], _timing(baseline, policy.target.batch_sizes[0]), []
     for step in steps:
-        own = by_id.get(step.job_id) if step.climbed else None
-        timing = _timing(own.measurement, size) if own is not None and not own.set_aside else None
-        if not step.job_id or not step.climbed:
+        own = by_id.get(step.job_id) if step.accepted else None
+        timing = _timing(own.measurement, size) if own is not None and not own.pruned else None
+        if not step.job_id or not step.accepted:
             made.append(step)
         elif timing is None:  # it was kept, and did not live through the measurement, or missed its tolerance
-            made.append(replace(step, climbed=False, reason=selection.reasons.get(step.job_id, "it was not measured")))
+            made.append(replace(step, accepted=False, reason=selection.reasons.get(step.job_id, "it was not measured")))
         else:
             made.append(_gained(step, timing, before))
             before = timing
     return tuple(made)
 
 
-def _lower_steps(stand: Candidate, chosen: str, candidates: Sequence[Candidate]) -> list[LadderStep]:
+def _lower_steps(stand: Candidate, chosen: str, candidates: Sequence[Candidate]) -> list[OptimizationStep]:
     """What the compiler makes of the graph in fp32, then the precision that the rungs stand on."""
     backend, scheme = stand.job.backend, stand.job.scheme
     plain = next((c.job for c in candidates if c.job.backend == backend and c.job.scheme.precision == "fp32"), None)
     said = f"compiled by {backend}, in fp32"
     if plain is None:
-        graph = LadderStep(kind="graph", name="fp32", climbed=False, reason=f"the policy has no fp32 of {backend}")
+        graph = OptimizationStep(
+            kind="graph", name="fp32", accepted=False, reason=f"the policy has no fp32 of {backend}"
+        )
     else:
-        graph = LadderStep(kind="graph", name=plain.scheme.name, job_id=plain.id, reason=said)
+        graph = OptimizationStep(kind="graph", name=plain.scheme.name, job_id=plain.id, reason=said)
     if scheme.precision == "fp32":
         lower = any(c.job.scheme.precision != "fp32" for c in candidates)
         why = f"the ladder stands on fp32: {chosen}" if lower else "the policy asks for no other precision"
-        return [graph, LadderStep(kind="precision", name="", climbed=False, reason=why)]
+        return [graph, OptimizationStep(kind="precision", name="", accepted=False, reason=why)]
     why = f"{chosen}; {stand.note}" if stand.note else chosen
-    return [graph, LadderStep(kind="precision", name=scheme.name, job_id=stand.job.id, reason=why)]
+    return [graph, OptimizationStep(kind="precision", name=scheme.name, job_id=stand.job.id, reason=why)]
 
 
-def _gained(step: LadderStep, own: Timing, before: Timing | None) -> LadderStep:
+def _gained(step: OptimizationStep, own: Timing, before: Timing | None) -> OptimizationStep:
     """The step with its speed-up over the one before, where both played the same rounds."""
     if before is None or not own.turns or len(own.turns) != len(before.turns):
         return step

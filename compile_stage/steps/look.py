@@ -76,11 +76,11 @@ def first_look(
             found = race()
         except CompileStageError:  # it could not be measured, which is no reason to drop it
             return None
-        if found is None or not found.dropped or (lasts := proof_s(_quickest(found))) < WORTH_S:
+        if found is None or not found.stopped_early or (lasts := proof_s(_quickest(found))) < WORTH_S:
             return None
         lasting = f"{lasts / 60:.2g} minutes" if lasts >= 60 else f"{lasts:.2g} seconds"
-        why = f"{found.dropped}, so it was not proven, which would have taken about {lasting}"
-        return replace(found, dropped=f"{why}; a policy that names {job.backend} has it proven")
+        why = f"{found.stopped_early}, so it was not proven, which would have taken about {lasting}"
+        return replace(found, stopped_early=f"{why}; a policy that names {job.backend} has it proven")
 
     value = context.cached("look/1", job.id, key, make).value
     return None if value is None else revive(Measurement, value)
@@ -93,7 +93,7 @@ def hasty(
 
     Beside a winner these are the ones that are not hopelessly behind it; without one, all that are not hopelessly behind the policy's limit on speed too.
     """
-    dropped = [(c, c.measurement) for c in candidates if c.set_aside and c.measurement is not None]
+    dropped = [(c, c.measurement) for c in candidates if c.pruned and c.measurement is not None]
     size = policy.target.batch_sizes[0]
     if winner is not None and winner.measurement is not None:
         timing = winner.measurement.timing(size)

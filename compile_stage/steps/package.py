@@ -18,12 +18,12 @@ from compile_stage.core.records import (
     Artifact,
     Bundle,
     Candidate,
-    Draft,
     Measurement,
     Plan,
     Policy,
     SourceModel,
     TargetResult,
+    UnvalidatedBundle,
 )
 from compile_stage.flavor import save_model
 from compile_stage.measure import stats
@@ -66,13 +66,15 @@ def package(
             raise InternalError(f"{winner.job.id} was selected, and its verdict did not pass")
         into = bundles / target_result.policy.target.name
         return replace(target_result, bundle=_bundle(context, plan, target_result, winner, answer, into))
-    unproven = [c for c in target_result.candidates if c.artifact is not None and c.verdict is None and c.elsewhere]
+    unproven = [
+        c for c in target_result.candidates if c.artifact is not None and c.verdict is None and c.not_runnable_here
+    ]
     drafts = (
-        Draft(job_id=c.job.id, bundle=_bundle(context, plan, target_result, c, answer, bundles / c.job.id))
+        UnvalidatedBundle(job_id=c.job.id, bundle=_bundle(context, plan, target_result, c, answer, bundles / c.job.id))
         for c in unproven
         if c.failure is None
     )
-    return replace(target_result, drafts=tuple(drafts))
+    return replace(target_result, unvalidated=tuple(drafts))
 
 
 def _bundle(

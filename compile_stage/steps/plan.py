@@ -114,7 +114,7 @@ def _expand_precision(
             scheme=scheme,
             gates=target_policy.tolerances[precision],
             form=form,
-            elsewhere=elsewhere,
+            not_runnable_here=elsewhere,
         )
 
 

@@ -22,8 +22,8 @@ def publish(context: Context, source: SourceModel, target: TargetResult, files: 
     """
     if target.bundle is not None:
         return replace(target, receipt=_push(context, source, target.bundle, files))
-    drafts = (replace(draft, receipt=_push(context, source, draft.bundle, files)) for draft in target.drafts)
-    return replace(target, drafts=tuple(drafts))
+    drafts = (replace(draft, receipt=_push(context, source, draft.bundle, files)) for draft in target.unvalidated)
+    return replace(target, unvalidated=tuple(drafts))
 
 
 def _push(context: Context, source: SourceModel, bundle: Bundle, files: Mapping[str, Path]) -> Receipt:

@@ -59,7 +59,7 @@ def select(candidates: Sequence[Candidate], policy: TargetPolicy) -> Selection:
         c
         for c in candidates
         if c.verdict is not None and c.verdict.passed and c.failure is None
-        if c.measurement is not None and not c.measurement.dropped
+        if c.measurement is not None and not c.measurement.stopped_early
     ]
     winner = _best(passing, policy) if passing else None
     states: dict[str, CandidateState] = {}
@@ -126,7 +126,7 @@ def _complexity(candidate: Candidate) -> tuple[int, int, int, int]:
     kept = sum(len(nodes) for nodes in candidate.portable.kept.values()) if candidate.portable else 0
     wanted = candidate.job.target.backends
     position = wanted.index(candidate.job.backend) if candidate.job.backend in wanted else len(wanted)
-    return rank, kept, len(candidate.job.rungs), position
+    return rank, kept, len(candidate.job.tuning_options), position
 
 
 def _account(candidate: Candidate, winner: Candidate | None, policy: TargetPolicy) -> tuple[CandidateState, str]:
@@ -138,13 +138,17 @@ def _account(candidate: Candidate, winner: Candidate | None, policy: TargetPolic
             "failed",
             f"{candidate.failure.step} ended in {_KINDS[candidate.failure.kind]}: {candidate.failure.problem}",
         )
-    if candidate.set_aside:
-        return "compiled_not_validated", candidate.set_aside
+    if candidate.pruned:
+        return "compiled_not_validated", candidate.pruned
     if candidate.verdict is None or candidate.artifact is None:
-        why = f"it can't be run on this machine: {candidate.elsewhere}" if candidate.elsewhere else "nothing was proven"
+        why = (
+            f"it can't be run on this machine: {candidate.not_runnable_here}"
+            if candidate.not_runnable_here
+            else "nothing was proven"
+        )
         return "compiled_not_validated", f"compiled, not validated: {why}"
-    if candidate.measurement is not None and candidate.measurement.dropped:
-        return "lost", candidate.measurement.dropped
+    if candidate.measurement is not None and candidate.measurement.stopped_early:
+        return "lost", candidate.measurement.stopped_early
     if not candidate.verdict.passed:
         return "failed", _first_failure(candidate.verdict)
     if candidate.measurement is None:

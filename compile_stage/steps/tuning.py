@@ -74,7 +74,7 @@ def _keys(jobs: Sequence[Job]) -> Iterator[tuple[str, RecordKeeper]]:
     seen = set()
     for job in jobs:
         backend = plugins.load("backends", job.backend)
-        if isinstance(backend, RecordKeeper) and not job.elsewhere:
+        if isinstance(backend, RecordKeeper) and not job.not_runnable_here:
             key = backend.records_key(job.target, plugins.packages_of(backend))
             if key is not None and key not in seen:
                 seen.add(key)

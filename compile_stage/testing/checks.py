@@ -76,7 +76,7 @@ def offers_rungs_that_it_takes(case: Case) -> str | None:
     """A backend that offers settings to try (`rungs`, optional) names each once, and takes their options."""
     backend = case.backend
     for target in (case.target, replace(case.target, threads=2, batch_sizes=(1, 8))):
-        offered = backend.rungs(target, case.scheme) if isinstance(backend, Climber) else ()
+        offered = backend.tuning_options(target, case.scheme) if isinstance(backend, Climber) else ()
         names = [rung.name for rung in offered]
         for rung in offered:
             if names.count(rung.name) > 1:

@@ -159,7 +159,7 @@ class TestConverted:
         """Broken: a job would end in a trace of coremltools, or a package that nobody ran would count as run."""
         with pytest.raises(NothingCompiledError, match="predicts on macOS only"), CoreMl().open(whole, 1):
             pass
-        assert "Core ML predicts on macOS only" in whole.elsewhere
+        assert "Core ML predicts on macOS only" in whole.not_runnable_here
 
     @pytest.mark.macos
     @pytest.mark.skipif(sys.platform != "darwin", reason="Core ML predicts on macOS only")

@@ -180,7 +180,7 @@ def test_cross_compiled_is_not_run(given: Any, provider: str, machine: str, conv
     artifact = Iree().compile(conv[0], FP32, options(**given), "job", tmp_path)
     assert set(artifact.executed["providers"]) == {provider}
     assert artifact.executed["ops"]["conv"] == 2
-    assert machine in artifact.elsewhere
+    assert machine in artifact.not_runnable_here
     with pytest.raises(NothingCompiledError, match=machine), Iree().open(artifact, 1):
         pass
 

@@ -91,10 +91,10 @@ def test_rungs_of_an_ort_file_leave_out_mapped_weights(conv: Any) -> None:
     """Broken: the ladder would offer a setting that the backend refuses."""
     target = asking("cpu", format="ort")
     scheme = OnnxRuntime().schemes(target, "fp32")[0]
-    offered = [rung.name for rung in OnnxRuntime().rungs(target, scheme)]
+    offered = [rung.name for rung in OnnxRuntime().tuning_options(target, scheme)]
     assert "no-arena" in offered
     assert "mapped-weights" not in offered
-    assert OnnxRuntime().rungs(asking(), scheme) == ()
+    assert OnnxRuntime().tuning_options(asking(), scheme) == ()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_phone_gets_a_file_that_is_not_run_here(provider: str, conv: Any, tmp_
     target = asking(provider=provider)
     assert OnnxRuntime().crosses(target)
     artifact = compile_for(conv[0], target, tmp_path)
-    assert "on Android, and this is" in artifact.elsewhere
+    assert "on Android, and this is" in artifact.not_runnable_here
     assert list_tree(artifact.path) == ["model.ort", "required_operators.config"]
     assert all(name.endswith(", not run") for name in artifact.executed["providers"])
     assert not any("nchwc" in op for op in artifact.executed["ops"]), "a layout of this machine's"

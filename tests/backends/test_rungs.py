@@ -18,7 +18,11 @@ from compile_stage.testing import models
 
 TARGET = Target(name="cpu", threads=2, batch_sizes=(1, 4))
 BACKENDS = [OnnxRuntime(), *([OpenVino()] if importlib.util.find_spec("openvino") else [])]
-RUNGS = [(backend, rung) for backend in BACKENDS for rung in backend.rungs(TARGET, backend.schemes(TARGET, "fp32")[0])]
+RUNGS = [
+    (backend, rung)
+    for backend in BACKENDS
+    for rung in backend.tuning_options(TARGET, backend.schemes(TARGET, "fp32")[0])
+]
 
 
 @pytest.fixture(scope="module")

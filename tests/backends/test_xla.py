@@ -319,7 +319,7 @@ assert not {"torch", "torchax", "compile_stage.backends.xla_program"} & set(sys.
         """Broken: the rung for memory would change answers, or save nothing."""
         model, samples = conv
         images = np.load(samples)
-        (rung,) = Xla().rungs(TARGET, FP32)
+        (rung,) = Xla().tuning_options(TARGET, FP32)
         found, sizes = [], []
         for options in ({}, rung.options):
             target = replace(TARGET, options={"xla": options})

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_stage.core import records as r
-from compile_stage.core.digest import canonical_json, digest_of, digest_tree, list_tree, load_record, plain, tree_size
+from compile_stage.core.digest import (
+    canonical_json,
+    digest_of,
+    digest_tree,
+    list_tree,
+    load_record,
+    plain,
+    revive,
+    tree_size,
+)
 
 text = st.text(max_size=12)
 number = st.floats(allow_nan=True, allow_infinity=True)
@@ -91,3 +100,16 @@ def test_tree_digest_sees_names_and_contents(tmp_path: Path) -> None:
 def test_a_path_that_is_no_utf8_has_a_digest() -> None:
     """Broken: a policy below a folder with a name in Latin-1 would end in a bug of ours, at the first step."""
     assert digest_of({"path": os.fsdecode(b"caf\xe9")}) != digest_of({"path": "caf"})
+
+
+def test_records_of_an_older_manifest_are_read_by_the_names_of_then() -> None:
+    """Broken: a bundle that an older compile-stage published could not be verified or validated any more."""
+    from compile_stage.core.records import Job, Scheme, Target
+
+    job = Job(
+        id="m-1--cpu--tvm--fp32", source="s", target=Target(name="cpu"), backend="tvm",
+        scheme=Scheme(precision="fp32", name="fp32"), gates=(), tuning_options=("no-arena",), not_runnable_here="an ARM CPU",
+    )  # fmt: skip
+    old = plain(job)
+    old["rungs"], old["elsewhere"] = old.pop("tuning_options"), old.pop("not_runnable_here")
+    assert revive(Job, old) == job

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from compile_stage.backends.onnxruntime import OnnxRuntime
-from compile_stage.core.records import Artifact, Rung, Scheme, Target
+from compile_stage.core.records import Artifact, Scheme, Target, TuningOption
 
 
 class _Fake(OnnxRuntime):
@@ -287,14 +287,14 @@ class Ladder(_Fake):
         unknown = set(target.options.get(self.name, {})) - {"wait_ms", "bent", "ballast_mb"}
         return f"fake-ladder has no option {sorted(unknown)[0]!r}" if unknown else None
 
-    def rungs(self, target: Target, scheme: Scheme) -> tuple[Rung, ...]:
+    def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
         return (
             # Wrong, and the fastest of all.
-            Rung(kind="tuning", name="broken", options={"bent": True, "wait_ms": 0}),
-            Rung(kind="tuning", name="slower", options={"wait_ms": 9}),
-            Rung(kind="tuning", name="quick", options={"wait_ms": 1}),
-            Rung(kind="tuning", name="too-late", options={"wait_ms": 0}),
-            Rung(kind="memory", name="no-ballast", options={"ballast_mb": 0}),
+            TuningOption(kind="tuning", name="broken", options={"bent": True, "wait_ms": 0}),
+            TuningOption(kind="tuning", name="slower", options={"wait_ms": 9}),
+            TuningOption(kind="tuning", name="quick", options={"wait_ms": 1}),
+            TuningOption(kind="tuning", name="too-late", options={"wait_ms": 0}),
+            TuningOption(kind="memory", name="no-ballast", options={"ballast_mb": 0}),
         )
 
     def compile(self, *args: Any, **kwargs: Any) -> Artifact:

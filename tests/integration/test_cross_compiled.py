@@ -61,11 +61,11 @@ def test_what_was_compiled_for_another_machine_is_promoted_once_that_machine_pro
     assert [(c.job.backend, c.verdict) for c in target.candidates] == [("fake-cross", None)]
     assert "onnxruntime" in {refusal.backend for refusal in result.refused}
     assert "1 compiled, not validated" in result.problem
-    (draft,) = target.drafts
+    (draft,) = target.unvalidated
     assert draft.receipt is not None
     assert draft.receipt.created
     assert draft.receipt.promoted_to is None
-    assert again.targets[0].drafts[0].receipt == replace(draft.receipt, created=False)
+    assert again.targets[0].unvalidated[0].receipt == replace(draft.receipt, created=False)
 
     written = json.loads((policy.parent / "out" / "result.json").read_text())["targets"][0]
     assert [c["state"] for c in written["candidates"] if c["backend"] == "fake-cross"] == ["compiled_not_validated"]
@@ -105,7 +105,7 @@ def test_neither_a_validation_that_failed_nor_one_of_the_build_machine_promotes(
     policy = policy_for(write_policy, "backends: [fake-cross]", BODY.replace("null", "1000"))
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(api, "hardware", lambda: replace(DEVICE, cpu="a build machine's"))
-        (draft,) = run(f"folder:{small_model}", policy).targets[0].drafts
+        (draft,) = run(f"folder:{small_model}", policy).targets[0].unvalidated
         assert draft.receipt is not None
         uri = draft.receipt.uri
         with pytest.raises(UsageError, match="not what the model is for: the target wants fingerprint"):
@@ -136,9 +136,9 @@ def test_iree_compiles_for_other_hardware_and_what_runs_here_can_be_proven_here(
         elsewhere.setattr(api, "hardware", lambda: replace(DEVICE, cpu="a build machine's"))
         targets = run(f"folder:{small_model}", policy).targets
     assert [target.winner for target in targets] == [None] * 3
-    uris = [draft.receipt.uri for target in targets for draft in target.drafts if draft.receipt is not None]
+    uris = [draft.receipt.uri for target in targets for draft in target.unvalidated if draft.receipt is not None]
     assert len(set(uris)) == 3
-    reasons = [target.selection.reasons[target.drafts[0].job_id] for target in targets]
+    reasons = [target.selection.reasons[target.unvalidated[0].job_id] for target in targets]
     for reason, says in zip(reasons, ("fingerprint", "code for aarch64", "code for cuda (sm_80)"), strict=True):
         assert says in reason
     for uri in uris:

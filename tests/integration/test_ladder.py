@@ -36,17 +36,17 @@ def test_what_is_better_is_climbed_and_what_lies_or_is_slower_is_not(
     steps = {step.name: step for step in target.ladder}
     assert [step.kind for step in target.ladder] == ["original", "graph", "precision", "memory", *["tuning"] * 4]
     lean, quick = steps["no-ballast"], steps["quick"]
-    assert lean.climbed, lean
-    assert quick.climbed, quick
-    assert not steps["broken"].climbed
+    assert lean.accepted, lean
+    assert quick.accepted, quick
+    assert not steps["broken"].accepted
     assert "max_rel" in steps["broken"].reason
-    assert not steps["slower"].climbed
+    assert not steps["slower"].accepted
     assert "dropped: 0." in steps["slower"].reason
-    assert not steps["too-late"].climbed
+    assert not steps["too-late"].accepted
     assert "wait_ms is set already" in steps["too-late"].reason
 
     measured = {candidate.job.id: candidate for candidate in target.candidates}
-    assert set(measured) == {step.job_id for step in target.ladder if step.climbed and step.job_id}
+    assert set(measured) == {step.job_id for step in target.ladder if step.accepted and step.job_id}
     assert quick.job_id.endswith("--fp32--memory-no-ballast--tuned-quick")
     assert measured[quick.job_id].artifact.options == {"ballast_mb": 0, "wait_ms": 1}
     assert quick.speedup_interval[0] > 1.5  # 1 ms and what the network takes, instead of 3 ms and that
@@ -78,7 +78,7 @@ def test_the_plan_tells_what_may_be_tried_and_debug_finds_a_rung_by_its_id(
     (job,) = made.jobs
     found = job_of_rungs(made.jobs, f"{job.id}--memory-no-ballast--tuned-quick")
     assert found is not None
-    assert found.rungs == ("no-ballast", "quick")
+    assert found.tuning_options == ("no-ballast", "quick")
     assert found.target.options["fake-ladder"] == {"ballast_mb": 0, "wait_ms": 1}
     assert job_of_rungs(made.jobs, f"{job.id}--tuned-quic") is None
     assert job_of_rungs(made.jobs, job.id) is None
@@ -92,6 +92,6 @@ def test_without_being_asked_nothing_is_tried(small_model: Path, write_policy: C
     """Broken: every run would pay for a ladder, or publish settings that nobody asked for."""
     result = run(small_model, write_policy("backends: [fake-ladder], precisions: [fp32]", BODY))
     assert result.targets[0].ladder == ()
-    assert [candidate.job.rungs for candidate in result.targets[0].candidates] == [()]
+    assert [candidate.job.tuning_options for candidate in result.targets[0].candidates] == [()]
     assert "ladder" not in {event.step for event in result.events}
     assert "Ladder" not in (Path(small_model).parent / "out" / "report.html").read_text()

@@ -49,7 +49,7 @@ def test_what_a_phone_gets_is_published_as_not_validated_with_the_estimate(
     policy.write_text(policy.read_text().replace("cpu: {device: cpu", "phone: {device: android"))
     result = api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
     assert result.exit_code == 3
-    (draft,) = result.targets[0].drafts
+    (draft,) = result.targets[0].unvalidated
     assert draft.receipt is not None
     with pytest.raises(GateError, match="no validation is attached"):
         api.promote(draft.receipt.uri, "phone-prod")

@@ -16,8 +16,8 @@ from compile_stage.core.records import (
     Failure,
     Gate,
     Job,
-    LadderStep,
     Measurement,
+    OptimizationStep,
     Outcome,
     Policy,
     PortableModel,
@@ -293,7 +293,7 @@ def with_ladder() -> TargetResult:
         stand.job,
         id=stand.job.id + "--memory-lean",
         scheme=dataclasses.replace(stand.job.scheme, name="int8-sym+lean"),
-        rungs=("lean",),
+        tuning_options=("lean",),
     )
     climbed = candidate(lean, good_checks(0.9987), measurement(0.00029, 6.97), size=18_400)
     climbed = dataclasses.replace(
@@ -306,10 +306,12 @@ def with_ladder() -> TargetResult:
         reasons={**target.selection.reasons, stand.job.id: "1.07 times the winner's", lean.id: "best latency"},
     )
     steps = (
-        LadderStep(kind="original", name=""),
-        LadderStep(kind="graph", name="fp32", job_id=fp32.job.id, reason="in fp32", speedup=3.26),
-        LadderStep(kind="precision", name="int8-sym", job_id=stand.job.id, speedup=2.0, speedup_interval=(1.9, 2.1)),
-        LadderStep(
+        OptimizationStep(kind="original", name=""),
+        OptimizationStep(kind="graph", name="fp32", job_id=fp32.job.id, reason="in fp32", speedup=3.26),
+        OptimizationStep(
+            kind="precision", name="int8-sym", job_id=stand.job.id, speedup=2.0, speedup_interval=(1.9, 2.1)
+        ),
+        OptimizationStep(
             kind="memory",
             name="lean",
             job_id=lean.id,
@@ -318,15 +320,15 @@ def with_ladder() -> TargetResult:
             speedup=1.07,
             speedup_interval=(1.05, 1.09),
         ),
-        LadderStep(
+        OptimizationStep(
             kind="tuning",
             name="<b>liar</b>",
             job_id=lean.id + "--tuned-liar",
-            climbed=False,
+            accepted=False,
             reason="dropped: cosine is 0.2",
             options={"config": {"lie": "1"}},
         ),
-        LadderStep(kind="tuning", name="late", climbed=False, reason="not tried: nothing is left of the budget"),
+        OptimizationStep(kind="tuning", name="late", accepted=False, reason="not tried: nothing is left of the budget"),
     )
     return dataclasses.replace(
         target, candidates=(stand, fp32, *target.candidates[2:], climbed), selection=selection, ladder=steps

@@ -23,16 +23,16 @@ from compile_stage.core.records import (
     DataSpec,
     Gate,
     Job,
-    LadderStep,
     Measurement,
+    OptimizationStep,
     Outcome,
     Policy,
-    Rung,
     SampleSet,
     Scheme,
     Target,
     TargetPolicy,
     Timing,
+    TuningOption,
     Verdict,
 )
 from compile_stage.core.tensors import Signature
@@ -45,8 +45,8 @@ from compile_stage.steps.validate import Reference
 TARGET = Target(name="cpu", backends=("onnxruntime",), batch_sizes=(1, 8), threads=2)
 GATE = Gate(metric="cosine", limit=0.99, direction="at_least")
 POLICY = TargetPolicy(target=TARGET, tolerances={"fp32": (GATE,)}, performance=(), ladder=True)
-NO_ARENA = Rung(kind="memory", name="no-arena", options={"memory_arena": False})
-DENORMALS = Rung(kind="tuning", name="denormals", options={"config": {"session.set_denormal_as_zero": "1"}})
+NO_ARENA = TuningOption(kind="memory", name="no-arena", options={"memory_arena": False})
+DENORMALS = TuningOption(kind="tuning", name="denormals", options={"config": {"session.set_denormal_as_zero": "1"}})
 
 
 def job(precision: str = "fp32", **options: Any) -> Job:
@@ -111,7 +111,7 @@ def test_a_rung_is_laid_over_the_options_and_named_in_the_job() -> None:
     }
     assert upper.id == "m-1--cpu--onnxruntime--fp32--memory-no-arena--tuned-denormals"
     assert upper.scheme.name == "fp32+no-arena+denormals"
-    assert upper.rungs == ("no-arena", "denormals")
+    assert upper.tuning_options == ("no-arena", "denormals")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_rung_is_laid_over_the_options_and_named_in_the_job() -> None:
         (DENORMALS, {"config": {"session.other": "0"}, "memory_arena": True}, None),
     ],
 )
-def test_what_the_policy_says_is_not_overruled(rung: Rung, options: dict[str, Any], stated: str | None) -> None:
+def test_what_the_policy_says_is_not_overruled(rung: TuningOption, options: dict[str, Any], stated: str | None) -> None:
     """Broken: an option that a team wrote down would be changed by the ladder."""
     reason = refuse_rung(rung, job(**options))
     assert (reason is None) if stated is None else (stated in str(reason))
@@ -191,7 +191,7 @@ def test_of_equals_the_one_with_fewer_settings_wins() -> None:
 # -------------------------------------------------------------------------------------------------------- the whole way
 
 
-def ladder(climbed: Climb, *candidates: Candidate) -> tuple[LadderStep, ...]:
+def ladder(climbed: Climb, *candidates: Candidate) -> tuple[OptimizationStep, ...]:
     return lay_out(climbed, candidates, select(candidates, POLICY), measured(None), POLICY)
 
 
@@ -200,9 +200,9 @@ def test_each_step_is_compared_with_the_climbed_one_before() -> None:
     lean = climbed_job(job("int8"), NO_ARENA)
     tuned = climbed_job(lean, DENORMALS)
     kept = [
-        LadderStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ..."),
-        LadderStep(kind="tuning", name="slow", job_id="x", climbed=False, reason="dropped: ..."),
-        LadderStep(kind="tuning", name="denormals", job_id=tuned.id, reason="kept: ..."),
+        OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ..."),
+        OptimizationStep(kind="tuning", name="slow", job_id="x", accepted=False, reason="dropped: ..."),
+        OptimizationStep(kind="tuning", name="denormals", job_id=tuned.id, reason="kept: ..."),
     ]
     found = ladder(
         Climb(stand=job("int8").id, steps=tuple(kept)),
@@ -220,21 +220,21 @@ def test_each_step_is_compared_with_the_climbed_one_before() -> None:
 def test_a_kept_setting_that_did_not_live_through_the_measurement_is_not_climbed() -> None:
     """Broken: the next step would be compared with one that nobody measured."""
     lean = climbed_job(job(), NO_ARENA)
-    step = LadderStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ...")
+    step = OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ...")
     found = ladder(Climb(stand=job().id, steps=(step,)), candidate(job()), candidate(lean, None))
-    assert not found[-1].climbed
+    assert not found[-1].accepted
     assert "not measured" in found[-1].reason
 
 
 def test_without_a_lower_precision_or_a_candidate_the_ladder_says_so() -> None:
     """Broken: a step that is missing would be missing without a word."""
     stays = ladder(Climb(stand=job().id, reason="mine offers no settings"), candidate(job()))
-    assert [(step.kind, step.climbed) for step in stays] == [
+    assert [(step.kind, step.accepted) for step in stays] == [
         ("original", True), ("graph", True), ("precision", False), ("memory", False),
     ]  # fmt: skip
-    assert all(step.reason for step in stays if not step.climbed)
+    assert all(step.reason for step in stays if not step.accepted)
     nothing = lay_out(Climb(reason="no candidate passed"), (), select((), POLICY), None, POLICY)
-    assert [step.climbed for step in nothing] == [False, False]
+    assert [step.accepted for step in nothing] == [False, False]
     assert all(step.reason for step in nothing)
 
 

@@ -63,7 +63,7 @@ def measured(latency_s: float, dropped: str = "") -> Measurement:
         latency_s=(latency_s, latency_s * 1.1), batch_size=2, stable=False, environment="here", rounds=2, turns=(1, 1), speedup=0.1,
         speedup_interval=(0.05, 0.2),
     )  # fmt: skip
-    return Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=10, dropped=dropped)
+    return Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=10, stopped_early=dropped)
 
 
 class Answering:
@@ -109,7 +109,7 @@ def test_what_is_hopeless_and_takes_long_to_prove_is_dropped_with_the_reason_and
     found = look(slow, race)
     assert found is not None
     # 100 samples at two batch sizes, 0.9 s each.
-    assert found.dropped == (
+    assert found.stopped_early == (
         "dropped after 2 rounds: its latency was at least 90 times that of the original in each, so it was not proven, which would have taken "
         "about 3 minutes; a policy that names onnxruntime has it proven"
     )
@@ -193,7 +193,7 @@ def test_what_was_dropped_before_its_proof_wins_nothing_and_is_neither_passed_no
     assert alone.reason == "no candidate passed every gate: 1 compiled, not validated"
     steps = lay_out(Climb(stand=dropped.job.id), (dropped, winner), beside, measured(3.0), POLICY)
     (graph,) = [step for step in steps if step.job_id == dropped.job.id]
-    assert not graph.climbed
+    assert not graph.accepted
     assert graph.reason == "dropped: by far"
 
 
@@ -207,4 +207,4 @@ def test_what_was_dropped_before_its_proof_wins_nothing_and_is_neither_passed_no
 def test_only_auto_that_prefers_latency_drops_anybody(backends: tuple[str, ...], prefer: Any, drops: bool) -> None:
     """Broken: what a policy names would not be measured to the end, or what is small would be dropped for being slow."""
     policy = replace(POLICY, target=replace(TARGET, backends=backends), prefer=prefer)
-    assert policy.drops_hopeless is drops
+    assert policy.prunes_slow is drops

@@ -170,7 +170,7 @@ def test_nobody_else_pays_for_it(
     untuned = replace(JOB, backend="tvm", target=replace(JOB.target, device="cpu"))
     others = [
         replace(JOB, backend="onnxruntime"),
-        replace(JOB, elsewhere="it is not here"),
+        replace(JOB, not_runnable_here="it is not here"),
         replace(JOB, target=pinned),
         untuned,
     ]

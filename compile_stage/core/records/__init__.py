@@ -11,12 +11,12 @@ from compile_stage.core.records.candidate import (
     Candidate,
     CandidateState,
     Failure,
-    LadderStep,
+    OptimizationStep,
     Selection,
     StepKind,
 )
 from compile_stage.core.records.model import Artifact, PortableModel, SampleSet
-from compile_stage.core.records.plan import UNCALIBRATED, Job, Plan, Refusal, Rung, Scheme, SourceModel
+from compile_stage.core.records.plan import UNCALIBRATED, Job, Plan, Refusal, Scheme, SourceModel, TuningOption
 from compile_stage.core.records.policy import (
     AppliesTo,
     Budget,
@@ -34,8 +34,8 @@ from compile_stage.core.records.policy import (
     Waiver,
 )
 from compile_stage.core.records.proof import Check, Outcome, Sensitivity, Trial, Verdict
-from compile_stage.core.records.publication import Bundle, Draft, Receipt
-from compile_stage.core.records.result import Ending, Event, RunResult, RunStatus, TargetResult, Verification
+from compile_stage.core.records.publication import Bundle, Receipt, UnvalidatedBundle
+from compile_stage.core.records.result import Event, RunOutcome, RunResult, RunStatus, TargetResult, Verification
 from compile_stage.core.records.timing import Measurement, Timing
 
 __all__ = [
@@ -52,16 +52,14 @@ __all__ = [
     "Data",
     "DataSpec",
     "Direction",
-    "Draft",
-    "Ending",
     "Event",
     "Failure",
     "Fallback",
     "Gate",
     "Job",
     "JsonMap",
-    "LadderStep",
     "Measurement",
+    "OptimizationStep",
     "Outcome",
     "Plan",
     "Policy",
@@ -69,9 +67,9 @@ __all__ = [
     "Promotion",
     "Receipt",
     "Refusal",
+    "RunOutcome",
     "RunResult",
     "RunStatus",
-    "Rung",
     "SampleSet",
     "Scheme",
     "Selection",
@@ -84,6 +82,8 @@ __all__ = [
     "TargetResult",
     "Timing",
     "Trial",
+    "TuningOption",
+    "UnvalidatedBundle",
     "Verdict",
     "Verification",
     "Waiver",

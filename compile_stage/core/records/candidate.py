@@ -51,14 +51,14 @@ class Candidate:
     note: str = ""
 
     @property
-    def elsewhere(self) -> str:
+    def not_runnable_here(self) -> str:
         """Why it can't be validated on this machine; empty when it can."""
-        return self.job.elsewhere or (self.artifact.elsewhere if self.artifact is not None else "")
+        return self.job.not_runnable_here or (self.artifact.not_runnable_here if self.artifact is not None else "")
 
     @property
-    def set_aside(self) -> str:
+    def pruned(self) -> str:
         """Why a first look dropped it before its proof; empty when none did."""
-        return self.measurement.dropped if self.verdict is None and self.measurement is not None else ""
+        return self.measurement.stopped_early if self.verdict is None and self.measurement is not None else ""
 
 
 @record
@@ -76,13 +76,13 @@ StepKind: TypeAlias = Literal["original", "graph", "precision", "memory", "tunin
 
 
 @record
-class LadderStep:
+class OptimizationStep:
     """One step of the way from the original to the best that was found; its latency, memory, size and error are those of its candidate.
 
     Attributes:
         name: A scheme's or a rung's; empty for the original.
         job_id: Its candidate's; empty for the original, and where nothing was tried.
-        climbed: False for what was tried and dropped, or not tried: then it is not one that the next is compared with.
+        accepted: False for what was tried and dropped, or not tried: then it is not one that the next is compared with.
         reason: One sentence: why it was kept, or not.
         options: Those that it lays over what is below it.
         speedup: Median latency of the climbed step before / its own, at the batch size that selection looks at, from turns of one
@@ -93,7 +93,7 @@ class LadderStep:
     kind: StepKind
     name: str
     job_id: str = ""
-    climbed: bool = True
+    accepted: bool = True
     reason: str = ""
     options: JsonMap = field(default_factory=dict)
     speedup: float | None = None

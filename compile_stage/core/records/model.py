@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from compile_stage.core.records.base import JsonMap, record
 from compile_stage.core.tensors import Signature
@@ -66,8 +66,10 @@ class Artifact:
         hardware: Fingerprint of the machine it was compiled on (`core.environment`).
         options: What `Backend.open` needs beside the files (threads, hints).
         executed: What the runtime says it really runs: `{"providers": {...}, "ops": {...}, "precision": {...}}`.
-        elsewhere: Why this machine can't run it: it was compiled for another. Empty when it can.
+        not_runnable_here: Why this machine can't run it: it was compiled for another. Empty when it can.
     """
+
+    FORMER_NAMES: ClassVar = {"elsewhere": "not_runnable_here"}
 
     path: str
     entry: str
@@ -83,4 +85,4 @@ class Artifact:
     options: JsonMap = field(default_factory=dict)
     executed: JsonMap = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    elsewhere: str = ""
+    not_runnable_here: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from compile_stage.core.records.base import JsonMap, record
 from compile_stage.core.records.policy import Gate, Policy, Target
@@ -90,7 +90,7 @@ class Scheme:
 
 
 @record
-class Rung:
+class TuningOption:
     """A setting that a backend offers to try on top of what passes.
 
     Attributes:
@@ -111,9 +111,11 @@ class Job:
     Attributes:
         id: Readable and stable: `fraud-7--cpu-server--openvino--int8-sym`.
         form: The portable form that the backend is given: `onnx` or `torch-export`.
-        rungs: Names of the settings that were laid over the target's options, in order.
-        elsewhere: Why what it compiles is not for this machine, and so is not validated here; empty when it is.
+        tuning_options: Names of the settings that were laid over the target's options, in order.
+        not_runnable_here: Why what it compiles is not for this machine, and so is not validated here; empty when it is.
     """
+
+    FORMER_NAMES: ClassVar = {"rungs": "tuning_options", "elsewhere": "not_runnable_here"}
 
     id: str
     source: str
@@ -122,8 +124,8 @@ class Job:
     scheme: Scheme
     gates: tuple[Gate, ...]
     form: str = "onnx"
-    rungs: tuple[str, ...] = ()
-    elsewhere: str = ""
+    tuning_options: tuple[str, ...] = ()
+    not_runnable_here: str = ""
 
 
 @record

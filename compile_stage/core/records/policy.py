@@ -167,7 +167,7 @@ class TargetPolicy:
     ladder: bool = False
 
     @property
-    def drops_hopeless(self) -> bool:
+    def prunes_slow(self) -> bool:
         """True where a candidate that is hopelessly slow need not be taken to the end: what is named always is; `auto` names nothing, and brings whatever is
         installed. Behind by far in latency matters only to who looks at latency."""
         return self.target.backends == ("auto",) and self.prefer == "latency"

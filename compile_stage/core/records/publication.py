@@ -43,7 +43,7 @@ class Receipt:
 
 
 @record
-class Draft:
+class UnvalidatedBundle:
     """A candidate that was compiled for hardware that is not here. It may be published; what promotes it is a validation on such hardware."""
 
     job_id: str

@@ -8,12 +8,12 @@ from typing import Literal, TypeAlias
 
 from compile_stage.core.errors import EXIT_OK
 from compile_stage.core.records.base import JsonMap, record
-from compile_stage.core.records.candidate import Candidate, LadderStep, Selection
+from compile_stage.core.records.candidate import Candidate, OptimizationStep, Selection
 from compile_stage.core.records.model import SampleSet
 from compile_stage.core.records.plan import Refusal, SourceModel
 from compile_stage.core.records.policy import Policy, TargetPolicy
 from compile_stage.core.records.proof import Check
-from compile_stage.core.records.publication import Bundle, Draft, Receipt
+from compile_stage.core.records.publication import Bundle, Receipt, UnvalidatedBundle
 from compile_stage.core.records.timing import Measurement
 
 
@@ -26,7 +26,7 @@ class TargetResult:
         baseline: What the original was measured at beside them; None when nothing was measured.
         ladder: From the original upwards, when the policy asks for it.
         notes: What a reader should know of its data.
-        drafts: What was compiled and could not be validated here; only where there is no winner.
+        unvalidated: What was compiled and could not be validated here; only where there is no winner.
     """
 
     policy: TargetPolicy
@@ -37,8 +37,8 @@ class TargetResult:
     bundle: Bundle | None = None
     receipt: Receipt | None = None
     notes: tuple[str, ...] = ()
-    ladder: tuple[LadderStep, ...] = ()
-    drafts: tuple[Draft, ...] = ()
+    ladder: tuple[OptimizationStep, ...] = ()
+    unvalidated: tuple[UnvalidatedBundle, ...] = ()
 
     @property
     def winner(self) -> Candidate | None:
@@ -50,7 +50,7 @@ RunStatus: TypeAlias = Literal["passed", "failed", "refused"]
 
 
 @record
-class Ending:
+class RunOutcome:
     """How a run ended; without a problem it passed."""
 
     status: RunStatus = "passed"

@@ -37,13 +37,13 @@ class Measurement:
     """Everything measured of one artifact (or the baseline) in fresh processes.
 
     Attributes:
-        dropped: Why it was not measured further after a first short look, or not even proven; empty when it was.
+        stopped_early: Why it was not measured further after a first short look, or not even proven; empty when it was.
     """
 
     timings: tuple[Timing, ...]
     load_s: float
     peak_memory_bytes: int
-    dropped: str = ""
+    stopped_early: str = ""
 
     def timing(self, batch_size: int) -> Timing | None:
         """The timing at that batch size, if it was measured."""
