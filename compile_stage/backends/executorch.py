@@ -122,7 +122,9 @@ class ExecuTorch:
 
 _SCHEMES: Mapping[str, Scheme] = {
     "fp32": Scheme(precision="fp32", name="fp32", native=True),
-    "int8": Scheme(precision="int8", name="int8-xnnpack", native=True, activations="int8", weights="int8"),
+    "int8": Scheme(
+        precision="int8", name="int8-xnnpack", native=True, activations="int8", weights="int8", calibrates=True
+    ),
     "int8-dynamic": Scheme(precision="int8-dynamic", name="int8-dynamic-xnnpack", native=True, weights="int8"),
 }
 

@@ -48,7 +48,9 @@ _LACKS = {
 _SCHEMES: Mapping[str, Scheme] = {
     "fp32": Scheme(precision="fp32", name="fp32", native=True),
     "fp16": Scheme(precision="fp16", name="fp16-weights", native=True, weights="float16"),
-    "int8": Scheme(precision="int8", name="int8-litert", native=True, activations="int8", weights="int8"),
+    "int8": Scheme(
+        precision="int8", name="int8-litert", native=True, activations="int8", weights="int8", calibrates=True
+    ),
     "int8-dynamic": Scheme(precision="int8-dynamic", name="int8-dynamic-litert", native=True, weights="int8"),
 }
 

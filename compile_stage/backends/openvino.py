@@ -249,7 +249,13 @@ def _int8_schemes() -> tuple[Scheme, ...]:
         float_types=floats,
     )
     native = Scheme(
-        precision="int8", name="int8-nncf", native=True, activations="int8", weights="int8", options={"hint": "f32"}
+        precision="int8",
+        name="int8-nncf",
+        native=True,
+        activations="int8",
+        weights="int8",
+        options={"hint": "f32"},
+        calibrates=True,
     )
     return (symmetric, unsigned, native) if importlib.util.find_spec("nncf") else (symmetric, unsigned)
 

@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
+from compile_stage.core.capabilities import SOURCE_PRECISION, LoweringCapabilities
 from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import MissingDependencyError, UsageError
 from compile_stage.core.toolchains import Toolchain, lock_in_force
@@ -20,8 +21,11 @@ from compile_stage.core.toolchains import find as find_toolchain
 
 if TYPE_CHECKING:
     from compile_stage.core.ports import Backend, Engine, Exporter, Lowering, Plugin, Registry
+    from compile_stage.core.records import Scheme
 
 Group: TypeAlias = Literal["backends", "sources", "lowerings", "registries", "engines"]
+
+_UNKNOWN_COMPLEXITY = 100  # of a precision that a backend has natively and no lowering makes
 
 
 @cache
@@ -54,6 +58,38 @@ def load(group: Group, name: str) -> Any:
     if entry is None:
         raise UsageError(f"there is no {_SINGULAR[group]} called {name!r}", fix=_suggest(name, names(group)))
     return entry.load()()
+
+
+def precisions() -> tuple[str, ...]:
+    """Every precision that a policy may name: FP32, and what the installed lowerings make. Imports no plug-in."""
+    return (SOURCE_PRECISION, *(name for name in names("lowerings") if name != SOURCE_PRECISION))
+
+
+def needs_calibration(scheme: Scheme) -> bool:
+    """True when calibration samples have a say in what the scheme makes of a model: by its lowering, or inside the backend."""
+    if scheme.native:
+        return scheme.calibrates
+    declared = _of_lowering(scheme.precision)
+    return declared is not None and declared.needs_calibration
+
+
+def mixes(scheme: Scheme) -> bool:
+    """True when single nodes of what the scheme's lowering makes can stay in higher precision."""
+    declared = None if scheme.native else _of_lowering(scheme.precision)
+    return declared is not None and declared.mixes
+
+
+def complexity(precision: str) -> int:
+    """How much a precision changes a model (`LoweringCapabilities.complexity`), 0 for the source's own. It decides between equals."""
+    if precision == SOURCE_PRECISION:
+        return 0
+    declared = _of_lowering(precision)
+    return declared.complexity if declared is not None else _UNKNOWN_COMPLEXITY
+
+
+def _of_lowering(precision: str) -> LoweringCapabilities | None:
+    known = precision in names("lowerings")
+    return load("lowerings", precision).capabilities if known else None
 
 
 def made_by(group: Literal["backends", "sources", "lowerings"], name: str) -> Mapping[str, str]:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.records import (
     Artifact,
     Budget,
@@ -99,6 +100,8 @@ class ProgramExporter(Protocol):
 
 class Lowering(Plugin, Protocol):
     """ONNX → ONNX at another precision (`compile_stage.lowerings`), named after the precision."""
+
+    capabilities: ClassVar[LoweringCapabilities]
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None: ...
 

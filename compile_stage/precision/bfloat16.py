@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import halves
 from compile_stage.precision.onnx_graph import demand_nodes, finish, name_nodes, raise_opset
@@ -36,6 +37,7 @@ class BFloat16:
     name: ClassVar[str] = "bf16"
     requires: ClassVar[tuple[str, ...]] = ("onnx",)
     extra: ClassVar[str] = ""
+    capabilities: ClassVar[LoweringCapabilities] = LoweringCapabilities(needs_calibration=False, complexity=10)
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         return halves.refuse(model, HALF, OPSET)

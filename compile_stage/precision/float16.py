@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import halves
@@ -50,6 +51,7 @@ class Float16:
     name: ClassVar[str] = "fp16"
     requires: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime")
     extra: ClassVar[str] = ""
+    capabilities: ClassVar[LoweringCapabilities] = LoweringCapabilities(needs_calibration=True, complexity=20)
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         return halves.refuse(model, HALF)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision.onnx_graph import (
@@ -43,6 +44,7 @@ class Float8:
     name: ClassVar[str] = "fp8"
     requires: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime")
     extra: ClassVar[str] = ""
+    capabilities: ClassVar[LoweringCapabilities] = LoweringCapabilities(needs_calibration=True, complexity=50)
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         if (reason := refuse_form(model, self.name)) is not None:

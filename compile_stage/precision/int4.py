@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import blocks
@@ -48,6 +49,9 @@ class Int4:
     name: ClassVar[str] = "int4"
     requires: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime")
     extra: ClassVar[str] = ""
+    capabilities: ClassVar[LoweringCapabilities] = LoweringCapabilities(
+        needs_calibration=False, mixes=True, complexity=60
+    )
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         if (reason := refuse_form(model, self.name)) is not None:

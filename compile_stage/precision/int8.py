@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
 from compile_stage.core.parallel import granted_threads
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
@@ -65,6 +66,9 @@ class StaticInt8:
     name: ClassVar[str] = "int8"
     requires: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime")
     extra: ClassVar[str] = ""
+    capabilities: ClassVar[LoweringCapabilities] = LoweringCapabilities(
+        needs_calibration=True, mixes=True, complexity=40
+    )
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         if (reason := refuse_form(model, self.name)) is not None:
@@ -142,6 +146,9 @@ class DynamicInt8:
     name: ClassVar[str] = "int8-dynamic"
     requires: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime")
     extra: ClassVar[str] = ""
+    capabilities: ClassVar[LoweringCapabilities] = LoweringCapabilities(
+        needs_calibration=False, mixes=True, complexity=30
+    )
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         if (reason := refuse_form(model, self.name)) is not None:

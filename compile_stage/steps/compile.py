@@ -27,7 +27,7 @@ def compile_job(
 ) -> Compiled:
     """Compile, or take the artifact from the cache: same model, scheme, target, toolchain and hardware only."""
     # A native scheme may calibrate inside the backend; a lowered graph has its calibration in it.
-    samples = calibration if job.scheme.native else None
+    samples = calibration if job.scheme.native and plugins.needs_calibration(job.scheme) else None
     key = {
         "model": model.digest,
         "backend": job.backend,

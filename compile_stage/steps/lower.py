@@ -24,18 +24,19 @@ def lower(
     """The model itself when the backend does the precision natively; else the lowered graph, shared by all backends that want the same scheme."""
     if job.scheme.native:
         return model
+    samples = calibration if plugins.needs_calibration(job.scheme) else None
     key = {
         "model": model.digest,
         # Two backends' names for one scheme share the graph, whatever they run the rest in.
         "scheme": replace(job.scheme, name="", float_type="fp32", float_types=()),
-        "calibration": calibration.digest if calibration else None,
+        "calibration": samples.digest if samples else None,
         "keep": list(keep),
         "made_by": plugins.made_by("lowerings", job.scheme.precision),
     }
 
     def make(into: Path) -> PortableModel:
         answer = worker.call(
-            "lower", scheme=job.scheme, model=model, calibration=calibration, keep=list(keep), into=str(into)
+            "lower", scheme=job.scheme, model=model, calibration=samples, keep=list(keep), into=str(into)
         )
         lowered: PortableModel = revive(PortableModel, answer)
         return replace(lowered, path=Path(lowered.path).relative_to(into).as_posix())

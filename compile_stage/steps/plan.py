@@ -10,7 +10,6 @@ from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Backend, CrossCompiler, ProgramExporter, Tuner
 from compile_stage.core.records import (
-    UNCALIBRATED,
     Budget,
     Job,
     Plan,
@@ -187,7 +186,7 @@ def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
     for alias, names in movers.items():
         if len(names) > 1:
             yield f"targets {' and '.join(names)} move the same alias {alias!r}: the last one that wins has it; say {{target}} in promote.alias"
-    calibrates = any(job.scheme.precision not in UNCALIBRATED for job in jobs)
+    calibrates = any(plugins.needs_calibration(job.scheme) for job in jobs)
     if calibrates and policy.data.validation.source == policy.data.calibration.source != "synthetic":
         yield (
             "validation and calibration samples come from the same place: what is calibrated on the samples that it is judged by "

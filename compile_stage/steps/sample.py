@@ -14,7 +14,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, revive
 from compile_stage.core.errors import CompileStageError, SourceError, UsageError
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import UNCALIBRATED, Data, Job, PortableModel, SampleSet, ShapeRange, SourceModel
+from compile_stage.core.records import Data, Job, PortableModel, SampleSet, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.graph_debug.coverage import Coverage, coverage_note, overlap_note
 
@@ -25,7 +25,7 @@ def samples_for(
     """By role, the samples that the jobs of one target need: for validation always, for calibration where one calibrates."""
     shapes = jobs[0].target.shapes
     found = {"validation": sample(context, worker, source, "validation", data, signature, shapes)}
-    if any(map(_calibrates, jobs)):
+    if any(plugins.needs_calibration(job.scheme) for job in jobs):
         # A model without an example to calibrate on has no int8, whose jobs say so; fp32 needs none.
         with contextlib.suppress(SourceError):
             found["calibration"] = sample(context, worker, source, "calibration", data, signature, shapes)
@@ -105,10 +105,6 @@ def sample(
     found = context.cached("sample/1", role, key, make)
     chosen: SampleSet = revive(SampleSet, found.value)
     return replace(chosen, path=found.path)
-
-
-def _calibrates(job: Job) -> bool:
-    return job.scheme.precision not in UNCALIBRATED
 
 
 def _file_digest(path: str) -> str:

@@ -33,9 +33,6 @@ from compile_stage.core.records import (
 from compile_stage.measure import search as searching
 from compile_stage.measure import stats
 
-MIXED_PRECISIONS = ("int8", "int8-dynamic", "int4")
-"""Precisions whose graphs can be mixed. fp16's lowering keeps the nodes that overflow by itself."""
-
 _STRUCTURE = ("outputs", "shape", "samples")
 """Checks of ours on what there is to compare: no precision mends them."""
 
@@ -98,11 +95,9 @@ def searchable(candidate: Candidate) -> bool:
     if candidate.verdict is None or candidate.portable is None or candidate.artifact is None:
         return False
     missed = [check for check in candidate.verdict.checks if check.outcome is not Outcome.PASS]
-    scheme = candidate.job.scheme
     return (
         not candidate.verdict.passed
-        and not scheme.native
-        and scheme.precision in MIXED_PRECISIONS
+        and plugins.mixes(candidate.job.scheme)
         and all(check.outcome is Outcome.FAIL and check.gate.metric not in _STRUCTURE for check in missed)
     )
 

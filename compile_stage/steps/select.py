@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 
+from compile_stage.core import plugins
 from compile_stage.core.records import (
     Candidate,
     CandidateState,
@@ -22,9 +23,6 @@ from compile_stage.measure import stats
 from compile_stage.measure.memory import SAME_MEMORY
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.performance import check_performance
-
-# What a reader would call the simpler of two equals: less was done to the model.
-_SIMPLER_FIRST = ("fp32", "bf16", "fp16", "int8-dynamic", "int8", "fp8", "int4")
 
 
 def waive(candidate: Candidate, policy: TargetPolicy, waivers: tuple[Waiver, ...], today: date) -> Candidate:
@@ -122,11 +120,10 @@ def _per_sample(timing: Timing) -> float:
 
 def _complexity(candidate: Candidate) -> tuple[int, int, int, int]:
     precision = candidate.job.scheme.precision
-    rank = _SIMPLER_FIRST.index(precision) if precision in _SIMPLER_FIRST else len(_SIMPLER_FIRST)
     kept = sum(len(nodes) for nodes in candidate.portable.kept.values()) if candidate.portable else 0
     wanted = candidate.job.target.backends
     position = wanted.index(candidate.job.backend) if candidate.job.backend in wanted else len(wanted)
-    return rank, kept, len(candidate.job.tuning_options), position
+    return plugins.complexity(precision), kept, len(candidate.job.tuning_options), position
 
 
 def _account(candidate: Candidate, winner: Candidate | None, policy: TargetPolicy) -> tuple[CandidateState, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compile_stage.core import plugins
 from compile_stage.core.errors import MissingDependencyError, UsageError
+from compile_stage.core.records import Scheme
 
 
 class Absent:
@@ -41,3 +44,22 @@ def test_a_uri_that_nobody_understands_is_explained() -> None:
     """Broken: a mistyped model URI would end in a traceback."""
     with pytest.raises(UsageError, match="no registry understands"):
         plugins.registry_for("s3//nonsense")
+
+
+def test_lowerings_declare_what_holds_for_their_precision() -> None:
+    """Broken: a third party's precision would be judged by lists of ours: never mixed, always asked for samples, last in every tie."""
+    assert plugins.precisions() == ("fp32", "bf16", "fp16", "fp8", "int4", "int8", "int8-dynamic")
+    order = sorted(plugins.precisions(), key=plugins.complexity)
+    assert order == ["fp32", "bf16", "fp16", "int8-dynamic", "int8", "fp8", "int4"]
+    schemes = [Scheme(precision=name, name=name) for name in order]
+    assert [scheme.precision for scheme in schemes if plugins.needs_calibration(scheme)] == ["fp16", "int8", "fp8"]
+    assert [scheme.precision for scheme in schemes if plugins.mixes(scheme)] == ["int8-dynamic", "int8", "int4"]
+
+
+def test_a_native_scheme_says_itself_whether_it_calibrates() -> None:
+    """Broken: a backend's own 8-bit weights would ask for samples that nobody looks at, or its own int8 would get none."""
+    scheme = Scheme(precision="int8", name="int8-own", native=True)
+    assert not plugins.needs_calibration(scheme)
+    assert plugins.needs_calibration(replace(scheme, calibrates=True))
+    assert not plugins.mixes(scheme)
+    assert plugins.complexity("of-nobody") > plugins.complexity("int4")

@@ -16,7 +16,7 @@ from compile_stage.core.records.candidate import (
     StepKind,
 )
 from compile_stage.core.records.model import Artifact, PortableModel, SampleSet
-from compile_stage.core.records.plan import UNCALIBRATED, Job, Plan, Refusal, Scheme, SourceModel, TuningOption
+from compile_stage.core.records.plan import Job, Plan, Refusal, Scheme, SourceModel, TuningOption
 from compile_stage.core.records.policy import (
     AppliesTo,
     Budget,
@@ -39,7 +39,6 @@ from compile_stage.core.records.result import Event, RunOutcome, RunResult, RunS
 from compile_stage.core.records.timing import Measurement, Timing
 
 __all__ = [
-    "UNCALIBRATED",
     "AppliesTo",
     "Artifact",
     "Budget",

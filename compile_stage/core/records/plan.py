@@ -54,10 +54,6 @@ class SourceModel:
         return self.digest, self.flavor, self.described
 
 
-UNCALIBRATED = ("fp32", "bf16", "int4")
-"""Precisions that look at no samples: float32's range, or weights alone."""
-
-
 @record
 class Scheme:
     """How a backend wants a precision expressed.
@@ -74,6 +70,7 @@ class Scheme:
         options: What only this lowering or backend understands.
         float_type: Precision in which the backend runs what a lowering left in float32.
         float_types: Those that it offers for that, besides fp32: a search for mixed precision tries them.
+        calibrates: Of a native scheme: `Backend.compile` looks at calibration samples.
     """
 
     precision: str
@@ -87,6 +84,7 @@ class Scheme:
     options: JsonMap = field(default_factory=dict)
     float_type: str = "fp32"
     float_types: tuple[str, ...] = ()
+    calibrates: bool = False
 
 
 @record
