@@ -22,8 +22,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from compile_stage.core.records import RunResult
+
+# Other processes share the machine: how long an example takes says nothing of the code.
+hypothesis_settings.register_profile("compile-stage", deadline=None)
+hypothesis_settings.load_profile("compile-stage")
 
 # Before anything imports a runtime: two cores are shared by several test processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
