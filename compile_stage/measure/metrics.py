@@ -209,7 +209,8 @@ class _Proof:
             reason = f"{gate.metric} is asked of output {gate.output!r}, and the model has {_list(self.baseline)}"
             yield self.not_run(gate, reason)
         elif gate.metric in HIGHER_IS_BETTER:
-            yield self._task(gate)
+            if not self._yields(gate, gates):
+                yield self._task(gate)
         else:
             overridden = {g.output for g in gates if g.metric == gate.metric} if gate.output is None else set()
             named = [gate.output] if gate.output is not None else [n for n in self.baseline if n not in overridden]
@@ -219,6 +220,17 @@ class _Proof:
             # Floats without an axis of classes are no reason to pass over a gate in silence.
             if not suited and gate.metric in CLASS_METRICS and not overridden - {None}:
                 yield self.not_run(gate, f"{gate.metric} needs scores of at least two classes, and no output has them")
+
+    def _yields(self, gate: Gate, gates: Sequence[Gate]) -> bool:
+        """Whether a task gate that names no output gives way to one of the same metric that names its output: it does
+        unless it clearly reads another output."""
+        named = {g.output for g in gates if g.metric == gate.metric} - {None}
+        if gate.output is not None or not named or self.labels is None:
+            return False
+        try:
+            return scored_output(gate.metric, self.baseline, self.labels) in named
+        except NotMeasurableError:
+            return True
 
     def _measure(self, gate: Gate, name: str) -> Check:
         if name in self.broken:

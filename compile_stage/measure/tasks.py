@@ -136,7 +136,8 @@ def scored_output(metric: str, outputs: Mapping[str, Array], labels: Array) -> s
             return names[0]
         if len(names) > 1:
             raise NotMeasurableError(
-                f"outputs {' and '.join(map(repr, names))} could each be read for {metric}; name one of them as the gate's output"
+                f"outputs {' and '.join(map(repr, names))} could each be read for {metric}; limit it on the one that the labels "
+                f"are for, under the precision's tolerances: outputs: {{{names[0]}: {{{metric}: ...}}}}"
             )
     held = ", ".join(f"{n!r} {o.dtype}{list(o.shape[1:])}" for n, o in outputs.items())
     raise NotMeasurableError(f"no output can be read for {metric}: the model has {held}")

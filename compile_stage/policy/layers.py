@@ -255,14 +255,21 @@ def _target(name: str, top: Node, layers: Layers, has_labels: bool) -> Node:
 def _fitting(has_labels: bool, limits: Node) -> Node:
     """The limits of a precision without the shipped task metric where that makes no sense.
 
-    It is for data with labels, and gives way to a task metric that the policy chose itself: nobody who asks for r2
-    wants accuracy too. Whether the labels are classes is seen only when they are read (`measure.metrics.CLASSES_ONLY`).
+    It is for data with labels, and gives way to a task metric that the policy chose itself, for all outputs or for one:
+    nobody who asks for r2 wants accuracy too. Whether the labels are classes is seen only when they are read (`measure.metrics.CLASSES_ONLY`).
     """
-    tasks = {key: node for key, node in limits.items() if key in METRICS and METRICS[key].family == "task"}
-    if has_labels and all(node.place.is_shipped or node.value is None for node in tasks.values()):
+    tasks = dict(_task_limits(limits))
+    chosen = [*tasks.values()]
+    for output, _ in limits.items("outputs"):
+        chosen += [node for _, node in _task_limits(limits, "outputs", output)]
+    if has_labels and all(node.place.is_shipped or node.value is None for node in chosen):
         return limits
     dropped = {key for key, node in tasks.items() if node.place.is_shipped}
     return a_map({key: node for key, node in limits.items() if key not in dropped}, limits) if limits.is_map else limits
+
+
+def _task_limits(limits: Node, *path: str) -> list[tuple[str, Node]]:
+    return [(key, node) for key, node in limits.items(*path) if key in METRICS and METRICS[key].family == "task"]
 
 
 def normalise(tree: Node) -> Node:

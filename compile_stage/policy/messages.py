@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from compile_stage.core.plugins import did_you_mean
-from compile_stage.policy.metrics import CUSTOM, tolerance_names
+from compile_stage.policy.metrics import CUSTOM, METRICS, tolerance_names
 from compile_stage.policy.nodes import Node, Path, Problem, show_path, without
 from compile_stage.policy.schema import (
     AS_LIST,
@@ -22,6 +22,7 @@ from compile_stage.policy.schema import (
     SOURCE,
     CustomLimit,
     PolicyDocument,
+    ShareDrop,
 )
 
 _TAGS = {AS_LIST, AS_MAP, AS_NUMBER, AS_WORD}
@@ -35,6 +36,7 @@ _UNITS = {
     "b": "bytes", "bytes": "bytes", "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes", "mib": "mebibytes", "gib": "gibibytes",
     "db": "decibels", "percent": "per cent", "pct": "per cent",
 }  # fmt: skip
+_PERCENT = ("%", "percent", "pct")
 
 
 def check_schema(
@@ -170,6 +172,8 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
             did_you_mean(text, list(words)),
         )
     if kind in _RANGES:
+        if (drop := _share_drop(path)) is not None:
+            return f"{text} is out of range", f"a drop of {drop} is at least 0 and below 1: 1 % is 0.01", ""
         word, key = _RANGES[kind]
         return f"{text} is out of range", f"a number {word} {context[key]:g}", ""
     if kind == "string_pattern_mismatch":
@@ -209,7 +213,7 @@ def _explain_type(node: Node, text: str, kind: str, path: Path) -> tuple[str, st
     if value is None:
         return "has no value", _needed(wanted, path)
     if kind in ("float_type", "int_type", "int_from_float", "finite_number"):
-        return _explain_number(node, text, wanted)
+        return _explain_number(node, text, wanted, path)
     if kind == "bool_type":
         return f"`{text}` is text or a number, not a yes or no", "write true or false, without quotes"
     if kind == "string_type" and not isinstance(value, dict | list):
@@ -245,7 +249,27 @@ _WANTED = {
 }
 
 
-def _explain_number(node: Node, text: str, wanted: str) -> tuple[str, str]:
+def _share_drop(path: Path) -> str | None:
+    """The metric whose drop stands at that path, where that drop is a share: `accuracy`, or its `max_drop`."""
+    models = (_model_at(path), _model_at(path[:-1]))
+    return next((str(path[len(path) - 1 - n]) for n, model in enumerate(models) if model is ShareDrop), None)
+
+
+def _explain_percent(number: str, path: Path, wanted: str) -> str:
+    """What to write in place of `5%`: that depends on what the number means there."""
+    key, share = str(path[-1]), float(number.replace("_", "")) / 100
+    metric = METRICS.get(key) or METRICS.get(str(path[-2]) if len(path) > 1 else "")
+    if key == "max_slowdown":
+        return f"write {share if share >= 1 else 1 + share:.12g} ({share if share < 1 else share - 1:.0%} slower)"
+    if metric is not None and metric.better and metric.unbounded and key != "max_relative_drop":
+        return f"write {metric.name}: {{max_relative_drop: {share:.12g}}}, or a number in the metric's own unit"
+    is_share = metric is not None and not metric.unit and metric.name not in ("max_abs", "mean_abs", "allclose")
+    if is_share or key in ("min_speedup", "confidence"):
+        return f"write {share:.12g}"
+    return f"write {wanted}: {_about(path)}"
+
+
+def _explain_number(node: Node, text: str, wanted: str, path: Path) -> tuple[str, str]:
     value = node.value
     if isinstance(value, bool):
         return f"`{text}` is read by YAML as {str(value).lower()}", f"write {wanted}"
@@ -253,7 +277,9 @@ def _explain_number(node: Node, text: str, wanted: str) -> tuple[str, str]:
         return f"{text} is not whole", "write a whole number, without a point"
     if not isinstance(value, str):
         return f"is {'a map' if node.is_map else 'a list' if node.is_list else 'no number'}", f"write {wanted}"
-    if (with_unit := _NUMBER_WITH_UNIT.match(text)) and with_unit[2].lower() in {*_UNITS, "%", "x"}:
+    if (with_unit := _NUMBER_WITH_UNIT.match(text)) and with_unit[2].lower() in {*_UNITS, *_PERCENT, "x"}:
+        if with_unit[2].lower() in _PERCENT:
+            return f"`{text}` is text, and numbers have no percent sign", _explain_percent(with_unit[1], path, wanted)
         return f"`{text}` is text: the unit stands in the key's name", f"write {with_unit[1]}"
     try:
         float(text)

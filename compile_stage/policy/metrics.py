@@ -35,6 +35,11 @@ class Metric:
     unit: str = ""
     better: Literal["", "higher", "lower"] = ""
 
+    @property
+    def unbounded(self) -> bool:
+        """Its values have a unit of their own or no end, so a percentage says nothing but of the baseline's value."""
+        return self.better == "lower"
+
 
 def _task(name: str, formula: str, better: Literal["higher", "lower"]) -> Metric:
     return Metric(name, "task", formula, "at_most", better=better)

@@ -86,8 +86,10 @@ _LIMITS = """\
 - By output: `outputs: {logits: {cosine: 0.995}}`. A limit on an output takes the place of the general limit of the same metric, for that output.
 - `null` takes an inherited limit away (under `outputs`, the general limit then holds again). `int8: null` takes all limits of a precision away, and then
   no candidate of it can pass. That is how fp32, else always a candidate, is forbidden.
-- The shipped limits on `accuracy` hold only where `data.validation.labels` is named, and the policy names no task metric for that precision itself. Labels that
-  are no classes of an output (a regression) leave them out, and the check `samples` says so: for a regression say `int8: {r2: 0.01}`.
+- A task metric that names no output reads the one that fits the labels. Where several outputs fit, say which: `outputs: {logits: {accuracy: 0.01}}`.
+- The shipped limits on `accuracy` hold only where `data.validation.labels` is named, and the policy names no task metric for that precision itself, neither
+  for all outputs nor for one. Labels that are no classes of an output (a regression) leave them out, and the check `samples` says so: for a regression say
+  `int8: {r2: 0.01}`.
 
 ### Performance gates
 """
@@ -132,7 +134,8 @@ def _sections(schema: dict[str, Any]) -> Iterator[str]:
         ("`targets.NAME`", "Target"),
         ("`targets.NAME.shapes.INPUT`", "ShapeRange"),
         ("`tolerances.PRECISION`", "Tolerance"),
-        ("A task metric", "Drop"),
+        ("`log_loss`, `mae`, `rmse`, `r2`", "Drop"),
+        ("`accuracy`, `f1`, `roc_auc`", "ShareDrop"),
         ("`performance`", "Performance"),
         ("`select`", "Select"),
         ("`fallback`", "Fallback"),

@@ -21,6 +21,7 @@ Size: TypeAlias = Annotated[int, Field(ge=1)]
 Shape: TypeAlias = Annotated[list[Size], Field(min_length=1)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Distance: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+ShareLoss: TypeAlias = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Cosine: TypeAlias = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Decibel: TypeAlias = Annotated[float, Field(ge=-200, le=400, allow_inf_nan=False)]
@@ -114,6 +115,15 @@ class Drop(Section):
     )
 
 
+class ShareDrop(Drop):
+    """The same for accuracy, f1 and roc_auc, which lie between 0 and 1: a drop of 1 % is 0.01."""
+
+    max_drop: ShareLoss | None = Field(None, description="The largest drop: 0.01 is one point, 0.95 to 0.94.")
+    max_relative_drop: ShareLoss | None = Field(
+        None, description="The largest drop, as a share of the baseline's value; given instead of max_drop."
+    )
+
+
 class Closeness(Section):
     """Elementwise |a - b| <= atol + rtol * |b|."""
 
@@ -139,6 +149,9 @@ class CustomLimit(Section):
 
 TaskLimit: TypeAlias = Annotated[
     Annotated[Distance, Tag(AS_NUMBER)] | Annotated[Drop, Tag(AS_MAP)], Discriminator(_number_or_map)
+]
+ShareTaskLimit: TypeAlias = Annotated[
+    Annotated[ShareLoss, Tag(AS_NUMBER)] | Annotated[ShareDrop, Tag(AS_MAP)], Discriminator(_number_or_map)
 ]
 TopKLimit: TypeAlias = Annotated[
     Annotated[Share, Tag(AS_NUMBER)] | Annotated[TopK, Tag(AS_MAP)], Discriminator(_number_or_map)
@@ -172,9 +185,9 @@ class Limits(Section):
         None, description="Share of the k best classes that both have. A number is its limit."
     )
     agreement: Share | None = Field(None, description="Share of equal elements of integer, bool and text outputs.")
-    accuracy: TaskLimit | None = Field(None, description=f"Drop in accuracy. {_TASK}")
-    f1: TaskLimit | None = Field(None, description=f"Drop in F1. {_TASK}")
-    roc_auc: TaskLimit | None = Field(None, description=f"Drop in area under the ROC curve. {_TASK}")
+    accuracy: ShareTaskLimit | None = Field(None, description=f"Drop in accuracy. {_TASK}")
+    f1: ShareTaskLimit | None = Field(None, description=f"Drop in F1. {_TASK}")
+    roc_auc: ShareTaskLimit | None = Field(None, description=f"Drop in area under the ROC curve. {_TASK}")
     log_loss: TaskLimit | None = Field(None, description=f"Rise in log loss, in nats. {_TASK}")
     mae: TaskLimit | None = Field(None, description=f"Rise in mean absolute error, in the label's unit. {_TASK}")
     rmse: TaskLimit | None = Field(None, description=f"Rise in root mean squared error, in the label's unit. {_TASK}")

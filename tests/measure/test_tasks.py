@@ -105,6 +105,20 @@ def flipped(count: int) -> np.ndarray:
     return wrong
 
 
+def test_a_general_limit_yields_to_that_of_the_output_it_would_read_and_to_no_other() -> None:
+    """Broken: a limit on one output would leave a NOT_RUN of the general one behind, or switch it off for an output that it
+    clearly reads."""
+    general, own = gate("accuracy", 0.1), gate("accuracy", 0.2, output="first")
+
+    def read(outputs: dict[str, Any]) -> list[tuple[str | None, float]]:
+        checks = check_outputs((general, own), outputs, outputs, TRUTH, batch_size=1, seed=0, min_samples=1, real=True)
+        return [(check.output, check.gate.limit) for check in checks if check.gate.metric == "accuracy"]
+
+    assert read({"first": SOFT, "second": SOFT}) == [("first", 0.2)]  # which of the two is not known
+    assert read({"first": TRUTH, "second": SOFT}) == [("first", 0.2)]
+    assert read({"first": SOFT, "label": TRUTH}) == [("label", 0.1), ("first", 0.2)]
+
+
 def test_the_worse_end_of_the_interval_must_hold() -> None:
     """3 of 300 wrong is a drop of exactly 1 %, and the next 300 samples may well show more."""
     base, own = {"label": TRUTH}, {"label": flipped(3)}
@@ -197,7 +211,7 @@ def test_which_output_is_read() -> None:
     [
         ("accuracy", {"a": SOFT, "b": SOFT}, "'a' and 'b'"),
         ("accuracy", {"image": np.zeros((N, 3, 4, 4))}, "no output can be read"),
-        ("mae", {"a": GUESS, "b": GUESS}, "name one"),
+        ("mae", {"a": GUESS, "b": GUESS}, "limit it on the one"),
         ("roc_auc", {"label": TRUTH}, "no output can be read"),
     ],
 )

@@ -17,6 +17,47 @@ def said(path: Path | str, *sets: str) -> list[str]:
     return [str(problem) for problem in read_policy(path, sets, today=TODAY).problems]
 
 
+# What each field takes for a percentage: the path, what was typed, and the advice after "write ".
+PERCENT = [
+    ("tolerances.int8.accuracy", "1%", "0.01"),
+    ("tolerances.int8.accuracy.max_relative_drop", "2 %", "0.02"),
+    ("tolerances.int8.accuracy.confidence", "99%", "0.99"),
+    ("tolerances.int8.r2", "1%", "0.01"),
+    ("tolerances.int8.cosine", "99.5%", "0.995"),
+    ("tolerances.int8.mae", "5%", "mae: {max_relative_drop: 0.05}"),
+    ("tolerances.int8.log_loss.max_drop", "5%", "log_loss: {max_relative_drop: 0.05}"),
+    ("performance.min_speedup", "120%", "1.2"),
+    ("promote.max_slowdown", "2%", "1.02"),
+    ("promote.max_slowdown", "102%", "1.02"),
+]
+
+
+@pytest.mark.parametrize(("path", "typed", "advice"), PERCENT, ids=lambda part: str(part))
+def test_the_advice_on_a_percentage_can_be_followed(write, path: str, typed: str, advice: str) -> None:
+    """Broken: for `accuracy: 1%` the advice was `write 1`, a drop of 100 points, which lint then accepted."""
+    policy = write(TARGET + "data: {validation: {source: input_example, labels: y}}")
+    (problem,) = said(policy, f"{path}={typed}")
+    written = problem.partition("; write ")[2].partition(" (")[0].partition(", or ")[0]
+    assert written == advice
+    key, _, value = written.rpartition(": {")
+    if key:
+        path, written = path.partition(f".{key}")[0] + f".{key}", f"{{{value}"
+    assert said(policy, f"{path}={written}") == []
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "roc_auc"])
+@pytest.mark.parametrize("key", ["", ".max_drop", ".max_relative_drop"])
+@pytest.mark.parametrize("drop", ["1", "1.0", "5", "-0.1"])
+def test_a_drop_of_a_share_lies_between_0_and_1(write, metric: str, key: str, drop: str) -> None:
+    """Broken: `accuracy: 1`, meant as 1 %, is accepted and lets every model pass."""
+    policy = write(TARGET + "data: {validation: {source: input_example, labels: y}}")
+    path = f"tolerances.int8.{metric}{key}"
+    allowed = f"a drop of {metric} is at least 0 and below 1: 1 % is 0.01"
+    assert said(policy, f"{path}={drop}") == [f"--set {path}={drop}: {path}: {drop} is out of range; {allowed}"]
+    assert said(policy, f"{path}=0.01") == said(policy, f"{path}=0") == []
+    assert said(policy, "tolerances.int8.log_loss=1.5", "tolerances.int8.r2=1.5") == []
+
+
 # Each text follows three lines of head: its first line is line 4.
 IN_A_FILE = {
     "unknown key": (
