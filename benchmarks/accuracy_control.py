@@ -29,6 +29,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 import int8 as nets  # noqa: E402
 import openvino  # noqa: E402
+import results  # noqa: E402
 
 from compile_stage import api  # noqa: E402
 
@@ -174,7 +175,8 @@ def by_stage(path: str, asked: str, into: Path) -> tuple[Path, str, int, float]:
     return Path(winner.artifact.path) / winner.artifact.entry, scheme, validations, wall - measured
 
 
-def compare(name: str, gate: str, seconds: float, minutes: float, folder: Path) -> None:
+def compare(name: str, gate: str, seconds: float, minutes: float, folder: Path) -> list[dict[str, object]]:
+    """A row for each of FP32, NNCF and the stage."""
     model, _ = nets.export(name, folder / "model")
     example = nets.one(nets.networks.samples(name, 1, 2), 0)
     fp32 = nets.on_openvino(Path(model.path), example)
@@ -194,12 +196,23 @@ def compare(name: str, gate: str, seconds: float, minutes: float, folder: Path) 
         "NNCF accuracy control": ("NNCF", str(their_evaluations), f"{their_s:.0f}"),
         f"stage ({scheme})": ("stage", str(evaluations), f"{seconds_taken:.0f}"),
     }
+    figures: list[dict[str, object]] = []
     for label, (key, evaluated, took) in rows.items():
         if key not in runs:
             print(f"| {label} | {evaluated}, stopped | {took} | not reached | |")
+            figures.append({**row_of(key, evaluated, took), "stopped": True, "reached": "not reached"})
             continue
         ratio = statistics.median(own / other for own, other in zip(times[key], times["FP32"], strict=True))
         print(f"| {label} | {evaluated} | {took} | {task.words(runs[key])} | {ratio:.2f} |", flush=True)
+        figures.append({**row_of(key, evaluated, took), "stopped": False, "reached": task.words(runs[key])})
+        figures[-1] |= {"latency_over_fp32": round(ratio, 3)} | ({"scheme": scheme} if key == "stage" else {})
+    asked_for = f"{gate.rstrip('%')} % of accuracy" if task.labelled else f"{gate} dB"
+    return [{"network": name, "gate": asked_for, **figure} for figure in figures if figure["by"] != "FP32"]
+
+
+def row_of(by: str, evaluated: str, took: str) -> dict[str, object]:
+    """The figures that both a finished and a stopped search have; FP32 has none."""
+    return {"by": by, "evaluations": int(evaluated or 0), "seconds": float(took or 0)}
 
 
 def main() -> None:
@@ -212,12 +225,15 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="of taking turns, a network")
     parser.add_argument("--nncf-minutes", type=float, default=5.0, help="after which NNCF is stopped, a network")
+    results.add_save_option(parser)
     chosen = parser.parse_args()
-    for word in chosen.networks:
-        name, _, gate = word.partition(":")
-        with tempfile.TemporaryDirectory() as scratch:
-            os.environ["COMPILE_STAGE_CACHE"] = f"{scratch}/cache"
-            compare(name, gate, chosen.seconds, chosen.nncf_minutes, Path(scratch))
+    with results.recording("accuracy-control", chosen.save) as record:
+        record.settings |= {"batch": 1, "threads": nets.THREADS, "backend": "openvino", "seconds": chosen.seconds}
+        for word in chosen.networks:
+            name, _, gate = word.partition(":")
+            with tempfile.TemporaryDirectory() as scratch:
+                os.environ["COMPILE_STAGE_CACHE"] = f"{scratch}/cache"
+                record.rows += compare(name, gate, chosen.seconds, chosen.nncf_minutes, Path(scratch))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import results  # noqa: E402
+
 ROOT = Path(__file__).parents[1]
 NEURAL = ("small", "resnet50", "separable", "bert6", "vit", "lstm")
 POLICY = """\
@@ -103,9 +107,9 @@ def error(candidate: dict) -> str:
     """The worst cosine distance, or, without one, the worst absolute error."""
     checks = (candidate["verdict"] or {"checks": []})["checks"]
     for metric, show in (("cosine", lambda value: f"1 − {1 - value:.0e}"), ("max_abs", lambda value: f"{value:.0e}")):
-        found = [c["measured"] for c in checks if c["metric"] == metric and isinstance(c["measured"], float)]
-        if found:
-            return f"{metric} {show(min(found) if metric == 'cosine' else max(found))}"
+        values = [c["measured"] for c in checks if c["metric"] == metric and isinstance(c["measured"], float)]
+        if values:
+            return f"{metric} {show(min(values) if metric == 'cosine' else max(values))}"
     return ""
 
 
@@ -116,9 +120,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=0, help="schedules that a backend which tunes may try, a job")
     parser.add_argument("--backends", default="auto", help="auto, or a YAML list")
     parser.add_argument("--keep", type=Path, help="folder to keep the reports in")
+    results.add_save_option(parser)
     chosen = parser.parse_args()
     won: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, results.recording("backends", chosen.save) as record:
+        record.settings |= {"batch": 1, "threads": 2, "measure_seconds": chosen.seconds, "total_s": {}}
         for name in chosen.models:
             work = (chosen.keep or Path(scratch)).absolute() / name
             work.mkdir(parents=True, exist_ok=True)
@@ -128,9 +134,11 @@ def main() -> None:
                 "COMPILE_STAGE_CACHE": tempfile.mkdtemp(dir=scratch),
             }
             result = run(name, work, chosen, environment)
+            record.rows += results.candidate_rows(name, result)
+            record.settings["total_s"][name] = round(result["duration_s"])
             winner = next((c for c in result["targets"][0]["candidates"] if c["state"] == "won"), None)
-            said = f"{winner['backend']} {winner['scheme']}" if winner else "no winner"
-            print(f"\n### {name}: {said}, {result['duration_s']:.0f} s\n", *rows(result), sep="\n", flush=True)
+            title = f"{winner['backend']} {winner['scheme']}" if winner else "no winner"
+            print(f"\n### {name}: {title}, {result['duration_s']:.0f} s\n", *rows(result), sep="\n", flush=True)
             if winner is not None and name in NEURAL:
                 won[name] = speedup(winner)
     if won:

@@ -43,6 +43,7 @@ import networks  # noqa: E402
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 import openvino  # noqa: E402
+import results  # noqa: E402
 import torch  # noqa: E402
 
 from compile_stage.backends.onnxruntime import OnnxRuntime  # noqa: E402
@@ -192,7 +193,7 @@ def in_turns(runs: dict[str, Run], example: dict, seconds: float) -> dict[str, l
     return times
 
 
-def measure(name: str, seconds: float, full: bool, olive: str | None, alone: bool, folder: Path) -> None:
+def measure(name: str, seconds: float, full: bool, olive: str | None, alone: bool, folder: Path) -> list[dict]:
     model, calibration = export(name, folder / "model")
     held_out = networks.samples(name, HELD_OUT, 1)
     example, fp32 = one(held_out, 0), on_onnxruntime(Path(model.path))
@@ -239,10 +240,12 @@ def measure(name: str, seconds: float, full: bool, olive: str | None, alone: boo
             "\n".join(f"| {kind} | {value:.1f} |" for kind, (value, _) in rows.items() if "FP32" not in kind),
             flush=True,
         )
-        return
+        graphs_only = {kind: value for kind, (value, _) in rows.items() if "FP32" not in kind}
+        return [{"network": name, "by": kind, "graph_snr_db": round(value, 1)} for kind, value in graphs_only.items()]
     served_db = {kind: snr_db(expected, run, held_out) for kind, (_, run) in rows.items() if "FP32" not in kind}
     times = in_turns({kind: run for kind, (_, run) in rows.items()}, example, seconds)
     print(f"\n| {name} | SNR dB, the graph | SNR dB, as served | latency over NNCF's | p50 ms |\n|---|---|---|---|---|")
+    figures = []
     for kind, (graph_db, _) in rows.items():
         ratio = statistics.median(own / other for own, other in zip(times[kind], times["NNCF"], strict=True))
         exactly = "" if np.isinf(graph_db) else f"{graph_db:.1f}"
@@ -250,7 +253,13 @@ def measure(name: str, seconds: float, full: bool, olive: str | None, alone: boo
             f"| {kind} | {exactly} | {f'{served_db[kind]:.1f}' if kind in served_db else ''} | {ratio:.{3 if alone else 2}f} | "
             f"{statistics.median(times[kind]) * 1e3:.2f} |"
         )
+        figure = {"network": name, "by": kind, "latency_over_nncf": round(ratio, 3)}
+        figure["p50_ms"] = round(statistics.median(times[kind]) * 1e3, 2)
+        if kind in served_db:
+            figure |= {"graph_snr_db": round(graph_db, 1), "served_snr_db": round(served_db[kind], 1)}
+        figures.append(figure)
     print(f"\n{len(times['NNCF'])} rounds", flush=True)
+    return figures
 
 
 def main() -> None:
@@ -262,10 +271,16 @@ def main() -> None:
         "--openvino", action="store_true", help="its graphs alone, and NNCF's twice, to see what is chance"
     )
     parser.add_argument("--olive", metavar="PYTHON", help="interpreter of an environment with Olive")
+    results.add_save_option(parser)
     chosen = parser.parse_args()
-    for name in chosen.networks:
-        with tempfile.TemporaryDirectory() as scratch:
-            measure(name, chosen.seconds, chosen.full_weights, chosen.olive, chosen.openvino, Path(scratch))
+    benchmark = "int8-full-weights" if chosen.full_weights else "int8-openvino" if chosen.openvino else "int8"
+    with results.recording(benchmark, chosen.save) as record:
+        record.settings |= {"batch": 1, "threads": THREADS, "seconds": chosen.seconds}
+        record.settings |= {"calibration_samples": CALIBRATION, "compared_samples": HELD_OUT}
+        for name in chosen.networks:
+            with tempfile.TemporaryDirectory() as scratch:
+                options = (chosen.full_weights, chosen.olive, chosen.openvino)
+                record.rows += measure(name, chosen.seconds, *options, Path(scratch))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from compile_stage.core import plugins
-from compile_stage.core.records import Target
-from compile_stage.testing.node_cases import Finding, Found, collect, judge
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import results  # noqa: E402
+
+from compile_stage.core import plugins  # noqa: E402
+from compile_stage.core.records import Target  # noqa: E402
+from compile_stage.testing.node_cases import Finding, Found, collect, judge  # noqa: E402
 
 CHUNK = 200
 """Cases of one child: what they leave behind in a runtime does not pile up."""
@@ -149,6 +153,7 @@ def main() -> None:
     parser.add_argument(
         "--log", type=Path, help="a file of findings: what it has is taken from it, what is new is added"
     )
+    results.add_save_option(parser)
     chosen = parser.parse_args()
     cases = [case for case in collect() if not chosen.only or any(part in case.name for part in chosen.only)]
     if chosen.sample is not None:
@@ -157,38 +162,60 @@ def main() -> None:
     for name, reason in left_out.items():
         if name not in chosen.backends:
             print(f"{name} is left out: {reason}", file=sys.stderr)
-    table = [f"| backend | cases | {' | '.join(Found)} | s |", "|---" * (len(Found) + 3) + "|"]
-    whole: dict[str, list[dict[str, str]]] = {}
-    told: list[str] = []
-    for name in chosen.backends:
-        versions = ", ".join(
-            f"{package} {version}" for package, version in plugins.load("backends", name).toolchain().items()
-        )
-        known, seconds = log.known(name, versions)
-        clock = time.monotonic()
-
-        def keep(finding: Finding, name: str = name, versions: str = versions) -> None:
-            nonlocal clock, seconds
-            now = time.monotonic()
-            log.add(name, versions, finding, now - clock)
-            clock, seconds = now, seconds + now - clock
-
-        fresh = run(name, [case for case in cases if case.name not in known], keep)
-        found = [known[case.name] for case in cases if case.name in known] + fresh
-        counts = Counter(finding.found for finding in found)
-        listed = " | ".join(str(counts[kind]) for kind in Found)
-        table.append(f"| {name} ({versions}) | {len(found)} | {listed} | {seconds:.0f} |")
-        whole[name] = [{"case": one.case, "found": str(one.found), "reason": one.reason} for one in found]
-        told.append(f"\n{name}")
-        reasons = Counter((one.found, shape_of(one.reason)) for one in found if one.found is not Found.RIGHT)
-        example = {(one.found, shape_of(one.reason)): one.case for one in reversed(found)}
-        told += [
-            f"  {count:4d} {kind}: {text}   ({example[kind, text]})" for (kind, text), count in reasons.most_common()
-        ]
-    print("\n".join([*table, *told]))
+    whole: dict[str, list[Finding]] = {}
+    with results.recording("node-cases", chosen.save) as record:
+        record.settings["threads"] = Target(name="node-cases").threads
+        if chosen.only or chosen.sample is not None:
+            record.settings["partial"] = True  # such a run does not take the place of a whole one on the page
+        for name in chosen.backends:
+            whole[name], row = judged(name, cases, log)
+            record.rows.append(row)
+        print_report(record.rows, whole)
     if chosen.out:
-        chosen.out.write_text(json.dumps(whole, indent=1), encoding="utf-8")
-    raise SystemExit(any(one["found"] == Found.PASSED_WRONG for rows in whole.values() for one in rows))
+        named = {
+            name: [{"case": one.case, "found": str(one.found), "reason": one.reason} for one in findings]
+            for name, findings in whole.items()
+        }
+        chosen.out.write_text(json.dumps(named, indent=1), encoding="utf-8")
+    raise SystemExit(any(one.found is Found.PASSED_WRONG for findings in whole.values() for one in findings))
+
+
+def judged(name: str, cases: list[Any], log: Log) -> tuple[list[Finding], dict[str, Any]]:
+    """The findings of one backend, those of the log first, and their numbers."""
+    versions = ", ".join(f"{package} {of}" for package, of in plugins.load("backends", name).toolchain().items())
+    known, seconds = log.known(name, versions)
+    clock = time.monotonic()
+
+    def keep(finding: Finding) -> None:
+        nonlocal clock, seconds
+        now = time.monotonic()
+        log.add(name, versions, finding, now - clock)
+        clock, seconds = now, seconds + now - clock
+
+    fresh = run(name, [case for case in cases if case.name not in known], keep)
+    findings = [known[case.name] for case in cases if case.name in known] + fresh
+    counts = Counter(finding.found for finding in findings)
+    numbers = {str(kind).replace(" ", "_"): counts[kind] for kind in Found}
+    return findings, {
+        "backend": name,
+        "versions": versions,
+        "cases": len(findings),
+        **numbers,
+        "seconds": round(seconds),
+    }
+
+
+def print_report(rows: list[dict[str, Any]], whole: dict[str, list[Finding]]) -> None:
+    """The table, then each backend's reasons by how often they occur."""
+    print(f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|", sep="\n")
+    for row in rows:
+        print(f"| {' | '.join(map(str, row.values()))} |")
+    for name, findings in whole.items():
+        print(f"\n{name}")
+        reasons = Counter((one.found, shape_of(one.reason)) for one in findings if one.found is not Found.RIGHT)
+        example = {(one.found, shape_of(one.reason)): one.case for one in reversed(findings)}
+        for (kind, text), count in reasons.most_common():
+            print(f"  {count:4d} {kind}: {text}   ({example[kind, text]})")
 
 
 if __name__ == "__main__":

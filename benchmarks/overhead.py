@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
 import int8 as nets  # noqa: E402
+import results  # noqa: E402
 import torch  # noqa: E402
 
 from compile_stage import api  # noqa: E402
@@ -94,8 +95,8 @@ def by_stage(job: Job, model: PortableModel, work: Path) -> float:
             return time.monotonic() - began
 
 
-def measure(backend_name: str, models: dict[str, PortableModel], repeats: int, work: Path) -> str | None:
-    """A row of the table; None for a backend that is not installed or does not take the model."""
+def measure(backend_name: str, models: dict[str, PortableModel], repeats: int, work: Path) -> dict[str, object] | None:
+    """The figures of a backend; None for a backend that is not installed or does not take the model."""
     target = Target(name="here", device="cpu", threads=THREADS, batch_sizes=(1,))
     backend = plugins.load("backends", backend_name)
     schemes = () if backend.refuse_target(target) else backend.schemes(target, "fp32")
@@ -112,7 +113,16 @@ def measure(backend_name: str, models: dict[str, PortableModel], repeats: int, w
     more = [job_s - script_s for script_s, job_s in zip(times[by_script], times[by_stage], strict=True)]
     where = "toolchain" if plugins.interpreter_of(backend_name) else "this environment"
     script_s, job_s = (statistics.median(times[way]) for way in (by_script, by_stage))
-    return f"| {backend_name} | {where} | {script_s:.2f} | {job_s:.2f} | {statistics.median(more):+.2f} ({min(more):+.2f} to {max(more):+.2f}) |"
+    return {
+        "backend": backend_name, "runs_in": where, "script_s": script_s, "job_s": job_s,
+        "more_s": statistics.median(more), "more_low_s": min(more), "more_high_s": max(more),
+    }  # fmt: skip
+
+
+def line(row: dict[str, object]) -> str:
+    """Of the table."""
+    more = f"{row['more_s']:+.2f} ({row['more_low_s']:+.2f} to {row['more_high_s']:+.2f})"
+    return f"| {row['backend']} | {row['runs_in']} | {row['script_s']:.2f} | {row['job_s']:.2f} | {more} |"
 
 
 def main() -> None:
@@ -120,9 +130,11 @@ def main() -> None:
     parser.add_argument("backends", nargs="*", default=sorted(plugins.names("backends")))
     parser.add_argument("--network", default="small", choices=sorted(nets.networks.NETWORKS))
     parser.add_argument("--repeats", type=int, default=5)
+    results.add_save_option(parser)
     chosen = parser.parse_args()
     print("| backend | runs in | script s | job s | more s (least to most) |\n|---|---|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, results.recording("overhead", chosen.save) as record:
+        record.settings |= {"network": chosen.network, "precision": "fp32", "repeats": chosen.repeats}
         work = Path(scratch)
         onnx_model, _ = nets.export(chosen.network, work / "model")
         models = {"onnx": onnx_model, "torch-export": as_program(onnx_model, chosen.network, work / "program")}
@@ -130,9 +142,11 @@ def main() -> None:
             try:
                 row = measure(name, models, chosen.repeats, work)
             except (CompileStageError, subprocess.CalledProcessError) as error:
-                row = f"| {name} | | | | failed: {error} |"
+                print(f"| {name} | | | | failed: {error} |", flush=True)
+                continue
             if row is not None:
-                print(row, flush=True)
+                print(line(row), flush=True)
+                record.rows.append(row)
 
 
 if __name__ == "__main__":

@@ -26,19 +26,21 @@ import onnx
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-import models as networks
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "examples")]
+import models as networks  # noqa: E402
+import results  # noqa: E402
 
-from compile_stage.core import plugins
-from compile_stage.core.digest import digest_tree
-from compile_stage.core.errors import CompileStageError
-from compile_stage.core.records import PortableModel, SampleSet, Scheme, Target
-from compile_stage.core.sample_files import write_index
-from compile_stage.sources.graph import signature_of
+from compile_stage.core import plugins  # noqa: E402
+from compile_stage.core.digest import digest_tree  # noqa: E402
+from compile_stage.core.errors import CompileStageError  # noqa: E402
+from compile_stage.core.records import PortableModel, SampleSet, Scheme, Target  # noqa: E402
+from compile_stage.core.sample_files import write_index  # noqa: E402
+from compile_stage.sources.graph import signature_of  # noqa: E402
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4")
 BACKENDS = ("onnxruntime", "openvino")
 SAMPLES = 8
+DOCUMENTED = {"separable": "separable-224"}  # another network than the one of benchmarks/networks.py
 
 
 class Separable(nn.Module):
@@ -157,7 +159,7 @@ def prepare(
     return found, refused
 
 
-def measure(name: str, seconds: float, threads: int) -> None:
+def measure(name: str, seconds: float, threads: int) -> list[dict[str, object]]:
     inputs = inputs_of(name, seed=1)
     target = Target(name="cpu", threads=threads, batch_sizes=(1,))
     with TemporaryDirectory() as folder, ExitStack() as stack:
@@ -178,6 +180,7 @@ def measure(name: str, seconds: float, threads: int) -> None:
     print(
         f"\n| {name}, {turn} turns, {threads} thread(s) | size MB | p50 ms | times as fast as fp32 | SNR dB |\n|---|---|---|---|---|"
     )
+    figures: list[dict[str, object]] = []
     for candidate, answer in zip(candidates, answers, strict=True):
         ratio = median(a / b for a, b in zip(plain[candidate.backend].times_s, candidate.times_s, strict=True))
         noise = np.sum((answer - answers[0]) ** 2)
@@ -185,9 +188,13 @@ def measure(name: str, seconds: float, threads: int) -> None:
         print(
             f"| {candidate.backend} {candidate.scheme.name} | {candidate.size_mb:.1f} | {1e3 * median(candidate.times_s):.2f} | {ratio:.2f} | {snr} |"
         )
+        figure = {"network": DOCUMENTED.get(name, name), "backend": candidate.backend, "scheme": candidate.scheme.name}
+        figure |= {"size_mb": round(candidate.size_mb, 1), "times_as_fast_as_fp32": round(ratio, 2), "turns": turn}
+        figures.append(figure | ({"snr_db": float(snr)} if noise else {}))
     for line in refused:
         print(f"\n{line}.")
     sys.stdout.flush()
+    return figures
 
 
 def main() -> None:
@@ -195,9 +202,12 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(BUILDERS), metavar="NETWORK", help=", ".join(BUILDERS))
     parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, a network")
     parser.add_argument("--threads", type=int, default=1)
+    results.add_save_option(parser)
     chosen = parser.parse_args()
-    for name in chosen.models or list(BUILDERS):
-        measure(name, chosen.seconds, chosen.threads)
+    with results.recording("precisions", chosen.save) as record:
+        record.settings |= {"batch": 1, "threads": chosen.threads, "seconds": chosen.seconds}
+        for name in chosen.models or list(BUILDERS):
+            record.rows += measure(name, chosen.seconds, chosen.threads)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 sys.path[:0] = [str(Path(__file__).parent)]
 
 import int8 as nets  # noqa: E402
+import results  # noqa: E402
 
 SIZES = ((64, 32, 6), (128, 32, 12), (128, 64, 6), (145, 64, 3), (256, 64, 12), (512, 64, 12), (1024, 64, 8))
 """Length of the sequence, width of a head, heads."""
@@ -60,7 +61,16 @@ def attention(length: int, width: int, heads: int, path: Path, *, rounded: bool)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0, help="of taking turns, a size")
+    results.add_save_option(parser)
     chosen = parser.parse_args()
+    with results.recording("products", chosen.save) as record:
+        record.settings |= {"batch": 1, "threads": nets.THREADS, "backend": "openvino"}
+        record.rows += measure(chosen.seconds)
+
+
+def measure(seconds: float) -> list[dict[str, object]]:
+    """A row for each size."""
+    figures: list[dict[str, object]] = []
     print("| length, width of a head, heads | float32, ms | int8 over float32 |\n|---|---|---|")
     random = np.random.default_rng(0)
     for length, width, heads in SIZES:
@@ -74,12 +84,14 @@ def main() -> None:
                 path = Path(folder) / f"{kind}.onnx"
                 attention(length, width, heads, path, rounded=kind == "int8")
                 runs[kind] = nets.on_openvino(path, example)
-            times = nets.in_turns(runs, example, chosen.seconds)
+            times = nets.in_turns(runs, example, seconds)
         ratio = statistics.median(mine / other for mine, other in zip(times["int8"], times["float32"], strict=True))
         print(
             f"| {length}, {width}, {heads} | {statistics.median(times['float32']) * 1e3:.2f} | {ratio:.2f} |",
             flush=True,
         )
+        figures.append({"length": length, "width": width, "heads": heads, "int8_over_float32": round(ratio, 3)})
+    return figures
 
 
 if __name__ == "__main__":

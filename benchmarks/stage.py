@@ -20,6 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import results  # noqa: E402
+
 ROOT = Path(__file__).parents[1]
 POLICY = """\
 apiVersion: compile-stage/v1
@@ -107,8 +111,8 @@ def wall(command: list[str], work: Path, environment: dict[str, str]) -> float:
     return time.monotonic() - began
 
 
-def start_up(work: Path, environment: dict[str, str], rounds: int) -> None:
-    """A cached run, `--help` and `lint`, in turns with MLflow's own import."""
+def start_up(work: Path, environment: dict[str, str], rounds: int) -> list[dict[str, object]]:
+    """A cached run, `--help` and `lint`, in turns with MLflow's own import; a row for each command."""
     uri = register("digits_cnn.py", [], work, environment)
     program = [sys.executable, "-m", "compile_stage"]
     policy = str(ROOT / "policies" / "cpu-server.yaml")
@@ -126,8 +130,12 @@ def start_up(work: Path, environment: dict[str, str], rounds: int) -> None:
             times[name].append(wall(command, work, environment))
     print("\n| command | median wall s | over `import mlflow` s |\n|---|---|---|")
     reference = statistics.median(times["import mlflow"])
+    rows: list[dict[str, object]] = []
     for name, values in times.items():
-        print(f"| {name} | {statistics.median(values):.2f} | {statistics.median(values) - reference:+.2f} |")
+        median = statistics.median(values)
+        print(f"| {name} | {median:.2f} | {median - reference:+.2f} |")
+        rows.append({"command": name, "median_s": round(median, 3), "over_import_s": round(median - reference, 3)})
+    return rows
 
 
 def main() -> None:
@@ -137,8 +145,16 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7, help="turns of the start-up commands")
     parser.add_argument("--keep", type=Path, help="folder to keep the reports in")
+    results.add_save_option(parser)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        results.recording("stage", chosen.save) as candidates,
+        results.recording("own-cost", chosen.save) as costs,
+        results.recording("start-up", chosen.save) as commands,
+    ):
+        candidates.settings |= {"batch": 1, "threads": 2, "samples": chosen.samples, "measure_seconds": chosen.seconds}
+        commands.settings["rounds"] = chosen.rounds
         for name in chosen.models:
             work = (chosen.keep or Path(scratch)).absolute() / name
             work.mkdir(parents=True, exist_ok=True)
@@ -148,11 +164,14 @@ def main() -> None:
                 "COMPILE_STAGE_CACHE": tempfile.mkdtemp(dir=scratch),
             }
             if name == "start-up":
-                start_up(work, environment, chosen.rounds)
+                commands.rows += start_up(work, environment, chosen.rounds)
                 continue
             uri = register("models.py", [name], work, environment)
             cost = stage(uri, work, chosen.seconds, chosen.samples, environment)
             result = json.loads((work / "out" / "result.json").read_text())
+            candidates.rows += results.candidate_rows(name, result)
+            ratio = round(cost["wall_s"] / cost["workers_s"], 3)
+            costs.rows.append({"network": name, "wall_over_workers": ratio, "stage_peak_mb": round(cost["peak_mb"])})
             print(f"\n### {name}: winner {result['targets'][0]['winner']}\n\n{table(result)}\n")
             print(f"wall {cost['wall_s']:.1f} s = {cost['wall_s'] / cost['workers_s']:.2f} x the workers' own {cost['workers_s']:.1f} s; "
                   f"peak memory of the stage's own process {cost['peak_mb']:.0f} MB", flush=True)  # fmt: skip

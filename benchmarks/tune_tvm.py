@@ -12,6 +12,7 @@ import argparse
 import itertools
 import os
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -20,10 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-from compile_stage.backends.onnxruntime import OnnxRuntime
-from compile_stage.backends.tvm import Tvm
-from compile_stage.core.records import PortableModel, Target
-from compile_stage.testing import models
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import results  # noqa: E402
+
+from compile_stage.backends.onnxruntime import OnnxRuntime  # noqa: E402
+from compile_stage.backends.tvm import Tvm  # noqa: E402
+from compile_stage.core.records import PortableModel, Target  # noqa: E402
+from compile_stage.testing import models  # noqa: E402
 
 CHANNELS = (3, 32, 64, 64)
 
@@ -45,7 +50,15 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=3.0)
+    results.add_save_option(parser)
     asked = parser.parse_args()
+    with results.recording("tune-tvm", asked.save) as record:
+        record.settings |= {"batch": 1, "threads": asked.threads, "trials": asked.trials}
+        record.rows += measure(asked)
+
+
+def measure(asked: argparse.Namespace) -> list[dict[str, object]]:
+    """A row for each way to get the artifact."""
     target = Target(name="bench", threads=asked.threads)
     granted = replace(target, options={"tvm": {"trials": asked.trials, "tuning_minutes": asked.minutes}})
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -70,9 +83,12 @@ def main() -> None:
                 seconds[name].append(time.perf_counter() - began)
                 np.testing.assert_allclose(answer, wanted, atol=1e-4)
     base = statistics.median(seconds["untuned"])
+    rows: list[dict[str, object]] = []
     for name, values in seconds.items():
         median = statistics.median(values)
+        rows.append({"way": name, "p50_ms": round(median * 1e3, 3), "over_untuned": round(base / median, 2)})
         print(f"{name:13} {median * 1e3:8.3f} ms  {base / median:6.1f} times as fast as untuned")
+    return rows
 
 
 if __name__ == "__main__":
