@@ -307,7 +307,7 @@ def _block_schemes() -> tuple[Scheme, ...]:
 
 def _rungs(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
     """Settings of the session that are worth a try. Outputs bound to buffers of ours are none of them: they would have to be copied, since
-    they belong to the caller, and the copy costs what the allocation does (docs/ladder.md). Nor is the switch that takes denormals for zero: it sets the
+    they belong to the caller, and the copy costs what the allocation does (docs/option-tuning.md). Nor is the switch that takes denormals for zero: it sets the
     arithmetic of the thread that serves, not of the model alone."""
 
     def config(name: str, value: str) -> dict[str, Any]:
