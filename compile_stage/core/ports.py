@@ -225,7 +225,12 @@ class Registry(Plugin, Protocol):
         """The published version that a URI means now. Raises RegistryError when it is none of ours."""
 
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
-        """Publish, idempotently: same key, same version. `files` (report.html, ...) are attached to the run."""
+        """Publish, idempotently: same key, same version. `files` are the reports as they are before publication."""
+
+    def attach(self, receipt: Receipt, files: Mapping[str, Path]) -> None:
+        """Replace the reports that lie with a published version by the final ones (report.html, result.json, ...), which hold its receipt.
+
+        Idempotent: a version that has its final report, for the alias that the receipt names, keeps it. Killed halfway, the next call does all of it."""
 
     def attest(self, receipt: Receipt, validation: Path, tags: Mapping[str, str]) -> None:
         """Add the file to a published version's own files, below `validations/`, and then the tags to the version. A file of that name is replaced."""

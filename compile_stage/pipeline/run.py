@@ -52,7 +52,7 @@ from compile_stage.steps.look import hasty
 from compile_stage.steps.package import package
 from compile_stage.steps.plan import plan
 from compile_stage.steps.promote import Incumbent, alias_of, incumbent, promote, shipped
-from compile_stage.steps.publish import publish
+from compile_stage.steps.publish import attach_reports, publish
 from compile_stage.steps.resolve import refuse_policy, resolve
 from compile_stage.steps.sample import compare_samples, samples_for
 from compile_stage.steps.select import judge_performance, select, waive
@@ -112,7 +112,9 @@ def run(context: Context, made: Plan, order: Order) -> RunResult:
                     targets = (*targets[:n], publish(context, made.source, target, files), *targets[n + 1 :])
                 if order.promote and ending.exit_code == EXIT_OK:
                     targets, ending = _promote_all(context, made, targets)
-            return _rendered(_result(context, made, framework, targets, ending), order)
+            result = _result(context, made, framework, targets, ending)
+            attach_reports(context, made.source, targets, order.render(result))
+            return result
     except (Exception, KeyboardInterrupt) as error:
         with suppress(OSError):  # a full disk may be what ended it
             order.render(_result(context, made, framework, targets, ended_by(error, "failed")))

@@ -38,15 +38,18 @@ from compile_stage.registry.model_files import (
     DATASET_SUFFIXES,
     DIGEST_TAG,
     KEY_TAG,
+    REPORT_TAG,
     check_alias,
     check_dataset_name,
     check_name,
     copy_model,
+    has_report,
     keep,
     payload_digest,
     prefixed,
     previous_tag,
     read_model,
+    report_state,
 )
 
 _SCHEME = "folder:"
@@ -153,6 +156,7 @@ class FolderRegistry:
                 described = {
                     "name": home.name,
                     "version": version,
+                    "description": bundle.summary,
                     "tags": tags,
                     "metrics": dict(bundle.metrics),
                     "params": dict(bundle.params),
@@ -166,17 +170,21 @@ class FolderRegistry:
                 shutil.rmtree(part, ignore_errors=True)
             return _receipt(home, version, created=True)
 
+    def attach(self, receipt: Receipt, files: Mapping[str, Path]) -> None:
+        home = _home(receipt.name)
+        with _writing(home):
+            if has_report(_tags(home, receipt.version), receipt):
+                return
+            folder = home / receipt.version / "files"
+            for name, path in files.items():
+                _replace_file(folder / _checked_name(name), path, part_in=folder.parent)
+            _retag(home, receipt.version, {REPORT_TAG: report_state(receipt)})
+
     def attest(self, receipt: Receipt, validation: Path, tags: Mapping[str, str]) -> None:
         home = _home(receipt.name)
         with _writing(home):
             folder = home / receipt.version / "model" / "validations"
-            folder.mkdir(exist_ok=True)
-            descriptor, part = tempfile.mkstemp(prefix=".part-", dir=folder.parent.parent)
-            os.close(descriptor)
-            shutil.copyfile(validation, part)
-            Path(part).chmod(0o644)
-            Path(part).replace(folder / validation.name)
-            _flush_folder(folder)
+            _replace_file(folder / validation.name, validation, part_in=folder.parent.parent)
             _retag(home, receipt.version, prefixed(tags))
 
     def current(self, name: str, alias: str) -> Receipt | None:
@@ -417,10 +425,28 @@ def _write_json(file: Path, value: Mapping[str, Any]) -> None:
 
 def _write_files(folder: Path, files: Mapping[str, Path]) -> None:
     for name, path in files.items():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise RegistryError(f"{name!r} is no name for a published file")
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / _checked_name(name)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / name)
+
+
+def _checked_name(name: str) -> str:
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise RegistryError(f"{name!r} can't be the name of a published file: it leads out of the version's folder")
+    return name
+
+
+def _replace_file(final: Path, source: Path, part_in: Path) -> None:
+    """Copy a file to its place, all of it or nothing, also after a power cut. The part lies in `part_in`, a folder of the same file system, where
+    `_writing` clears it away."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, part = tempfile.mkstemp(prefix=".part-", dir=part_in)
+    with os.fdopen(descriptor, "wb") as stream, Path(source).open("rb") as content:
+        shutil.copyfileobj(content, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    Path(part).chmod(0o644)
+    Path(part).replace(final)
+    _flush_folder(final.parent)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -111,6 +111,9 @@ class MLflowRegistry:
             self._move(client, name, alias, now.version, previous)
             return replace(mlflow_publish.receipt_of(target), promoted_to=alias, previous=now.version)
 
+    def attach(self, receipt: Receipt, files: Mapping[str, Path]) -> None:
+        mlflow_publish.attach(connect(), receipt, files)
+
     def attest(self, receipt: Receipt, validation: Path, tags: Mapping[str, str]) -> None:
         client = connect()
         with (

@@ -21,7 +21,17 @@ from compile_stage.core.digest import digest_of, list_tree
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
-from compile_stage.registry.model_files import DIGEST_TAG, KEY_TAG, TAG, check_name, link_or_copy, prefixed
+from compile_stage.registry.model_files import (
+    DIGEST_TAG,
+    KEY_TAG,
+    REPORT_TAG,
+    TAG,
+    check_name,
+    has_report,
+    link_or_copy,
+    prefixed,
+    report_state,
+)
 
 _RUN_TAG = TAG + "run_key"
 _WRITER_TAG = TAG + "writer"
@@ -55,6 +65,17 @@ def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, P
         receipt = _find_or_push(client, bundle, source, files, writer)
         _end_runs(client, bundle.name, receipt)
         return receipt
+
+
+def attach(client: Any, receipt: Receipt, files: Mapping[str, Path]) -> None:
+    """Replace the reports in the runs of a published version, and then tag the version, so that a call that was killed is made again."""
+    with trouble(receipt.uri), single_writer(client, receipt.name):
+        version = client.get_model_version(receipt.name, receipt.version)
+        if has_report(version.tags or {}, receipt):
+            return
+        for run in _runs_of(client, version):
+            _log_reports(client, run.info.run_id, files)
+        client.set_model_version_tag(receipt.name, receipt.version, REPORT_TAG, report_state(receipt))
 
 
 def _find_or_push(
@@ -110,15 +131,7 @@ def _versions(client: Any, name: str, key: str) -> list[Any]:
 
 
 def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model: Any, writer: str) -> Receipt:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(
-            bundle.name, tags={TAG + "role": "compiled"}, description=f"Compiled from {source.name} by compile-stage."
-        )
-    except MlflowException as error:
-        if not is_code(error, "RESOURCE_ALREADY_EXISTS"):
-            raise
+    _registered_model(client, bundle.name, source)
     push_id = secrets.token_hex(8)
     tags = {**_tags(bundle, source), _PUSH_TAG: push_id}
     made = client.create_model_version(
@@ -126,6 +139,7 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
         f"models:/{model.model_id}",
         run_id=runs.child,
         tags=tags,
+        description=_description(bundle, runs),
         model_id=model.model_id,
         await_creation_for=0,
     )
@@ -139,6 +153,33 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
     if model.tags.get(_WRITER_TAG) == writer and first.model_id != model.model_id:
         client.delete_logged_model(model.model_id)
     return receipt_of(first)
+
+
+def _registered_model(client: Any, name: str, source: SourceModel) -> None:
+    """Make the registered model if it isn't there; describe it where nobody did."""
+    from mlflow.exceptions import MlflowException
+
+    description = (
+        f"{source.name}, compiled by compile-stage: one version for each target and policy. "
+        "A version's description says how fast and how exact it is."
+    )
+    try:
+        client.create_registered_model(name, tags={TAG + "role": "compiled"}, description=description)
+    except MlflowException as error:
+        if not is_code(error, "RESOURCE_ALREADY_EXISTS"):
+            raise
+        if not client.get_registered_model(name).description:
+            try:
+                client.update_registered_model(name, description)
+            except MlflowException as refusal:  # who may add versions may not be allowed to describe the model
+                if not is_code(refusal, *_REFUSED):
+                    raise
+
+
+def _description(bundle: Bundle, runs: Runs) -> str:
+    """The bundle's summary and where the report is. The link has no host, so it holds on whatever address MLflow's pages are read."""
+    link = f"#/experiments/{runs.experiment_id}/runs/{runs.child}/artifacts/report.html"
+    return f"{bundle.summary} Report: [runs:/{runs.child}/report.html]({link})".strip()
 
 
 def _tags(bundle: Bundle, source: SourceModel) -> dict[str, str]:
@@ -251,11 +292,13 @@ def _runs_in(client: Any, experiment: str, bundle: Bundle, source: SourceModel) 
     policy = prefixed(bundle.tags).get(TAG + "policy_digest", "")
     parent_key = digest_of({"source": source.digest, "uri": source.uri, "policy": policy, "name": bundle.name})
     common = prefixed({"source": source.uri, "source_digest": source.digest})
-    parent = _run(client, experiment, parent_key, f"compile {source.name} {source.version}".strip(), common)
+    model = "-".join(filter(None, (source.name, source.version)))
+    rules = prefixed(bundle.tags).get(TAG + "policy", "")
+    parent = _run(client, experiment, parent_key, " · ".join(filter(None, (f"compile {model}", rules))), common)
     tags = {**common, **_tags(bundle, source), "mlflow.parentRunId": parent}
-    return Runs(
-        experiment_id=experiment, parent=parent, child=_run(client, experiment, bundle.key, bundle.target, tags)
-    )
+    how = " ".join(filter(None, (bundle.params.get("backend"), bundle.params.get("precision"))))
+    name = " · ".join(filter(None, (model, bundle.target, how)))
+    return Runs(experiment_id=experiment, parent=parent, child=_run(client, experiment, bundle.key, name, tags))
 
 
 def _run(client: Any, experiment: str, key: str, name: str, tags: Mapping[str, str]) -> str:
@@ -296,20 +339,27 @@ def _experiment(client: Any) -> str:
 
 
 def _describe(client: Any, runs: Runs, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> None:
-    from mlflow.entities import Param, RunTag
+    from mlflow.entities import Param
 
     held = client.get_run(runs.child).data.params
     fresh = [Param(key, str(value)[:_PARAM_CHARS]) for key, value in bundle.params.items() if key not in held]
     _until_settled(lambda: client.log_batch(runs.child, params=fresh))
     for run in (runs.child, runs.parent):
-        for name, path in files.items():
-            _log_file(client, run, name, Path(path))
-        if (report := files.get("report.md")) is not None:
-            note = Path(report).read_text(encoding="utf-8")
-            if len(note) > _NOTE_CHARS:
-                note = note[:_NOTE_CHARS].rpartition("\n")[0] + "\n\n(The rest is in the artifact report.md.)"
-            written = [RunTag("mlflow.note.content", note)]
-            _until_settled(partial(client.log_batch, run, tags=written))
+        _log_reports(client, run, files)
+
+
+def _log_reports(client: Any, run: str, files: Mapping[str, Path]) -> None:
+    """Log the reports as a run's artifacts, and report.md also as its note; what is there under these names is replaced."""
+    from mlflow.entities import RunTag
+
+    for name, path in files.items():
+        _log_file(client, run, name, Path(path))
+    if (report := files.get("report.md")) is not None:
+        note = Path(report).read_text(encoding="utf-8")
+        if len(note) > _NOTE_CHARS:
+            note = note[:_NOTE_CHARS].rpartition("\n")[0] + "\n\n(The rest is in the artifact report.md.)"
+        written = [RunTag("mlflow.note.content", note)]
+        _until_settled(partial(client.log_batch, run, tags=written))
 
 
 def _until_settled(call: Callable[[], object]) -> None:
@@ -384,11 +434,16 @@ def _metric_name(key: str) -> str:
 
 def _end_runs(client: Any, name: str, receipt: Receipt) -> None:
     """Mark the runs of a published version as finished, also those of a push that was killed before it could."""
-    child_id = client.get_model_version(name, receipt.version).run_id
-    if not child_id:
-        return
-    child = client.get_run(child_id)
-    parent_id = child.data.tags.get("mlflow.parentRunId")
-    for run in (child, client.get_run(parent_id) if parent_id else None):
-        if run is not None and run.info.status == "RUNNING" and run.info.lifecycle_stage == "active":
+    for run in _runs_of(client, client.get_model_version(name, receipt.version)):
+        if run.info.status == "RUNNING":
             client.set_terminated(run.info.run_id, "FINISHED")
+
+
+def _runs_of(client: Any, version: Any) -> list[Any]:
+    """The child and the parent run of a published version, without one that somebody deleted."""
+    if not version.run_id:
+        return []
+    child = client.get_run(version.run_id)
+    parent_id = child.data.tags.get("mlflow.parentRunId")
+    runs = [child, client.get_run(parent_id)] if parent_id else [child]
+    return [run for run in runs if run.info.lifecycle_stage == "active"]

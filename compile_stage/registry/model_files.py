@@ -16,12 +16,13 @@ from filelock import FileLock
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.digest import digest_of, digest_tree
 from compile_stage.core.errors import RegistryError, SourceError
-from compile_stage.core.records import JsonMap, record
+from compile_stage.core.records import JsonMap, Receipt, record
 from compile_stage.core.tensors import Signature, TensorSpec
 
 TAG = "compile_stage."
 KEY_TAG = TAG + "key"
 DIGEST_TAG = TAG + "digest"
+REPORT_TAG = TAG + "report"
 OUR_FLAVOR = "compile_stage"
 DATASET_SUFFIXES = (".npz", ".parquet", ".csv")
 
@@ -190,6 +191,17 @@ def check_alias(alias: str) -> None:
 def previous_tag(alias: str) -> str:
     """The tag of a version that says what the alias pointed to before it pointed here."""
     return f"{TAG}previous.{alias}"
+
+
+def report_state(receipt: Receipt) -> str:
+    """The value of REPORT_TAG once the report that holds this receipt lies with the version."""
+    return f"final, promoted to {receipt.promoted_to}" if receipt.promoted_to else "final"
+
+
+def has_report(tags: Mapping[str, str], receipt: Receipt) -> bool:
+    """True when a version with these tags has its final report: one that says as much of its promotion as the receipt does."""
+    held = tags.get(REPORT_TAG, "")
+    return held == report_state(receipt) or (bool(held) and not receipt.promoted_to)
 
 
 def prefixed(tags: Mapping[str, str]) -> dict[str, str]:

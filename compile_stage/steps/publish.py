@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,27 @@ def publish(context: Context, source: SourceModel, target: TargetResult, files: 
         return replace(target, receipt=_push(context, source, target.bundle, files))
     drafts = (replace(draft, receipt=_push(context, source, draft.bundle, files)) for draft in target.unvalidated)
     return replace(target, unvalidated=tuple(drafts))
+
+
+def attach_reports(
+    context: Context, source: SourceModel, targets: Sequence[TargetResult], files: Mapping[str, Path]
+) -> None:
+    """Give the final reports to the registry, for each version that holds what this run packaged.
+
+    A version that was there already and holds other files keeps its own report: this run's speaks of other files.
+
+    Args:
+        files: The reports as written after publication and promotion, so that they hold the receipts.
+
+    Raises:
+        RegistryError: The reports could not be replaced; running again replaces them.
+    """
+    registry = plugins.load("registries", source.registry)
+    for target in targets:
+        published = [(target.bundle, target.receipt), *((draft.bundle, draft.receipt) for draft in target.drafts)]
+        for bundle, receipt in published:
+            if bundle is not None and receipt is not None and receipt.digest == bundle.digest:
+                registry.attach(receipt, files)
 
 
 def _push(context: Context, source: SourceModel, bundle: Bundle, files: Mapping[str, Path]) -> Receipt:

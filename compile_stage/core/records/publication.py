@@ -15,6 +15,7 @@ class Bundle:
         path: An MLflow model directory: `MLmodel`, `data/` (artifact, `manifest.json`), `code/` (vendored loader).
         key: Idempotency key: same source, policy, target and toolchain give the same key.
         manifest: Content of `manifest.json`.
+        summary: One line for people: what it is, how fast, how exact. The description of the published version begins with it.
     """
 
     path: str
@@ -26,6 +27,7 @@ class Bundle:
     tags: Mapping[str, str]
     metrics: Mapping[str, float]
     params: Mapping[str, str]
+    summary: str = ""
 
 
 @record
