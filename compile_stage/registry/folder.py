@@ -172,6 +172,7 @@ class FolderRegistry:
 
     def attach(self, receipt: Receipt, files: Mapping[str, Path]) -> None:
         home = _home(receipt.name)
+        _demand_version(home, receipt)
         with _writing(home):
             if has_report(_tags(home, receipt.version), receipt):
                 return
@@ -196,8 +197,7 @@ class FolderRegistry:
     def promote(self, receipt: Receipt, alias: str) -> Receipt:
         check_alias(alias)
         home = _home(receipt.name)
-        if not (home / receipt.version / "version.json").is_file():
-            raise RegistryError(f"there is no version {receipt.uri}", where=str(home))
+        _demand_version(home, receipt)
         with _writing(home):
             before = _aliases(home).get(alias, "")
             tag = previous_tag(alias)
@@ -380,6 +380,11 @@ def _receipt(home: Path, version: str, *, created: bool = False) -> Receipt:
 
 def _version(place: _Place) -> dict[str, Any]:
     return _read_json(place.model.parent / "version.json")
+
+
+def _demand_version(home: Path, receipt: Receipt) -> None:
+    if not (home / receipt.version / "version.json").is_file():
+        raise RegistryError(f"there is no version {receipt.uri}", where=str(home))
 
 
 def _tags(home: Path, version: str) -> dict[str, str]:

@@ -69,7 +69,8 @@ def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, P
 
 def attach(client: Any, receipt: Receipt, files: Mapping[str, Path]) -> None:
     """Replace the reports in the runs of a published version, and then tag the version, so that a call that was killed is made again."""
-    with trouble(receipt.uri), single_writer(client, receipt.name):
+    missing = f"there is no version {receipt.uri}"
+    with trouble(receipt.uri, missing=missing), single_writer(client, receipt.name):
         version = client.get_model_version(receipt.name, receipt.version)
         if has_report(version.tags or {}, receipt):
             return

@@ -22,11 +22,14 @@ from compile_stage.core.records import (
     Plan,
     Policy,
     SourceModel,
+    TargetPolicy,
     TargetResult,
+    Timing,
     UnvalidatedBundle,
 )
 from compile_stage.flavor import save_model
 from compile_stage.measure import stats
+from compile_stage.measure.search import margin
 from compile_stage.serving.manifest import read_manifest
 
 TAG = "compile_stage."
@@ -107,6 +110,7 @@ def _bundle(
         manifest=manifest,
         tags=_tags(context, source, policy, chosen, key),
         metrics=_metrics(chosen),
+        summary=_summary(source, target_result.policy, chosen),
         params={
             "precision": chosen.job.scheme.precision,
             "scheme": chosen.job.scheme.name,
@@ -217,6 +221,44 @@ def _tags(context: Context, source: SourceModel, policy: Policy, winner: Candida
     return {TAG + name: value for name, value in tags.items()}
 
 
+def _summary(source: SourceModel, target: TargetPolicy, chosen: Candidate) -> str:
+    """What it is, how fast and how exact, in one line."""
+    job, artifact = chosen.job, _artifact(chosen)
+    what = f"{source.name} {source.version}".strip()
+    parts = [f"{what} compiled by {job.backend} to {job.scheme.precision} for {target.target.name}"]
+    measured = chosen.measurement
+    timing = measured.timing(target.target.batch_sizes[0]) if measured is not None else None
+    if timing is not None:
+        parts.append(f"median {stats.median(timing.latency_s) * 1e3:.3g} ms at batch {timing.batch_size}")
+        parts += _speedup_words(timing)
+    parts.append(_accuracy_words(chosen))
+    return "; ".join([*parts, f"{artifact.size_bytes / 1e6:.3g} MB"]) + "."
+
+
+def _speedup_words(timing: Timing) -> list[str]:
+    """An unstable ratio is a range without a figure of its own."""
+    if timing.speedup is None:
+        return []
+    low, high = timing.speedup_interval or (timing.speedup, timing.speedup)
+    if not timing.stable:
+        return [f"{low:.2f} to {high:.2f} times the original's speed (unstable measurement)"]
+    return [f"{timing.speedup:.2f} times the original's speed (95 % interval {low:.2f} to {high:.2f})"]
+
+
+def _accuracy_words(chosen: Candidate) -> str:
+    if chosen.verdict is None:
+        return "not validated, since it can't run where it was compiled"
+    metrics = {gate.metric for gate in chosen.job.gates}
+    checks = [check for check in chosen.verdict.checks if check.gate.metric in metrics]
+    closest = min(checks, key=margin, default=None)
+    under = " under waivers" if chosen.verdict.waivers else ""
+    passed = f"all {len(checks)} accuracy checks passed{under}"
+    if closest is None:
+        return passed
+    output = f" of {closest.output}" if closest.output else ""
+    return f"{passed}, closest to its limit: {closest.gate.metric}{output} ({closest.reason})"
+
+
 def _metrics(winner: Candidate) -> dict[str, float]:
     found: dict[str, float] = {}
     for check in winner.verdict.checks if winner.verdict else ():
@@ -224,7 +266,12 @@ def _metrics(winner: Candidate) -> dict[str, float]:
             name = ".".join(filter(None, (check.gate.metric, check.output, f"batch_{check.batch_size}")))
             found[name.replace(":", "_")] = check.measured
     for timing in winner.measurement.timings if winner.measurement else ():
-        found[f"latency_p50_ms.batch_{timing.batch_size}"] = stats.median(timing.latency_s) * 1e3
+        median_s, p95_s = stats.median(timing.latency_s), stats.percentile(timing.latency_s, 0.95)
+        found[f"latency_p50_ms.batch_{timing.batch_size}"] = median_s * 1e3
+        if p95_s is not None:  # fewer than 59 calls can't carry it
+            found[f"latency_p95_ms.batch_{timing.batch_size}"] = p95_s * 1e3
+        if median_s > 0:
+            found[f"throughput_per_s.batch_{timing.batch_size}"] = timing.batch_size / median_s
         if timing.speedup is not None:
             found[f"speedup.batch_{timing.batch_size}"] = timing.speedup
     if winner.measurement:

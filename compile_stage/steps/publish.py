@@ -41,7 +41,7 @@ def attach_reports(
     """
     registry = plugins.load("registries", source.registry)
     for target in targets:
-        published = [(target.bundle, target.receipt), *((draft.bundle, draft.receipt) for draft in target.drafts)]
+        published = [(target.bundle, target.receipt), *((draft.bundle, draft.receipt) for draft in target.unvalidated)]
         for bundle, receipt in published:
             if bundle is not None and receipt is not None and receipt.digest == bundle.digest:
                 registry.attach(receipt, files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -103,6 +104,92 @@ def test_a_publication_that_fails_is_in_the_files(
     assert "disk quota" in written["problem"]
     assert written["targets"][0]["winner"] is not None
     assert written["targets"][0]["receipt"] is None
+
+
+PROMOTED = FAST + '\npromote: {alias: "{target}-prod"}'
+
+
+def _published_reports(result: RunResult) -> dict[str, str]:
+    (target,) = result.targets
+    assert target.receipt is not None
+    folder = Path(target.receipt.uri.removeprefix("folder:")) / "files"
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_the_registry_holds_the_final_report(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: who opens the report in the registry would read "Not published in this run", and find no receipt in its result.json."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", PROMOTED)
+    result = api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
+    reports = _published_reports(result)
+    assert reports == {name: (tmp_path / "out" / name).read_text() for name in reports}
+    (target,) = json.loads(reports["result.json"])["targets"]
+    receipt = result.targets[0].receipt
+    assert receipt is not None
+    assert (target["receipt"]["uri"], target["receipt"]["version"]) == (receipt.uri, "1")
+    assert (target["receipt"]["digest"], target["receipt"]["alias"]) == (receipt.digest, "cpu-prod")
+    assert "Not published" not in reports["report.html"]
+
+
+def test_a_version_says_how_fast_and_how_exact_it_is(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: the registry would show no word on a version, and no tail latency, which is what a service promises."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    (target,) = api.run(f"folder:{small_model}", policy, out=tmp_path / "out").targets
+    assert target.bundle is not None
+    assert target.receipt is not None
+    metrics = target.bundle.metrics
+    assert metrics["latency_p95_ms.batch_1"] >= metrics["latency_p50_ms.batch_1"] > 0
+    assert metrics["throughput_per_s.batch_1"] == pytest.approx(1e3 / metrics["latency_p50_ms.batch_1"])
+    said = json.loads((Path(target.receipt.uri.removeprefix("folder:")) / "version.json").read_text())["description"]
+    what, median, speedup, checks, size = said.split("; ")
+    assert what == "small-net compiled by onnxruntime to fp32 for cpu"
+    assert median == f"median {metrics['latency_p50_ms.batch_1']:.3g} ms at batch 1"
+    assert "times the original's speed" in speedup
+    assert re.match(r"all \d+ accuracy checks passed, closest to its limit: \w+ of [yz] \(", checks)
+    assert size.endswith(" MB.")
+
+
+@pytest.mark.parametrize("moment", ["attach_reports", "_promote_all"])
+def test_a_run_killed_after_its_publication_is_finished_by_the_next(
+    small_model: Path,
+    write_policy: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    """Broken: the version would keep a report for ever that says it was not published."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", PROMOTED)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, moment, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
+    again = api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
+    (target,) = json.loads(_published_reports(again)["result.json"])["targets"]
+    assert again.targets[0].receipt is not None
+    assert again.targets[0].receipt.version == "1"
+    assert (target["receipt"]["version"], target["receipt"]["alias"]) == ("1", "cpu-prod")
+
+
+def test_a_version_that_was_there_keeps_the_report_of_its_own_run(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: the report in the registry would hold other figures than the files that it lies with."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    first = api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
+    reports = _published_reports(first)
+    # As on another machine of the same kind: nothing is in its cache, so all is measured again.
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", str(tmp_path / "other-cache"))
+    other = api.run(f"folder:{small_model}", policy, out=tmp_path / "other")
+    assert other.targets[0].receipt is not None
+    assert not other.targets[0].receipt.created
+    assert _published_reports(other) == reports
 
 
 def test_two_runs_into_one_folder_take_turns(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def write_bundle(folder: Path, name: str, key: str, content: str = "compiled") -
         tags={"compile_stage.policy": "fast", "compile_stage.policy_digest": "sha256:0", "precision": "int8"},
         metrics={"speedup.batch_1": 2.5, "max_abs.y.batch_1": 0.001},
         params={"precision": "int8", "backend": "onnxruntime"},
+        summary="net 1 compiled by onnxruntime to int8 for cpu-server; median 0.4 ms at batch 1.",
     )
 
 
@@ -123,10 +125,40 @@ class Case:
     def resolve(self, into: Path) -> SourceModel:
         return self.registry.resolve(self.source_uri, into)
 
-    def publish(self, tmp_path: Path, make_bundle: MakeBundle, key: str = "k", content: str = "compiled") -> Receipt:
+    def publish(
+        self,
+        tmp_path: Path,
+        make_bundle: MakeBundle,
+        key: str = "k",
+        content: str = "compiled",
+        files: Mapping[str, Path] | None = None,
+    ) -> Receipt:
         source = self.resolve(tmp_path / "sources")
         name = self.registry.publication_name(source, f"{self.base}-compiled")
-        return self.registry.push(replace(make_bundle(f"{self.base}-compiled", key, content), name=name), source, {})
+        bundle = replace(make_bundle(f"{self.base}-compiled", key, content), name=name)
+        return self.registry.push(bundle, source, files or {})
+
+    def reports(self, receipt: Receipt, into: Path) -> dict[str, str]:
+        """Name → content of the reports that lie with a published version."""
+        if self.registry.name == "folder":
+            folder = Path(receipt.uri.removeprefix("folder:")) / "files"
+        else:
+            from mlflow import MlflowClient
+
+            client = MlflowClient()
+            into.mkdir(parents=True)
+            run = client.get_model_version(receipt.name, receipt.version).run_id
+            folder = Path(client.download_artifacts(run, "", str(into)))
+        return {path.name: path.read_text() for path in folder.iterdir()}
+
+    def described(self, receipt: Receipt) -> str:
+        """The description of a published version."""
+        if self.registry.name == "folder":
+            home = Path(receipt.uri.removeprefix("folder:"))
+            return str(json.loads((home / "version.json").read_text())["description"])
+        from mlflow import MlflowClient
+
+        return str(MlflowClient().get_model_version(receipt.name, receipt.version).description)
 
     def stored(self, receipt: Receipt) -> Path:
         """The registry's own folder of a published version."""

@@ -55,6 +55,51 @@ def test_another_key_is_another_version(case: Case, tmp_path: Path, make_bundle:
     assert (one.version, two.version) == ("1", "2")
 
 
+def test_the_final_reports_replace_those_of_the_publication(
+    case: Case, tmp_path: Path, make_bundle: MakeBundle
+) -> None:
+    """Broken: every report in the registry would say "Not published in this run", and its result.json would hold no receipt."""
+    report = tmp_path / "report.md"
+    report.write_text("not published in this run")
+    receipt = case.publish(tmp_path, make_bundle, files={"report.md": report})
+    assert case.reports(receipt, tmp_path / "before") == {"report.md": "not published in this run"}
+
+    report.write_text("published")
+    (tmp_path / "page.html").write_text("<p>published")
+    files = {"report.md": report, "report.html": tmp_path / "page.html"}
+    case.registry.attach(receipt, files)
+    assert case.reports(receipt, tmp_path / "after") == {"report.md": "published", "report.html": "<p>published"}
+
+    report.write_text("of a later run that changed nothing")
+    case.registry.attach(replace(receipt, created=False), files)
+    assert case.reports(receipt, tmp_path / "same")["report.md"] == "published"
+
+    report.write_text("published and promoted")
+    case.registry.attach(case.registry.promote(receipt, "prod"), files)
+    assert case.reports(receipt, tmp_path / "promoted")["report.md"] == "published and promoted"
+    report.write_text("of a later run that promoted nothing")
+    case.registry.attach(receipt, files)
+    assert case.reports(receipt, tmp_path / "kept")["report.md"] == "published and promoted"
+    assert case.registry.fetch(receipt.uri, tmp_path / "fetched")  # the model's own files are as they were
+
+
+def test_a_version_that_is_gone_gets_no_reports(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
+    """Broken: the folder registry would make a version of reports alone, where somebody had deleted the model."""
+    receipt = case.publish(tmp_path, make_bundle)
+    gone = replace(receipt, version="77", uri=receipt.uri.rpartition("/")[0] + "/77")
+    (tmp_path / "report.md").write_text("published")
+    with pytest.raises(RegistryError, match="there is no version"):
+        case.registry.attach(gone, {"report.md": tmp_path / "report.md"})
+    assert case.registry.find(receipt.name, make_bundle("x").key) == replace(receipt, created=False)
+
+
+def test_a_version_is_described_in_one_line(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
+    """Broken: whoever browses the registry would see versions without a word on what they are, how fast and how exact."""
+    described = case.described(case.publish(tmp_path, make_bundle))
+    assert described.startswith("net 1 compiled by onnxruntime to int8 for cpu-server; median 0.4 ms at batch 1.")
+    assert "\n" not in described
+
+
 def test_push_leaves_the_bundle_as_it_is(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
     source = case.resolve(tmp_path / "sources")
     bundle = replace(make_bundle("x"), name=case.registry.publication_name(source, f"{case.base}-compiled"))

@@ -205,6 +205,43 @@ def test_a_publication_carries_lineage_metrics_report_and_note(
     assert sibling.info.run_id != child.info.run_id
 
 
+def test_runs_and_versions_say_what_they_are(
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle
+) -> None:
+    """Broken: the child runs of all models would be called like the target, and no description would lead to the report."""
+    receipt = registry.push(make_bundle("net-compiled"), source, {})
+    version = client().get_model_version("net-compiled", receipt.version)
+    run = client().get_run(version.run_id)
+    assert run.info.run_name == "net-1 · cpu-server · onnxruntime int8"
+    parent = client().get_run(run.data.tags["mlflow.parentRunId"])
+    assert parent.info.run_name == "compile net-1 · fast"
+    page = f"#/experiments/{run.info.experiment_id}/runs/{version.run_id}/artifacts/report.html"
+    assert version.description.endswith(f"Report: [runs:/{version.run_id}/report.html]({page})")
+    assert "compiled by compile-stage" in client().get_registered_model("net-compiled").description
+
+
+def test_a_registered_model_is_described_only_where_nobody_did(
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle
+) -> None:
+    """Broken: a run would write over what the model's owners say of it."""
+    client().create_registered_model("ours", description="What the fraud team serves.")
+    client().create_registered_model("bare")
+    for name in ("ours", "bare"):
+        registry.push(make_bundle(name), source, {})
+    assert client().get_registered_model("ours").description == "What the fraud team serves."
+    assert "compiled by compile-stage" in client().get_registered_model("bare").description
+
+
+def test_a_report_finds_its_way_past_a_deleted_run(
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    """Broken: a run would end with 4 for ever, because somebody tidied up the experiment's runs."""
+    receipt = registry.push(make_bundle("net-compiled"), source, {})
+    client().delete_run(client().get_model_version("net-compiled", receipt.version).run_id)
+    (tmp_path / "report.md").write_text("published")
+    registry.attach(receipt, {"report.md": tmp_path / "report.md"})
+
+
 def test_mlmodel_holds_the_ids_of_the_published_model(
     registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:

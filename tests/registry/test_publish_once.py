@@ -33,11 +33,14 @@ def test_a_push_killed_before_any_of_its_calls_is_completed_by_the_next(
         killed
     )
     assert len(killed) >= 12
-    for call, after in zip(killed, said[1::2], strict=True):
-        # Only the last calls, which mark runs as finished, come after the version was made.
-        assert [str(v) for v in after["seen"]] == (["1"] if call == "set_terminated" else []), call
+    assert killed[-1] == "set_model_version_tag"
+    published = killed.index("create_model_version")
+    for at, (call, after) in enumerate(zip(killed, said[1::2], strict=True)):
+        # After the version was made, runs are marked as finished and the final report replaces the one before.
+        assert [str(v) for v in after["seen"]] == (["1"] if at > published else []), call
         assert [str(v) for v in after["versions"]] == ["1"], call
-        assert after["push"]["created"] == (call != "set_terminated"), call
+        assert after["push"]["created"] == (at <= published), call
+        assert after["notes"] == ["# Published\n"], call
         assert after["models"] == ["READY"], call
         assert after["runs"] == after["parents"] == ["FINISHED"], call
         assert after["metrics"] == ["max_abs.y.batch_1", "speedup.batch_1"], call

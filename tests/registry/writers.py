@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 WRITES = (
     "create_run", "log_batch", "log_artifact", "create_logged_model", "log_model_artifacts", "finalize_logged_model",
-    "log_outputs", "log_inputs", "create_registered_model", "create_model_version", "set_terminated",
+    "log_outputs", "log_inputs", "create_registered_model", "create_model_version", "set_terminated", "set_model_version_tag",
 )  # fmt: skip
 
 
@@ -57,8 +57,10 @@ def push(scratch: Path, source_uri: str, name: str, key: str) -> dict[str, Any]:
     registry = MLflowRegistry()
     source = registry.resolve(source_uri, scratch / "sources")
     report = scratch / "report.md"
-    report.write_text("# Report\n")
+    report.write_text("# Not published\n")
     receipt = registry.push(write_bundle(scratch, name, key), source, {"report.md": report})
+    report.write_text("# Published\n")
+    registry.attach(receipt, {"report.md": report})
     return {"version": receipt.version, "created": receipt.created}
 
 
@@ -74,6 +76,7 @@ def look(name: str, key: str) -> dict[str, Any]:
     models = client.search_logged_models(experiments, filter_string=f"tags.`compile_stage.key` = '{tag}'")
     runs = client.search_runs(experiments, filter_string=f"tags.`compile_stage.run_key` = '{tag}'")
     parents = {run.data.tags["mlflow.parentRunId"] for run in runs}
+    children = {run.info.run_id for run in runs}
     return {
         "versions": [v.version for v in versions],
         "models": [str(getattr(m.status, "value", m.status)) for m in models],
@@ -81,6 +84,9 @@ def look(name: str, key: str) -> dict[str, Any]:
         "parents": [client.get_run(p).info.status for p in parents],
         "metrics": sorted({m.key for model in models for m in client.get_logged_model(model.model_id).metrics or ()}),
         "files": sorted(f.path for run in runs for f in client.list_artifacts(run.info.run_id)),
+        "notes": sorted(
+            {client.get_run(run).data.tags.get("mlflow.note.content", "") for run in (*parents, *children)}
+        ),
     }
 
 
