@@ -45,6 +45,17 @@ quiet_option: Decorator = click.option("-q", "--quiet", count=True, help="Say on
 verbose_option: Decorator = click.option("-v", "--verbose", count=True, help="Say more; -vv shows the libraries' logs.")
 
 
+class _StandardErrorHandler(logging.StreamHandler[Any]):
+    """Writes to what standard error is at that moment: while a live table is shown, lines must go above it and not through it."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None: ...
+
+
 @contextmanager
 def display(as_json: bool, quiet: int, verbose: int) -> Iterator[Display]:
     """What people see, closed however the command ends, so that a live table never swallows an error message."""
@@ -53,7 +64,7 @@ def display(as_json: bool, quiet: int, verbose: int) -> Iterator[Display]:
     logging.basicConfig(
         level=(logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)[min(3, verbose + (0 if quiet else 1))],
         format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
+        handlers=[_StandardErrorHandler()],
     )
     if not verbose:  # it tells of every try; what came of them all is told by us
         logging.getLogger("urllib3").setLevel(logging.ERROR)

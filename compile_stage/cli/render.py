@@ -6,8 +6,6 @@ Names come from models and policies of others: they are never read as markup, an
 from __future__ import annotations
 
 import json
-import os
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,11 +13,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from compile_stage.cli.live import LiveConsole, LiveTable, ProgressBoard
 from compile_stage.core.records import Plan, RunResult, TargetResult
 from compile_stage.report import numbers, summary
 from compile_stage.report.ladder import ladder_line
@@ -38,32 +36,6 @@ _UNFOLDED_WIDTH = 4096
 _WIDE = 120  # from here on a table has room for a column of sentences
 
 
-class _Console(Console):
-    """A console whose reader may leave: a run that is piped into `head` goes on to its end."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-
-
-class _Progress:
-    """One job, or the run itself (job id empty), as the live table shows it."""
-
-    def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
-        self.step = ""
-        self.message = ""
-        self.outcome = ""
-        self.running = 0
-        self.began = time.monotonic()
-        self.seconds = 0.0
-
-    @property
-    def elapsed_s(self) -> float:
-        """Time in the running step and in all before it."""
-        return self.seconds + (time.monotonic() - self.began if self.running else 0.0)
-
-
 class Display:
     """A `core.events.Reporter` that draws, and the tables that commands end with. Safe for several threads."""
 
@@ -78,65 +50,45 @@ class Display:
         self._folds = width is not None or probe.is_terminal
         if not self._folds:
             width = max(_PLAIN_WIDTH, probe.width)
-        self.console = _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+        self.console = LiveConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
         self.quiet = quiet
         self.verbose = verbose
         self._unicode = (self.console.encoding or "").lower().startswith("utf")
         self._box = box.SIMPLE_HEAD if self._unicode else box.ASCII2
-        self._live: Live | None = None
+        self._live = LiveTable(self.console, self._table)
         self._draws_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
-        self._jobs: dict[str, _Progress] = {}
+        self._board = ProgressBoard()
         self._started = time.monotonic()
-        self._lock = threading.RLock()
 
     # ------------------------------------------------------------------------------------------------ Reporter
 
     def planned(self, plan: Plan) -> None:
-        with self._lock:
-            self._jobs = {"": self._jobs.get("", _Progress(""))}
-            self._jobs |= {job.id: _Progress(job.id) for job in plan.jobs}
-            if not self.quiet:
-                self.show_plan(plan)
+        self._board.planned(job.id for job in plan.jobs)
+        if not self.quiet:
+            self.show_plan(plan)
 
     def began(self, step: str, job_id: str) -> None:
-        with self._lock:
-            job = self._jobs.setdefault(job_id, _Progress(job_id))
-            job.step, job.message, job.outcome = step, "", ""
-            job.running += 1
-            if job.running == 1:
-                job.began = time.monotonic()
-            if self._draws_live and self._live is None:
-                self._live = Live(
-                    get_renderable=self._table, console=self.console, refresh_per_second=8, transient=True
-                )
-                self._live.start()
-            if self.verbose and not self._draws_live:
-                self._line(step, job_id, "began")
+        self._board.began(step, job_id)
+        if self._draws_live:
+            self._live.start()
+        elif self.verbose:
+            self._line(step, job_id, "began")
 
     def progressed(self, step: str, job_id: str, message: str) -> None:
-        with self._lock:
-            job = self._jobs.setdefault(job_id, _Progress(job_id))
-            job.step, job.message = step, message
-            if self.verbose and not self._draws_live:
-                self._line(step, job_id, message)
+        self._board.progressed(step, job_id, message)
+        if self.verbose and not self._draws_live:
+            self._line(step, job_id, message)
 
     def ended(self, step: str, job_id: str, seconds: float, outcome: str) -> None:
-        with self._lock:
-            job = self._jobs.setdefault(job_id, _Progress(job_id))
-            job.running = max(0, job.running - 1)
-            job.step, job.message, job.outcome = step, "", outcome
-            job.seconds += seconds
-            if self.quiet or self._draws_live:
-                return
-            took = numbers.duration(seconds)
-            self._line(step, job_id, f"done in {took}" if outcome == "done" else f"{outcome} ({took})")
+        self._board.ended(step, job_id, seconds, outcome)
+        if self.quiet or self._draws_live:
+            return
+        took = numbers.duration(seconds)
+        self._line(step, job_id, f"done in {took}" if outcome == "done" else f"{outcome} ({took})")
 
     def close(self) -> None:
         """Take the live table away. Calling it twice does no harm."""
-        with self._lock:
-            live, self._live = self._live, None
-        if live is not None:
-            live.stop()
+        self._live.stop()
 
     # -------------------------------------------------------------------------------------------------- tables
 
@@ -319,24 +271,23 @@ class Display:
 
     def _table(self) -> RenderableType:
         """The live table: what runs now, what ended, as much as the screen has room for."""
-        with self._lock:
-            jobs = [job for job in self._jobs.values() if job.step or job.job_id]
-            room = max(3, self.console.height - 4)
-            ended = [job for job in jobs if not job.running]
-            hidden = ended[: max(0, len(jobs) - room)]
-            table = self._grid("job", "step", "state", "time", right=("time",))
-            for job in jobs:
-                if job in hidden:
-                    continue
-                state = "running" if job.running else (job.outcome or "waiting")
-                style = _OUTCOME_STYLES.get(state, "" if state in ("running", "waiting") else "red")
-                took = numbers.duration(job.elapsed_s) if job.step else ""
-                table.add_row(
-                    self._text(job.job_id or "run"),
-                    self._text(job.step),
-                    self._text(job.message or state, style),
-                    self._text(took),
-                )
+        jobs = [job for job in self._board.snapshot() if job.step or job.job_id]
+        room = max(3, self.console.height - 4)
+        ended = [job for job in jobs if not job.running]
+        hidden = ended[: max(0, len(jobs) - room)]
+        table = self._grid("job", "step", "state", "time", right=("time",))
+        for job in jobs:
+            if job in hidden:
+                continue
+            state = "running" if job.running else (job.outcome or "waiting")
+            style = _OUTCOME_STYLES.get(state, "" if state in ("running", "waiting") else "red")
+            took = numbers.duration(job.elapsed_s) if job.step else ""
+            table.add_row(
+                self._text(job.job_id or "run"),
+                self._text(job.step),
+                self._text(job.message or state, style),
+                self._text(took),
+            )
         more = self._text(f"  and {len(hidden)} that ended", "dim") if hidden else Text("")
         return Group(table, more)
 

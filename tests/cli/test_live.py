@@ -1,0 +1,200 @@
+"""The live table on a real terminal: no thread waits for another for ever, and what is printed meanwhile stays whole."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import sys
+import termios
+import threading
+import time
+from types import ModuleType
+
+import pytest
+import rich.console
+
+from compile_stage.cli.render import Display
+from compile_stage.core.records import Plan, RunResult
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal is a Unix thing")
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def plan_of(result: RunResult) -> Plan:
+    jobs = tuple(c.job for target in result.targets for c in target.candidates)
+    return Plan(source=result.source, policy=result.policy, jobs=jobs, refused=result.refused, notes=("a note",))
+
+
+@pytest.mark.timeout(60)
+def test_events_never_wait_for_the_terminal(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: one of ten runs at a terminal hung for ever. The thread that printed the plan held our lock and waited for Rich's; the thread that redrew
+    the table held Rich's and waited for ours. So: while anything is printed, another thread can report an event and draw the table."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    display = Display(Terminal(), width=80)
+    real, waited = rich.console.Console.print, list[bool]()
+
+    def redrawn() -> None:
+        display.progressed("resolve", "", "half of it")
+        display._table()
+
+    def print_beside_another_thread(self: rich.console.Console, *objects: object, **named: object) -> None:
+        if not waited:
+            other = threading.Thread(target=redrawn, daemon=True)
+            other.start()
+            other.join(10)
+            waited.append(other.is_alive())
+        real(self, *objects, **named)  # type: ignore[arg-type]
+
+    display.began("resolve", "")
+    monkeypatch.setattr(rich.console.Console, "print", print_beside_another_thread)
+    display.planned(plan_of(result))
+    display.close()
+    assert waited == [False]
+
+
+def test_the_table_is_redrawn_with_one_order_of_locks(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: Rich's own refresh thread takes Rich's lock first and the console's second, a thread that prints the other way around."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    display = Display(Terminal(), width=80)
+    display.began("resolve", "")
+    live = display._live._live
+    assert live is not None
+    assert not live.auto_refresh
+    with display.console.drawing:  # what a thread that prints holds while it asks for Rich's lock
+        time.sleep(0.3)  # time for several redraws
+        free = threading.Thread(target=lambda: live._lock.acquire() and live._lock.release(), daemon=True)
+        free.start()
+        free.join(10)
+        assert not free.is_alive()
+    display.close()
+
+
+CHILD = """
+import importlib.util, logging, sys, threading, time
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("factory", sys.argv[1])
+factory = importlib.util.module_from_spec(spec)
+sys.modules["factory"] = factory
+spec.loader.exec_module(factory)
+from compile_stage.cli.options import display as make_display
+from compile_stage.core.records import Plan
+
+result = factory.make_result()
+jobs = tuple(c.job for target in result.targets for c in target.candidates)
+plan = Plan(source=result.source, policy=result.policy, jobs=jobs, refused=result.refused, notes=())
+
+def one_run(display, number):
+    display.began("resolve", "")
+    time.sleep(0.13)  # the table is redrawn 8 times a second
+    display.ended("resolve", "", 0.1, "done")
+    for _ in range(12):
+        display.planned(plan)
+    def work(thread):
+        for line in range(15):
+            display.began("compile", f"extra-{number}-{thread}-{line}")  # the table grows while lines are printed
+            display.console.print(f"run {number} thread {thread} line {line} end")
+            time.sleep(0.005)
+        logging.getLogger("someone").warning("of run %s thread %s", number, thread)
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    display.close()
+
+for number in range(3):
+    with make_display(False, 0, 0) as display:
+        one_run(display, number)
+        if number == 2:
+            display.show_result(result, Path("out"))
+"""
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_a_real_terminal(factory: ModuleType, columns: int) -> None:
+    """Broken: runs at a terminal hung; and lines of several threads were drawn over each other and over the table."""
+    shown = Screen()
+    shown.feed(run_in_terminal([sys.executable, "-c", CHILD, str(factory.__file__)], columns))
+    text = "\n".join(shown.rows)
+    for number in range(3):
+        for thread in range(4):
+            lines = re.findall(rf"^run {number} thread {thread} line (\d+) end$", text, re.MULTILINE)
+            assert lines == [str(line) for line in range(15)], text
+            assert f"\nWARNING someone: of run {number} thread {thread}\n" in text
+    assert text.count("target cpu-server") == 36
+    assert "running" not in text  # the table is gone
+    assert shown.rows[-1].startswith("report: ") or not shown.rows[-1]
+
+
+def run_in_terminal(command: list[str], columns: int, limit_s: float = 40) -> str:
+    """What a program writes to a terminal of so many columns; one that doesn't end is killed, and that is a failure."""
+    pid, descriptor = pty.fork()
+    if pid == 0:
+        os.environ |= {"TERM": "xterm-256color"}
+        os.environ.pop("COLUMNS", None)
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        os.execv(command[0], command)
+    written, deadline = bytearray(), time.monotonic() + limit_s
+    try:
+        while True:
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"it hangs; so far: {written.decode(errors='replace')[-2000:]}"
+            try:
+                data = os.read(descriptor, 65536)
+            except OSError:  # Linux's way to say that the other end is closed
+                data = b""
+            if not data:
+                break
+            written += data
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(pid, 0)
+        os.close(descriptor)
+    assert status == 0, written.decode(errors="replace")
+    return written.decode()
+
+
+class Screen:
+    """As much of a terminal as Rich asks for: lines, carriage return, cursor up, erase line; styles are dropped."""
+
+    def __init__(self) -> None:
+        self.rows = [""]
+        self.row = self.column = 0
+
+    def feed(self, text: str) -> None:
+        for control, parameter, letter, character in re.findall(r"(\x1b\[([?0-9;]*)([A-Za-z]))|(.|\n)", text):
+            if not control:
+                self._write(character)
+            elif letter == "A":
+                self.row = max(0, self.row - int(parameter or 1))
+            elif letter == "K":
+                assert parameter == "2"
+                self.rows[self.row] = ""
+            else:
+                assert letter in "mhl", control
+
+    def _write(self, character: str) -> None:
+        if character == "\r":
+            self.column = 0
+        elif character == "\n":
+            self.row += 1
+            if self.row == len(self.rows):
+                self.rows.append("")
+        else:
+            line = self.rows[self.row].ljust(self.column)
+            self.rows[self.row] = line[: self.column] + character + line[self.column + 1 :]
+            self.column += 1
