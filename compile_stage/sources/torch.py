@@ -148,6 +148,8 @@ def refuse_program(program: ExportedProgram) -> str | None:
             )
         if training is None and _is_random(node.target, values):
             return f"it draws random numbers ({schema.name.removeprefix('aten::')}), so nothing can be compared with it"
+    if (reason := _refuse_names(program)) is not None:
+        return reason
     for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
         if spec.kind.name in ("USER_INPUT", "USER_OUTPUT") and type(spec.arg).__name__ != "TensorArgument":
             side = "input" if spec.kind.name == "USER_INPUT" else "output"
@@ -158,6 +160,23 @@ def refuse_program(program: ExportedProgram) -> str | None:
     half = [spec.name for spec in tensors(program) if spec.dtype == "bfloat16"]
     if half:
         return f"its tensors {', '.join(half)} are bfloat16, which arrays don't have: log the model in float32"
+    return None
+
+
+def _refuse_names(program: ExportedProgram) -> str | None:
+    """The reason when a submodule, parameter or buffer of the model itself is called like an attribute of the class that
+    PyTorch puts exported programs into: it can write and read such a program, but neither run nor export it."""
+    import torch
+
+    taken = set(dir(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph()))) - set(dir(torch.nn.Module()))
+    for target in sorted({str(spec.target) for spec in program.graph_signature.input_specs if spec.target}):
+        name, point, _ = target.partition(".")
+        if name in taken:
+            what = "submodule" if point else "parameter or buffer"
+            return (
+                f"its {what} {name!r} is called like an attribute of torch.fx.GraphModule, so PyTorch can't run the exported "
+                f"program: rename it (self.{name} to self.{name}_, for example) and log the model again"
+            )
     return None
 
 
@@ -217,9 +236,13 @@ def export_graph(
                 verbose=False,
             )
     except Exception as error:
+        reason = _reason(error)
+        names_operation = "No ONNX function" in reason or "DispatchError" in reason
         raise SourceError(
-            f"PyTorch's ONNX exporter refuses it: {_reason(error)}",
-            fix="replace the operation it names in the model's forward",
+            f"PyTorch's ONNX exporter refuses it: {reason}",
+            fix="replace the operation it names in the model's forward"
+            if names_operation
+            else "this is PyTorch's own message: torch.onnx.export(program, dynamo=True) of the logged program shows all of it",
             where=source.uri,
         ) from error
     finally:

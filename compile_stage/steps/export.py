@@ -35,16 +35,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         SourceError: The model is refused, with the reason.
     """
     if source.flavor not in plugins.names("sources"):
-        raise SourceError(
-            f"a model of flavor {source.flavor!r} can't be compiled: "
-            + (
-                "an opaque pyfunc is Python code, not a graph"
-                if source.flavor == "python_function"
-                else f"there is a source for {', '.join(plugins.names('sources'))}"
-            ),
-            fix="log the model with its framework's own flavor (mlflow.pytorch, mlflow.sklearn, mlflow.onnx, ...)",
-            where=source.uri,
-        )
+        raise _unsupported(source)
     exporter = plugins.load("sources", source.flavor)
     plugins.demand(exporter)
     key = {"source": source.identity, "made_by": plugins.made_by("sources", source.flavor), "compliance": compliance}
@@ -53,6 +44,27 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
     )
     origin: Origin = revive(Origin, found.value)
     return origin
+
+
+# What to log in place of a flavor that no source reads. Each was followed with a real model of that flavor.
+_BY_ONNX = "then log that file: mlflow.onnx.log_model(onnx.load('model.onnx'), name='model')"
+_REMEDIES = {
+    "python_function": "log the model inside it with its framework's own flavor, one of those supported",
+    "keras": f"call the model once on an example, export it (model.export('model.onnx', format='onnx')), and {_BY_ONNX}",
+    "tensorflow": f"export it to ONNX (tf2onnx, or Keras's model.export('model.onnx', format='onnx')), and {_BY_ONNX}",
+    "sentence_transformers": "log its network: mlflow.transformers.log_model({'model': m[0].auto_model, 'tokenizer': m.tokenizer}, "
+    "name='model', task='feature-extraction'); its outputs are those of the tokens, and pooling stays with the caller",
+}
+
+
+def _unsupported(source: SourceModel) -> SourceError:
+    supported = f"supported are {', '.join(plugins.names('sources'))}"
+    why = "it is Python code and not a graph" if source.flavor == "python_function" else "it is not supported yet"
+    return SourceError(
+        f"a model of flavor {source.flavor!r} can't be compiled: {why}; {supported}",
+        fix=_REMEDIES.get(source.flavor, f"export it to ONNX with its framework's converter, {_BY_ONNX}"),
+        where=source.uri,
+    )
 
 
 def export(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:

@@ -97,6 +97,37 @@ def test_a_model_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
     assert "random" in (TorchSource().refuse(source, Compliance()) or "")
 
 
+class Named(torch.nn.Module):
+    """One weight, in a submodule or the model's own parameter of that name."""
+
+    def __init__(self, name: str, *, own: bool) -> None:
+        super().__init__()
+        self.weight_name = name if own else f"{name}.weight"
+        if own:
+            self.register_parameter(name, torch.nn.Parameter(torch.ones(3, 8)))
+        else:
+            self.add_module(name, torch.nn.Linear(8, 3, bias=False))
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.linear(x, self.get_parameter(self.weight_name))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["submodule", "parameter"])
+@pytest.mark.parametrize("name", ["meta", "graph", "code"])
+def test_a_name_that_pytorchs_programs_take_is_refused_with_what_to_rename(
+    tmp_path: Path, prove: Proof, name: str, own: bool
+) -> None:
+    """Broken: the owner of a model with a submodule called `meta` is told to replace an operation, and there is none."""
+    x = np.random.default_rng(0).random((4, 8), dtype=np.float32)
+    signature = infer_signature({"x": x}, {"y": x})
+    source = save(tmp_path / "taken", Named(name, own=own).eval(), x, signature=signature)
+    reason = TorchSource().refuse(source, Compliance())
+    assert reason is not None
+    assert f"its {'parameter or buffer' if own else 'submodule'} {name!r} is called like" in reason
+    assert f"rename it (self.{name} to self.{name}_, for example)" in reason
+    prove(save(tmp_path / "renamed", Named(f"{name}_", own=own).eval(), x, signature=signature), {"x": x})
+
+
 def test_a_pickle_is_refused_unless_the_policy_allows_it(tmp_path: Path, prove: Proof) -> None:
     source = saved_net(tmp_path / "pickled", IMAGES[:1], serialization_format="pickle")
     reason = TorchSource().refuse(source, Compliance())
