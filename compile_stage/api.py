@@ -32,18 +32,23 @@ if TYPE_CHECKING:
 def plan(
     model_uri: str, policy_path: str | os.PathLike[str], *, targets: Sequence[str] = (), sets: Sequence[str] = ()
 ) -> Plan:
-    """What `run` would do: the jobs, what is refused and why, what the cache already holds. Downloads the model, compiles nothing.
+    """What `run` would do: the jobs, what is refused and why, what the cache already holds.
+
+    Downloads the model, opens it and reads its samples; compiles nothing. The plan's `exit_code` is how a run would end as
+    far as that is known.
 
     Raises:
-        PolicyError: The policy is wrong, or is not meant for this model.
+        PolicyError: The policy is wrong, is not meant for this model, or names samples that can't be read or do not fit it.
+        SourceError: The model is refused.
         RegistryError: The registry can't be reached or does not hold the model.
     """
     from compile_stage.pipeline.cache_status import holdings
+    from compile_stage.pipeline.preflight import preflight
     from compile_stage.pipeline.run import make_plan
 
     policy = load_policy(Path(policy_path), sets=sets, targets=targets)
     with _context(None, "local") as context:
-        made = make_plan(context, policy, model_uri)
+        made = preflight(context, make_plan(context, policy, model_uri))
         return replace(made, held=holdings(context, made))
 
 

@@ -142,8 +142,11 @@ def plan(
     sets: tuple[str, ...],
     as_json: bool,
     verbose: int,
-) -> None:
-    """Show what would run, what is refused and why, and what the cache already holds. Compiles nothing."""
+) -> int:
+    """Show what would run, what is refused and why, and what the cache already holds. Compiles nothing.
+
+    The model is opened and its samples are read. What a run would refuse for that is refused here, with the same exit code.
+    """
     from compile_stage import api
 
     with _display(as_json, 0, verbose) as display:
@@ -152,6 +155,7 @@ def plan(
             print_json(found)
         else:
             display.show_plan(found)
+    return found.exit_code
 
 
 @cli.command(short_help="Check policy files.", epilog=_example("compile-stage lint policies/*.yaml"))

@@ -123,6 +123,8 @@ class Display:
             self._list(table)
         for note in plan.notes:
             self._say(f"note: {note}", style="dim")
+        if plan.problem:
+            self._say(f"a run would fail: {plan.problem}", style="bold red")
 
     def show_result(self, result: RunResult, folder: Path) -> None:
         """All candidates by target, the receipts, and where the report is."""

@@ -13,6 +13,7 @@ from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Compliance, Job, JsonMap, PortableModel, SourceModel, Target, record
+from compile_stage.core.tensors import Signature
 
 
 @record
@@ -82,7 +83,7 @@ def export(context: Context, worker: Worker, source: SourceModel, target: Target
         lambda into: _relative(worker.call("export", source=source, shapes=shapes, into=str(into)), into),
     )
     model: PortableModel = revive(PortableModel, found.value)
-    _demand_batch_sizes(source, model, target)
+    demand_batch_sizes(source, model.signature, target)
     return replace(model, path=str(Path(found.path) / model.path))
 
 
@@ -113,8 +114,9 @@ def _as_program(context: Context, worker: Worker, source: SourceModel, target: T
     return replace(model, path=str(Path(found.path) / model.path))
 
 
-def _demand_batch_sizes(source: SourceModel, model: PortableModel, target: Target) -> None:
-    fixed = model.signature.fixed_batch
+def demand_batch_sizes(source: SourceModel, signature: Signature, target: Target) -> None:
+    """Raise SourceError when the model takes one batch size and the target asks for another."""
+    fixed = signature.fixed_batch
     if fixed is not None and (others := [size for size in target.batch_sizes if size != fixed]):
         raise SourceError(
             f"the model takes batches of {fixed} only, and target {target.name!r} asks for batches of {', '.join(map(str, others))}",

@@ -22,13 +22,14 @@ def by_scheme(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {job.scheme.name: plan.held[job.id] for job in plan.jobs}
 
 
-def test_plan_knows_what_a_run_would_find_and_starts_no_worker(
+def test_plan_knows_what_a_run_would_find_and_opens_the_source_once(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broken: nobody would know whether the next run takes seconds or an hour, or asking would compile."""
     policy = write_policy("backends: [onnxruntime], precisions: [int8-dynamic, fp32]", FAST)
     uri = f"folder:{small_model}"
 
+    assert set(by_scheme(api.plan(uri, policy)).values()) == {()}  # the source is opened, and its samples are read
     with monkeypatch.context() as patched:
         patched.setattr(LocalEngine, "worker", None)
         assert set(by_scheme(api.plan(uri, policy)).values()) == {()}

@@ -143,6 +143,8 @@ class Plan:
 
     Attributes:
         held: Job id → the steps that the cache holds already; empty where nobody looked.
+        exit_code: How a run would end, as far as that is known without compiling; 0 where nothing speaks against it.
+        problem: Why, a line for each target that can have no winner; empty beside 0.
     """
 
     source: SourceModel
@@ -151,3 +153,5 @@ class Plan:
     refused: tuple[Refusal, ...]
     notes: tuple[str, ...] = ()
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    exit_code: int = 0
+    problem: str = ""

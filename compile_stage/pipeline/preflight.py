@@ -1,0 +1,150 @@
+"""What a run would refuse or could never pass, as far as that is known without compiling.
+
+The steps that `run` begins with are taken: the source is inspected and opened, and its samples are read. What they make
+is in the cache when a run follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import (
+    EXIT_GATE,
+    EXIT_NOTHING_COMPILED,
+    EXIT_OK,
+    SourceError,
+    WorkerError,
+)
+from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.records import Data, DataSpec, Job, Plan, Refusal, SampleSet, ShapeRange, SourceModel
+from compile_stage.core.tensors import Signature
+from compile_stage.steps.export import demand_batch_sizes, inspect
+from compile_stage.steps.sample import sample
+
+
+def preflight(context: Context, plan: Plan) -> Plan:
+    """The plan, with the jobs that can't pass among the refused ones, and how a run of it would end.
+
+    Samples that a function of the user's makes are not looked at: it may take as long as it likes.
+
+    Raises:
+        SourceError: The model is refused, or no target could have it.
+        PolicyError: The samples can't be read, or do not fit the model.
+    """
+    by_target: list[dict[str, str]] = []
+    refused: list[SourceError] = []
+    with context.worker("source", Needs.within(plan.policy.budget)) as worker:
+        try:
+            inspect(context, worker, plan.source, plan.policy.compliance)
+            checks = _Checks(context, worker, plan.source, plan.policy.data)
+            for target_policy in plan.policy.targets:
+                jobs = [job for job in plan.jobs if job.target.name == target_policy.target.name]
+                try:
+                    by_target.append(checks.reasons(jobs) if jobs else {})
+                except SourceError as error:
+                    refused.append(error)
+                    by_target.append({job.id: error.problem for job in jobs})
+        except WorkerError as error:
+            raise SourceError(
+                f"the original model could not be opened: {error.problem}",
+                fix="load and run it in its own framework first; budget.job_minutes and job_memory_mb bound it here",
+                where=plan.source.uri,
+            ) from error
+    if refused and len(refused) == len(plan.policy.targets):
+        raise refused[0]
+    reasons = {job_id: reason for target in by_target for job_id, reason in target.items()}
+    exit_code, problem = _ending(plan, reasons)
+    return replace(
+        plan,
+        jobs=tuple(job for job in plan.jobs if job.id not in reasons),
+        refused=(*plan.refused, *(_refusal(job, reasons[job.id]) for job in plan.jobs if job.id in reasons)),
+        exit_code=exit_code,
+        problem=problem,
+    )
+
+
+@dataclass(frozen=True)
+class _Checks:
+    context: Context
+    worker: Worker
+    source: SourceModel
+    data: Data
+
+    def reasons(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Why jobs of one target can't pass, by their ids.
+
+        Raises:
+            SourceError: The source has not what the target asks for.
+        """
+        target = jobs[0].target
+        signature = self._signature()
+        demand_batch_sizes(self.source, signature, target)
+        validation = self._sample("validation", self.data.validation, signature, target.shapes)
+        unproven = validation and _too_few(validation, self.data)
+        reasons = {job.id: unproven for job in jobs if unproven and not job.not_runnable_here}
+        calibrated = [job for job in jobs if plugins.needs_calibration(job.scheme) and job.id not in reasons]
+        if calibrated:
+            try:
+                self._sample("calibration", self.data.calibration, signature, target.shapes)
+            except SourceError as error:  # other jobs of the target need none
+                reasons |= {job.id: f"it needs calibration samples: {error.problem}" for job in calibrated}
+        return reasons
+
+    def _signature(self) -> Signature:
+        key = {"source": self.source.identity, "made_by": plugins.made_by("sources", self.source.flavor)}
+        found = self.context.cached(
+            "signature/1",
+            "",
+            key,
+            lambda _: self.worker.call("open_source", source=self.source, threads=1)["signature"],
+        )
+        signature: Signature = revive(Signature, found.value)
+        return signature
+
+    def _sample(
+        self, role: str, spec: DataSpec, signature: Signature, shapes: Mapping[str, ShapeRange]
+    ) -> SampleSet | None:
+        if spec.source.startswith("python:"):
+            return None
+        return sample(self.context, self.worker, self.source, role, self.data, signature, shapes)
+
+
+def _too_few(samples: SampleSet, data: Data) -> str:
+    if not samples.real:
+        return (
+            "its validation samples are synthetic (data.validation.source), which prove nothing, so it could not pass"
+        )
+    if samples.count < data.min_samples:
+        return (
+            f"there are {samples.count} validation samples, fewer than the {data.min_samples} that the policy asks for "
+            "(data.min_samples), so it could not pass"
+        )
+    return ""
+
+
+def _ending(plan: Plan, reasons: Mapping[str, str]) -> tuple[int, str]:
+    """The exit code of a run and its first cause: as far as planned, since a candidate may still fail."""
+    if not plan.jobs:
+        return EXIT_NOTHING_COMPILED, "nothing could be compiled: every job is refused"
+    lost = list(_without_candidates(plan, reasons))
+    return (EXIT_GATE, "\n".join(lost)) if lost else (EXIT_OK, "")
+
+
+def _without_candidates(plan: Plan, reasons: Mapping[str, str]) -> Iterator[str]:
+    for target_policy in plan.policy.targets:
+        target = target_policy.target
+        jobs = [job for job in plan.jobs if job.target.name == target.name]
+        if target.required and not any(job.id not in reasons and not job.not_runnable_here for job in jobs):
+            why = [reasons.get(job.id) or job.not_runnable_here for job in jobs]
+            why = why or [refusal.reason for refusal in plan.refused if refusal.target == target.name]
+            yield f"required target {target.name!r} can have no winner: {'; '.join(dict.fromkeys(why))}"
+
+
+def _refusal(job: Job, reason: str) -> Refusal:
+    return Refusal(
+        job_id=job.id, target=job.target.name, backend=job.backend, precision=job.scheme.precision, reason=reason
+    )

@@ -1,0 +1,142 @@
+"""What is always refused is refused by `plan`, with the exit code of `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compile_stage import api
+from compile_stage.cli.main import main
+from compile_stage.core.errors import CompileStageError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
+
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}\nfallback: {mixed_precision: false}"
+ONE = "backends: [onnxruntime], precisions: [fp32]"
+Write = Callable[..., Path]
+
+
+def both(model: Path, policy: Path, out: Path, *sets: str) -> tuple[int, str, int]:
+    """(plan's exit code, its message, run's exit code)."""
+    try:
+        plan = api.plan(f"folder:{model}", policy, sets=sets)
+        planned, message = plan.exit_code, plan.problem
+        assert bool(message) == bool(planned)
+        if planned:
+            assert not plan.jobs
+            assert {refusal.reason for refusal in plan.refused}
+    except CompileStageError as error:
+        planned, message = error.exit_code, str(error)
+    try:
+        ran = api.run(f"folder:{model}", policy, out=out, publish=False, sets=sets).exit_code
+    except CompileStageError as error:
+        ran = error.exit_code
+    return planned, message, ran
+
+
+def leave(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("sets", "code", "says"),
+    [
+        ([], 0, ""),
+        (["data.min_samples=100"], 3, "there are 64 validation samples, fewer than the 100"),
+        (["data.validation.max_samples=8"], 3, "there are 8 validation samples, fewer than the 32"),
+        (["data.validation.source=synthetic"], 3, "synthetic"),
+        (["data.validation.labels=truth"], 2, "there are no labels 'truth' in the samples, which have 'x'"),
+        (["data.validation.source=file:{folder}/other.npz"], 2, "the samples have no array for input 'x'"),
+        (["data.validation.source=input_example"], 5, "logged without one"),
+    ],
+    ids=["fine", "too few", "too few taken", "synthetic", "no labels", "no array", "no example"],
+)
+def test_samples_that_can_prove_nothing_are_refused_by_plan(
+    small_model: Path, write_policy: Write, tmp_path: Path, sets: list[str], code: int, says: str
+) -> None:
+    """Broken: plan says `run`, and an hour later the run says that it never could have passed."""
+    np.savez(tmp_path / "other.npz", a=np.zeros((64, 8), np.float32), b=np.zeros((64, 8), np.float32))
+    sets = [text.format(folder=tmp_path) for text in sets]
+    planned, message, ran = both(small_model, write_policy(ONE, FAST), tmp_path / "out", *sets)
+    assert (planned, ran) == (code, code)
+    assert says in message
+
+
+def test_a_target_that_asks_for_a_batch_that_the_model_does_not_take_is_refused_by_plan(
+    small_model: Path, write_policy: Write, tmp_path: Path
+) -> None:
+    """Broken: as above; and one target's trouble would be taken for all targets'."""
+    import mlflow
+    import onnx
+
+    model = onnx.load(small_model / "model.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    mlflow.onnx.save_model(model, str(tmp_path / "fixed"), pip_requirements=["onnx"])
+    policy = write_policy(ONE, f"  more: {{batch_sizes: [1, 4], required: false, {ONE}}}\n{FAST}")
+    plan = api.plan(f"folder:{tmp_path / 'fixed'}", policy)
+    assert [job.target.name for job in plan.jobs] == ["cpu"]
+    assert [(refusal.target, "batches of 1 only" in refusal.reason) for refusal in plan.refused] == [("more", True)]
+    assert plan.exit_code == 0
+    assert both(tmp_path / "fixed", policy, tmp_path / "out", "targets.cpu.batch_sizes=[2]")[::2] == (5, 5)
+
+
+def keras(into: Path) -> None:
+    into.mkdir()
+    (into / "MLmodel").write_text("flavors:\n  keras: {data: data}\n  python_function: {loader_module: mlflow.keras}\n")
+
+
+def pyfunc(into: Path) -> None:
+    import mlflow
+
+    class Model(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+            return model_input
+
+    mlflow.pyfunc.save_model(str(into), python_model=Model(), pip_requirements=["mlflow"])
+
+
+def text_columns(into: Path) -> None:
+    pytest.importorskip("sklearn", reason="the model is a scikit-learn one")
+    import mlflow
+    import pandas as pd
+    from sklearn.linear_model import LogisticRegression
+
+    frame = pd.DataFrame({"word": ["a", "b"] * 8, "number": np.arange(16.0)})
+    model = LogisticRegression().fit(frame[["number"]], [0, 1] * 8)
+    signature = mlflow.models.infer_signature(frame, np.zeros(16, int))
+    mlflow.sklearn.save_model(model, str(into), signature=signature, pip_requirements=["scikit-learn"])
+
+
+@pytest.mark.parametrize(
+    ("save", "says"), [(keras, "keras"), (pyfunc, "Python code and not a graph"), (text_columns, "word")]
+)
+def test_a_model_that_no_run_takes_is_refused_by_plan(
+    write_policy: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], save: Callable[[Path], None], says: str
+) -> None:
+    """Broken: CI asks plan, is told that all is well, and the run refuses the model."""
+    model = tmp_path / "model"
+    save(model)
+    np.savez(tmp_path / "data.npz", x=np.zeros((64, 8), np.float32))
+    policy = write_policy(ONE, f"{FAST}\ncompliance: {{allow_pickle: true}}")
+    planned, message, ran = both(model, policy, tmp_path / "out")
+    assert (planned, ran) == (5, 5)
+    assert says in message
+    assert leave("plan", f"folder:{model}", "-p", str(policy)) == 5
+    assert says in capsys.readouterr().err
+
+
+def test_the_command_shows_the_plan_and_ends_with_the_runs_code(
+    small_model: Path, write_policy: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: the table says refused, and a script goes on."""
+    policy = write_policy(ONE, FAST)
+    arguments = ["plan", f"folder:{small_model}", "-p", str(policy)]
+    assert leave(*arguments) == 0
+    assert leave(*arguments, "--set", "data.min_samples=65") == 3
+    assert "a run would fail: required target 'cpu' can have no winner" in " ".join(capsys.readouterr().out.split())
