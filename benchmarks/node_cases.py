@@ -95,7 +95,7 @@ def suited() -> tuple[list[str], dict[str, str]]:
     names, left_out = [], {}
     for name in plugins.names("backends"):
         backend = plugins.load("backends", name)
-        if "onnx" not in backend.forms:
+        if "onnx" not in backend.capabilities.forms:
             left_out[name] = "does not take ONNX"
         elif not plugins.importable(backend):
             left_out[name] = "not installed in this environment"

@@ -102,7 +102,7 @@ def measure(backend_name: str, models: dict[str, PortableModel], repeats: int, w
     schemes = () if backend.refuse_target(target) else backend.schemes(target, "fp32")
     if not schemes or (plugins.missing(backend) and not plugins.interpreter_of(backend_name)):
         return None
-    model = models[next(form for form in backend.forms if form in models)]
+    model = models[next(form for form in backend.capabilities.forms if form in models)]
     job = Job(id="job", source="", target=target, backend=backend_name, scheme=schemes[0], gates=(), form=model.form)
     order, times = np.random.default_rng(0), {by_script: [], by_stage: []}
     for round_number in range(repeats + 1):  # the first fills the file system's cache, and is not counted

@@ -137,7 +137,9 @@ def prepare(
         for precision in PRECISIONS:
             schemes = backend.schemes(target, precision)
             if not schemes:
-                refused.append(f"{name} has no {precision} here: {backend.lacks(target, precision)}")
+                refused.append(
+                    f"{name} has no {precision} here: {backend.capabilities_for(target).why_lacking(precision)}"
+                )
             for scheme in schemes:
                 place = into / name / scheme.name
                 try:

@@ -89,7 +89,9 @@ def _examine(kind: Kind, group: plugins.Group, name: str) -> DoctorEntry:
         )
     said = list(_versions(plugin))
     if kind == "backend" and (home := plugins.toolchain_of(plugin)) is not None:
-        said = [f"{module} {home.packages[module]}" for module in plugin.runtime if module in home.packages]
+        said = [
+            f"{module} {home.packages[module]}" for module in plugin.capabilities.runtime if module in home.packages
+        ]
         said += [f"in {home.folder}"]
     if kind == "source" and (reason := plugins.missing_for_programs(plugin)) is not None:
         said += [f"as ONNX only ({reason})"]

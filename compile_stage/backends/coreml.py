@@ -20,11 +20,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.digest import canonical_json, digest_file
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 
@@ -71,22 +72,28 @@ _LACKS = {
 _COMPRESSED = ("int8", "int4")
 
 
-class CoreMl:
-    """The backend (`core.ports.Backend`)."""
+class CoreMl(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "coreml"
     requires: ClassVar[tuple[str, ...]] = ("coremltools", "torch")
-    opens_with: ClassVar[tuple[str, ...]] = ("coremltools",)
     extra: ClassVar[str] = "coreml"
-    forms: ClassVar[tuple[str, ...]] = ("torch-export",)
-    runtime: ClassVar[tuple[str, ...]] = ("coremltools",)
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("torch-export",),
+        devices=("apple",),
+        precisions=("fp32", "fp16", "int8", "int4"),
+        runtime=("coremltools",),
+        opens_with=("coremltools",),
+        lacks=_LACKS,
+        cross_compiles=True,
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("coremltools", "torch", "numpy")
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "apple":
-            return f"coreml is served on the device apple; {target.device!r} is not served by this backend"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         numpy = package_versions("numpy").get("numpy", "")
         if tuple(map(int, re.findall(r"\d+", numpy)[:2])) >= (2, 4):
             return f"coremltools 9 needs a numpy below 2.4, and {numpy} is installed: pip install 'numpy<2.4'"
@@ -110,9 +117,6 @@ class CoreMl:
             )
             for kind in kinds.get(precision, ())
         )
-
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         return refuse_form(self, model, target) or _refuse_signature(model.signature, target)
@@ -151,9 +155,6 @@ class CoreMl:
             notes=(*notes, *((note,) if note else ())),
             not_runnable_here=_not_run(),
         )
-
-    def crosses(self, target: Target) -> bool:
-        return True
 
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

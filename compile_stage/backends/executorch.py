@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.backends.executorch_program import DELEGATE, compile_program, read_back, sentence
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
 
@@ -46,31 +47,33 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class ExecuTorch:
-    """The backend (`core.ports.Backend`)."""
+class ExecuTorch(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "executorch"
     requires: ClassVar[tuple[str, ...]] = ("executorch", "torch", "torchao")
-    opens_with: ClassVar[tuple[str, ...]] = ("executorch", "torch")
     extra: ClassVar[str] = "executorch"
-    forms: ClassVar[tuple[str, ...]] = ("torch-export",)
-    runtime: ClassVar[tuple[str, ...]] = ("executorch", "torch")
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("torch-export",),
+        devices=("cpu",),
+        precisions=("fp32", "int8", "int8-dynamic"),
+        runtime=("executorch", "torch"),
+        opens_with=("executorch", "torch"),
+        lacks=_LACKS,
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("executorch", "torch", "torchao", "numpy")
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "cpu":
-            return f"executorch is served on the device cpu; {target.device!r} is not served by this backend yet"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         for key in target.options.get(self.name, {}):
             return f"executorch has no option {key!r}; it has none"
         return None
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         return (_SCHEMES[precision],) if target.device == "cpu" and precision in _SCHEMES else ()
-
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target)) is not None:

@@ -20,15 +20,17 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.core.torch_programs import free_axes, threads_restored, use_threads
@@ -63,21 +65,27 @@ _WEIGHT_SHAPE = re.compile(r"constants_info_\[(\d+)\]\.shape = \{([^}]*)\};")
 _MATRIX_OPS = re.compile(r"convolution|linear|mm\b|mm_|matmul|attention|lstm|gru|rnn", re.IGNORECASE)
 
 
-class Inductor:
-    """The backend (`core.ports.Backend`)."""
+class Inductor(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "inductor"
     requires: ClassVar[tuple[str, ...]] = ("torch",)
     extra: ClassVar[str] = "torch"
-    forms: ClassVar[tuple[str, ...]] = ("torch-export",)
-    runtime: ClassVar[tuple[str, ...]] = ("torch",)
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("torch-export",),
+        devices=("cpu",),
+        precisions=("fp32", "bf16"),
+        runtime=("torch",),
+        lacks=_LACKS,
+        times_kernels=True,
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         return {**package_versions("torch", "numpy"), **_compiler_version()}
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "cpu":
-            return f"inductor is served on the device cpu; {target.device!r} is not served by this backend yet"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         if sys.platform not in ("linux", "darwin"):
             return f"inductor is served on Linux and macOS; {sys.platform} is not served by this backend yet"
         if not _compiler_version():
@@ -91,12 +99,8 @@ class Inductor:
             return (Scheme(precision=precision, name=precision, native=True),)
         return ()
 
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
-
-    def measures(self, target: Target) -> bool:
-        """`core.ports.MeasuringCompiler`."""
-        return bool(target.options.get(self.name, {}).get("max_autotune"))
+    def capabilities_for(self, target: Target) -> BackendCapabilities:
+        return replace(self.capabilities, times_kernels=bool(target.options.get(self.name, {}).get("max_autotune")))
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         return refuse_form(self, model, target)

@@ -19,16 +19,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form, trial_filler, without_folders
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature, TensorSpec
 
@@ -83,15 +85,31 @@ _POOL_LOCK = threading.Lock()
 _SETTLING_S = 0.05  # for the pool's threads to give back the last buffers before the process ends
 
 
-class Iree:
-    """The backend (`core.ports.Backend`)."""
+_LACKS: Mapping[str, str] = {
+    "bf16": 'its compiler crashes on convolutions in bfloat16 ("do not know how to split the result of this operator") on x86 without AVX-512',
+    "int8": "it computes the matrix products of an int8 transformer in float32, and its compiler crashes on symmetric int8 convolutions",
+    "int8-dynamic": "it multiplies what was quantised as 32-bit integers with 64-bit sums",
+    "int4": "its importer does not know weights that are quantised by blocks",
+    "fp8": "it was never seen to run 8-bit floats here",
+}
+
+
+class Iree(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "iree"
     requires: ClassVar[tuple[str, ...]] = ("iree.compiler", "iree.runtime")
-    opens_with: ClassVar[tuple[str, ...]] = ("iree.runtime",)
     extra: ClassVar[str] = "iree"
-    forms: ClassVar[tuple[str, ...]] = ("onnx",)
-    runtime: ClassVar[tuple[str, ...]] = ("iree-base-runtime",)
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("onnx",),
+        devices=("cpu", *sorted(_DRIVERS)),
+        precisions=("fp32", "fp16"),
+        runtime=("iree-base-runtime",),
+        opens_with=("iree.runtime",),
+        lacks=_LACKS,
+        cross_compiles=True,
+        offers_tuning_options=True,
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("iree-base-compiler", "iree-base-runtime", "onnx", "numpy")
@@ -115,15 +133,12 @@ class Iree:
             "fp16": (Scheme(precision="fp16", name="fp16", weights="float16"),),
         }.get(precision, ())
 
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
-
-    def crosses(self, target: Target) -> bool:
+    def capabilities_for(self, target: Target) -> BackendCapabilities:
         asked = target.options.get(self.name, {})
-        return "target_triple" in asked or asked.get("target_device", "local") != "local"
+        away = "target_triple" in asked or asked.get("target_device", "local") != "local"
+        return replace(self.capabilities, cross_compiles=away)
 
     def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
-        """`core.ports.Climber`."""
         asked = target.options.get(self.name, {})
         tiled = bool(asked.get("data_tiling", True))
         name = "no-data-tiling" if tiled else "data-tiling"
@@ -342,13 +357,6 @@ _EXAMPLES = {
     "target_triple": "aarch64-linux-gnu (x86_64, aarch64, riscv64 or wasm32, then vendor and system)",
     "target_cpu": "cortex-a76",
     "target_features": "+dotprod,-sve",
-}
-_LACKS: Mapping[str, str] = {
-    "bf16": 'its compiler crashes on convolutions in bfloat16 ("do not know how to split the result of this operator") on x86 without AVX-512',
-    "int8": "it computes the matrix products of an int8 transformer in float32, and its compiler crashes on symmetric int8 convolutions",
-    "int8-dynamic": "it multiplies what was quantised as 32-bit integers with 64-bit sums",
-    "int4": "its importer does not know weights that are quantised by blocks",
-    "fp8": "it was never seen to run 8-bit floats here",
 }
 
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form, without_folders
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.sample_files import read_index
 from compile_stage.core.tensors import Signature, TensorSpec
@@ -61,15 +62,20 @@ _MATRIX_OPS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTE
 _NARROWED = {"int64": "int32", "uint64": "uint32"}
 
 
-class LiteRt:
-    """The backend (`core.ports.Backend`)."""
+class LiteRt(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "litert"
     requires: ClassVar[tuple[str, ...]] = ("litert_torch", "ai_edge_quantizer", "ai_edge_litert", "torch")
-    opens_with: ClassVar[tuple[str, ...]] = ("ai_edge_litert",)
     extra: ClassVar[str] = ""
-    forms: ClassVar[tuple[str, ...]] = ("torch-export",)
-    runtime: ClassVar[tuple[str, ...]] = ("ai-edge-litert",)
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("torch-export",),
+        devices=("cpu",),
+        precisions=tuple(_SCHEMES),
+        runtime=("ai-edge-litert",),
+        opens_with=("ai_edge_litert",),
+        lacks=_LACKS,
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         return package_versions(
@@ -77,17 +83,14 @@ class LiteRt:
         )
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "cpu":
-            return f"litert is served on the device cpu; {target.device!r} is not served by this backend yet"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         for key in target.options.get(self.name, {}):
             return f"litert has no option {key!r}; it has none"
         return None
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         return (_SCHEMES[precision],) if target.device == "cpu" and precision in _SCHEMES else ()
-
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target)) is not None:

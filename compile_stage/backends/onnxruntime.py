@@ -24,11 +24,12 @@ from compile_stage.backends import onnxruntime_mobile as mobile
 from compile_stage.backends import onnxruntime_providers as providers
 from compile_stage.backends import onnxruntime_session as sessions
 from compile_stage.core import plugins
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form, refuse_types
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
 
@@ -57,20 +58,30 @@ _LACKS = {
     "fp8": "its CPU kernels have no 8-bit floats, and its optimiser takes such a graph for int8 and answers wrongly",
 }
 
+_NO_HALF_IN_ORT = (
+    "its CPU kernels have no float16, so it casts the graph to float32 when it writes it as .ort: set format: onnx"
+)
 
-class OnnxRuntime:
-    """The backend (`core.ports.Backend`)."""
+
+class OnnxRuntime(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "onnxruntime"
     requires: ClassVar[tuple[str, ...]] = ("onnxruntime",)
     extra: ClassVar[str] = ""
-    forms: ClassVar[tuple[str, ...]] = ("onnx",)
-    runtime: ClassVar[tuple[str, ...]] = providers.PACKAGES
-    requires_distributions: ClassVar[tuple[str, ...]] = ()
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("onnx",),
+        devices=tuple(dict.fromkeys(device for one in providers.PROVIDERS for device in one.devices)),
+        precisions=("fp32", "fp16", "int8", "int8-dynamic", "int4"),
+        runtime=providers.PACKAGES,
+        lacks=_LACKS,
+        cross_compiles=True,
+        offers_tuning_options=True,
+    )
     default_provider: ClassVar[str] = providers.CPU
 
     def toolchain(self) -> Mapping[str, str]:
-        return package_versions(*self.runtime, "onnx", "numpy")
+        return package_versions(*self.capabilities.runtime, "onnx", "numpy")
 
     def refuse_target(self, target: Target) -> str | None:
         asked = target.options.get(self.name, {})
@@ -128,30 +139,40 @@ class OnnxRuntime:
             "int4": _block_schemes(),
         }.get(precision, ())
 
-    def lacks(self, target: Target, precision: str) -> str | None:
+    def capabilities_for(self, target: Target) -> BackendCapabilities:
+        """Its options and kernels are the CPU's; what it writes for a phone, or for Apple's provider, needs no such device here."""
         asked = target.options.get(self.name, {})
-        provider = self._provider(asked)
-        if precision == "fp16" and mobile.file_format(asked, target.device, provider) == "ort":
-            return "its CPU kernels have no float16, so it casts the graph to float32 when it writes it as .ort: set format: onnx"
+        provider = providers.find(str(asked.get("provider", self.default_provider)))
+        if provider is None:
+            return self.capabilities
+        on_cpu = provider.name == providers.CPU
+        return replace(
+            self.capabilities,
+            devices=provider.devices,
+            precisions=self.capabilities.precisions if on_cpu else provider.precisions,
+            lacks=self._lacks(provider, mobile.file_format(asked, target.device, provider)),
+            cross_compiles=mobile.is_written_for(provider, target.device),
+            offers_tuning_options=on_cpu and target.device not in mobile.DEVICES,
+        )
+
+    def _lacks(self, provider: providers.Provider, file: str) -> Mapping[str, str]:
+        written = {"fp16": _NO_HALF_IN_ORT} if file == "ort" else {}
         if provider.name == providers.CPU:
-            return _LACKS.get(precision)
-        return f"what {provider.name} computes in {precision} can't be read back from it; it is served in {' and '.join(provider.precisions)}"
+            return {**_LACKS, **written}
+        served = " and ".join(provider.precisions)
+        return {
+            "*": f"what {provider.name} computes in another precision can't be read back from it; it is served in {served}",
+            **written,
+        }
 
     def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
-        """`core.ports.Climber`. They are settings of the CPU's kernels."""
         asked = target.options.get(self.name, {})
-        if self._provider(asked).name != providers.CPU or target.device in mobile.DEVICES:
+        if not self.capabilities_for(target).offers_tuning_options:
             return ()
         offered = _rungs(target.threads, scheme)
         if mobile.file_format(asked, target.device, self._provider(asked)) == "ort":  # it holds its weights
             return tuple(rung for rung in offered if "mapped_weights" not in rung.options)
         return offered
-
-    def crosses(self, target: Target) -> bool:
-        """`core.ports.CrossCompiler`: for a phone, or for a provider of Apple's, which are not looked for here."""
-        asked = target.options.get(self.name, {})
-        provider = providers.find(str(asked.get("provider", self.default_provider)))
-        return provider is not None and mobile.is_written_for(provider, target.device)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target) or refuse_types(model.signature)) is not None:
@@ -248,8 +269,9 @@ class OnnxRuntimeOpenVino(OnnxRuntime):
     """The same on OpenVINO's provider, whose package takes the place of onnxruntime's and so has an environment of its own (docs/decisions/0022)."""
 
     name: ClassVar[str] = "onnxruntime-openvino"
-    runtime: ClassVar[tuple[str, ...]] = ("onnxruntime-openvino",)
-    requires_distributions: ClassVar[tuple[str, ...]] = ("onnxruntime-openvino",)
+    capabilities: ClassVar[BackendCapabilities] = replace(
+        OnnxRuntime.capabilities, runtime=("onnxruntime-openvino",), distributions=("onnxruntime-openvino",)
+    )
     default_provider: ClassVar[str] = providers.OPENVINO
 
 

@@ -19,11 +19,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form, refuse_types
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.sample_files import read_batches
 from compile_stage.core.tensors import Signature, TensorSpec
@@ -65,21 +66,27 @@ _MATRIX_OPS = ("MatMul", "Convolution", "GroupConvolution")
 _CALIBRATION_SAMPLES = 300
 
 
-class OpenVino:
-    """The backend (`core.ports.Backend`)."""
+class OpenVino(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "openvino"
     requires: ClassVar[tuple[str, ...]] = ("openvino",)
     extra: ClassVar[str] = "openvino"
-    forms: ClassVar[tuple[str, ...]] = ("onnx",)
-    runtime: ClassVar[tuple[str, ...]] = ("openvino",)
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("onnx",),
+        devices=("cpu",),
+        precisions=("fp32", "bf16", "int8", "int4"),
+        runtime=("openvino",),
+        lacks=_LACKS,
+        offers_tuning_options=True,
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("openvino", "nncf", "numpy")
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "cpu":
-            return f"openvino is served on the device cpu; {target.device!r} is not served by this backend yet"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         return _refuse_options(target.options.get(self.name, {}))
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
@@ -95,11 +102,7 @@ class OpenVino:
             return _block_schemes()
         return ()
 
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
-
     def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
-        """`core.ports.Climber`."""
         return _rungs(target)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:

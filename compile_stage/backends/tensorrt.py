@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core import tuning_records
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 
@@ -73,21 +74,28 @@ _TYPE_OF = [(name, re.compile(rf"\b(?:{words})\b", re.IGNORECASE)) for name, wor
 _SHOWS = {"fp16": "float16", "bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "int4"}
 
 
-class TensorRt:
-    """The backend (`core.ports.Backend`, `core.ports.RecordKeeper`)."""
+class TensorRt(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "tensorrt"
     requires: ClassVar[tuple[str, ...]] = ("tensorrt", "pycuda", "polygraphy")
     extra: ClassVar[str] = "tensorrt"
-    forms: ClassVar[tuple[str, ...]] = ("onnx",)
-    runtime: ClassVar[tuple[str, ...]] = ("tensorrt", "pycuda")
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("onnx",),
+        devices=("cuda",),
+        precisions=("fp32", "fp16", "bf16", "int8", "fp8", "int4"),
+        runtime=("tensorrt", "pycuda"),
+        lacks=_LACKS,
+        times_kernels=True,
+        keeps_tuning_records=True,
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("tensorrt", "polygraphy", "pycuda", "numpy")
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "cuda":
-            return f"tensorrt is served on the device cuda, not on {target.device!r}"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         if not hardware().accelerators:
             return "tensorrt builds for the GPU that it finds, and this machine has none that nvidia-smi lists"
         return _refuse_options(target.options.get(self.name, {}))
@@ -95,20 +103,13 @@ class TensorRt:
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         return _SCHEMES.get(precision, ()) if target.device == "cuda" else ()
 
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
-
-    def measures(self, target: Target) -> bool:
-        """`core.ports.MeasuringCompiler`: the builder times its kernels on the GPU."""
-        return target.device == "cuda"
-
     def records_key(self, target: Target, packages: Mapping[str, str]) -> str | None:
-        """`core.ports.RecordKeeper`: every build times kernels, but one that is given its timings by option."""
+        """Every build times kernels, except one that is given its timings by option."""
         pinned = "timing_cache" in target.options.get(self.name, {})
         return None if pinned else f"tensorrt-{packages.get('tensorrt', 'unknown')}/{hardware().fingerprint}"
 
     def refuse_record(self, name: str, content: bytes) -> str | None:
-        """`core.ports.RecordKeeper`: only TensorRT can read one, and leaves out what is of another device or version."""
+        """Only TensorRT can read one, and leaves out what is of another device or version."""
         return None if name.startswith(f"{_TIMED}-") and content else "it is no timing cache"
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.core.torch_programs import flat_module, threads_restored, use_threads
@@ -35,21 +36,26 @@ _LACKS = "TorchScript runs a traced program in the types it was traced in"
 _NO_KERNELS = ("prim::", "aten::size", "aten::Int", "aten::ScalarImplicit", "aten::__", "aten::sym_")
 
 
-class TorchScript:
-    """The backend (`core.ports.Backend`)."""
+class TorchScript(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "torchscript"
     requires: ClassVar[tuple[str, ...]] = ("torch",)
     extra: ClassVar[str] = "torch"
-    forms: ClassVar[tuple[str, ...]] = ("torch-export",)
-    runtime: ClassVar[tuple[str, ...]] = ("torch",)
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("torch-export",),
+        devices=("cpu",),
+        precisions=("fp32",),
+        runtime=("torch",),
+        lacks={"*": _LACKS},
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("torch", "numpy")
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "cpu":
-            return f"torchscript is served on the device cpu; {target.device!r} is not served by this backend yet"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         for key in target.options.get(self.name, {}):
             return f"torchscript has no option {key!r}; it has none"
         return None
@@ -58,9 +64,6 @@ class TorchScript:
         if target.device == "cpu" and precision == "fp32":
             return (Scheme(precision="fp32", name="fp32", native=True),)
         return ()
-
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         return refuse_form(self, model, target)

@@ -20,17 +20,19 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core import tuning_records
 from compile_stage.core.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form, refuse_types, trial_filler
 from compile_stage.core.digest import digest_of
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, Budget, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
 
@@ -61,21 +63,29 @@ _ROOM = (
 _ALIGNMENT = 64  # bytes; what TVM's kernels assume of a tensor
 
 
-class Tvm:
-    """The backend (`core.ports.Backend`, `core.ports.Tuner`, `core.ports.RecordKeeper`)."""
+class Tvm(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "tvm"
     requires: ClassVar[tuple[str, ...]] = ("tvm", "tvm_ffi")
     extra: ClassVar[str] = "tvm"
-    forms: ClassVar[tuple[str, ...]] = ("onnx",)
-    runtime: ClassVar[tuple[str, ...]] = ("apache-tvm", "apache-tvm-ffi")
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("onnx",),
+        devices=("cpu",),
+        precisions=("fp32",),
+        runtime=("apache-tvm", "apache-tvm-ffi"),
+        lacks=_LACKS,
+        times_kernels=True,
+        tunes=True,
+        keeps_tuning_records=True,
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("apache-tvm", "apache-tvm-ffi", "xgboost-cpu", "xgboost", "onnx", "numpy")
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "cpu":
-            return f"tvm is served on the device cpu; {target.device!r} is not served by this backend yet"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         if _linker() is None:
             return "tvm links its kernels with a C++ compiler, and none is installed: apt-get install g++, or name one in CXX"
         options = target.options.get(self.name, {})
@@ -91,26 +101,21 @@ class Tvm:
             return ()
         return (Scheme(precision="fp32", name="fp32", native=True),)
 
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
-
-    def tuning(self, budget: Budget) -> Mapping[str, Any]:
-        """`core.ports.Tuner`."""
+    def budget_options(self, budget: Budget) -> Mapping[str, Any]:
         return {"trials": budget.tuning_trials, "tuning_minutes": budget.job_minutes * _TUNING_SHARE}
 
-    def measures(self, target: Target) -> bool:
-        """`core.ports.MeasuringCompiler`: each trial is timed."""
-        return bool(target.options.get(self.name, {}).get("trials"))
+    def capabilities_for(self, target: Target) -> BackendCapabilities:
+        """Each trial is timed."""
+        return replace(self.capabilities, times_kernels=bool(target.options.get(self.name, {}).get("trials")))
 
     def records_key(self, target: Target, packages: Mapping[str, str]) -> str | None:
-        """`core.ports.RecordKeeper`. Without trials, those that lie in the cache are used, and none are asked for."""
+        """Without trials, those that lie in the cache are used, and none are asked for."""
         from compile_stage.backends.tvm_tuning import records_key
 
         trials, version = target.options.get(self.name, {}).get("trials"), packages.get("apache-tvm")
         return records_key(version, target.threads) if trials and version else None
 
     def refuse_record(self, name: str, content: bytes) -> str | None:
-        """`core.ports.RecordKeeper`."""
         from compile_stage.backends.tvm_tuning import refuse_record
 
         return refuse_record(name, content)

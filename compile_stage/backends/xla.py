@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.digest import canonical_json
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Session
+from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
 
@@ -51,15 +52,21 @@ _LACKS = {
 }
 
 
-class Xla:
-    """The backend (`core.ports.Backend`)."""
+class Xla(Backend):
+    """The backend."""
 
     name: ClassVar[str] = "xla"
     requires: ClassVar[tuple[str, ...]] = ("jax", "jaxlib", "torchax", "torch")
-    opens_with: ClassVar[tuple[str, ...]] = ("jax", "jaxlib")
     extra: ClassVar[str] = "xla"
-    forms: ClassVar[tuple[str, ...]] = ("torch-export",)
-    runtime: ClassVar[tuple[str, ...]] = ("jax", "jaxlib")
+    capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
+        forms=("torch-export",),
+        devices=("cpu",),
+        precisions=("fp32", "bf16"),
+        runtime=("jax", "jaxlib"),
+        opens_with=("jax", "jaxlib"),
+        lacks=_LACKS,
+        offers_tuning_options=True,
+    )
 
     def toolchain(self) -> Mapping[str, str]:
         # XLA's own switches, which change what it makes.
@@ -67,8 +74,8 @@ class Xla:
         return {**package_versions("jax", "jaxlib", "torchax", "torch", "numpy"), **flags}
 
     def refuse_target(self, target: Target) -> str | None:
-        if target.device != "cpu":
-            return f"xla is served on the device cpu; {target.device!r} is not served by this backend yet"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         if sys.platform not in ("linux", "darwin"):
             return f"xla is served on Linux and macOS; {sys.platform} is not served by this backend yet"
         return _refuse_options(target.options.get(self.name, {}))
@@ -78,11 +85,7 @@ class Xla:
             return (Scheme(precision=precision, name=precision, native=True),)
         return ()
 
-    def lacks(self, target: Target, precision: str) -> str | None:
-        return _LACKS.get(precision)
-
     def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
-        """`core.ports.Climber`."""
         return (TuningOption(kind="memory", name="weights-in-file", options={"weights": "file"}),)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:

@@ -5,6 +5,9 @@ It is read when a policy is checked and when a run is planned, so it holds plain
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
 from compile_stage.core.records import record
 
 SOURCE_PRECISION = "fp32"
@@ -12,7 +15,18 @@ SOURCE_PRECISION = "fp32"
 
 
 @record
-class LoweringCapabilities:
+class Capabilities:
+    """What any plug-in may declare.
+
+    Attributes:
+        distributions: That must be installed, where several bring modules of the same name: that these can be imported is then not enough.
+    """
+
+    distributions: tuple[str, ...] = ()
+
+
+@record
+class LoweringCapabilities(Capabilities):
     """What holds for a precision when the lowering of that name makes it.
 
     Attributes:
@@ -26,3 +40,65 @@ class LoweringCapabilities:
     needs_calibration: bool
     mixes: bool = False
     complexity: int = 100
+
+
+@record
+class BackendCapabilities(Capabilities):
+    """What a backend can do. Where an option or the device of a target narrows it, `Backend.capabilities_for` answers.
+
+    Attributes:
+        forms: Portable forms that it takes, preferred first: `onnx`, `torch-export`.
+        devices: Of targets that it serves.
+        precisions: That it has somewhere, by itself or by a lowering; for a target, `Backend.schemes` says which.
+        runtime: Distributions that a serving environment needs.
+        opens_with: Modules that opening an artifact needs; empty: all that the plug-in `requires`.
+        lacks: Precision → why it has none, for the refusal; `*` for every other one.
+        times_kernels: It times kernels while it compiles, so nothing else may run on the machine meanwhile.
+        cross_compiles: What it compiles is the same on every machine, also where it can't run (`Artifact.not_runnable_here`).
+        tunes: It searches for the fastest kernels, within the budget's `tuning_trials` (`Backend.budget_options`).
+        keeps_tuning_records: What it measures while it compiles is kept in files (`core.tuning_records`), which the registry hands on to
+            other machines.
+        offers_tuning_options: It has settings that are worth a try (`Backend.tuning_options`).
+    """
+
+    forms: tuple[str, ...]
+    devices: tuple[str, ...]
+    precisions: tuple[str, ...]
+    runtime: tuple[str, ...]
+    opens_with: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    times_kernels: bool = False
+    cross_compiles: bool = False
+    tunes: bool = False
+    keeps_tuning_records: bool = False
+    offers_tuning_options: bool = False
+
+    def why_lacking(self, precision: str) -> str:
+        """Why it has no scheme for a precision; empty when it does not say."""
+        return self.lacks.get(precision, self.lacks.get("*", ""))
+
+
+@record
+class SourceCapabilities(Capabilities):
+    """What a source can give.
+
+    Attributes:
+        forms: Portable forms, preferred first: `onnx`, and `torch-export` where `Exporter.export_program` is there.
+        program_requires: Modules that a PyTorch program needs beside those that the plug-in `requires`.
+        program_extra: The extra of compile-stage that brings them.
+    """
+
+    forms: tuple[str, ...] = ("onnx",)
+    program_requires: tuple[str, ...] = ()
+    program_extra: str = ""
+
+
+@record
+class RegistryCapabilities(Capabilities):
+    """What a registry can do beside keeping models.
+
+    Attributes:
+        keeps_tuning_records: It has `pull_records` and `push_records`.
+    """
+
+    keeps_tuning_records: bool = False

@@ -63,8 +63,8 @@ def describe(
 def refuse_form(backend: Backend, model: PortableModel, target: Target) -> str | None:
     """The first lines of `Backend.refuse`: the reason when the model is of a form that the backend does not take, or has fixed its batch
     to another size than the target asks for."""
-    if model.form not in backend.forms:
-        return f"{backend.name} takes {' or '.join(backend.forms)}, not {model.form}"
+    if model.form not in backend.capabilities.forms:
+        return f"{backend.name} takes {' or '.join(backend.capabilities.forms)}, not {model.form}"
     return model.signature.refuse_batch_sizes(target.batch_sizes)
 
 

@@ -17,7 +17,7 @@ from compile_stage.core.cache import Cache, Cached
 from compile_stage.core.digest import digest_file, digest_of
 from compile_stage.core.environment import Hardware, python_version
 from compile_stage.core.events import EventLog
-from compile_stage.core.ports import Engine, MeasuringCompiler, Needs, Worker
+from compile_stage.core.ports import Engine, Needs, Worker
 from compile_stage.core.records import Job, PortableModel, SampleSet
 
 
@@ -63,9 +63,8 @@ class Context:
         Returns:
             What it says of the artifact, as plain JSON, and how many seconds it took, without the wait for the machine.
         """
-        compiler = plugins.load("backends", job.backend)
-        measures = isinstance(compiler, MeasuringCompiler) and compiler.measures(job.target)
-        with self.engine.alone() if measures else nullcontext():
+        capabilities = plugins.load("backends", job.backend).capabilities_for(job.target)
+        with self.engine.alone() if capabilities.times_kernels else nullcontext():
             began = time.monotonic()
             answer = worker.call(
                 "compile_model",

@@ -5,6 +5,7 @@ Built-in plug-ins come through the same entry points as third-party ones, so tha
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 from collections.abc import Mapping
@@ -13,7 +14,14 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, v
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from compile_stage.core.capabilities import SOURCE_PRECISION, LoweringCapabilities
+from compile_stage.core.capabilities import (
+    SOURCE_PRECISION,
+    BackendCapabilities,
+    Capabilities,
+    LoweringCapabilities,
+    RegistryCapabilities,
+    SourceCapabilities,
+)
 from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import MissingDependencyError, UsageError
 from compile_stage.core.toolchains import Toolchain, lock_in_force
@@ -25,6 +33,13 @@ if TYPE_CHECKING:
 
 Group: TypeAlias = Literal["backends", "sources", "lowerings", "registries", "engines"]
 
+_CAPABILITIES: Mapping[Group, type[Capabilities]] = {
+    "backends": BackendCapabilities,
+    "sources": SourceCapabilities,
+    "lowerings": LoweringCapabilities,
+    "registries": RegistryCapabilities,
+    "engines": Capabilities,
+}
 _UNKNOWN_COMPLEXITY = 100  # of a precision that a backend has natively and no lowering makes
 
 
@@ -57,12 +72,36 @@ def load(group: Group, name: str) -> Any:
     entry = _entries(group).get(name)
     if entry is None:
         raise UsageError(f"there is no {_SINGULAR[group]} called {name!r}", fix=_suggest(name, names(group)))
-    return entry.load()()
+    return _checked(group, entry, entry.load()())
 
 
+def _checked(group: Group, entry: EntryPoint, plugin: Any) -> Any:
+    """The plug-in, if it declares what it can do as this version asks for it. Raises UsageError, naming the attribute."""
+    kind = _CAPABILITIES[group]
+    if isinstance(getattr(plugin, "capabilities", None), kind):
+        return plugin
+    origin = f" (of {entry.dist.name} {entry.dist.version})" if entry.dist else ""
+    raise UsageError(
+        f"the {_SINGULAR[group]} {entry.name!r}{origin} has no class attribute `capabilities` that is a {kind.__name__}",
+        fix=f"update or uninstall its package; its author adds capabilities = compile_stage.core.capabilities.{kind.__name__}(...)",
+        where=entry.value,
+    )
+
+
+def is_precision(name: str) -> bool:
+    """True for a precision that a policy may name (`precisions`); imports no plug-in for one that a lowering makes."""
+    return name == SOURCE_PRECISION or name in names("lowerings") or name in precisions()
+
+
+@cache
 def precisions() -> tuple[str, ...]:
-    """Every precision that a policy may name: FP32, and what the installed lowerings make. Imports no plug-in."""
-    return (SOURCE_PRECISION, *(name for name in names("lowerings") if name != SOURCE_PRECISION))
+    """Every precision that a policy may name: FP32, what the installed lowerings make, and what backends have by themselves. A backend that
+    can't be loaded has none."""
+    known = {*names("lowerings")}
+    for name in names("backends"):
+        with contextlib.suppress(Exception):  # whoever uses that backend is told why
+            known.update(load("backends", name).capabilities.precisions)
+    return (SOURCE_PRECISION, *sorted(known - {SOURCE_PRECISION}))
 
 
 def needs_calibration(scheme: Scheme) -> bool:
@@ -140,15 +179,14 @@ def missing(plugin: Plugin) -> str | None:
     return f"{plugin.name} needs {', '.join(absent)}, which is not installed: {pip_line(plugin)}"
 
 
-def missing_for_programs(source: Plugin) -> str | None:
+def missing_for_programs(source: Exporter) -> str | None:
     """None when a source that gives PyTorch programs can give one here, or what that needs beside, with the exact command."""
-    absent = [module for module in getattr(source, "program_requires", ()) if not _importable(module)]
+    absent = [module for module in source.capabilities.program_requires if not _importable(module)]
     if not absent:
         return None
-    extra = getattr(source, "program_extra", "")
     return (
         f"a PyTorch program is made of a model of flavor {source.name} with {', '.join(absent)}, which is not installed: "
-        f'pip install "compile-stage[{extra}]"'
+        f'pip install "compile-stage[{source.capabilities.program_extra}]"'
     )
 
 
@@ -186,7 +224,7 @@ def shipped_lock(backend: str) -> Path | None:
 
 def absent_to_open(backend: Backend) -> list[str]:
     """The modules that opening an artifact needs and that are not here: the backend's `opens_with`, or all that it requires."""
-    needed: tuple[str, ...] = getattr(backend, "opens_with", backend.requires)
+    needed = backend.capabilities.opens_with or backend.requires
     return [module for module in needed if not _importable(module)] + _absent_distributions(backend)
 
 
@@ -200,8 +238,7 @@ def _absent(plugin: Plugin) -> list[str]:
 
 
 def _absent_distributions(plugin: Plugin) -> list[str]:
-    """Of those that a plug-in names in `requires_distributions`, since several bring modules of the same name."""
-    return [name for name in getattr(plugin, "requires_distributions", ()) if not package_versions(name)]
+    return [name for name in plugin.capabilities.distributions if not package_versions(name)]
 
 
 def demand(plugin: Plugin) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core import plugins
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError, UsageError
-from compile_stage.core.ports import ProgramExporter
 from compile_stage.core.records import (
     Artifact,
     Compliance,
@@ -60,8 +59,6 @@ def export_program(source: Any, shapes: Any, into: str) -> PortableModel:
     """The source model as a PyTorch program, in the folder `into`. Raises SourceError when it can't be had as one."""
     model = revive(SourceModel, source)
     exporter = plugins.load("sources", model.flavor)
-    if not isinstance(exporter, ProgramExporter):
-        raise SourceError(f"a {exporter.framework} model is no PyTorch program", where=model.uri)
     if (reason := plugins.missing_for_programs(exporter)) is not None:
         raise SourceError(reason, where=model.uri)
     return exporter.export_program(model, revive(Mapping[str, ShapeRange], shapes), Path(into))

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, ClassVar, cast
 
 from compile_stage.core import plugins
 from compile_stage.core.cache import cache_root
+from compile_stage.core.capabilities import Capabilities
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import FailureKind, InternalError, WorkerError
 from compile_stage.core.ports import Needs
@@ -53,6 +54,7 @@ class LocalEngine:
     name: ClassVar[str] = "local"
     requires: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = ""
+    capabilities: ClassVar[Capabilities] = Capabilities()
 
     def __init__(self, *, calls: str = "compile_stage.engine.calls", logs: Path | None = None) -> None:
         self._calls = calls

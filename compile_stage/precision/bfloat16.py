@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from compile_stage.core.capabilities import LoweringCapabilities
+from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import halves
 from compile_stage.precision.onnx_graph import demand_nodes, finish, name_nodes, raise_opset
@@ -31,7 +32,7 @@ _FLOAT32_OPS = (
 HALF = halves.Half("bf16", "bfloat16", frozenset(_FLOAT32_OPS), halves.bfloat16_bits)
 
 
-class BFloat16:
+class BFloat16(Lowering):
     """Weights and activations in bfloat16; inputs and outputs keep their types."""
 
     name: ClassVar[str] = "bf16"

@@ -14,6 +14,7 @@ import numpy as np
 
 from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
+from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import halves
 from compile_stage.precision.onnx_graph import constant_tensor, demand_nodes, finish, name_nodes, read_batches
@@ -41,7 +42,7 @@ _FLOAT32_OPS = (
 HALF = halves.Half("fp16", "float16", frozenset(_FLOAT32_OPS), halves.float16_bits)
 
 
-class Float16:
+class Float16(Lowering):
     """Weights and activations in float16.
 
     Scheme options:

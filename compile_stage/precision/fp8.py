@@ -15,6 +15,7 @@ import numpy as np
 
 from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
+from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision.onnx_graph import (
     finish,
@@ -38,7 +39,7 @@ LARGEST = 448.0
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
-class Float8:
+class Float8(Lowering):
     """Inputs of Conv, ConvTranspose, Gemm and MatMul in E4M3FN; biases and everything else stay in float32."""
 
     name: ClassVar[str] = "fp8"

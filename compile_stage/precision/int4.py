@@ -16,6 +16,7 @@ import numpy as np
 
 from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
+from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import blocks
 from compile_stage.precision.onnx_graph import (
@@ -34,7 +35,7 @@ BLOCK, SMALLEST_BLOCK = 32, 16
 _OPS = ("MatMul", "Gemm")
 
 
-class Int4:
+class Int4(Lowering):
     """Weights of MatMul and Gemm in 4 bits; large embedding tables in 8, convolutions stay in float32.
 
     `Scheme.weights` is `uint4` (asymmetric: one zero point a block; 1.5 dB better on normal weights) or `int4` (symmetric).

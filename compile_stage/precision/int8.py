@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
 from compile_stage.core.parallel import granted_threads
+from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision.onnx_graph import (
     INLINE_LIMIT_BYTES,
@@ -46,7 +47,7 @@ _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
 }  # fmt: skip
 
 
-class StaticInt8:
+class StaticInt8(Lowering):
     """Weights and activations in int8, activation ranges from calibration samples (`precision/static.py`).
 
     Scheme options:
@@ -135,7 +136,7 @@ def _refuse_static(scheme: Scheme) -> str | None:
     return None
 
 
-class DynamicInt8:
+class DynamicInt8(Lowering):
     """Weights in int8; activations are quantised while the model runs, so no samples are needed.
 
     Scheme options:

@@ -31,8 +31,10 @@ from filelock import FileLock
 
 from compile_stage.core import tuning_records
 from compile_stage.core.cache import flush_tree
+from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
+from compile_stage.core.ports import Registry
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.model_files import (
     DATASET_SUFFIXES,
@@ -67,12 +69,13 @@ class _Place:
     model: Path
 
 
-class FolderRegistry:
+class FolderRegistry(Registry):
     """Resolve, publish, promote and roll back in a folder; the same rules as in MLflow."""
 
     name: ClassVar[str] = "folder"
     requires: ClassVar[tuple[str, ...]] = ("mlflow",)  # to read MLmodel
     extra: ClassVar[str] = ""
+    capabilities: ClassVar[RegistryCapabilities] = RegistryCapabilities(keeps_tuning_records=True)
 
     def accepts(self, uri: str) -> bool:
         return uri.startswith(_SCHEME)

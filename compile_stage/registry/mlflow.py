@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import IntegrityError, RegistryError
+from compile_stage.core.ports import Registry
 from compile_stage.core.records import Bundle, Receipt, SourceModel
 from compile_stage.core.tuning_records import checked_key
 from compile_stage.registry import mlflow_publish, mlflow_records, mlflow_source
@@ -25,7 +27,7 @@ from compile_stage.registry.model_files import (
 )
 
 
-class MLflowRegistry:
+class MLflowRegistry(Registry):
     """Resolve, publish, promote and roll back in an MLflow registry.
 
     Every method raises RegistryError, in words, when the registry can't be reached, refuses, or lacks what was asked
@@ -35,6 +37,7 @@ class MLflowRegistry:
     name: ClassVar[str] = "mlflow"
     requires: ClassVar[tuple[str, ...]] = ("mlflow",)
     extra: ClassVar[str] = ""
+    capabilities: ClassVar[RegistryCapabilities] = RegistryCapabilities(keeps_tuning_records=True)
 
     def accepts(self, uri: str) -> bool:
         return uri.startswith(("models:/", "runs:/"))

@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
-    from compile_stage.core.ports import Session
     from compile_stage.core.tensors import Batch
 
 _BOOSTER = "lightgbm.basic.Booster"
@@ -27,13 +28,14 @@ _NUMBER = ("regression", "regression_l1", "huber", "quantile", "poisson", "gamma
 _CLASSES = ("binary", "multiclass")
 
 
-class LightGBMSource:
+class LightGBMSource(Exporter):
     """Models that `mlflow.lightgbm` logged."""
 
     name = "lightgbm"
     requires = ("lightgbm", "onnxmltools")
     extra = "lightgbm"
     framework = "LightGBM"
+    capabilities = SourceCapabilities()
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         if (reason := mlmodel.missing_file(_file(source), source)) is not None:

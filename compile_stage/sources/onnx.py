@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources.session import SourceSession
@@ -17,7 +19,6 @@ from compile_stage.sources.session import SourceSession
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from compile_stage.core.ports import Session
     from compile_stage.core.tensors import Batch
 
 OLDEST_OPSET = 13
@@ -28,15 +29,16 @@ _WEIGHTS_ARE_NO_INPUTS = 4
 """The file format from which weights need not be listed among the inputs."""
 
 
-class OnnxSource:
+class OnnxSource(Exporter):
     """Models that `mlflow.onnx` logged."""
 
     name = "onnx"
     requires = ("onnx", "onnxruntime")
     extra = ""
     framework = "ONNX Runtime (CPU)"
-    program_requires = ("torch", "onnx2torch")
-    program_extra = "onnx2torch"
+    capabilities = SourceCapabilities(
+        forms=("onnx", "torch-export"), program_requires=("torch", "onnx2torch"), program_extra="onnx2torch"
+    )
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         path = _file(source)
@@ -84,7 +86,6 @@ class OnnxSource:
         return graph.finish(model, source, shapes, into, notes=notes)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        """`core.ports.ProgramExporter`."""
         from compile_stage.sources import onnx_program
 
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:

@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
-    from compile_stage.core.ports import Session
     from compile_stage.core.tensors import Batch
 
 # Their `predict` is the class of highest probability, by their own code. For these the baseline computes the
@@ -29,13 +30,14 @@ _LABEL_IS_LIKELIEST = re.compile(
 )
 
 
-class SklearnSource:
+class SklearnSource(Exporter):
     """Models that `mlflow.sklearn` logged."""
 
     name = "sklearn"
     requires = ("sklearn", "skl2onnx", "skops")
     extra = "sklearn"
     framework = "scikit-learn"
+    capabilities = SourceCapabilities()
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         path = _file(source)

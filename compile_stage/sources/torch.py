@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 from compile_stage.core.torch_programs import threads_restored, use_threads
@@ -26,7 +28,6 @@ from compile_stage.sources.session import SourceSession
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from compile_stage.core.ports import Session
     from compile_stage.core.tensors import Batch
 
 _PICKLED = (
@@ -35,13 +36,14 @@ _PICKLED = (
 )
 
 
-class TorchSource:
+class TorchSource(Exporter):
     """Models that `mlflow.pytorch` logged."""
 
     name = "pytorch"
     requires = ("torch", "onnxscript")
     extra = "torch"
     framework = "PyTorch (eager)"
+    capabilities = SourceCapabilities(forms=("onnx", "torch-export"))
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         archive, pickled = _archive(source), _pickle(source)
@@ -91,7 +93,6 @@ class TorchSource:
         return export_graph(program, inputs, outputs, source, shapes, into)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        """`core.ports.ProgramExporter`."""
         program = _program(source)
         return save_program(program, signature_of(program, *_names(source, program)), source, shapes, into)
 

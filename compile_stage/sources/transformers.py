@@ -14,8 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.core.torch_programs import threads_restored, use_threads
@@ -26,7 +28,6 @@ from compile_stage.sources.session import SourceSession
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from compile_stage.core.ports import Session
     from compile_stage.core.tensors import Batch
 
 SEQUENCE = "sequence"
@@ -44,13 +45,14 @@ _TASKS = (
 )
 
 
-class TransformersSource:
+class TransformersSource(Exporter):
     """Models that `mlflow.transformers` logged, of tasks with one forward pass over text."""
 
     name = "transformers"
     requires = ("transformers", "torch", "onnxscript")
     extra = "transformers"
     framework = "PyTorch (eager), transformers"
+    capabilities = SourceCapabilities(forms=("onnx", "torch-export"))
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         configuration = mlmodel.flavor(source, "transformers")
@@ -101,7 +103,7 @@ class TransformersSource:
         return torch_source.export_graph(program, inputs, outputs, source, {}, into, symbols=_symbols(program))
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        """`core.ports.ProgramExporter`. Its one argument is a dict, whose values are the inputs in order."""
+        """Its one argument is a dict, whose values are the inputs in order."""
         model = _load(source)
         inputs = _inputs(source, model)
         outputs = [spec.name for spec in _signature(model, inputs).outputs]

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.ports import Climber
 from compile_stage.core.records import (
     Candidate,
     Job,
@@ -56,7 +55,7 @@ class Climb:
 def rungs_of(backend: str, target: Target, scheme: Scheme) -> list[TuningOption]:
     """What the backend offers to try, memory first; nothing for one that knows of no rungs."""
     plugin = plugins.load("backends", backend)
-    offered = plugin.tuning_options(target, scheme) if isinstance(plugin, Climber) else ()
+    offered = plugin.tuning_options(target, scheme) if plugin.capabilities_for(target).offers_tuning_options else ()
     return sorted(offered, key=lambda rung: KINDS.index(rung.kind))
 
 

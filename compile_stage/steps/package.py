@@ -165,8 +165,12 @@ def _manifest(
             "toolchain": artifact.toolchain,
             # What made the artifact counts, since the runtime may lie in a toolchain of its own.
             "runtime": {
-                **plugins.package_versions(*backend.runtime),
-                **{name: artifact.toolchain[name] for name in backend.runtime if name in artifact.toolchain},
+                **plugins.package_versions(*backend.capabilities.runtime),
+                **{
+                    name: artifact.toolchain[name]
+                    for name in backend.capabilities.runtime
+                    if name in artifact.toolchain
+                },
             },
             "python": python_version(),
             "verdict": winner.verdict,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from compile_stage.core import plugins
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import UsageError
-from compile_stage.core.ports import Backend, CrossCompiler, ProgramExporter, Tuner
+from compile_stage.core.ports import Backend
 from compile_stage.core.records import (
     Budget,
     Job,
@@ -73,9 +73,9 @@ def _expand(
         if unread is not None:
             yield _refusal(source, target.name, name, "*", unread)
             continue
-        form = next((form for form in backend.forms if form in given), None)
+        form = next((form for form in backend.capabilities.forms if form in given), None)
         if form is None:
-            takes = f"{name} takes {' or '.join(backend.forms)}"
+            takes = f"{name} takes {' or '.join(backend.capabilities.forms)}"
             reason = f"{takes}, and a model of flavor {source.flavor} is given as {' or '.join(given)}"
             yield _refusal(source, target.name, name, "*", reason)
             continue
@@ -88,9 +88,9 @@ def _expand(
 
 def _with_tuning(target: Target, backend: Backend, budget: Budget) -> Target:
     """The target, with what the policy grants to a backend that tunes among its options."""
-    if not budget.tuning_trials or not isinstance(backend, Tuner):
+    if not budget.tuning_trials or not backend.capabilities.tunes:
         return target
-    options = {**backend.tuning(budget), **target.options.get(backend.name, {})}
+    options = {**backend.budget_options(budget), **target.options.get(backend.name, {})}
     return replace(target, options={**target.options, backend.name: options})
 
 
@@ -118,8 +118,7 @@ def _expand_precision(
 
 
 def _why_lacking(backend: Backend, target: Target, precision: str) -> str:
-    says = getattr(backend, "lacks", None)  # a backend need not know
-    why = says(target, precision) if says is not None else None
+    why = backend.capabilities_for(target).why_lacking(precision)
     reason = f"{backend.name} has no {precision} on {target.device} here"
     return f"{reason}: {why}" if why else reason
 
@@ -129,7 +128,7 @@ def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolic
     allowed = policy.compliance.allowed_backends
     if allowed is not None and backend.name not in allowed:
         return f"compliance.allowed_backends does not list {backend.name} (it lists {', '.join(allowed) or 'none'})"
-    crosses = isinstance(backend, CrossCompiler) and backend.crosses(target_policy.target)
+    crosses = backend.capabilities_for(target_policy.target).cross_compiles
     return (
         plugins.missing(backend) or (None if crosses else absent or None) or backend.refuse_target(target_policy.target)
     )
@@ -137,11 +136,8 @@ def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolic
 
 def _forms(source: SourceModel) -> tuple[str, ...]:
     """The forms that the source's plug-in gives; of a flavor that has none `inspect` says so later."""
-    if source.flavor in plugins.names("sources") and isinstance(
-        plugins.load("sources", source.flavor), ProgramExporter
-    ):
-        return ("onnx", "torch-export")
-    return ("onnx",)
+    known = source.flavor in plugins.names("sources")
+    return plugins.load("sources", source.flavor).capabilities.forms if known else ("onnx",)
 
 
 def _why_unread(source: SourceModel) -> str | None:
@@ -192,6 +188,6 @@ def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
             "validation and calibration samples come from the same place: what is calibrated on the samples that it is judged by "
             "looks better than it is"
         )
-    tunes = any(isinstance(plugins.load("backends", name), Tuner) for name in {job.backend for job in jobs})
+    tunes = any(plugins.load("backends", name).capabilities.tunes for name in {job.backend for job in jobs})
     if policy.budget.tuning_trials and not tunes:
         yield "budget.tuning_trials has no effect: none of the backends of this plan tunes"

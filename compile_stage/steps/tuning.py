@@ -13,7 +13,7 @@ from pathlib import Path
 from compile_stage.core import plugins, tuning_records
 from compile_stage.core.context import Context
 from compile_stage.core.errors import CompileStageError
-from compile_stage.core.ports import RecordKeeper, RecordRegistry
+from compile_stage.core.ports import Backend
 from compile_stage.core.records import Job, SourceModel, TargetResult
 
 _STEP = "tuning"
@@ -26,7 +26,7 @@ def pull_records(context: Context, source: SourceModel, jobs: Sequence[Job]) -> 
     """
     registry, notes = plugins.load("registries", source.registry), []
     for key, backend in _keys(jobs):
-        if not isinstance(registry, RecordRegistry):
+        if not registry.capabilities.keeps_tuning_records:
             notes.append(
                 f"the registry {registry.name} keeps no tuning records: for {key} there are this machine's only"
             )
@@ -56,7 +56,7 @@ def push_records(context: Context, source: SourceModel, target: TargetResult) ->
     for key, _ in _keys([candidate.job for candidate in target.candidates]):
         try:
             mine = tuning_records.intact_in(tuning_records.folder_of(key))
-            if not mine or not isinstance(registry, RecordRegistry):
+            if not mine or not registry.capabilities.keeps_tuning_records:
                 continue
             with context.events.step(_STEP) as mark:
                 added = registry.push_records(source, key, mine)
@@ -69,19 +69,19 @@ def push_records(context: Context, source: SourceModel, target: TargetResult) ->
     return replace(target, notes=(*target.notes, *notes))
 
 
-def _keys(jobs: Sequence[Job]) -> Iterator[tuple[str, RecordKeeper]]:
+def _keys(jobs: Sequence[Job]) -> Iterator[tuple[str, Backend]]:
     """Each key that the jobs' compilations read and add to, once."""
     seen = set()
     for job in jobs:
         backend = plugins.load("backends", job.backend)
-        if isinstance(backend, RecordKeeper) and not job.not_runnable_here:
+        if backend.capabilities.keeps_tuning_records and not job.not_runnable_here:
             key = backend.records_key(job.target, plugins.packages_of(backend))
             if key is not None and key not in seen:
                 seen.add(key)
                 yield key, backend
 
 
-def _admit(pulled: Path, folder: Path, backend: RecordKeeper) -> tuple[int, list[tuple[str, str]]]:
+def _admit(pulled: Path, folder: Path, backend: Backend) -> tuple[int, list[tuple[str, str]]]:
     """Take each file that holds; how many that were, and which did not and why."""
     taken, refused = 0, []
     for path in sorted(pulled.iterdir()):
@@ -95,7 +95,7 @@ def _admit(pulled: Path, folder: Path, backend: RecordKeeper) -> tuple[int, list
     return taken, refused
 
 
-def _refuse(backend: RecordKeeper, name: str, content: bytes) -> str | None:
+def _refuse(backend: Backend, name: str, content: bytes) -> str | None:
     try:
         return backend.refuse_record(name, content)
     except Exception as error:  # noqa: BLE001 - what a plug-in stumbles over is no record that it could use

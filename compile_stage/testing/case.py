@@ -57,7 +57,7 @@ class Case:
     @cached_property
     def portable(self) -> PortableModel:
         """The model in the form that the backend takes: lowered, unless the scheme is native."""
-        if "onnx" not in self.backend.forms:
+        if "onnx" not in self.backend.capabilities.forms:
             return programs.to_program(self.model, self.folder / "program")
         if self.scheme.native:
             return self.model

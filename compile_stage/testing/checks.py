@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.digest import canonical_json, digest_tree, load_record, plain, tree_size
 from compile_stage.core.environment import hardware
-from compile_stage.core.ports import Climber
 from compile_stage.core.records import Artifact, PortableModel, Scheme
 from compile_stage.core.tensors import Signature
 from compile_stage.testing.case import PRECISIONS, Case
@@ -30,14 +30,20 @@ if TYPE_CHECKING:
 def describes_itself(case: Case) -> str | None:
     """Name, forms, methods and toolchain are there, and are what they should be."""
     backend = case.backend
-    for method in ("toolchain", "refuse_target", "schemes", "refuse", "compile", "open"):
+    for method in ("capabilities_for", "toolchain", "refuse_target", "schemes", "refuse", "compile", "open"):
         if not callable(getattr(backend, method, None)):
             return f"it has no method {method}()"
     for attribute in ("name", "extra"):
         if not isinstance(getattr(backend, attribute, None), str):
             return f"{attribute} must be a string"
-    for attribute in ("requires", "forms", "runtime"):
-        value = getattr(backend, attribute, None)
+    capabilities = getattr(backend, "capabilities", None)
+    if not isinstance(capabilities, BackendCapabilities):
+        return "capabilities must be a core.capabilities.BackendCapabilities"
+    declared = {"requires": getattr(backend, "requires", None)}
+    declared |= {
+        f"capabilities.{name}": getattr(capabilities, name) for name in ("forms", "devices", "precisions", "runtime")
+    }
+    for attribute, value in declared.items():
         if not isinstance(value, tuple) or not value or not all(isinstance(item, str) for item in value):
             return f"{attribute} must be a tuple of strings that is not empty"
     toolchain = backend.toolchain()
@@ -60,6 +66,8 @@ def declares_schemes(case: Case) -> str | None:
     seen: set[str] = set()
     for precision in PRECISIONS:
         for scheme in case.backend.schemes(case.target, precision):
+            if precision not in case.backend.capabilities.precisions:
+                return f"it has a scheme for {precision}, which its capabilities.precisions do not list"
             if scheme.precision != precision:
                 return f"asked for {precision}, it declares a scheme of {scheme.precision}"
             if not scheme.name or scheme.name in seen:
@@ -76,7 +84,9 @@ def offers_rungs_that_it_takes(case: Case) -> str | None:
     """A backend that offers settings to try (`rungs`, optional) names each once, and takes their options."""
     backend = case.backend
     for target in (case.target, replace(case.target, threads=2, batch_sizes=(1, 8))):
-        offered = backend.tuning_options(target, case.scheme) if isinstance(backend, Climber) else ()
+        offered = backend.tuning_options(target, case.scheme)
+        if offered and not backend.capabilities_for(target).offers_tuning_options:
+            return "it has tuning options, and capabilities.offers_tuning_options is false: nobody would ask for them"
         names = [rung.name for rung in offered]
         for rung in offered:
             if names.count(rung.name) > 1:

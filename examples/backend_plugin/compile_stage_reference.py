@@ -5,24 +5,26 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.errors import UsageError
 from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Backend
 from compile_stage.core.records import Scheme
 
 
-class Reference:
-    """`compile_stage.core.ports.Backend`; see docs/backends/writing-one.md."""
+class Reference(Backend):
+    """See docs/backends/writing-one.md."""
 
     name, requires, extra = "reference", ("onnx",), ""
-    forms, runtime = ("onnx",), ("onnx",)
+    capabilities = BackendCapabilities(forms=("onnx",), devices=("cpu",), precisions=("fp32",), runtime=("onnx",))
 
     def toolchain(self):
         return package_versions("onnx", "numpy")
 
     def refuse_target(self, target):
-        if target.device != "cpu":
-            return f"the reference implementation is Python, and runs on the device cpu, not on {target.device!r}"
+        if (reason := super().refuse_target(target)) is not None:
+            return reason
         options = target.options.get(self.name, {})
         return f"reference has no options, and was given {', '.join(map(repr, options))}" if options else None
 

@@ -215,7 +215,7 @@ def test_schemes_are_those_of_the_system_that_is_asked_for() -> None:
     assert CoreMl().schemes(replace(TARGET, device="cpu"), "fp32") == ()
     for precision in ("bf16", "int8-dynamic", "fp8"):
         assert CoreMl().schemes(TARGET, precision) == ()
-        assert CoreMl().lacks(TARGET, precision)
+        assert CoreMl().capabilities_for(TARGET).why_lacking(precision)
 
 
 def test_planning_imports_nothing() -> None:

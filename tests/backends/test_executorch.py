@@ -70,7 +70,7 @@ def samples(folder: Path, **arrays: Any) -> SampleSet:
 def test_what_it_lacks_is_said() -> None:
     """Broken: a plan would say that fp16 is not there, and not why; or would take an option that does nothing."""
     assert BACKEND.schemes(TARGET, "fp16") == ()
-    assert "float16" in str(BACKEND.lacks(TARGET, "fp16"))
+    assert "float16" in str(BACKEND.capabilities_for(TARGET).why_lacking("fp16"))
     assert "no option 'fast'" in str(BACKEND.refuse_target(Target(name="cpu", options={"executorch": {"fast": True}})))
 
 

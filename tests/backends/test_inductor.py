@@ -212,4 +212,4 @@ def test_what_it_lacks_is_said() -> None:
     """Broken: a plan would say that int8 is not there, and not why."""
     for precision in ("fp16", "int8", "int8-dynamic", "int4", "fp8"):
         assert Inductor().schemes(TARGET, precision) == ()
-        assert Inductor().lacks(TARGET, precision)
+        assert Inductor().capabilities_for(TARGET).why_lacking(precision)

@@ -67,7 +67,7 @@ def test_precisions_without_schemes_have_a_reason() -> None:
     """Broken: a policy's int8 would be dropped for this backend without a word."""
     for precision in ("bf16", "int8", "int8-dynamic", "int4", "fp8"):
         assert Iree().schemes(TARGET, precision) == ()
-        assert Iree().lacks(TARGET, precision)
+        assert Iree().capabilities_for(TARGET).why_lacking(precision)
 
 
 def test_names_of_dispatches_are_read() -> None:

@@ -67,7 +67,7 @@ def sums(torch: Any, folder: Path) -> PortableModel:
 def test_what_it_lacks_is_said() -> None:
     """Broken: a plan would say that bf16 is not there, and not why; or would take an option that does nothing."""
     assert BACKEND.schemes(TARGET, "bf16") == ()
-    assert "bfloat16" in str(BACKEND.lacks(TARGET, "bf16"))
+    assert "bfloat16" in str(BACKEND.capabilities_for(TARGET).why_lacking("bf16"))
     assert "no option 'fast'" in str(BACKEND.refuse_target(Target(name="cpu", options={"litert": {"fast": True}})))
 
 

@@ -119,7 +119,7 @@ def test_float16_is_not_written_as_ort() -> None:
     """Broken: the file would be called fp16 and hold float32, to which the runtime casts the graph as it writes it."""
     for target in (asking("cpu", format="ort"), asking(), asking("apple", provider="coreml", format="ort")):
         assert OnnxRuntime().schemes(target, "fp16") == ()
-        assert "casts the graph to float32" in str(OnnxRuntime().lacks(target, "fp16"))
+        assert "casts the graph to float32" in str(OnnxRuntime().capabilities_for(target).why_lacking("fp16"))
     assert OnnxRuntime().schemes(asking("apple", provider="coreml"), "fp16")
 
 
@@ -130,7 +130,7 @@ def test_float16_is_not_written_as_ort() -> None:
 def test_a_phone_gets_a_file_that_is_not_run_here(provider: str, conv: Any, tmp_path: Path) -> None:
     """Broken: the candidate would be validated on this machine's CPU and published as proven for a phone."""
     target = asking(provider=provider)
-    assert OnnxRuntime().crosses(target)
+    assert OnnxRuntime().capabilities_for(target).cross_compiles
     artifact = compile_for(conv[0], target, tmp_path)
     assert "on Android, and this is" in artifact.not_runnable_here
     assert list_tree(artifact.path) == ["model.ort", "required_operators.config"]

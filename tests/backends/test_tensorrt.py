@@ -90,7 +90,7 @@ def test_a_wrong_option_is_refused(monkeypatch: pytest.MonkeyPatch, options: dic
 def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a run without a GPU would fail in a library's words, after the export."""
     _without_a_gpu(monkeypatch)
-    assert "on the device cuda, not on 'cpu'" in str(TensorRt().refuse_target(target(device="cpu")))
+    assert "of the device cuda, not of 'cpu'" in str(TensorRt().refuse_target(target(device="cpu")))
     assert "none that nvidia-smi lists" in str(TensorRt().refuse_target(target()))
     assert TensorRt().schemes(target(device="cpu"), "fp32") == ()
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from compile_stage.core import plugins
+from compile_stage.core.capabilities import Capabilities
 from compile_stage.core.errors import MissingDependencyError, UsageError
 from compile_stage.core.records import Scheme
 
 
+class Old:
+    name, requires, extra = "openvino", (), ""
+    forms, runtime = ("onnx",), ()
+
+
 class Absent:
     name, requires, extra = "openvino", ("surely_not_installed",), "openvino"
+    capabilities = Capabilities()
 
 
 def test_a_typo_gets_the_nearest_name() -> None:
@@ -48,7 +56,6 @@ def test_a_uri_that_nobody_understands_is_explained() -> None:
 
 def test_lowerings_declare_what_holds_for_their_precision() -> None:
     """Broken: a third party's precision would be judged by lists of ours: never mixed, always asked for samples, last in every tie."""
-    assert plugins.precisions() == ("fp32", "bf16", "fp16", "fp8", "int4", "int8", "int8-dynamic")
     order = sorted(plugins.precisions(), key=plugins.complexity)
     assert order == ["fp32", "bf16", "fp16", "int8-dynamic", "int8", "fp8", "int4"]
     schemes = [Scheme(precision=name, name=name) for name in order]
@@ -63,3 +70,17 @@ def test_a_native_scheme_says_itself_whether_it_calibrates() -> None:
     assert plugins.needs_calibration(replace(scheme, calibrates=True))
     assert not plugins.mixes(scheme)
     assert plugins.complexity("of-nobody") > plugins.complexity("int4")
+
+
+def test_a_plug_in_without_capabilities_is_refused_by_the_attribute_that_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: a backend written for an older version would end a plan with an AttributeError, or never be asked for what it can do."""
+    entry = EntryPoint("openvino", f"{__name__}:Old", "compile_stage.backends")
+    monkeypatch.setattr(EntryPoint, "load", lambda self: Old)
+    monkeypatch.setattr(plugins, "_entries", lambda group: {"openvino": entry})
+    with pytest.raises(
+        UsageError, match="'openvino' has no class attribute `capabilities` that is a BackendCapab"
+    ) as caught:
+        plugins.load("backends", "openvino")
+    assert "capabilities = compile_stage.core.capabilities.BackendCapabilities(...)" in caught.value.fix

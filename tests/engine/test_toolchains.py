@@ -26,9 +26,10 @@ from compile_stage.engine import toolchains as engine
 from compile_stage.engine.local import LocalEngine
 
 BACKEND = """
+from compile_stage.core.capabilities import BackendCapabilities
 class Tiny:
     name, requires, extra = "tiny", ("only_there",), ""
-    forms, runtime = ("onnx",), ("only-there",)
+    capabilities = BackendCapabilities(forms=("onnx",), devices=("cpu",), precisions=("fp32",), runtime=("only-there",))
     def toolchain(self):
         from compile_stage.core.plugins import package_versions
         return package_versions("only-there")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from compile_stage.backends.onnxruntime import OnnxRuntime
+from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.records import Artifact, Scheme, Target, TuningOption
 
 
@@ -109,8 +110,8 @@ class Measures(Beside):
 
     name = "fake-measures"
 
-    def measures(self, target: Target) -> bool:
-        return True
+    def capabilities_for(self, target: Target) -> BackendCapabilities:
+        return replace(self.capabilities, times_kernels=True)
 
 
 # -------------------------------------------------------------------------------------------------- answer wrongly
@@ -324,5 +325,5 @@ class Cross(_Fake):
 
     name = "fake-cross"
 
-    def crosses(self, target: Target) -> bool:
-        return True
+    def capabilities_for(self, target: Target) -> BackendCapabilities:
+        return replace(self.capabilities, cross_compiles=True)

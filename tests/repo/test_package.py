@@ -85,7 +85,7 @@ def test_the_development_environment_does_not_pull_cuda():
 PROGRAM_BACKENDS = [
     entry.name
     for entry in ENTRY_POINTS
-    if entry.group == "compile_stage.backends" and "onnx" not in plugins.load("backends", entry.name).forms
+    if entry.group == "compile_stage.backends" and "onnx" not in plugins.load("backends", entry.name).capabilities.forms
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from compile_stage.backends.tensorrt import TensorRt
 from compile_stage.core import plugins, tuning_records
 from compile_stage.core.cache import Cache
+from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.context import Context
 from compile_stage.core.environment import hardware
 from compile_stage.core.events import EventLog
@@ -182,10 +183,10 @@ def test_nobody_else_pays_for_it(
 def test_a_registry_without_room_for_records_says_so(
     context: Context, source: SourceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: a registry that somebody else wrote, which has not got these two methods, would end the run."""
+    """Broken: a registry that somebody else wrote, which keeps no such files, would end the run."""
 
     class Bare:
-        name = "bare"
+        name, capabilities = "bare", RegistryCapabilities()
 
     load: Any = plugins.load
     monkeypatch.setattr(plugins, "load", lambda group, name: Bare() if group == "registries" else load(group, name))

@@ -1,0 +1,61 @@
+"""A source framework: reads models, runs the original, exports it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from compile_stage.core.capabilities import SourceCapabilities
+from compile_stage.core.errors import SourceError
+from compile_stage.core.ports.plugin import Plugin, Session
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+
+class Exporter(Plugin, Protocol):
+    """A source framework (`compile_stage.sources`), named after the MLflow flavor it reads."""
+
+    framework: ClassVar[str]  # for the report: "PyTorch (eager)"
+    capabilities: ClassVar[SourceCapabilities]
+
+    @abstractmethod
+    def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
+        """The reason why this model can't be exported."""
+
+    @abstractmethod
+    def open(self, source: SourceModel, threads: int) -> AbstractContextManager[Session]:
+        """The ORIGINAL model in its own framework, in FP32: the baseline."""
+
+    @abstractmethod
+    def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        """Write `into/model.onnx` (batch symbolic where the model can) and describe it. Input and output names and order
+        are the same as those of `open`'s session. Raises SourceError, with the reason, when the model can't be exported, or
+        when `shapes` asks for a size that the source has fixed."""
+
+    def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        """Write `into/model.pt2`, as `torch.export.load` reads it, of the form `torch-export`; asked of sources that declare that form. The
+        signature names the tensors of the program's flattened inputs and outputs, in order, as that of `export` does. Raises SourceError as that."""
+        raise SourceError(f"a {self.framework} model is no PyTorch program", where=source.uri)
+
+    @abstractmethod
+    def example(self, source: SourceModel) -> Batch | None:
+        """The input example that was logged with the model, as named tensors; None when there is none."""
+
+    @abstractmethod
+    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+        """How the source's pyfunc answers, so that the published model answers the same way; read by `compile_stage.flavor`:
+
+        {"kind": "array" | "dict" | "dataframe",   what predict() returns for an array (or dict) input
+         "outputs": ["label", ...],                which graph outputs it answers with, in order
+         "columns": ["f0", ...] | None,            the data frame's columns that make up the (single) input, in order
+         "frame_in_frame_out": bool}               a DataFrame is answered with a DataFrame
+        """
+
+    @abstractmethod
+    def packages(self) -> Mapping[str, str]:
+        """Package → version of what makes the export, for cache keys."""
