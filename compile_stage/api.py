@@ -18,7 +18,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.events import EventLog, Reporter
-from compile_stage.core.records import Plan, Receipt, RunResult, SourceModel, Verification
+from compile_stage.core.records import Plan, Policy, Receipt, RunResult, SourceModel, Verification
 from compile_stage.core.storage import demand_writable, storage_trouble
 from compile_stage.policy.load import load_policy
 
@@ -71,7 +71,7 @@ def run(
         model_uri: `models:/name/version`, `models:/name@alias`, `models:/m-...`, `runs:/...` or `folder:/...`.
         targets: Glob patterns over the policy's target names; empty for all.
         sets: `path.to.key=value`, laid over the policy.
-        out: Folder for result.json, the reports and the bundles; by default `compile-stage-out/NAME-VERSION`.
+        out: Folder for result.json, the reports and the bundles; by default `compile-stage-out/NAME-VERSION/POLICY`.
         publish: Push the winners to the registry.
         promote: Move their aliases too; nothing is promoted that is not published.
         reporter: Hears what happens, from several threads.
@@ -92,14 +92,14 @@ def run(
 
     def render(result: RunResult) -> Mapping[str, Path]:
         on_result(result)
-        return report.write(result, Path(out) if out is not None else default_out(result.source))
+        return report.write(result, Path(out) if out is not None else default_out(result.source, result.policy))
 
     try:
         policy = load_policy(Path(policy_path), sets=sets, targets=targets)
         with _context(reporter, engine) as context:
             made = pipeline.make_plan(context, policy, model_uri)
             context.events.planned(made)
-            folder = Path(out) if out is not None else default_out(made.source)
+            folder = Path(out) if out is not None else default_out(made.source, policy)
             demand_writable(folder)
             order = pipeline.Order(out=folder.absolute(), render=render, publish=publish, promote=promote)
             begun = True
@@ -116,9 +116,13 @@ def run(
         raise
 
 
-def default_out(source: SourceModel) -> Path:
-    """`compile-stage-out/NAME-VERSION` below the current folder."""
-    return Path("compile-stage-out") / (f"{source.name}-{source.version}" if source.version else source.name)
+def default_out(source: SourceModel, policy: Policy) -> Path:
+    """`compile-stage-out/NAME-VERSION/POLICY` below the current folder: two policies on one model don't overwrite each other's results."""
+    return Path("compile-stage-out") / _model_folder(source) / (policy.name or "no-policy")
+
+
+def _model_folder(source: SourceModel) -> str:
+    return f"{source.name}-{source.version}" if source.version else source.name
 
 
 def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = False) -> Verification:
@@ -208,15 +212,35 @@ def promote(uri: str, alias: str) -> Receipt:
     return registry.promote(receipt, alias)
 
 
-def rollback(name: str, alias: str) -> Receipt:
+def rollback(uri: str, alias: str | None = None) -> Receipt:
     """Move an alias back to the version that it pointed to before.
 
+    Args:
+        uri: `models:/NAME@ALIAS`, or with `alias` `models:/NAME` or `folder:/PATH/NAME`. A bare `NAME` is one of MLflow.
+
     Raises:
+        UsageError: No alias is named, or two are, or the URI names a version.
         RegistryError: There is no such alias, or nothing came before.
     """
-    uri = name if ":" in name else f"models:/{name}@{alias}"
-    registry = plugins.registry_for(uri)
-    return registry.rollback(name, alias)
+    uri = uri if ":" in uri else f"models:/{uri}"
+    place, _, named = uri.rpartition("@")
+    if not place or "/" in named:  # an @ in a folder's name
+        place, named = uri, ""
+    if (alias and named and alias != named) or not (alias or named):
+        raise UsageError(
+            f"it is not clear which alias is meant: {named!r} or {alias!r}" if named else "no alias is named",
+            fix=f"name one: compile-stage rollback {place}@ALIAS",
+            where=uri,
+        )
+    alias = alias or named
+    name = place.removeprefix("models:/")
+    if place.startswith("models:/") and "/" in name:
+        raise UsageError(
+            "a rollback moves an alias, not a version",
+            fix=f"compile-stage rollback models:/{name.partition('/')[0]}@{alias}",
+            where=uri,
+        )
+    return plugins.registry_for(place if place.startswith("folder:") else f"{place}@{alias}").rollback(name, alias)
 
 
 def debug(
@@ -275,7 +299,7 @@ def debug(
                     fix="name a policy with -p, a second model file to compare with, or a backend with --backend",
                 )
             made = make_plan(context, load_policy(Path(policy), sets=sets, targets=targets), uri)
-            folder = _folder(out, default_out(made.source).name)
+            folder = _folder(out, _model_folder(made.source))
             found = diagnose.diagnose_job(context, made, pattern, folder, count=samples)
         debug_page.write(found, folder)
         return found

@@ -39,6 +39,8 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if ctx.resilient_parsing:  # a shell completes a word that isn't finished
+            return super().resolve_command(ctx, args)
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             near = plugins.did_you_mean(args[0], list(self.commands))
             hint = f"did you mean {near!r}?" if near else f"one of: {', '.join(self.commands)}"
@@ -74,7 +76,7 @@ def cli() -> None:
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for result.json, report.html, report.md, junit.xml and the bundles.  [default: compile-stage-out/NAME-VERSION]",
+    help="Folder for result.json, report.html, report.md, junit.xml and the bundles.  [default: compile-stage-out/NAME-VERSION/POLICY]",
 )
 @click.option("--publish/--no-publish", default=True, show_default=True, help="Push the winners to the registry.")
 @click.option("--promote/--no-promote", default=True, show_default=True, help="Move the policy's alias.")
@@ -121,7 +123,7 @@ def run(
             display.close()
             if as_json and told:
                 _print_result(told[-1])
-        display.show_result(result, out or api.default_out(result.source))
+        display.show_result(result, out or api.default_out(result.source, result.policy))
     return result.exit_code
 
 
@@ -238,7 +240,7 @@ def doctor(as_json: bool) -> None:
     short_help="Check a published version or a bundle.",
     epilog=_example(
         "compile-stage verify models:/fraud-compiled@cpu-server-prod",
-        "compile-stage verify compile-stage-out/fraud-7/bundles/cpu-server --no-revalidate",
+        "compile-stage verify compile-stage-out/fraud-7/cpu-server/bundles/cpu-server --no-revalidate",
     ),
 )
 @click.argument("uri")
@@ -309,20 +311,27 @@ def promote(uri: str, alias: str, as_json: bool) -> None:
 
 
 @cli.command(
-    short_help="Move an alias back.", epilog=_example("compile-stage rollback fraud-compiled --alias cpu-server-prod")
+    short_help="Move an alias back.",
+    epilog=_example(
+        "compile-stage rollback models:/fraud-compiled@cpu-server-prod",
+        "compile-stage rollback models:/fraud-compiled --alias cpu-server-prod",
+    ),
 )
-@click.argument("name")
-@click.option("--alias", required=True, help="The alias to move back.")
+@click.argument("uri")
+@click.option("--alias", help="The alias to move back, where the URI names none.")
 @_json
-def rollback(name: str, alias: str, as_json: bool) -> None:
-    """Move an alias back to the version that it pointed to before."""
+def rollback(uri: str, alias: str | None, as_json: bool) -> None:
+    """Move an alias back to the version that it pointed to before.
+
+    URI is models:/NAME@ALIAS, or models:/NAME or folder:/PATH with --alias; a bare NAME is taken as models:/NAME.
+    """
     from compile_stage import api
 
-    receipt = api.rollback(name, alias)
+    receipt = api.rollback(uri, alias)
     if as_json:
         print_json(receipt)
         return
-    click.echo(f"{receipt.name}@{alias} is back at version {receipt.version}")
+    click.echo(f"{receipt.name}@{receipt.promoted_to} is back at version {receipt.version}")
 
 
 @cli.command(short_help="Take small real models through the whole stage.", epilog=_example("compile-stage demo"))

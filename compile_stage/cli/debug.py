@@ -23,7 +23,7 @@ from compile_stage.core.digest import plain
     short_help="Find the node at which a candidate goes wrong.",
     epilog=example(
         "compile-stage debug models:/fraud@candidate -p policies/cpu-server.yaml --job '*int8*'",
-        "compile-stage debug compile-stage-out/fraud-7/result.json",
+        "compile-stage debug compile-stage-out/fraud-7/cpu-server/result.json",
         "compile-stage debug model.onnx quantised.onnx --data samples.npz",
         "compile-stage debug model.onnx --backend openvino",
     ),

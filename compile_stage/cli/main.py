@@ -18,6 +18,9 @@ from compile_stage.core import errors
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.storage import explained
 
+COMPLETION_VARIABLE = "_COMPILE_STAGE_COMPLETE"
+"""Set by the shell that asks which words may come next."""
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program. Every way out is an exit code of `core.errors`; only a bug of ours shows where a traceback is."""
@@ -26,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         _never_fail_on_text(stream)
     try:
+        if (asked := os.environ.get(COMPLETION_VARIABLE)) is not None:
+            sys.exit(complete(asked))
         # Not `cli.main`: it ends with 1, which is none of our codes, when the reader of `--help` has gone.
         with cli.make_context("compile-stage", list(sys.argv[1:] if arguments is None else arguments)) as context:
             code = cli.invoke(context) or errors.EXIT_OK
@@ -53,6 +58,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if code == errors.EXIT_INTERNAL:
             _save_traceback(error)
     sys.exit(code)
+
+
+def complete(instruction: str) -> int:
+    """Answer a shell: `bash_source` prints what its start-up file runs, `bash_complete` the words that may come next; zsh and fish likewise.
+
+    Returns:
+        The exit code: 0, or 2 for an instruction that is unknown.
+    """
+    from click.shell_completion import shell_complete
+
+    if shell_complete(cli, {}, "compile-stage", COMPLETION_VARIABLE, instruction) == 0:
+        sys.stdout.flush()
+        return errors.EXIT_OK
+    click.echo(f"error: {COMPLETION_VARIABLE}={instruction} names no shell", err=True)
+    click.echo("fix: use bash_source, zsh_source or fish_source", err=True)
+    return errors.EXIT_USAGE
 
 
 def _print_usage(error: click.ClickException) -> None:

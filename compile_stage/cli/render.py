@@ -6,6 +6,7 @@ Names come from models and policies of others: they are never read as markup, an
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compile_stage.cli.live import LiveConsole, LiveTable, ProgressBoard
-from compile_stage.core.records import Plan, RunResult, TargetResult
+from compile_stage.core.records import Job, Plan, Refusal, RunResult, TargetResult
 from compile_stage.report import numbers, summary
 from compile_stage.report.ladder import ladder_line
 
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 _STATE_STYLES = {"won": "bold green", "failed": "red", "refused": "yellow", "compiled_not_validated": "red"}
 _OUTCOME_STYLES = {"done": "green", "cached": "cyan"}
 _ASCII = str.maketrans({"×": "x", "—": "-", "…": "...", "·": "|", "µ": "u", "∞": "inf", "−": "-", "→": "->"})
-_PLAIN_WIDTH = 140  # a log has no width; this is what CI systems show without a scroll bar
-_UNFOLDED_WIDTH = 4096
+_LOG_WIDTH = 100  # a log has no width of its own; COLUMNS names another
+_ONE_LINE = 4096
+_ROOM_FOR_WORDS = 36  # columns that a sentence beside a job's id needs to be readable
 _WIDE = 120  # from here on a table has room for a column of sentences
 
 
@@ -44,12 +46,11 @@ class Display:
     ) -> None:
         """Args:
         stream: Standard output, or standard error when output is for a program.
-        width: Columns; None takes the terminal's.
+        width: Columns; None takes the terminal's, those of the environment's COLUMNS, or 100.
         """
-        probe = Console(file=stream)
-        self._folds = width is not None or probe.is_terminal
-        if not self._folds:
-            width = max(_PLAIN_WIDTH, probe.width)
+        asked = width is not None or os.environ.get("COLUMNS", "").isdigit()
+        self._folds = asked or Console(file=stream).is_terminal
+        width = width if self._folds else _LOG_WIDTH
         self.console = LiveConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
         self.quiet = quiet
         self.verbose = verbose
@@ -106,21 +107,7 @@ class Display:
             )
             jobs = [job for job in plan.jobs if job.target.name == target.name]
             refusals = [refusal for refusal in plan.refused if refusal.target == target.name]
-            table = self._grid("", "job", "precision", "what")
-            for job in jobs:
-                held = plan.held.get(job.id, ())
-                steps = [] if job.scheme.native else ["lower"]
-                proof = [] if job.not_runnable_here else ["validate", "measure"]
-                todo = [step for step in (*steps, "compile", *proof) if step not in held]
-                what = ", ".join(todo) + (f" (cached: {', '.join(held)})" if held else "")
-                mark = self._text("run", "green") if todo else self._text("cached", "cyan")
-                what = what if todo else "nothing: all of it is in the cache"
-                what += f"; not validated here: {job.not_runnable_here}" if job.not_runnable_here else ""
-                table.add_row(mark, *map(self._text, (job.id, job.scheme.precision, what)))
-            for refusal in refusals:
-                cells = map(self._text, (refusal.job_id, refusal.precision, refusal.reason))
-                table.add_row(self._text("refused", "yellow"), *cells)
-            self._list(table)
+            self._show_jobs(plan, jobs, refusals)
         for note in plan.notes:
             self._say(f"note: {note}", style="dim")
         if plan.problem:
@@ -151,11 +138,17 @@ class Display:
 
     def show_values(self, found: Iterable[Row]) -> None:
         """Resolved policy values; those that the shipped defaults gave are dimmed."""
-        table = self._grid("key", "value", "from")
+        table = self._grid("key", "value", "from", whole=("key",))
         for row in found:
             style = "dim" if row.is_default else ""
             table.add_row(*(self._text(cell, style) for cell in (row.path, _scalar(row.value), row.origin)))
-        self._list(table)
+        # For another program, each value and where it comes from stay on one line.
+        width = self.console.width
+        try:
+            self.console.width = width if self._folds else _ONE_LINE
+            self.console.print(table)
+        finally:
+            self.console.width = width
 
     def show_doctor(self, found: DoctorReport) -> None:
         """This machine, then plug-ins and the registry, each with what is missing and how to get it."""
@@ -179,16 +172,21 @@ class Display:
 
     def show_verification(self, found: Verification, word: str = "verified") -> None:
         """Every check, then one word: what it is when it passed."""
-        table = self._grid("", "check", "output", "measured", "limit", "why")
+        wide = self.console.width >= _WIDE
+        columns = ("", "check", "output", "batch", "measured", "limit", *(("why",) if wide else ()))
+        table = self._grid(*columns, right=("batch",), whole=("", "check", "batch"))
         for check in found.checks:
             outcome = summary.outcome_word(check)
-            style = "green" if outcome == "passed" else "red"
-            cells = (
-                check.gate.metric, check.output or "", summary.measured_text(check), summary.limit_text(check), check.reason
-            )  # fmt: skip
-            table.add_row(self._text(outcome, style), *map(self._text, cells))
+            cells = [
+                check.gate.metric, check.output or "", str(check.batch_size or ""), summary.measured_text(check),
+                summary.limit_text(check), *((check.reason,) if wide else ()),
+            ]  # fmt: skip
+            table.add_row(self._text(outcome, "green" if outcome == "passed" else "red"), *map(self._text, cells))
         if found.checks:
             self.console.print(table)
+        for check in found.checks if not wide else ():
+            if (outcome := summary.outcome_word(check)) != "passed":
+                self._say(f"  {check.gate.metric} {outcome}: {check.reason}")
         for note in found.notes:
             self._say(f"note: {note}", style="dim")
         verdict = word if found.passed else f"NOT {word}"
@@ -209,7 +207,7 @@ class Display:
                     error.kind if error.drop_db > 3 else "",
                 )  # fmt: skip
                 table.add_row(*(self._text(cell, "red" if departs else "") for cell in cells))
-            self._list(table)
+            self.console.print(table)
             for output, (graph_db, served_db) in found.trace.outputs.items():
                 self._say(
                     f"output {output}: {decibels(graph_db)} as the graph says, {decibels(served_db)} as it is served"
@@ -234,13 +232,37 @@ class Display:
 
     # ------------------------------------------------------------------------------------------------- drawing
 
+    def _show_jobs(self, plan: Plan, jobs: Sequence[Job], refusals: Sequence[Refusal]) -> None:
+        """A table where it fits; else a line a job, and what is done with it below."""
+        entries = [
+            (("run", "green") if todo else ("cached", "cyan"), job.id, job.scheme.precision, words)
+            for job in jobs
+            for todo, words in [_work(job, plan.held.get(job.id, ()))]
+        ]
+        entries += [(("refused", "yellow"), r.job_id, r.precision, r.reason) for r in refusals]
+        taken = sum(max((len(entry[part]) for entry in entries), default=0) for part in (1, 2)) + len("refused   ")
+        if taken + _ROOM_FOR_WORDS <= self.console.width:
+            table = self._grid("", "job", "precision", "what", whole=("", "job", "precision"))
+            for (mark, style), *cells in entries:
+                table.add_row(self._text(mark, style), *map(self._text, cells))
+            self.console.print(table)
+            return
+        for (mark, style), job_id, precision, words in entries:
+            self.console.print(self._text(f"{mark:<8}", style) + self._text(job_id), soft_wrap=True)
+            self._say(f"        {precision}: {words}")
+
     def _show_target(self, result: RunResult, target: TargetResult) -> None:
         rows = summary.rows(result, target)
         wide = self.console.width >= _WIDE
         spec = target.policy.target
         self._say(f"\n{spec.name}{'' if spec.required else ' (not required)'}", style="bold")
         columns = ["state", "backend", "scheme", "p50", "speedup", "error", "size"]
-        table = self._grid(*columns, *(["why"] if wide else []), right=("p50", "size"))
+        table = self._grid(
+            *columns,
+            *(["why"] if wide else []),
+            right=("p50", "size"),
+            whole=("state", "backend", "scheme", "p50", "size"),
+        )
         for row in rows:
             style = _STATE_STYLES.get(row.state, "")
             cells = [summary.STATE_WORDS[row.state], row.backend, row.scheme, *self._figures(row, wide)]
@@ -253,7 +275,7 @@ class Display:
             for row in rows:
                 self._say(f"  {row.backend} {row.scheme}: {row.reason}")
         if target.selection.winner is None:
-            self._say(f"no winner: {target.selection.reason}", style="red")
+            self._say(f"no winner: {summary.no_winner(result, target)}", style="red")
         if line := ladder_line(result, target):
             self._say(line)
 
@@ -277,7 +299,7 @@ class Display:
         room = max(3, self.console.height - 4)
         ended = [job for job in jobs if not job.running]
         hidden = ended[: max(0, len(jobs) - room)]
-        table = self._grid("job", "step", "state", "time", right=("time",))
+        table = self._grid("job", "step", "state", "time", right=("time",), whole=("step", "time"))
         for job in jobs:
             if job in hidden:
                 continue
@@ -293,7 +315,8 @@ class Display:
         more = self._text(f"  and {len(hidden)} that ended", "dim") if hidden else Text("")
         return Group(table, more)
 
-    def _grid(self, *columns: str, right: Sequence[str] = ()) -> Table:
+    def _grid(self, *columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+        """An empty table. The columns `right` hold numbers; a cell of the columns `whole` stays on one line."""
         table = Table(
             box=self._box,
             padding=(0, 1, 0, 0) if self._unicode else (0, 1),
@@ -303,21 +326,8 @@ class Display:
             header_style="dim",
         )
         for name in columns:
-            # Job ids and sentences may break anywhere; numbers may not.
-            table.add_column(
-                name, justify="right" if name in right else "left", no_wrap=name in ("p50", "size", "state", "time"),
-                overflow="fold",
-            )  # fmt: skip
+            table.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole, overflow="fold")
         return table
-
-    def _list(self, table: Table) -> None:
-        """Names that people search for stay whole where nothing limits a line."""
-        width = self.console.width
-        try:
-            self.console.width = width if self._folds else _UNFOLDED_WIDTH
-            self.console.print(table)
-        finally:
-            self.console.width = width
 
     def _line(self, step: str, job_id: str, text: str) -> None:
         elapsed = time.monotonic() - self._started
@@ -332,6 +342,17 @@ class Display:
     def _text(self, text: str, style: str = "") -> Text:
         clean = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
         return Text(clean if self._unicode else clean.translate(_ASCII), style=style)
+
+
+def _work(job: Job, held: Sequence[str]) -> tuple[list[str], str]:
+    """The steps of a job that the cache doesn't hold, and all there is to say of its work."""
+    steps = [] if job.scheme.native else ["lower"]
+    proof = [] if job.not_runnable_here else ["validate", "measure"]
+    todo = [step for step in (*steps, "compile", *proof) if step not in held]
+    words = ", ".join(todo) + (f" (cached: {', '.join(held)})" if held else "")
+    words = words if todo else "nothing: all of it is in the cache"
+    words += f"; not validated here: {job.not_runnable_here}" if job.not_runnable_here else ""
+    return todo, words
 
 
 def _scalar(value: Any) -> str:

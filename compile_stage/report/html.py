@@ -89,6 +89,7 @@ def _section(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "target": target.policy.target,
         "prefer": target.policy.prefer,
         "selection": target.selection,
+        "no_winner": summary.no_winner(result, target),
         "receipt": target.receipt,
         "bundle": target.bundle,
         "unvalidated": target.unvalidated,

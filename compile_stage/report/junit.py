@@ -38,7 +38,7 @@ def _suite(root: Element, result: RunResult, target: TargetResult) -> None:
     jobs = {candidate.job.id for candidate in target.candidates}
     seconds = sum(event.ended_s - event.started_s for event in result.events if event.job_id in jobs)
     suite = SubElement(root, "testsuite", name=_text(name), time=f"{seconds:.3f}")
-    _winner_case(suite, target)
+    _winner_case(suite, result, target)
     for row in summary.rows(result, target):
         if row.candidate is None or row.candidate.refused is not None:
             case = SubElement(suite, "testcase", classname=_text(row.job_id), name="plan")
@@ -50,14 +50,14 @@ def _suite(root: Element, result: RunResult, target: TargetResult) -> None:
         suite.set(kind, str(len(suite.findall(f"testcase/{tag}"))))
 
 
-def _winner_case(suite: Element, target: TargetResult) -> None:
+def _winner_case(suite: Element, result: RunResult, target: TargetResult) -> None:
     case = SubElement(suite, "testcase", classname=_text(target.policy.target.name), name="has a winner")
     if target.selection.winner is not None:
         SubElement(case, "system-out").text = _text(f"{target.selection.winner}: {target.selection.reason}")
     elif target.policy.target.required:
-        _end(case, "failure", target.selection.reason, "")
+        _end(case, "failure", summary.no_winner(result, target), summary.deciding_gate(target))
     else:
-        SubElement(case, "skipped", message=_text(f"not required: {target.selection.reason}"))
+        SubElement(case, "skipped", message=_text(f"not required: {summary.no_winner(result, target)}"))
 
 
 def _candidate_cases(suite: Element, candidate: Candidate) -> None:

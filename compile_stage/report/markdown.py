@@ -75,7 +75,7 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
     spec = target.policy.target
     lines = [f"### {_cell(spec.name)}{'' if spec.required else ' (not required)'}", ""]
     if target.selection.winner is None:
-        lines += [f"**No winner:** {_cell(target.selection.reason)}", ""]
+        lines += [f"**No winner:** {_cell(summary.no_winner(result, target))}", ""]
     lines += _table(
         ("", "backend", "scheme", f"p50, batch {spec.batch_sizes[0]}", "speedup", "error", "size", "why"),
         (

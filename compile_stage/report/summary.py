@@ -82,20 +82,57 @@ def rows(result: RunResult, target: TargetResult) -> tuple[Row, ...]:
 
 
 def headline(result: RunResult) -> str:
-    """The run in one sentence."""
+    """The run in one sentence. Where a target has no winner, it names the gate that decided."""
     if result.problem:
-        return result.problem
+        gates = [gate for target in result.targets if target.policy.target.required and (gate := deciding_gate(target))]
+        return "; ".join([result.problem, *gates])
     parts = []
     for target in result.targets:
         name, winner = target.policy.target.name, winner_of(target)
         if winner is None:
-            parts.append(f"{name} has no winner")
+            gate = deciding_gate(target)
+            parts.append(f"{name} has no winner" + (f" ({gate})" if gate else ""))
             continue
         timing = main_timing(target, winner.measurement)
         faster = f", {numbers.ratio(timing.speedup)} the baseline's speed" if timing and timing.speedup else ""
         doubt = " (unstable)" if timing and not timing.stable else ""
         parts.append(f"{name} ships {winner.job.backend} {winner.job.scheme.name}{faster}{doubt}")
-    return "; ".join(parts) or "no target was looked at"
+    return "; ".join(parts) or "no target was run"
+
+
+def deciding_gate(target: TargetResult) -> str:
+    """Of a target without a winner, the candidate that failed the fewest checks, and its gate: `openvino int8-sym: cosine of logits is 0.941, at
+    least 0.99 is required by policy.yaml:21`; empty where no candidate was checked."""
+    if target.selection.winner is not None:
+        return ""
+    failed = [
+        (len(missed), at, candidate, missed)
+        for at, candidate in enumerate(target.candidates)
+        if candidate.failure is None
+        if (missed := [check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run")])
+    ]
+    if not failed:
+        return ""
+    _, _, candidate, missed = min(failed, key=lambda entry: entry[:2])
+    check = min(missed, key=lambda check: (outcome_word(check) != "failed", _rank(check)))
+    output = f" of {check.output}" if check.output else ""
+    drop = " drop" if "drop" in check.gate.options else ""
+    value = measured_text(check) if check.measured is not None else f"not measured: {check.reason}"
+    where = f" by {check.gate.origin}" if check.gate.origin else ""
+    return (
+        f"{candidate.job.backend} {candidate.job.scheme.name}: {check.gate.metric}{drop}{output} is {value}, "
+        f"{limit_text(check)} is required{where}"
+    )
+
+
+def no_winner(result: RunResult, target: TargetResult) -> str:
+    """Why a target has no winner, with the jobs that the plan refused counted too."""
+    tried = {candidate.job.id for candidate in target.candidates}
+    refused = sum(r.target == target.policy.target.name and r.job_id not in tried for r in result.refused)
+    reason = target.selection.reason
+    if not tried or not refused:
+        return reason
+    return f"{reason}; the plan refused {numbers.count(refused, 'more job')}"
 
 
 def winner_of(target: TargetResult) -> Candidate | None:

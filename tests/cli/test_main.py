@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import signal
@@ -104,7 +105,7 @@ def test_the_report_is_named_where_the_api_puts_it_by_default(
 ) -> None:
     assert leave("run", "models:/digits-cnn@champion", "-p", str(policy)) == 0
     assert calls[0][1]["out"] is None
-    assert f"report: {api.default_out(result.source) / 'report.html'}" in capsys.readouterr().out
+    assert f"report: {api.default_out(result.source, result.policy) / 'report.html'}" in capsys.readouterr().out
 
 
 def test_json_is_alone_on_standard_output(policy: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +218,10 @@ def test_lint_takes_a_base_that_names_no_target(capsys: pytest.CaptureFixture[st
     assert "org-base.yaml: ok (org-base, a base for others: it names no target)" in capsys.readouterr().out
 
 
-def test_explain_names_where_values_come_from(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_names_where_values_come_from(
+    policy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert leave("explain", str(policy), "--set", "owner=me") == 0
     lines = capsys.readouterr().out.splitlines()
     assert any("owner" in line and "me" in line and "--set" in line for line in lines)
@@ -287,7 +291,7 @@ def test_promote_and_rollback_say_what_moved(
         uri="models:/x/3", name="x", version="3", digest="", created=False, promoted_to="prod", previous="2"
     )
     monkeypatch.setattr(api, "promote", lambda uri, alias: receipt)
-    monkeypatch.setattr(api, "rollback", lambda name, alias: receipt)
+    monkeypatch.setattr(api, "rollback", lambda uri, alias: receipt)
     assert leave("promote", "models:/x/3", "--alias", "prod") == 0
     assert leave("rollback", "x", "--alias", "prod") == 0
     assert capsys.readouterr().out == "x@prod is now version 3 (before: version 2)\nx@prod is back at version 3\n"
@@ -366,3 +370,49 @@ def _raising(error: BaseException) -> Callable[..., RunResult]:
         raise error
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        (["models:/fraud@prod"], ("fraud", "prod")),
+        (["models:/fraud", "--alias", "prod"], ("fraud", "prod")),
+        (["models:/fraud@prod", "--alias", "prod"], ("fraud", "prod")),
+        (["fraud", "--alias", "prod"], ("fraud", "prod")),
+        (["folder:/srv/a@b/fraud", "--alias", "prod"], ("folder:/srv/a@b/fraud", "prod")),
+    ],
+)
+def test_rollback_takes_what_the_other_commands_take(
+    line: list[str], asked: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: `rollback models:/fraud@prod` was refused, though every other command takes a URI."""
+
+    class Registry:
+        def rollback(self, name: str, alias: str) -> Receipt:
+            assert (name, alias) == asked
+            return Receipt(uri="", name="fraud", version="2", digest="", created=False, promoted_to=alias)
+
+    monkeypatch.setattr("compile_stage.core.plugins.registry_for", lambda uri: Registry())
+    assert leave("rollback", *line) == 0
+    assert capsys.readouterr().out == "fraud@prod is back at version 2\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        (["models:/fraud"], "rollback models:/fraud@ALIAS"),
+        (["models:/fraud@a", "--alias", "b"], "rollback models:/fraud@ALIAS"),
+        (["models:/fraud/3", "--alias", "prod"], "rollback models:/fraud@prod"),
+    ],
+)
+def test_a_rollback_without_one_alias_is_wrong_usage(
+    line: list[str], fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert leave("rollback", *line) == 2
+    assert fix in capsys.readouterr().err
+
+
+def test_two_policies_do_not_share_a_folder(result: RunResult) -> None:
+    """Broken: the second policy's run on a model overwrote the first one's report."""
+    other = dataclasses.replace(result.policy, name="edge")
+    assert api.default_out(result.source, result.policy) != api.default_out(result.source, other)

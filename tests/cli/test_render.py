@@ -7,12 +7,13 @@ import io
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from compile_stage.cli.render import Display
 from compile_stage.core.events import EventLog
-from compile_stage.core.records import Plan, RunResult
+from compile_stage.core.records import Plan, RunResult, Verification
 from compile_stage.doctor import DoctorEntry, DoctorReport
 
 
@@ -171,3 +172,43 @@ def test_doctor_says_how_to_get_what_is_missing(golden: Callable[[str, str], Non
         DoctorReport(machine={"cpu": "Example"}, hardware_fingerprint="x", entries=entries, cache="/cache")
     )
     golden("doctor.txt", "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n")
+
+
+def test_a_log_is_as_wide_as_columns_says(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: tables of 140 columns and more in a log, whatever COLUMNS said, so that each line of them was folded by the viewer."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert Display(Log()).console.width == 100
+    monkeypatch.setenv("COLUMNS", "80")
+    text = show(Log(), result)
+    tables = [line for line in text.splitlines() if not line.startswith(("passed: ", "published: "))]
+    assert max(map(len, tables)) <= 80
+    for job in plan_of(result).jobs:
+        assert job.id in text  # whole, for whoever searches the log
+
+
+def test_quiet_names_the_gate_that_decided(factory: ModuleType) -> None:
+    """Broken: `-q` ended with "no candidate passed its gates", which sends everybody back for a second run."""
+    result = factory.make_result(factory.no_winner(), status="failed", exit_code=3)
+    stream = Log()
+    Display(stream, quiet=True).show_result(result, Path("out"))
+    assert "onnxruntime int8-u8s8: cosine is NaN, at least 0.99 is required by cpu-server.yaml:21" in stream.getvalue()
+
+
+def test_refused_jobs_are_all_counted(factory: ModuleType, result: RunResult) -> None:
+    """Broken: "1 refused" under a table of three refused rows."""
+    target = factory.no_winner()
+    other = dataclasses.replace(result.refused[0], target=target.policy.target.name, job_id="another")
+    hurt = dataclasses.replace(result, targets=(target,), refused=(other, dataclasses.replace(other, job_id="a third")))
+    stream = Log()
+    Display(stream).show_result(hurt, Path("out"))
+    assert "no winner: no candidate passed its gates; the plan refused 2 more jobs" in stream.getvalue()
+
+
+def test_verify_tells_its_rows_apart(factory: ModuleType) -> None:
+    """Broken: a check at two batch sizes was printed as the same row twice."""
+    stream = Log()
+    Display(stream).show_verification(
+        Verification(uri="models:/x/1", passed=True, checks=factory.good_checks(0.999), notes=())
+    )
+    rows = [line for line in stream.getvalue().splitlines() if "cosine" in line]
+    assert len(rows) == 2 == len(set(rows))
