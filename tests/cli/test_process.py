@@ -59,7 +59,7 @@ from compile_stage.cli.main import main
 
 class Gate:
     exit_code = 3
-    source = None
+    source = policy = None
 
 def run(*arguments, reporter, **named):
     for number in range(3000):
