@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from compile_stage.precision.qdq import Layer, Plan, View, add_constant, replace_nodes
+from compile_stage.precision.qdq import Layer, Plan, View, add_constant
 from compile_stage.precision.ranges import Channels
-from compile_stage.precision.wiring import Names
+from compile_stage.precision.wiring import Names, attribute, replace_nodes
 
 EXPONENTS = (0.25, 0.5, 0.75, 1.0)
 RESCALED = "/rescaled"
@@ -147,7 +147,7 @@ def _noise(weight: Any, channels: Channels, factor: Any, levels: int) -> float:
 
 
 def _groups(layer: Layer) -> int:
-    return int(next((a.i for a in layer.node.attribute if a.name == "group"), 1))
+    return int(attribute(layer.node, "group", 1))
 
 
 def _has_input_channels(layer: Layer) -> bool:
@@ -175,7 +175,10 @@ def _input_axis(layer: Layer) -> int:
 
 
 def _path(view: View, x: str, layers: Sequence[Layer], channels: int, kept: Collection[str]) -> tuple[Any, ...]:
-    """From a node whose weights can take the factors to the one that makes `x`, when nobody else sees the tensors between."""
+    """The nodes from one whose weights can take the factors to the one that makes `x`; () where there are none.
+
+    No other node may read the tensors between: they hold other values afterwards.
+    """
     own = {layer.node.name for layer in layers}
     if x in view.outputs | view.captured or any(node.name not in own for node in view.readers[x]):
         return ()
@@ -185,38 +188,46 @@ def _path(view: View, x: str, layers: Sequence[Layer], channels: int, kept: Coll
         path.append(maker)
         if _takes(view, maker, channels, layers[0].node.op_type == "Conv"):
             return tuple(reversed(path))
-        if maker.op_type == "Add":
-            tensor = next((name for name in maker.input if name not in view.constants), "")
-            constants = [name for name in maker.input if name in view.constants]
-            if len(constants) != 1 or list(view.constants[constants[0]].dims) != [channels]:
-                return ()
-        elif maker.op_type in _HOMOGENEOUS and len(maker.output) == 1:
-            tensor = maker.input[0]
-        else:
-            return ()
-        if view.sole_reader(tensor) is None:
+        tensor = _scaled_input(view, maker, channels)
+        if not tensor or view.sole_reader(tensor) is None:
             return ()
     return ()
 
 
+def _scaled_input(view: View, node: Any, channels: int) -> str:
+    """The input that a node hands on with each channel's positive factor as it is; "" where it has none."""
+    if node.op_type in _HOMOGENEOUS and len(node.output) == 1:
+        return str(node.input[0])
+    if node.op_type != "Add":
+        return ""
+    constants = [name for name in node.input if name in view.constants]
+    if len(constants) != 1 or list(view.constants[constants[0]].dims) != [channels]:
+        return ""
+    return next((name for name in node.input if name not in view.constants), "")
+
+
 def _takes(view: View, node: Any, channels: int, images: bool) -> bool:
-    """Whether its weights can take factors. `images`: the channels are axis 1, else the last."""
+    """Whether its weights can take a factor for each channel of its output.
+
+    Args:
+        images: The channels are on axis 1; else on the last.
+    """
     constant = [name in view.constants for name in node.input[1:] if name]
     if not constant or not all(constant):
         return False
     shape = list(view.constants[node.input[1]].dims)
     if images or node.op_type == "Conv":
         return images and node.op_type == "Conv" and shape[0] == channels
-    if node.op_type == "MatMul":
-        return len(shape) == 2 and shape[1] == channels
     if node.op_type == "Gemm":
         bias = list(view.constants[node.input[2]].dims) if len(node.input) > 2 and node.input[2] else [channels]
         return shape[_gemm_axis(node)] == channels and bias[-1] == channels
+    if node.op_type == "MatMul":
+        return len(shape) == 2 and shape[1] == channels
     return node.op_type == "LayerNormalization" and shape == [channels] and len(node.output) == 1
 
 
 def _gemm_axis(node: Any) -> int:
-    return 0 if any(a.name == "transB" and a.i for a in node.attribute) else 1
+    return 0 if attribute(node, "transB", 0) else 1
 
 
 def _absorb(view: View, names: Names, group: Group, seen: dict[str, Channels]) -> str:

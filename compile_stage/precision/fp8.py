@@ -19,15 +19,23 @@ from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision.onnx_graph import (
     finish,
+    is_finite,
     map_kept,
     raise_opset,
     read_batches,
-    read_ops,
     refuse_form,
+    refuse_without,
     simplify,
 )
 from compile_stage.precision.peaks import measure_peaks
-from compile_stage.precision.wiring import Names, drop_unused_weights
+from compile_stage.precision.wiring import (
+    Names,
+    attribute,
+    constant_weights,
+    drop_unused_weights,
+    is_standard,
+    replace_nodes,
+)
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -50,9 +58,7 @@ class Float8(Lowering):
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         if (reason := refuse_form(model, self.name)) is not None:
             return reason
-        if not (ops := read_ops(model)).intersection(scheme.ops or _OPS):
-            return f"there is nothing to quantise: the graph has no {', '.join(scheme.ops or _OPS)} (it holds {', '.join(sorted(ops))})"
-        return None
+        return refuse_without(model, scheme.ops or _OPS)
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
@@ -65,23 +71,32 @@ class Float8(Lowering):
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
             graph = raise_opset(onnx.load(simple), OPSET)
-        weights = _weights(graph.graph)
-        nodes = [
-            node
-            for node in graph.graph.node
-            if node.op_type in (scheme.ops or _OPS) and node.domain in ("", "ai.onnx") and node.name not in kept
-        ]
+        weights = _float_weights(graph.graph)
+        nodes = _candidates(graph.graph, scheme, kept)
         read = {name for node in nodes for name in node.input[:2]} - weights.keys()
         peaks = measure_peaks(graph, read_batches(model, calibration), only=read)
-        unfit = {name for name in read if not np.isfinite(peaks.get(name, np.inf))}
-        unfit |= {name for name, tensor in weights.items() if not _is_finite(tensor)}
-        chosen = {node.name for node in nodes if not unfit.intersection(node.input[:2])}
+        chosen = _finite(nodes, weights, peaks)
         if not chosen:
             raise UsageError("nothing was quantised: every product and convolution is kept in fp32 or is not finite")
         _quantize(graph.graph, chosen, weights, peaks)
         drop_unused_weights(graph.graph)
         note = f"{len(chosen)} products and convolutions read E4M3FN, calibrated on {calibration.count} samples"
         return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, note))
+
+
+def _candidates(graph: Any, scheme: Scheme, kept: Collection[str]) -> list[Any]:
+    """The products and convolutions that may be quantised."""
+    ops = scheme.ops or _OPS
+    return [node for node in graph.node if node.op_type in ops and is_standard(node) and node.name not in kept]
+
+
+def _finite(nodes: Sequence[Any], weights: Mapping[str, Any], peaks: Mapping[str, float]) -> set[str]:
+    """Names of the nodes whose two factors are finite; an activation that was not measured counts as not finite."""
+
+    def fits(name: str) -> bool:
+        return is_finite(weights[name]) if name in weights else bool(np.isfinite(peaks.get(name, np.inf)))
+
+    return {node.name for node in nodes if all(fits(name) for name in node.input[:2])}
 
 
 def e4m3_bits(values: Array) -> Array:
@@ -114,8 +129,7 @@ def _quantize(graph: Any, chosen: Collection[str], weights: Mapping[str, Any], p
                     )
                 node.input[place] = made[name, axis]
         nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)
     del graph.value_info[:]
 
 
@@ -133,8 +147,10 @@ def _dequantize_weight(graph: Any, tensor: Any, axis: int | None, result: str) -
         helper.make_tensor(names[0], TensorProto.FLOAT8E4M3FN, values.shape, bits.tobytes(), raw=True)
     )
     graph.initializer.append(numpy_helper.from_array(scale.reshape(() if axis is None else -1), names[1]))
-    given = {} if axis is None else {"axis": axis}
-    return [helper.make_node("DequantizeLinear", names, [result], name=f"{result}/node", **given)]
+    node = helper.make_node("DequantizeLinear", names, [result], name=f"{result}/node")
+    if axis is not None:
+        node.attribute.append(helper.make_attribute("axis", axis))
+    return [node]
 
 
 def _round_trip(graph: Any, name: str, peak: float, result: str) -> list[Any]:
@@ -153,30 +169,19 @@ def _round_trip(graph: Any, name: str, peak: float, result: str) -> list[Any]:
 
 def _channel_axis(node: Any, place: int, dims: Sequence[int]) -> int | None:
     """The axis of a weight's output channels; None where one scale has to do."""
-    attributes = {one.name: one.i for one in node.attribute}
     if place == 0 or len(dims) < 2:
         return None
     if node.op_type == "Conv":
         return 0
     if node.op_type == "ConvTranspose":
-        return 1 if attributes.get("group", 1) == 1 else None
+        return 1 if attribute(node, "group", 1) == 1 else None
     if node.op_type == "Gemm":
-        return 0 if attributes.get("transB", 0) else 1
+        return 0 if attribute(node, "transB", 0) else 1
     return len(dims) - 1
 
 
-def _weights(graph: Any) -> dict[str, Any]:
+def _float_weights(graph: Any) -> dict[str, Any]:
     from onnx import TensorProto
 
-    given = {value.name for value in graph.input}
-    return {
-        tensor.name: tensor
-        for tensor in graph.initializer
-        if tensor.name not in given and tensor.data_type == TensorProto.FLOAT
-    }
-
-
-def _is_finite(tensor: Any) -> bool:
-    from onnx import numpy_helper
-
-    return bool(np.isfinite(numpy_helper.to_array(tensor)).all())
+    weights = constant_weights(graph)
+    return {name: tensor for name, tensor in weights.items() if tensor.data_type == TensorProto.FLOAT}

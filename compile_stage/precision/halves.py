@@ -21,7 +21,15 @@ from compile_stage.precision.onnx_graph import (
     read_types,
     refuse_form,
 )
-from compile_stage.precision.wiring import Names, captured, has_subgraph
+from compile_stage.precision.wiring import (
+    Names,
+    captured,
+    constant_weights,
+    copy_message,
+    has_subgraph,
+    is_standard,
+    replace_nodes,
+)
 
 if TYPE_CHECKING:
     from compile_stage.core.records import PortableModel
@@ -84,7 +92,7 @@ def convert(model: Any, half: Half, keep: Collection[str]) -> tuple[str, ...]:
     places, left = _plan(model.graph, half, types, read_opset(model), keep)
     if (reason := _nothing_converts(places, left, half)) is not None:
         raise UsageError(reason)
-    _rewrite(model.graph, half, places)
+    _Rewriter(model.graph, half, places).rewrite()
     return tuple(_notes(model.graph, half, left))
 
 
@@ -135,9 +143,8 @@ def _plan(
     for node in graph.node:
         if node.name in keep or node.op_type == "Constant":
             continue
-        found = _find_places(node, types, opset, half)
-        if found is not None:
-            places[node.name] = found
+        if (taken := _find_places(node, types, opset, half)) is not None:
+            places[node.name] = taken
         elif node.op_type != "Cast" and not has_subgraph(node) and _touches_float(node, types):
             left[node.op_type] += 1
     return places, left
@@ -161,25 +168,40 @@ def _find_places(node: Any, types: dict[str, int], opset: int, half: Half) -> _P
     """Where a node may take the type; None when it stays in float32."""
     import onnx
 
-    unknown = any(name and name not in types for name in (*node.input, *node.output))
-    if node.domain not in ("", "ai.onnx") or node.op_type in half.float32_ops or unknown or has_subgraph(node):
+    if _must_stay(node, types, half):
         return None
-    if node.op_type == "Cast" and types[node.output[0]] != onnx.TensorProto.FLOAT:
-        return None  # to integers: from float32, where that is what there is
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
         return None
-    allowed = {one.type_param_str for one in schema.type_constraints if half.word in one.allowed_type_strs}
+    allowed = _allowed_variables(schema, node.op_type, half)
     inputs = _float_places(node.input, schema.inputs, types)
     outputs = _float_places(node.output, schema.outputs, types)
-    if node.op_type not in _TYPED_BY_ATTRIBUTE:
-        # What only an output has (the statistics of a LayerNormalization) is of a type that an attribute or the operator sets.
-        allowed &= {formal.type_str for formal in schema.inputs}
     taken_in = frozenset(place for place, kind in inputs.items() if kind in allowed)
     taken_out = frozenset(place for place, kind in outputs.items() if kind in allowed)
     first = inputs.get(0) or outputs.get(0)
     return _Places(taken_in, taken_out) if (taken_in or taken_out) and first in allowed else None
+
+
+def _must_stay(node: Any, types: dict[str, int], half: Half) -> bool:
+    """True where the node computes in float32 whatever ONNX's definition of its operator allows."""
+    from onnx import TensorProto
+
+    if not is_standard(node) or node.op_type in half.float32_ops or has_subgraph(node):
+        return True
+    if any(name and name not in types for name in (*node.input, *node.output)):
+        return True
+    # A Cast to integers reads float32, where that is what there is: 16 bits would round before it counts.
+    return node.op_type == "Cast" and types[node.output[0]] != TensorProto.FLOAT
+
+
+def _allowed_variables(schema: Any, op: str, half: Half) -> set[str]:
+    """The type variables of an operator's definition (its "T") that may be the 16-bit type."""
+    allowed = {one.type_param_str for one in schema.type_constraints if half.word in one.allowed_type_strs}
+    if op not in _TYPED_BY_ATTRIBUTE:
+        # A variable that only outputs have (the statistics of a LayerNormalization) is set by an attribute or the operator.
+        allowed &= {formal.type_str for formal in schema.inputs}
+    return allowed
 
 
 def _float_places(names: Iterable[str], formals: Any, types: dict[str, int]) -> dict[int, str]:
@@ -196,56 +218,78 @@ def _float_places(names: Iterable[str], formals: Any, types: dict[str, int]) -> 
 # -------------------------------------------------------------------------------------------------------------- rewriting
 
 
-def _rewrite(graph: Any, half: Half, places: dict[str, _Places]) -> None:
-    """Give every tensor its type, and every reader the tensor in the type that it wants."""
-    from onnx import TensorProto, helper
+class _Rewriter:
+    """Gives every tensor its type, and every reader the tensor in the type that it wants.
 
-    public = {value.name for value in graph.output}
-    public |= captured(graph)
-    constants = _float_constants(graph)
-    wanted_half, wanted_float = _readers(graph, places, public)
-    as_half: dict[str, str] = {}
-    as_float: dict[str, str] = {}
+    Attributes:
+        as_half: Tensor → its name in the 16-bit type, where someone reads it so.
+        as_float: Tensor that a node now makes in 16 bits → its name in float32, where someone reads it so.
+        nodes: The graph's nodes with the casts between them, in order.
+    """
 
-    fresh = Names(graph).fresh
+    def __init__(self, graph: Any, half: Half, places: dict[str, _Places]) -> None:
+        self.graph, self.half, self.places = graph, half, places
+        self.public = {value.name for value in graph.output} | captured(graph)  # these keep name and type
+        self.wanted_half, self.wanted_float = _readers(graph, places, self.public)
+        self.as_half: dict[str, str] = {}
+        self.as_float: dict[str, str] = {}
+        self.nodes: list[Any] = []
+        self._fresh = Names(graph).fresh
 
-    def cast(source: str, result: str, kind: int) -> Any:
-        return helper.make_node("Cast", [source], [result], name=fresh(f"{result}/cast"), to=kind)
+    def rewrite(self) -> None:
+        self._convert_constants()
+        for value in self.graph.input:
+            if value.name in self.wanted_half:
+                self._cast_to_half(value.name)
+        for node in self.graph.node:
+            places = self.places.get(node.name)
+            in_half = {node.output[place] for place in places.outputs} if places else set()
+            for place, name in enumerate(node.input):
+                takes_half = places is not None and place in places.inputs
+                node.input[place] = self.as_half[name] if takes_half else self.as_float.get(name, name)
+            if node.op_type in _TYPED_BY_ATTRIBUTE and in_half:
+                _retype(node, self.half)
+            self.nodes.append(node)
+            for place, name in enumerate(node.output):
+                if name in in_half:
+                    self._made_in_half(node, place)
+                elif name in self.wanted_half and name not in self.as_half:
+                    self._cast_to_half(name)
+        replace_nodes(self.graph, self.nodes)
+        del self.graph.value_info[:]  # some types of the tensors between no longer hold; every runtime infers them
 
-    ordered: list[Any] = []
-    for name in sorted(wanted_half & constants.keys()):
-        tensor = constants[name]
-        as_half[name] = name
-        if name in wanted_float:
-            as_half[name] = fresh(f"{name}.{half.precision}")
-            tensor = graph.initializer.add()
-            tensor.CopyFrom(constants[name])
-            tensor.name = as_half[name]
-        _encode(tensor, half)
-    for name in [value.name for value in graph.input if value.name in wanted_half]:
-        as_half[name] = fresh(f"{name}.{half.precision}")
-        ordered.append(cast(name, as_half[name], half.kind))
-    for node in graph.node:
-        found = places.get(node.name)
-        made_half = {node.output[place] for place in found.outputs} if found else set()
-        for place, name in enumerate(node.input):
-            node.input[place] = as_half[name] if found and place in found.inputs else as_float.get(name, name)
-        if node.op_type in _TYPED_BY_ATTRIBUTE and made_half:
-            _retype(node, half)
-        ordered.append(node)
-        for place, name in enumerate(node.output):
-            if name in made_half:
-                as_half[name] = fresh(f"{name}.{half.precision}") if name in public else name
-                node.output[place] = as_half[name]
-                if name in wanted_float:
-                    as_float[name] = name if name in public else fresh(f"{name}.fp32")
-                    ordered.append(cast(as_half[name], as_float[name], TensorProto.FLOAT))
-            elif name in wanted_half and name not in as_half:
-                as_half[name] = fresh(f"{name}.{half.precision}")
-                ordered.append(cast(name, as_half[name], half.kind))
-    del graph.node[:]
-    graph.node.extend(ordered)
-    del graph.value_info[:]  # some types of the tensors between no longer hold; every runtime infers them
+    def _convert_constants(self) -> None:
+        """A constant that is read in both types is stored in both."""
+        constants = _float_constants(self.graph)
+        for name in sorted(self.wanted_half & constants.keys()):
+            tensor = constants[name]
+            self.as_half[name] = name
+            if name in self.wanted_float:
+                self.as_half[name] = self._fresh(f"{name}.{self.half.precision}")
+                self.graph.initializer.append(copy_message(tensor, name=self.as_half[name]))
+                tensor = self.graph.initializer[-1]
+            _encode(tensor, self.half)
+
+    def _made_in_half(self, node: Any, place: int) -> None:
+        """The node makes this output in 16 bits; readers in float32 get a Cast."""
+        from onnx import TensorProto
+
+        name = node.output[place]
+        public = name in self.public
+        self.as_half[name] = self._fresh(f"{name}.{self.half.precision}") if public else name
+        node.output[place] = self.as_half[name]
+        if name in self.wanted_float:
+            self.as_float[name] = name if public else self._fresh(f"{name}.fp32")
+            self._cast(self.as_half[name], self.as_float[name], TensorProto.FLOAT)
+
+    def _cast_to_half(self, name: str) -> None:
+        self.as_half[name] = self._fresh(f"{name}.{self.half.precision}")
+        self._cast(name, self.as_half[name], self.half.kind)
+
+    def _cast(self, source: str, result: str, kind: int) -> None:
+        from onnx import helper
+
+        self.nodes.append(helper.make_node("Cast", [source], [result], name=self._fresh(f"{result}/cast"), to=kind))
 
 
 def _readers(graph: Any, places: dict[str, _Places], public: set[str]) -> tuple[set[str], set[str]]:
@@ -253,9 +297,9 @@ def _readers(graph: Any, places: dict[str, _Places], public: set[str]) -> tuple[
     in_half: set[str] = set()
     in_float = set(public)
     for node in graph.node:
-        found = places.get(node.name)
+        taken = places.get(node.name)
         for place, name in enumerate(node.input):
-            (in_half if found and place in found.inputs else in_float).add(name)
+            (in_half if taken and place in taken.inputs else in_float).add(name)
     return in_half, in_float
 
 
@@ -263,12 +307,11 @@ def _float_constants(graph: Any) -> dict[str, Any]:
     """float32 weights and what Constant nodes hold, by name; a weight that is also an input can be overridden, so it is none."""
     from onnx import TensorProto
 
-    given = {value.name for value in graph.input}
-    found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in given}
+    tensors = constant_weights(graph)
     for node in graph.node:
         if node.op_type == "Constant" and (tensor := constant_tensor(node)) is not None:
-            found[node.output[0]] = tensor
-    return {name: tensor for name, tensor in found.items() if tensor.data_type == TensorProto.FLOAT}
+            tensors[node.output[0]] = tensor
+    return {name: tensor for name, tensor in tensors.items() if tensor.data_type == TensorProto.FLOAT}
 
 
 def _encode(tensor: Any, half: Half) -> None:

@@ -21,14 +21,23 @@ from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import blocks
 from compile_stage.precision.onnx_graph import (
     finish,
+    is_finite,
     map_kept,
     raise_opset,
-    read_ops,
     refuse_form,
+    refuse_without,
     simplify,
 )
 from compile_stage.precision.tables import round_tables, say_tables
-from compile_stage.precision.wiring import Names, drop_unused_weights
+from compile_stage.precision.wiring import (
+    Names,
+    attribute,
+    constant_weights,
+    drop_unused_weights,
+    is_plain_gemm,
+    is_standard,
+    replace_nodes,
+)
 
 OPSET = 21
 BLOCK, SMALLEST_BLOCK = 32, 16
@@ -57,9 +66,11 @@ class Int4(Lowering):
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         if (reason := refuse_form(model, self.name)) is not None:
             return reason
-        if not (ops := read_ops(model)).intersection(scheme.ops or _OPS):
-            return f"there is nothing to quantise: the graph has no {' or '.join(scheme.ops or _OPS)} (it holds {', '.join(sorted(ops))})"
-        return _refuse_scheme(scheme) or _refuse_shapes(model, scheme)
+        return (
+            refuse_without(model, scheme.ops or _OPS, word=" or ")
+            or _refuse_scheme(scheme)
+            or _refuse_shapes(model, scheme)
+        )
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
@@ -88,55 +99,65 @@ class Int4(Lowering):
 
 def _quantize(graph: Any, scheme: Scheme, kept: Collection[str]) -> tuple[int, list[str]]:
     """Put 4-bit weights before the products. Returns how many weights, and a reason for each product left as it is."""
-    from onnx import numpy_helper
-
-    method, block = _read(scheme)
-    symmetric = scheme.weights == "int4"
-    given = {value.name for value in graph.input}
-    weights = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in given}
-    made: dict[tuple[str, bool], str] = {}
+    _, block = _read(scheme)
+    weights = constant_weights(graph)
+    names = Names(graph)
+    written: dict[tuple[str, bool], str] = {}  # a weight, as it is or transposed → what stands for it
     left: list[str] = []
     nodes: list[Any] = []
-    names = Names(graph)
     for node in graph.node:
-        if node.op_type in (scheme.ops or _OPS) and node.domain in ("", "ai.onnx") and node.name not in kept:
-            turned = _attribute(node, "transB", 0) == 1
-            key = (node.input[1], turned)
-            fitting = _fit_block(node, weights.get(node.input[1]), block)
-            values = None if isinstance(fitting, str) else numpy_helper.to_array(weights[node.input[1]])
-            if values is None or not np.isfinite(values).all():
-                left.append(fitting if isinstance(fitting, str) else "a weight is not finite")
+        if node.op_type in (scheme.ops or _OPS) and is_standard(node) and node.name not in kept:
+            size, reason = _fit_block(node, weights.get(node.input[1]), block)
+            if reason or not is_finite(weights[node.input[1]]):
+                left.append(reason or "a weight is not finite")
             else:
-                if key not in made:
-                    made[key] = names.fresh(f"{node.input[1]}{'.turned' if turned else ''}.int4")
-                    matrix = np.ascontiguousarray(values.T) if turned else values
-                    quantised = blocks.quantize(matrix, int(fitting), symmetric, method)
-                    nodes.append(_write(graph, made[key], quantised, int(fitting)))
-                node.input[1] = made[key]
-                for attribute in [one for one in node.attribute if one.name == "transB"]:
-                    node.attribute.remove(attribute)
+                weight, turned = node.input[1], attribute(node, "transB", 0) == 1
+                if (weight, turned) not in written:
+                    written[weight, turned] = names.fresh(f"{weight}{'.turned' if turned else ''}.int4")
+                    quantised = _quantise_weight(weights[weight], turned, size, scheme)
+                    nodes.append(_write(graph, written[weight, turned], quantised, size))
+                node.input[1] = written[weight, turned]
+                _untranspose(node)
         nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
-    return len(made), left
+    replace_nodes(graph, nodes)
+    return len(written), left
 
 
-def _fit_block(node: Any, tensor: Any, block: int) -> int | str:
-    """The block for the node's weight, which is None when it is no constant; or the reason why it can't be quantised by blocks."""
+def _quantise_weight(tensor: Any, turned: bool, block: int, scheme: Scheme) -> blocks.Blocks:
+    from onnx import numpy_helper
+
+    values = numpy_helper.to_array(tensor)
+    matrix = np.ascontiguousarray(values.T) if turned else values
+    return blocks.quantize(matrix, block, scheme.weights == "int4", _read(scheme)[0])
+
+
+def _untranspose(node: Any) -> None:
+    """The weight was written as the product reads it."""
+    for one in [one for one in node.attribute if one.name == "transB"]:
+        node.attribute.remove(one)
+
+
+def _fit_block(node: Any, tensor: Any, block: int) -> tuple[int, str]:
+    """How many rows of the node's weight share a scale, and why there is no such number ("" where there is).
+
+    Args:
+        tensor: The weight; None when it is no constant.
+        block: The largest size, a power of two.
+    """
     from onnx import TensorProto
 
     if tensor is None or tensor.data_type != TensorProto.FLOAT:
-        return "both factors are computed"
+        return 0, "both factors are computed"
     if len(tensor.dims) != 2:
-        return "the weight is no matrix"
-    if node.op_type == "Gemm" and (
-        _attribute(node, "transA", 0) or _attribute(node, "alpha", 1.0) != 1 or _attribute(node, "beta", 1.0) != 1
-    ):
-        return "the Gemm scales or transposes its input"
-    rows = int(tensor.dims[1 if _attribute(node, "transB", 0) else 0])
+        return 0, "the weight is no matrix"
+    if node.op_type == "Gemm" and not is_plain_gemm(node):
+        return 0, "the Gemm scales or transposes its input"
+    rows = int(tensor.dims[1 if attribute(node, "transB", 0) else 0])
     while rows % block and block > SMALLEST_BLOCK:
         block //= 2
-    return f"a weight's rows are no whole blocks of {SMALLEST_BLOCK}" if rows % block or not rows else block
+    if rows % block or not rows:
+        return 0, f"a weight's rows are no whole blocks of {SMALLEST_BLOCK}"
+    return block, ""
 
 
 def _refuse_shapes(model: PortableModel, scheme: Scheme) -> str | None:
@@ -149,10 +170,10 @@ def _refuse_shapes(model: PortableModel, scheme: Scheme) -> str | None:
     reasons = []
     for node in graph.node:
         if node.op_type in (scheme.ops or _OPS):
-            fitting = _fit_block(node, weights.get(node.input[1]), _read(scheme)[1])
-            if isinstance(fitting, int) or node.input[1] in computed:
+            _, reason = _fit_block(node, weights.get(node.input[1]), _read(scheme)[1])
+            if not reason or node.input[1] in computed:
                 return None
-            reasons.append(fitting)
+            reasons.append(reason)
     return f"nothing could be quantised: {'; '.join(dict.fromkeys(reasons))}"
 
 
@@ -170,17 +191,9 @@ def _write(graph: Any, name: str, quantised: blocks.Blocks, block: int) -> Any:
 
     inputs = [four_bits("values", quantised.values), f"{name}.scale"]
     graph.initializer.append(numpy_helper.from_array(quantised.scale, inputs[1]))
-    if (
-        quantised.zero is not None
-    ):  # a symmetric one says nothing: with a zero point OpenVINO would not keep it compressed
+    if quantised.zero is not None:  # with a zero point of 0 OpenVINO would not keep a symmetric weight compressed
         inputs.append(four_bits("zero", quantised.zero))
     return helper.make_node("DequantizeLinear", inputs, [name], name=f"{name}/node", axis=0, block_size=block)
-
-
-def _attribute(node: Any, name: str, default: float) -> float:
-    from onnx import helper
-
-    return next((float(helper.get_attribute_value(one)) for one in node.attribute if one.name == name), default)
 
 
 def _read(scheme: Scheme) -> tuple[str, int]:

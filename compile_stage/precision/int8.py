@@ -25,8 +25,8 @@ from compile_stage.precision.onnx_graph import (
     finish,
     map_kept,
     read_batches,
-    read_ops,
     refuse_form,
+    refuse_without,
     simplify,
     write_graph,
 )
@@ -34,7 +34,7 @@ from compile_stage.precision.qdq import WEIGHTED
 from compile_stage.precision.ranges import METHODS
 from compile_stage.precision.static import Settings, quantise
 from compile_stage.precision.tables import round_tables, say_tables
-from compile_stage.precision.wiring import Names, captured
+from compile_stage.precision.wiring import Names, attribute, captured, copy_message, has_subgraph
 
 NEEDS_SAMPLES = "int8 needs calibration samples: set data.calibration in the policy"
 
@@ -74,9 +74,7 @@ class StaticInt8(Lowering):
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         if (reason := refuse_form(model, self.name)) is not None:
             return reason
-        if not (ops := read_ops(model)).intersection(WEIGHTED):
-            return f"there is nothing to quantise: the graph has no {', '.join(WEIGHTED)} (it holds {', '.join(sorted(ops))})"
-        return _refuse_static(scheme)
+        return refuse_without(model, WEIGHTED) or _refuse_static(scheme)
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
@@ -93,7 +91,7 @@ class StaticInt8(Lowering):
                 simple, _settings(scheme, kept), lambda: read_batches(model, samples), granted_threads()
             )
             notes = [f"calibrated on {calibration.count} samples", *done]
-            if any(a.HasField("g") or a.graphs for node in graph.graph.node for a in node.attribute):
+            if any(map(has_subgraph, graph.graph.node)):
                 notes.append("what is inside of If, Loop and Scan stays in fp32")
             return _finish(graph, model, into, scheme, kept, notes)
 
@@ -154,9 +152,7 @@ class DynamicInt8(Lowering):
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
         if (reason := refuse_form(model, self.name)) is not None:
             return reason
-        if not (ops := read_ops(model)).intersection(_DYNAMIC):
-            return f"there is nothing to quantise: the graph has no {', '.join(_DYNAMIC[:3])} (it holds {', '.join(sorted(ops))})"
-        return None
+        return refuse_without(model, _DYNAMIC, _DYNAMIC[:3])
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
@@ -226,13 +222,13 @@ def _unshare_turned(simple: Path) -> Path:
     inside = captured(graph)
     readers = Counter(name for node in graph.node for name in node.input)
     changed = False
-    for node in graph.node:
-        turned = node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute)
-        if turned and node.input[1] in weights and (readers[node.input[1]] > 1 or node.input[1] in inside):
-            copy = graph.initializer.add()
-            copy.CopyFrom(weights[node.input[1]])
-            readers[node.input[1]] -= 1
-            node.input[1] = copy.name = names.fresh(f"{copy.name}/turned")
+    turned = [node for node in graph.node if node.op_type == "Gemm" and attribute(node, "transB", 0)]
+    for node in turned:
+        weight = node.input[1]
+        if weight in weights and (readers[weight] > 1 or weight in inside):
+            node.input[1] = names.fresh(f"{weight}/turned")
+            graph.initializer.append(copy_message(weights[weight], name=node.input[1]))
+            readers[weight] -= 1
             changed = True
     return write_graph(model, simple.parent / "unshared") if changed else simple
 

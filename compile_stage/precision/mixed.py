@@ -15,7 +15,7 @@ from typing import Any
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel
 from compile_stage.precision.onnx_graph import QUANTISED_OPS, finish, name_nodes, raise_opset, read_opset
-from compile_stage.precision.wiring import has_subgraph, reads
+from compile_stage.precision.wiring import copy_message, free_name, has_subgraph, reads, replace_nodes
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "Attention")
 _CLIPPING = ("Relu", "Clip")
@@ -51,17 +51,17 @@ def mix(model: PortableModel, lowered: PortableModel, keep: Sequence[str], into:
         UsageError: A name is no quantised node of the source, or none would remain quantised.
     """
     source, twin = load_pair(model, lowered)
-    restored = restore_activations(source.graph, twin.graph)
+    activations = restore_activations(source.graph, twin.graph)
     units = {unit.node: unit for unit in find_units(source.graph, twin.graph)}
     if unknown := [name for name in keep if name not in units]:
         raise UsageError(f"the lowered graph has no quantised node called {unknown[0]!r} that could stay in fp32")
-    given_back = [unit for name, unit in units.items() if name in set(keep)]
-    if len(given_back) == len(units):
+    restored = [unit for name, unit in units.items() if name in set(keep)]
+    if len(restored) == len(units):
         raise UsageError("every quantised node would stay in fp32: that is the fp32 model itself")
-    named = {name for unit in given_back for name in (unit.node, *unit.together)}
+    named = {name for unit in restored for name in (unit.node, *unit.together)}
     kept = tuple(node.name for node in source.graph.node if node.name in named)
-    _give_back(source.graph, twin, given_back)
-    _merge_activations(twin.graph, restored)
+    _restore_source(source.graph, twin.graph, restored)
+    _merge_activations(twin.graph, activations)
     mixed = finish(twin, model, into, lowered.precision, notes=lowered.notes)
     return replace(mixed, kept={**lowered.kept, "fp32": kept}, made_from=lowered.digest)
 
@@ -90,14 +90,13 @@ def restore_activations(source: Any, twin: Any) -> list[str]:
         if node.op_type not in _CLIPPING or twin_node is None or twin_node.op_type in (*_CLIPPING, "DequantizeLinear"):
             continue
         name = node.output[0]
-        copy = type(node)()
-        copy.CopyFrom(node)
+        copy = copy_message(node)
         copy.input[0] = f"{name}.unclipped"
         limits = [_constant(source, limit) if limit else None for limit in node.input[1:]]
         for place, limit in enumerate(limits, start=1):
             if limit is not None:
                 copy.input[place] = f"{name}.limit{place}"
-                twin.initializer.append(_renamed(limit, copy.input[place]))
+                twin.initializer.append(copy_message(limit, name=copy.input[place]))
         twin_node.output[:] = [copy.input[0] if out == name else out for out in twin_node.output]
         twin.node.append(copy)
         restored.append(name)
@@ -118,13 +117,18 @@ def find_units(source: Any, twin: Any) -> list[Unit]:
         cone = _cone(tensors, shared, made_by_twin, twin)
         roots = {name for tensor in tensors for name in made_by_twin[tensor].output}
         whole = not (roots & wanted) - set(tensors)  # a root that also makes what the source has not can't be replaced
-        if whole and any(part.op_type in QUANTISED_OPS for part in cone) and not any(map(has_subgraph, cone)):
+        if whole and _is_quantised(cone):
             replacement = _cone(tensors, shared, made_by_source, source)
             named = next((part for part in reversed(replacement) if part.op_type in _HEAVY), node)
             if named.name in {unit.node for unit in units}:  # it feeds two units; each needs a name of its own
                 named = node
             units.append(Unit(named.name, named.op_type, tensors, tuple(cone), tuple(replacement)))
     return units
+
+
+def _is_quantised(cone: Sequence[Any]) -> bool:
+    """True when the nodes compute in integers and can be replaced: what a subgraph reads must keep its name."""
+    return any(part.op_type in QUANTISED_OPS for part in cone) and not any(map(has_subgraph, cone))
 
 
 def sort_nodes(graph: Any) -> None:
@@ -143,61 +147,73 @@ def sort_nodes(graph: Any) -> None:
         if len(later) == len(waiting):
             raise UsageError("the two graphs compute their shared tensors in different orders, so they can't be mixed")
         waiting = later
-    del graph.node[:]
-    graph.node.extend(ordered)
+    replace_nodes(graph, ordered)
 
 
-def _give_back(source: Any, twin_model: Any, units: Iterable[Unit]) -> None:
-    """Replace each unit's cone by the source's nodes, and drop what nothing reads any more."""
-    twin = twin_model.graph
-    weights = {tensor.name: tensor for tensor in source.initializer}
+def _restore_source(source: Any, twin: Any, units: Iterable[Unit]) -> None:
+    """Replace each unit's cone in the twin's graph by the source's nodes, and drop what nothing reads any more."""
     replaced = {tensor for unit in units for tensor in unit.tensors}
     nodes = [node for node in twin.node if not replaced.intersection(node.output)]
     present = {name for node in nodes for name in node.output}
-    taken = {tensor.name for tensor in twin.initializer} | {name for node in twin.node for name in node.output}
     names = {node.name for node in nodes}
-    renamed: dict[str, str] = {}
+    weights = _WeightCopies(source, twin)
     for unit in units:
         for part in unit.source:
-            if present.intersection(part.output):  # a node between shared tensors, given back for another unit already
+            if present.intersection(part.output):  # a node between shared tensors, restored for another unit already
                 continue
-            for name in part.input:
-                if name in weights and name not in renamed:
-                    renamed[name] = _fresh(f"{name}.fp32", taken) if name in taken else name
-                    twin.initializer.append(_renamed(weights[name], renamed[name]))
-                    taken.add(renamed[name])
-            copy = type(part)()
-            copy.CopyFrom(part)
-            copy.name = _fresh(part.name, names) if part.name in names else part.name
+            copy = copy_message(part, name=free_name(part.name, names))
+            copy.input[:] = [weights.name_of(name) for name in part.input]
             names.add(copy.name)
-            copy.input[:] = [renamed.get(name, name) for name in part.input]
             nodes.append(copy)
             present.update(part.output)
-    del twin.node[:]
-    twin.node.extend(nodes)
+    replace_nodes(twin, nodes)
     del twin.value_info[:]  # runtimes infer them; those of tensors that are gone would be wrong
     _drop_unused(twin)
     sort_nodes(twin)
 
 
+class _WeightCopies:
+    """The source's weights in the twin's graph, each copied when it is first asked for."""
+
+    def __init__(self, source: Any, twin: Any) -> None:
+        self._weights = {tensor.name: tensor for tensor in source.initializer}
+        self._twin = twin
+        self._taken = {tensor.name for tensor in twin.initializer}
+        self._taken |= {name for node in twin.node for name in node.output}
+        self._names: dict[str, str] = {}
+
+    def name_of(self, tensor: str) -> str:
+        """The name under which the twin has this tensor of the source: its own, unless it is a weight whose name is taken."""
+        if tensor in self._weights and tensor not in self._names:
+            name = free_name(f"{tensor}.fp32", self._taken) if tensor in self._taken else tensor
+            self._twin.initializer.append(copy_message(self._weights[tensor], name=name))
+            self._taken.add(name)
+            self._names[tensor] = name
+        return self._names.get(tensor, tensor)
+
+
 def _merge_activations(twin: Any, restored: Sequence[str]) -> None:
-    """Drop again the activations whose every reader rounds: so they were before, and so runtimes fuse them."""
+    """Drop again the activations whose every reader quantises: so they were before, and so runtimes fuse them."""
     outputs = {value.name for value in twin.output}
     readers: dict[str, list[Any]] = {}
     for node in twin.node:
         for name in reads(node):
             readers.setdefault(name, []).append(node)
     for name in restored:
-        raw = f"{name}.unclipped"
-        found = readers.get(name, [])
-        if raw not in readers or name in outputs or any(node.op_type != "QuantizeLinear" for node in found):
-            continue
-        for node in list(twin.node):
-            if raw in node.input:
-                twin.node.remove(node)
-            elif raw in node.output:
-                node.output[:] = [name if out == raw else out for out in node.output]
+        unclipped = f"{name}.unclipped"
+        quantised = all(node.op_type == "QuantizeLinear" for node in readers.get(name, []))
+        if unclipped in readers and name not in outputs and quantised:
+            _drop_activation(twin, unclipped, name)
     _drop_unused(twin)
+
+
+def _drop_activation(graph: Any, source: str, result: str) -> None:
+    """Remove the node that makes `result` of `source`; the node before it makes `result` itself."""
+    for node in list(graph.node):
+        if source in node.input:
+            graph.node.remove(node)
+        elif source in node.output:
+            node.output[:] = [result if name == source else name for name in node.output]
 
 
 def _drop_unused(graph: Any) -> None:
@@ -213,8 +229,7 @@ def _drop_unused(graph: Any) -> None:
         queue.extend(found)
     makers_alive = [node for node in graph.node if any(id(makers[name]) in alive for name in node.output if name)]
     weights = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.node[:]
-    graph.node.extend(makers_alive)
+    replace_nodes(graph, makers_alive)
     del graph.initializer[:]
     graph.initializer.extend(weights)
 
@@ -253,16 +268,3 @@ def _constant(graph: Any, name: str) -> Any:
         if node.op_type == "Constant" and name in node.output and node.attribute[0].HasField("t"):
             return node.attribute[0].t
     raise UsageError(f"the limit {name!r} of an activation is computed, not constant, so it can't be put back")
-
-
-def _renamed(tensor: Any, name: str) -> Any:
-    copy = type(tensor)()
-    copy.CopyFrom(tensor)
-    copy.name = name
-    return copy
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name

@@ -66,6 +66,19 @@ def refuse_form(model: PortableModel, precision: str) -> str | None:
     return None
 
 
+def refuse_without(
+    model: PortableModel, ops: Sequence[str], listed: Sequence[str] = (), word: str = ", "
+) -> str | None:
+    """The reason when the graph holds none of these operators, or None.
+
+    Args:
+        listed: Those that the reason names; all by default.
+    """
+    if (held := read_ops(model)).intersection(ops):
+        return None
+    return f"there is nothing to quantise: the graph has no {word.join(listed or ops)} (it holds {', '.join(sorted(held))})"
+
+
 def name_nodes(graph: Any) -> None:
     """Give a name to every node that has none or shares one: `Conv_12`, by position, so that it is the same in every run."""
     taken = {node.name for node in graph.node if node.name}
@@ -147,6 +160,14 @@ def read_types(model: Any) -> dict[str, int]:
 def constant_tensor(node: Any) -> Any:
     """What a Constant node holds, when that is a tensor; else None."""
     return next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
+
+
+def is_finite(tensor: Any) -> bool:
+    """True when a TensorProto of floats holds neither NaN nor infinity."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    return bool(np.isfinite(numpy_helper.to_array(tensor)).all())
 
 
 def _set_weights_aside(model: Any) -> tuple[Any, dict[str, Any]]:
@@ -295,6 +316,23 @@ def finish(model: Any, source: PortableModel, into: Path, precision: str, **chan
         digest=digest_tree(into),
     )
     return replace(lowered, **changes)
+
+
+def open_session(path: Path | str, *, optimise: bool = True, threads: int = 0) -> Any:
+    """An ONNX Runtime session of a graph on the CPU.
+
+    Args:
+        optimise: With ONNX Runtime's portable optimisations (level BASIC); False: every node runs as it is written.
+        threads: Of one operator; 0: as many as there are cores.
+    """
+    import onnxruntime
+
+    level = onnxruntime.GraphOptimizationLevel
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = level.ORT_ENABLE_BASIC if optimise else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors only: what it warns of is our own doing
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def read_batches(model: PortableModel, calibration: SampleSet) -> Iterator[Batch]:

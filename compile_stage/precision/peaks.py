@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compile_stage.precision.onnx_graph import read_types, write_graph
+from compile_stage.precision.onnx_graph import open_session, read_types, write_graph
+from compile_stage.precision.wiring import copy_message
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -24,12 +25,9 @@ def measure_peaks(model: Any, batches: Iterable[Batch], only: Collection[str] | 
     Returns:
         Infinity for a tensor that was infinite or not a number anywhere.
     """
-    import onnx
-    import onnxruntime
     from onnx import TensorProto, helper
 
-    watched = onnx.ModelProto()
-    watched.CopyFrom(model)
+    watched = copy_message(model)
     constants = {tensor.name for tensor in model.graph.initializer}
     floats = sorted(
         name
@@ -44,11 +42,7 @@ def measure_peaks(model: Any, batches: Iterable[Batch], only: Collection[str] | 
         watched.graph.output.append(helper.make_tensor_value_info(peak, TensorProto.FLOAT, []))
     peaks = dict.fromkeys(floats, 0.0)
     with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 3
-        path = write_graph(watched, Path(scratch))
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = open_session(write_graph(watched, Path(scratch)), optimise=False)
         wanted = [f"compile_stage/peak/{position}" for position in range(len(floats))]
         for batch in batches:
             for name, peak in zip(floats, session.run(wanted, dict(batch)), strict=True):

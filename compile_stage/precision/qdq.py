@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from compile_stage.precision.wiring import Names, captured
+from compile_stage.precision.wiring import Names, attribute, captured, is_plain_gemm, is_standard, replace_nodes
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Their second operand is a weight; MatMul may also multiply two activations."""
@@ -141,7 +141,7 @@ def plan(
     """
     found = Plan()
     for node in view.graph.node:
-        if node.name in kept or node.domain not in ("", "ai.onnx") or node.op_type not in ops:
+        if node.name in kept or not is_standard(node) or node.op_type not in ops:
             continue
         if (layer := _as_layer(view, node, per_channel)) is not None:
             found.layers[node.name] = layer
@@ -159,27 +159,34 @@ def plan(
 
 
 def _as_layer(view: View, node: Any, per_channel: bool) -> Layer | None:
+    """The node as a layer; None when it is none: no float32 weight, or a Gemm that scales or transposes its input."""
     if node.op_type not in WEIGHTED or node.input[0] in view.constants or node.input[1] not in view.constants:
         return None
+    if not _has_float_operands(view, node) or (node.op_type == "Gemm" and not is_plain_gemm(node)):
+        return None
+    dims, group = view.constants[node.input[1]].dims, attribute(node, "group", 1)
+    bias = node.input[2] if len(node.input) > 2 else ""
+    axis = _channel_axis(node, len(dims)) if per_channel else None
+    depthwise = node.op_type == "Conv" and group > 1 and dims[0] == group and dims[1] == 1
+    return Layer(node, node.input[0], node.input[1], bias, axis, depthwise)
+
+
+def _has_float_operands(view: View, node: Any) -> bool:
     from onnx import TensorProto
 
-    weight, attributes = view.constants[node.input[1]], {a.name: a for a in node.attribute}
-    if weight.data_type != TensorProto.FLOAT or not np.prod(weight.dims) or not view.is_float(node.input[0]):
-        return None
-    bias = node.input[2] if len(node.input) > 2 else ""
-    group = attributes["group"].i if "group" in attributes else 1
-    axis: int | None = 0
+    weight = view.constants[node.input[1]]
+    return weight.data_type == TensorProto.FLOAT and bool(np.prod(weight.dims)) and view.is_float(node.input[0])
+
+
+def _channel_axis(node: Any, rank: int) -> int | None:
+    """The axis of the output channels of a node's weight, which has `rank` axes; None where one scale has to do."""
     if node.op_type == "Gemm":
-        plain = all(attributes[name].f == 1 for name in ("alpha", "beta") if name in attributes)
-        if not plain or ("transA" in attributes and attributes["transA"].i):
-            return None
-        axis = 0 if "transB" in attributes and attributes["transB"].i else 1
-    elif node.op_type == "ConvTranspose":
-        axis = 1 if group == 1 else None
-    elif node.op_type == "MatMul":
-        axis = 1 if len(weight.dims) == 2 else None
-    depthwise = node.op_type == "Conv" and group > 1 and weight.dims[0] == group and weight.dims[1] == 1
-    return Layer(node, node.input[0], node.input[1], bias, axis if per_channel else None, depthwise)
+        return 0 if attribute(node, "transB", 0) else 1
+    if node.op_type == "ConvTranspose":
+        return 1 if attribute(node, "group", 1) == 1 else None
+    if node.op_type == "MatMul":
+        return 1 if rank == 2 else None
+    return 0
 
 
 def _read(view: View, found: Plan, node: Any, positions: Sequence[int]) -> None:
@@ -217,7 +224,7 @@ def _after_cut(view: View, tensor: str, kept: Collection[str]) -> str:
 def _extend(view: View, found: Plan, ops: Collection[str], kept: Collection[str]) -> None:
     """Carry the integers on through sums, pools and moves."""
     for node in view.graph.node:
-        if node.name in kept or not node.output or node.domain not in ("", "ai.onnx"):
+        if node.name in kept or not node.output or not is_standard(node):
             continue
         if node.op_type in _MOVING and node.input[0] in found.everywhere and len(node.output) == 1:
             found.rounded[node.output[0]] = found.rounded[node.input[0]]
@@ -247,14 +254,14 @@ class Rounding:
 
 
 def write(view: View, found: Plan, roundings: Mapping[str, Rounding]) -> None:
-    """Put the roundings of activations into the graph; the readers that `found` names read what comes out of them.
+    """Put the Q/DQ pairs of activations into the graph; the readers that `found` names read what comes out of them.
 
     Args:
-        roundings: By the tensor whose range it is (`Plan.ranges`). A tensor without one is not rounded.
+        roundings: By the tensor whose range it is (`Plan.ranges`). A tensor without one is not quantised.
     """
     graph, names = view.graph, Names(view.graph)
-    behind: dict[str, list[Any]] = {}
-    seen: dict[str, str] = {}
+    pairs: dict[str, list[Any]] = {}  # tensor → the two nodes that stand behind the node that makes it
+    dequantised: dict[str, str] = {}
     scales: dict[str, tuple[str, str]] = {}
     for tensor, root in found.rounded.items():
         if root not in roundings:
@@ -264,27 +271,36 @@ def write(view: View, found: Plan, roundings: Mapping[str, Rounding]) -> None:
             add_constant(graph, scales[root][0], roundings[root].scale)
             add_constant(graph, scales[root][1], roundings[root].zero)
         source = tensor
-        if tensor in found.everywhere and tensor in view.outputs:  # the output is what comes out of the rounding
+        if tensor in found.everywhere and tensor in view.outputs:  # the output is what comes out of the pair
             source = names.fresh(f"{tensor}/unrounded")
             maker = view.makers[tensor]
             maker.output[:] = [source if name == tensor else name for name in maker.output]
-        whole = names.fresh(f"{tensor}_QuantizeLinear_Output")
-        back = tensor if source != tensor else names.fresh(f"{tensor}_DequantizeLinear_Output")
-        behind[source] = [
-            _node("QuantizeLinear", (source, *scales[root]), whole, names.fresh(f"{tensor}_QuantizeLinear")),
-            _node("DequantizeLinear", (whole, *scales[root]), back, names.fresh(f"{tensor}_DequantizeLinear")),
-        ]
-        seen[tensor] = back
+        pairs[source] = _pair(names, tensor, source, scales[root])
+        dequantised[tensor] = pairs[source][1].output[0]
     for node in graph.node:
         positions = found.reads.get(node.name, set())
         for position, name in enumerate(node.input):
-            if name in seen and (position in positions or name in found.everywhere):
-                node.input[position] = seen[name]
-    ordered = [made for value in graph.input for made in behind.get(value.name, ())]
+            if name in dequantised and (position in positions or name in found.everywhere):
+                node.input[position] = dequantised[name]
+    ordered = [part for value in graph.input for part in pairs.get(value.name, ())]
     for node in graph.node:
         ordered.append(node)
-        ordered.extend(made for name in node.output for made in behind.get(name, ()))
+        ordered.extend(part for name in node.output for part in pairs.get(name, ()))
     replace_nodes(graph, ordered)
+
+
+def _pair(names: Names, tensor: str, source: str, scale: tuple[str, str]) -> list[Any]:
+    """QuantizeLinear and DequantizeLinear of `source`; their names are those of `tensor`.
+
+    Args:
+        scale: Names of the scale and of the zero point.
+    """
+    whole = names.fresh(f"{tensor}_QuantizeLinear_Output")
+    back = tensor if source != tensor else names.fresh(f"{tensor}_DequantizeLinear_Output")
+    return [
+        _node("QuantizeLinear", (source, *scale), whole, names.fresh(f"{tensor}_QuantizeLinear")),
+        _node("DequantizeLinear", (whole, *scale), back, names.fresh(f"{tensor}_DequantizeLinear")),
+    ]
 
 
 def weight_node(view: View, names: Names, layer: Layer, whole: Any, scale: Any) -> Any:
@@ -327,10 +343,3 @@ def add_constant(graph: Any, name: str, value: Any) -> None:
     from onnx import numpy_helper
 
     graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-
-
-def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
-    """Let the graph hold these nodes, which may be its own."""
-    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)

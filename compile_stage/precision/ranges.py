@@ -17,7 +17,7 @@ import numpy as np
 
 from compile_stage.core.errors import UsageError
 from compile_stage.core.parallel import in_threads
-from compile_stage.precision.onnx_graph import write_graph
+from compile_stage.precision.onnx_graph import open_session, write_graph
 from compile_stage.precision.weights import LEAST_SCALE
 
 if TYPE_CHECKING:
@@ -145,7 +145,6 @@ class Activations:
     def _session(self) -> tuple[Any, frozenset[str]]:
         """Computes all of the tensors that are not the graph's inputs; and the names of these."""
         import onnx
-        import onnxruntime
 
         proto = onnx.load(self._model)
         inputs = {value.name for value in proto.graph.input}
@@ -155,12 +154,7 @@ class Activations:
             proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in computed)
         path = write_graph(proto, self._model.parent / "observed")
         del proto
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        return session, frozenset(computed)
+        return open_session(path, threads=1), frozenset(computed)
 
 
 def observe(tensors: Activations, counted: Collection[str] = ()) -> tuple[dict[str, Channels], dict[str, Histogram]]:

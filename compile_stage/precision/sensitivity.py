@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ import numpy as np
 from compile_stage.core.records import PortableModel, SampleSet, Sensitivity
 from compile_stage.core.sample_files import read_batches
 from compile_stage.precision.mixed import Unit, find_units, load_pair, restore_activations, sort_nodes
-from compile_stage.precision.onnx_graph import write_graph
-from compile_stage.precision.wiring import reads
+from compile_stage.precision.onnx_graph import open_session, write_graph
+from compile_stage.precision.wiring import attribute, copy_message, reads
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -61,13 +61,7 @@ def rank_nodes(
 
 def _measure(path: Path, count: int, batches: Sequence[Batch], threads: int) -> list[float]:
     """Noise power over signal power at the outputs, by switch, averaged over the batches and summed over the outputs."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = open_session(path, threads=threads)
     effects = np.zeros(count)
     for batch in batches:
         clean = session.run(None, {**batch, SWITCHES: np.zeros(count, bool)})
@@ -90,62 +84,66 @@ def _noise(clean: Sequence[Any], noisy: Sequence[Any]) -> float:
 
 
 def _instrument(source_model: Any, twin_model: Any, units: Sequence[Unit]) -> None:
-    """Put the twin of every unit beside it in the source graph, behind a switch."""
+    """Put the twin of every unit beside it in the source graph, behind a switch.
+
+    An `If` computes the unit's tensors: either hands on what the source's nodes make (now called `TENSOR/float`), or runs
+    the twin's nodes. Its condition is the unit's element of the graph input `SWITCHES`.
+    """
     from onnx import TensorProto, helper
 
-    graph, twin = source_model.graph, twin_model.graph
-    constants = {tensor.name: tensor for tensor in twin.initializer}
+    graph = source_model.graph
+    constants = {tensor.name: tensor for tensor in twin_model.graph.initializer}
     copied: set[str] = set()
     makers = {name: node for node in graph.node for name in node.output if name}
     known = {entry.domain for entry in source_model.opset_import}
     source_model.opset_import.extend(entry for entry in twin_model.opset_import if entry.domain not in known)
     graph.input.append(helper.make_tensor_value_info(SWITCHES, TensorProto.BOOL, [len(units)]))
     for number, unit in enumerate(units):
+        for name in sorted({name for node in unit.cone for name in reads(node)} & constants.keys() - copied):
+            copied.add(name)
+            graph.initializer.append(copy_message(constants[name], name=f"twin/{name}"))
         plain = {tensor: f"{tensor}/float" for tensor in unit.tensors}
         maker = makers[unit.tensors[0]]
         maker.output[:] = [plain.get(name, name) for name in maker.output]
-        inner = {name for node in unit.cone for name in node.output if name}
-        rename = {name: f"unit{number}/{name}" for name in inner}
-        for name in sorted({name for node in unit.cone for name in reads(node)} & constants.keys()):
-            rename[name] = f"twin/{name}"
-            if name not in copied:
-                copied.add(name)
-                tensor = graph.initializer.add()
-                tensor.CopyFrom(constants[name])
-                tensor.name = rename[name]
-        quantised = []
-        for node in unit.cone:
-            copy = type(node)()
-            copy.CopyFrom(node)
-            copy.name = f"unit{number}/{node.name}"
-            copy.input[:] = [rename.get(name, name) for name in node.input]
-            copy.output[:] = [rename.get(name, name) for name in node.output]
-            quantised.append(copy)
-        identity = [
-            helper.make_node("Identity", [plain[tensor]], [f"unit{number}/else/{tensor}"]) for tensor in unit.tensors
-        ]
-        kinds = [_float_value(helper, rename[tensor]) for tensor in unit.tensors]
-        others = [_float_value(helper, node.output[0]) for node in identity]
-        index = helper.make_tensor(f"unit{number}/index", TensorProto.INT64, [], [number])
-        graph.initializer.append(index)
-        graph.node.extend(
-            [
-                helper.make_node("Gather", [SWITCHES, index.name], [f"unit{number}/switch"], axis=0),
-                helper.make_node(
-                    "If",
-                    [f"unit{number}/switch"],
-                    list(unit.tensors),
-                    then_branch=helper.make_graph(quantised, f"unit{number}/quantised", [], kinds),
-                    else_branch=helper.make_graph(identity, f"unit{number}/float", [], others),
-                ),
-            ]
-        )
+        graph.initializer.append(helper.make_tensor(f"unit{number}/index", TensorProto.INT64, [], [number]))
+        graph.node.extend(_switch(number, unit, plain, constants.keys()))
     del graph.value_info[:]
     sort_nodes(graph)
 
 
-def _float_value(helper: Any, name: str) -> Any:
-    from onnx import TensorProto
+def _switch(number: int, unit: Unit, plain: Mapping[str, str], constants: Collection[str]) -> Iterator[Any]:
+    """The nodes that compute a unit's tensors in float32 or in integers, by its switch.
+
+    Args:
+        plain: Each of the unit's tensors → what it is called in float32.
+        constants: Names of the twin's constants, which the graph holds as `twin/NAME`.
+    """
+    from onnx import helper
+
+    prefix = f"unit{number}"
+    rename = {name: f"{prefix}/{name}" for node in unit.cone for name in node.output if name}
+    rename |= {name: f"twin/{name}" for node in unit.cone for name in reads(node) if name in constants}
+    quantised = []
+    for node in unit.cone:
+        copy = copy_message(node, name=f"{prefix}/{node.name}")
+        copy.input[:] = [rename.get(name, name) for name in node.input]
+        copy.output[:] = [rename.get(name, name) for name in node.output]
+        quantised.append(copy)
+    untouched = [helper.make_node("Identity", [plain[tensor]], [f"{prefix}/else/{tensor}"]) for tensor in unit.tensors]
+    then_values = [_float_value(rename[tensor]) for tensor in unit.tensors]
+    else_values = [_float_value(node.output[0]) for node in untouched]
+    yield helper.make_node("Gather", [SWITCHES, f"{prefix}/index"], [f"{prefix}/switch"], axis=0)
+    yield helper.make_node(
+        "If",
+        [f"{prefix}/switch"],
+        list(unit.tensors),
+        then_branch=helper.make_graph(quantised, f"{prefix}/quantised", [], then_values),
+        else_branch=helper.make_graph(untouched, f"{prefix}/float", [], else_values),
+    )
+
+
+def _float_value(name: str) -> Any:
+    from onnx import TensorProto, helper
 
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
 
@@ -180,6 +178,5 @@ def _multiplications(node: Any, shapes: dict[str, list[int]]) -> float:
     if node.op_type == "Conv" and len(read) > 1 and read[1]:
         each = math.prod(read[1][1:])
     elif node.op_type in ("MatMul", "Gemm") and read[0]:
-        transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
-        each = read[0][0] if transposed else read[0][-1]
+        each = read[0][0] if attribute(node, "transA", 0) else read[0][-1]
     return float(math.prod(made) * each)

@@ -17,7 +17,7 @@ from compile_stage.precision import qdq, ranges, weights
 from compile_stage.precision.equalise import equalise
 from compile_stage.precision.onnx_graph import raise_opset, read_opset, write_graph
 from compile_stage.precision.tables import round_tables, say_tables
-from compile_stage.precision.wiring import Names, drop_unused_weights
+from compile_stage.precision.wiring import Names, drop_unused_weights, replace_nodes
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -86,7 +86,7 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
     spans = {name: ranges.full_range(seen[name]) for name in plan.ranges if name in seen}
     roundings = _choose_ranges(plan, spans, counts, settings)
     moved = _measure_shifts(tensors, plan, roundings) if settings.correct else {}
-    _round_weights(view, plan, roundings, seen, moved, settings)
+    _round_weights(view, plan, _Calibration(roundings, seen, moved), settings)
     qdq.write(qdq.View(model.graph), plan, roundings)
     done = [f"activations equalised before {sum(len(group.layers) for group in groups)} layers"] if groups else []
     if settings.tables and roundings and (count := round_tables(model.graph, settings.kept)):
@@ -168,54 +168,93 @@ def _rounding(chosen: ranges.Range, symmetric: bool, signed: bool) -> qdq.Roundi
 # ------------------------------------------------------------------------------------------------------------ weights
 
 
-def _round_weights(
-    view: qdq.View,
-    plan: qdq.Plan,
-    roundings: Mapping[str, qdq.Rounding],
-    seen: Mapping[str, ranges.Channels],
-    moved: Mapping[str, Any],
-    settings: Settings,
-) -> None:
+@dataclass(frozen=True)
+class _Calibration:
+    """What the samples showed and what was chosen from it.
+
+    Attributes:
+        roundings: Scale and zero point, by the tensor whose range it is.
+        seen: Statistics of each activation's channels.
+        moved: By how much rounding moves the mean of each channel of an activation.
+    """
+
+    roundings: Mapping[str, qdq.Rounding]
+    seen: Mapping[str, ranges.Channels]
+    moved: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A layer's weight in integers.
+
+    Attributes:
+        integers: int8, of the weight's shape.
+        scale: float32 [channels], or [1] where the weight has one scale.
+        bias: float32 [channels]; None where the layer has no constant bias.
+        shift: float32 [channels], what the mean of each output channel lacks; None where that is not known.
+    """
+
+    integers: Any
+    scale: Any
+    bias: Any | None
+    shift: Any | None
+
+
+def _round_weights(view: qdq.View, plan: qdq.Plan, calibration: _Calibration, settings: Settings) -> None:
+    """Put integers and a DequantizeLinear in the place of each layer's weight and bias."""
     names = Names(view.graph)
     added: dict[str, list[Any]] = {}
-    shared: dict[tuple[str, bytes], Any] = {}
+    shared: dict[tuple[str, bytes], Any] = {}  # layers that read one weight share its integers where they are the same
     for layer in plan.layers.values():
-        rounding = roundings.get(plan.rounded.get(layer.x, ""))
+        rounding = calibration.roundings.get(plan.rounded.get(layer.x, ""))
         if rounding is None:
             plan.reads.pop(layer.node.name, None)
             continue
-        weight = view.values(layer.weight)
-        rows = weights.as_rows(weight, layer.axis)
-        mean, square = _operand(layer, weight, seen.get(layer.x))
-        scale = weights.scale_rows(rows, square, settings.levels, settings.method != "minmax")
-        bias = _bias(view, layer, len(rows))
-        if bias is not None:
-            scale = weights.fit_empty_rows(scale, rows, bias, float(rounding.scale))
-            scale = weights.widen_for_bias(scale, bias, float(rounding.scale))
-        whole = weights.round_rows(rows, scale, settings.levels)
-        shift = None
-        if settings.correct and mean is not None and layer.axis is not None:
-            rounded = whole * scale[:, None]
-            shift = ((rows - rounded) * mean).sum(1)
-            if layer.x in moved and (extra := _spread(layer, weight, moved[layer.x])) is not None:
-                shift -= (rounded * extra).sum(1)
-            shift = shift.astype(np.float32)
+        weight = _round_weight(view, layer, rounding, calibration, settings)
         before = added.setdefault(layer.node.name, [])
-        integers = weights.from_rows(whole.astype(np.int8), weight.shape, layer.axis)
-        kind = (layer.weight, integers.tobytes() + scale.tobytes())
+        kind = (layer.weight, weight.integers.tobytes() + weight.scale.tobytes())
         if kind not in shared:
-            shared[kind] = qdq.weight_node(view, names, layer, integers, scale if layer.axis is not None else scale[0])
+            shared[kind] = qdq.weight_node(view, names, layer, weight.integers, _by_axis(layer, weight.scale))
             before.append(shared[kind])
         layer.node.input[1] = shared[kind].output[0]
         if layer.node.op_type == "MatMul":
-            if shift is not None:
-                _correct_sum(view, names, layer.node, shift, settings)
-        elif bias is not None or (shift is not None and not layer.bias):
-            total = sum(part for part in (bias, shift) if part is not None)
-            units = np.asarray(scale * rounding.scale, np.float32)
-            before.append(qdq.bias_node(view, names, layer, total, units if layer.axis is not None else units[0]))
+            if weight.shift is not None:
+                _correct_sum(view, names, layer.node, weight.shift, settings)
+        elif weight.bias is not None or (weight.shift is not None and not layer.bias):
+            total = sum(part for part in (weight.bias, weight.shift) if part is not None)
+            units = np.asarray(weight.scale * rounding.scale, np.float32)
+            before.append(qdq.bias_node(view, names, layer, total, _by_axis(layer, units)))
     ordered = [part for node in view.graph.node for part in (*added.get(node.name, ()), node)]
-    qdq.replace_nodes(view.graph, ordered)
+    replace_nodes(view.graph, ordered)
+
+
+def _by_axis(layer: qdq.Layer, scale: Any) -> Any:
+    """[channels], or a scalar for a weight with one scale."""
+    return scale if layer.axis is not None else scale[0]
+
+
+def _round_weight(
+    view: qdq.View, layer: qdq.Layer, rounding: qdq.Rounding, calibration: _Calibration, settings: Settings
+) -> _Weight:
+    weight = view.values(layer.weight)
+    rows = weights.as_rows(weight, layer.axis)
+    mean, square = _operand(layer, weight, calibration.seen.get(layer.x))
+    scale = weights.scale_rows(rows, square, settings.levels, settings.method != "minmax")
+    bias = _bias(view, layer, len(rows))
+    if bias is not None:
+        scale = weights.fit_empty_rows(scale, rows, bias, float(rounding.scale))
+        scale = weights.widen_for_bias(scale, bias, float(rounding.scale))
+    whole = weights.round_rows(rows, scale, settings.levels)
+    shift = None
+    if settings.correct and mean is not None and layer.axis is not None:
+        # The output's mean is Σ w·E[x]: rounding the weight changes w, rounding the activation changes E[x].
+        rounded = whole * scale[:, None]
+        shift = ((rows - rounded) * mean).sum(1)
+        moved = calibration.moved.get(layer.x)
+        if moved is not None and (extra := _spread(layer, weight, moved)) is not None:
+            shift -= (rounded * extra).sum(1)
+        shift = shift.astype(np.float32)
+    return _Weight(weights.from_rows(whole.astype(np.int8), weight.shape, layer.axis), scale, bias, shift)
 
 
 def _bias(view: qdq.View, layer: qdq.Layer, channels: int) -> Any | None:

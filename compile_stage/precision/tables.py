@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from compile_stage.precision.qdq import View, add_constant, replace_nodes
-from compile_stage.precision.wiring import Names, drop_unused_weights
+from compile_stage.precision.qdq import View, add_constant
+from compile_stage.precision.wiring import Names, drop_unused_weights, is_standard, replace_nodes
 
 LEVELS = 127
 
@@ -160,7 +160,7 @@ def _is_table(view: View, name: str, kept: Collection[str]) -> bool:
 
 
 def _reads_rows(node: Any, table: str) -> bool:
-    if node.op_type != "Gather" or node.domain not in ("", "ai.onnx") or node.input[0] != table:
+    if node.op_type != "Gather" or not is_standard(node) or node.input[0] != table:
         return False
     return all(attribute.i in (0, -2) for attribute in node.attribute if attribute.name == "axis")
 
