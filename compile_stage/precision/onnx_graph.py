@@ -107,10 +107,11 @@ def raise_opset(model: Any, version: int) -> Any:
         UsageError: The converter can't; the message says at what.
     """
     import onnx
+    from onnx.inliner import inline_local_functions
 
     if read_opset(model) < version:
         if model.functions:
-            model = onnx.inliner.inline_local_functions(model)
+            model = inline_local_functions(model)
         bare, weights = _set_weights_aside(model)
         order = [tensor.name for tensor in model.graph.initializer]
         try:

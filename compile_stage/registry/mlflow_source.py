@@ -320,17 +320,23 @@ def _experiment_of(client: Any, run_id: str | None) -> str:
 
 def _logged_input(client: Any, source: SourceModel, name: str, part: Path) -> Path | None:
     from mlflow.data import get_source
+    from mlflow.data.filesystem_dataset_source import FileSystemDatasetSource
+    from mlflow.data.http_dataset_source import HTTPDatasetSource
 
     with trouble(source.uri, missing=f"run {source.run_id} is no longer there"):
         inputs = client.get_run(source.run_id).inputs.dataset_inputs
     found = None
     for entry in inputs:
-        if entry.dataset.name != name or entry.dataset.source_type in ("code", "delta_table"):
+        if entry.dataset.name != name:
             continue
         folder = part / "input"
         folder.mkdir(exist_ok=True)
         with trouble(f"data set {name} of run {source.run_id}", missing="its file is no longer there"):
-            got = Path(get_source(entry).load(dst_path=str(folder)))
+            origin = get_source(entry)
+            # Spark, Hugging Face, Delta and code sources have no file to download.
+            if not isinstance(origin, FileSystemDatasetSource | HTTPDatasetSource):
+                continue
+            got = Path(origin.load(dst_path=str(folder)))
         if folder not in got.parents:  # never move a file that is somebody's own
             got = Path(shutil.copy2(got, folder / got.name)) if got.is_file() else got
         if got.suffix in DATASET_SUFFIXES and got.is_file():

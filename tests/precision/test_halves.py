@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,25 @@ def test_what_the_converter_cannot_raise_is_said(tmp_path: Path) -> None:
     onnx.save(graph, model.path)
     with pytest.raises(UsageError, match="could not be brought to opset 22"):
         BFloat16().lower(model, BF16, None, (), tmp_path / "out")
+
+
+def test_a_model_with_local_functions_is_brought_to_a_later_opset(tmp_path: Path) -> None:
+    """Broken: in a process where nothing else has imported onnx.inliner, such a model ended the run as a bug of ours."""
+    g = models.Graph()
+    g.add("MatMul", g.add("Relu", "x"), g.weight(4, 4), name="y")
+    model = small(g, tmp_path / "m")
+    graph = onnx.load(model.path)
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    opsets = [helper.make_opsetid("", models.OPSET)]
+    graph.functions.append(helper.make_function("local", "Cut", ["a"], ["b"], body, opsets))
+    graph.opset_import.append(helper.make_opsetid("local", 1))
+    graph.graph.node[0].op_type, graph.graph.node[0].domain = "Cut", "local"
+    onnx.save(graph, model.path)
+    script = (
+        "import sys, onnx\n"
+        "from compile_stage.precision.onnx_graph import raise_opset, read_opset\n"
+        "raised = raise_opset(onnx.load(sys.argv[1]), 21)\n"
+        "print(read_opset(raised), *(node.op_type for node in raised.graph.node))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, model.path], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["21", "Relu", "MatMul"], done.stderr

@@ -315,6 +315,9 @@ def test_a_data_set_is_found_as_input_of_the_run_or_as_its_artifact(
     logged = mlflow.data.from_pandas(pd.read_csv(table), source=str(table), name="val")
     memory = mlflow.data.from_numpy(np.zeros((2, 2)), name="memory")
     entries = [DatasetInput(DatasetEntity(**_entity(d))) for d in (logged, memory)]
+    # A table of Spark: there is no file to download.
+    spark = {"name": "spark", "digest": "1", "source_type": "spark", "source": '{"table_name": "t"}'}
+    entries.append(DatasetInput(DatasetEntity(**spark)))
     client().log_inputs(source.run_id, datasets=entries)
     np.savez(tmp_path / "cal.npz", x=np.ones(3))
     client().log_artifact(source.run_id, str(tmp_path / "cal.npz"), "datasets")
@@ -324,7 +327,7 @@ def test_a_data_set_is_found_as_input_of_the_run_or_as_its_artifact(
     assert found.read_bytes() == table.read_bytes()
     assert table.exists()
     assert registry.dataset(source, "cal", tmp_path / "data").name == "cal.npz"
-    for name in ("memory", "nothing"):
+    for name in ("memory", "spark", "nothing"):
         with pytest.raises(RegistryError, match="no data set called") as caught:
             registry.dataset(source, name, tmp_path / "data")
         assert f"datasets/{name}.npz" in caught.value.fix
