@@ -18,12 +18,13 @@ import ast
 import importlib
 import importlib.util
 import json
+import platform
 import shutil
 import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ _BACKENDS = {
     "xla": "compile_stage.backends.xla:Xla",
 }
 _PACKAGE = Path(__file__).parent
+_CODE_NAME = "code"
 
 
 # ----------------------------------------------------------------------------------------------------------------- save
@@ -93,8 +95,6 @@ def save_model(
     manifest: Mapping[str, Any],
     signature: Any = None,
     source_model: str | Path | None = None,
-    input_example: Any = None,
-    pip_requirements: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a complete MLflow model directory.
@@ -108,46 +108,45 @@ def save_model(
             of `source_model`.
         source_model: The source's model directory. Where the published model can keep the source's MLflow signature and
             input example, it does, so that clients see one contract before and after.
-        input_example: As MLflow takes it. It gives way to that of `source_model`.
-        pip_requirements: What a serving environment needs; the manifest's runtime, NumPy and MLflow when None.
         metadata: For `MLmodel`.
 
     Raises:
         IntegrityError: `data_dir` lacks the artifact that the manifest describes.
+        UsageError: `path` holds files already.
     """
     from mlflow import pyfunc
-    from mlflow.models.model import Model
-    from mlflow.models.utils import _save_example
-    from mlflow.utils.file_utils import get_total_file_size
-    from mlflow.utils.model_utils import _validate_and_copy_code_paths, _validate_and_prepare_target_save_path
+    from mlflow.models import Model
 
     data_dir, path = Path(data_dir), Path(path).absolute()
     artifact = artifact_of(manifest, data_dir)
-    _validate_and_prepare_target_save_path(str(path))
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(
+            "a model can't be saved over files that are there", fix="name an empty folder", where=str(path)
+        )
     shutil.copytree(data_dir / ARTIFACT_NAME, path / DATA_NAME / ARTIFACT_NAME)
-    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-        code = _validate_and_copy_code_paths([str(_stage_code(artifact.backend, Path(scratch)))], str(path))
-    model = Model()
-    model.metadata = dict(metadata) if metadata else None
+    _copy_code(artifact.backend, path / _CODE_NAME / _PACKAGE.name)
+    model = Model(metadata=dict(metadata) if metadata else None)
     kept = _source_contract(source_model, manifest.get("answer", {}), artifact.signature)
     model.signature = kept.signature if kept else _mlflow_signature(signature)
     if kept and kept.saved_input_example_info:
         _copy_example(Path(str(source_model)), kept, path, model)
-    elif input_example is not None:
-        _save_example(model, input_example, str(path))
     settings = {
         "threads": int(manifest.get("threads", 1)),
         "on_hardware_mismatch": manifest.get("on_hardware_mismatch", "error"),
     }
-    environment = {"conda_env": "conda.yaml", "python_env": "python_env.yaml"}
-    # Only keys that are declared here can be set when the model is loaded.
     pyfunc.add_to_model(
-        model, loader_module="compile_stage.flavor", data=DATA_NAME, code=code, model_config=settings, **environment
+        model,
+        loader_module="compile_stage.flavor",
+        data=DATA_NAME,
+        code=_CODE_NAME,
+        conda_env="conda.yaml",
+        python_env="python_env.yaml",
+        model_config=settings,  # only keys that are declared here can be set when the model is loaded
     )
-    model.add_flavor(FLAVOR_NAME, schema=MANIFEST_SCHEMA, data=DATA_NAME, code=code, backend=artifact.backend)
-    _write_environment(path, pip_requirements, _requirements(manifest))
+    model.add_flavor(FLAVOR_NAME, schema=MANIFEST_SCHEMA, data=DATA_NAME, code=_CODE_NAME, backend=artifact.backend)
+    _write_environment(path, _requirements(manifest))
     _write_manifest(path, manifest)
-    model.model_size_bytes = get_total_file_size(str(path))
+    model.model_size_bytes = sum((path / name).stat().st_size for name in list_tree(path))
     model.save(str(path / "MLmodel"))
 
 
@@ -164,9 +163,8 @@ def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     (data / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def _stage_code(backend: str, scratch: Path) -> Path:
-    """A folder `compile_stage` with this file, the backend's, and what of ours these import, however indirectly."""
-    staged = scratch / "compile_stage"
+def _copy_code(backend: str, into: Path) -> None:
+    """Copy this file, the backend's, and what of ours these import, however indirectly, into the folder `into`."""
     waiting = ["compile_stage.flavor"]
     if backend in _BACKENDS:
         waiting.append(_BACKENDS[backend].partition(":")[0])
@@ -178,11 +176,10 @@ def _stage_code(backend: str, scratch: Path) -> Path:
             if file is None or file in done:
                 continue
             done.add(file)
-            copy = staged / file.relative_to(_PACKAGE)
+            copy = into / file.relative_to(_PACKAGE)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
             waiting.extend(_our_imports(file))
-    return staged
 
 
 def _source_file(parts: Sequence[str]) -> Path | None:
@@ -191,43 +188,50 @@ def _source_file(parts: Sequence[str]) -> Path | None:
 
 
 def _our_imports(file: Path) -> set[str]:
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "compile_stage":
-            found |= {f"{node.module}.{name.name}" for name in node.names}  # a name may be a module of a package
+            modules |= {f"{node.module}.{name.name}" for name in node.names}  # a name may be a module of a package
         elif isinstance(node, ast.Import):
-            found |= {name.name for name in node.names if name.name.partition(".")[0] == "compile_stage"}
-    return found
+            modules |= {name.name for name in node.names if name.name.partition(".")[0] == "compile_stage"}
+    return modules
 
 
 def _requirements(manifest: Mapping[str, Any]) -> list[str]:
     """MLflow is named as MLflow itself names it: what is installed here may be mlflow-skinny, of the same version, which can't serve alone."""
-    from mlflow.version import VERSION
+    import mlflow
 
-    pinned = {"mlflow": VERSION, **plugins.package_versions("numpy"), **manifest.get("runtime", {})}
+    pinned = {"mlflow": mlflow.__version__, **plugins.package_versions("numpy"), **manifest.get("runtime", {})}
     return [pin(name, version) for name, version in sorted(pinned.items())]
 
 
-def _write_environment(path: Path, asked: Sequence[str] | None, pinned: list[str]) -> None:
-    """The files that MLflow makes an environment from.
+def _write_environment(path: Path, pinned: Sequence[str]) -> None:
+    """The files that MLflow makes an environment from, as its documentation describes them.
 
-    What was asked for goes through MLflow's own function, which also compares every requirement with what is installed. Of our own pins
-    that is known, and it would cost half a second.
+    `mlflow.pyfunc.save_model` would write them too (docs/decisions/0026 says why it is not called): it compares every requirement with what is
+    installed here, which takes half a second and is wrong for a runtime that lies in a toolchain of its own.
     """
-    from mlflow.utils import environment
-    from mlflow.utils.yaml_utils import write_yaml
+    python = platform.python_version()
+    installed = plugins.package_versions("pip", "setuptools", "wheel")
+    build = [f"{name}=={installed[name]}" if name in installed else name for name in ("pip", "setuptools", "wheel")]
+    pip = f"pip<={installed['pip']}" if "pip" in installed else "pip"
+    (path / "requirements.txt").write_text(_lines(pinned), encoding="utf-8")
+    (path / "conda.yaml").write_text(
+        f"channels:\n- conda-forge\ndependencies:\n- python={python}\n- {pip}\n- pip:\n"
+        + _lines(f"  - {requirement}" for requirement in pinned)
+        + "name: mlflow-env\n",
+        encoding="utf-8",
+    )
+    (path / "python_env.yaml").write_text(
+        f"python: {python}\nbuild_dependencies:\n"
+        + _lines(f"- {requirement}" for requirement in build)
+        + "dependencies:\n- -r requirements.txt\n",
+        encoding="utf-8",
+    )
 
-    constraints: list[str] = []
-    if asked:
-        conda, pinned, constraints = environment._process_pip_requirements(None, list(asked))
-    else:
-        pinned = environment._lock_requirements(pinned) or pinned
-        conda = environment._mlflow_conda_env(additional_pip_deps=pinned, install_mlflow=False)
-    write_yaml(str(path), "conda.yaml", conda, ensure_yaml_extension=False)
-    (path / "requirements.txt").write_text("\n".join(pinned) + "\n", encoding="utf-8")
-    if constraints:
-        (path / "constraints.txt").write_text("\n".join(constraints) + "\n", encoding="utf-8")
-    environment._PythonEnv.current().to_yaml(str(path / "python_env.yaml"))
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _source_contract(source_model: str | Path | None, answer: Mapping[str, Any], graph: Signature) -> Any:
@@ -236,7 +240,7 @@ def _source_contract(source_model: str | Path | None, answer: Mapping[str, Any],
     A signature of columns fits when we know which input the columns make up; one of text, in front of a tokenizer, does
     not describe what the graph takes.
     """
-    from mlflow.models.model import Model
+    from mlflow.models import Model
 
     if source_model is None:
         return None
@@ -260,8 +264,8 @@ def _copy_example(source: Path, kept: Any, path: Path, model: Any) -> None:
 def _mlflow_signature(signature: Any) -> Any:
     if not isinstance(signature, Signature):
         return signature
-    from mlflow.models.signature import ModelSignature
-    from mlflow.types.schema import Schema
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema
 
     return ModelSignature(
         inputs=Schema([_mlflow_tensor(spec) for spec in signature.inputs]),
@@ -271,7 +275,7 @@ def _mlflow_signature(signature: Any) -> Any:
 
 def _mlflow_tensor(spec: TensorSpec) -> Any:
     import numpy as np
-    from mlflow.types.schema import TensorSpec as MlflowTensorSpec
+    from mlflow.types import TensorSpec as MlflowTensorSpec
 
     shape = tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape)
     return MlflowTensorSpec(np.dtype("str" if spec.dtype == "str" else spec.dtype), shape, name=spec.name)

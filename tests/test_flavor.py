@@ -192,6 +192,30 @@ def test_requirements_name_the_runtime_and_nothing_of_ours(save: Save) -> None:
     assert f"onnxruntime=={version('onnxruntime')}" in lines
 
 
+def test_the_environment_files_are_those_that_mlflow_writes(save: Save, tmp_path: Path) -> None:
+    """Broken: `mlflow models serve --env-manager virtualenv` or `conda` would read something else than we mean."""
+    import mlflow
+    import yaml
+
+    path, theirs = save(), tmp_path / "theirs"
+    (tmp_path / "loader.py").write_text("def _load_pyfunc(path): ...\n")
+    requirements = (path / "requirements.txt").read_text().split()
+    mlflow.pyfunc.save_model(
+        theirs, loader_module="loader", code_paths=[str(tmp_path / "loader.py")], pip_requirements=requirements
+    )
+    for name in ("conda.yaml", "python_env.yaml"):
+        assert yaml.safe_load((path / name).read_text()) == yaml.safe_load((theirs / name).read_text()), name
+    assert (path / "requirements.txt").read_text().split() == (theirs / "requirements.txt").read_text().split()
+
+
+def test_nothing_is_saved_over_files_that_are_there(save: Save, tmp_path: Path) -> None:
+    """Broken: what lay in the folder before would be published with the model."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="over files that are there"):
+        save()
+
+
 def test_requirements_name_mlflow_where_only_mlflow_skinny_is_installed(
     save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +250,7 @@ def test_the_vendored_loader_of_every_backend_imports_with_the_standard_library_
     backend: str, tmp_path: Path
 ) -> None:
     """Broken: a model published by `tvm` asked for filelock, which its requirements do not bring, and loaded nowhere but beside compile-stage."""
-    flavor._stage_code(backend, tmp_path)
+    flavor._copy_code(backend, tmp_path / "compile_stage")
     script = f"""
 import sys
 class Block:

@@ -78,7 +78,7 @@ class MLflowRegistry(Registry):
     def promote(self, receipt: Receipt, alias: str) -> Receipt:
         check_alias(alias)
         client = connect()
-        with trouble(receipt.uri, missing=f"there is no version {receipt.uri}"), single_writer(client, receipt.name):
+        with trouble(receipt.uri, missing=f"there is no version {receipt.uri}"), single_writer(receipt.name):
             client.get_model_version(receipt.name, receipt.version)
             before = self._current(client, receipt.name, alias)
             if before is not None and before.version == receipt.version:
@@ -98,7 +98,7 @@ class MLflowRegistry(Registry):
         check_name(name)
         check_alias(alias)
         client, uri = connect(), f"models:/{name}@{alias}"
-        with trouble(uri), single_writer(client, name):
+        with trouble(uri), single_writer(name):
             now = self._current(client, name, alias)
             if now is None:
                 raise RegistryError(f"{name!r} has no alias {alias!r}, so there is nothing to roll back", where=uri)
@@ -121,7 +121,7 @@ class MLflowRegistry(Registry):
         client = connect()
         with (
             trouble(receipt.uri),
-            single_writer(client, receipt.name),
+            single_writer(receipt.name),
             tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch,
         ):
             folder = Path(scratch) / "validations"

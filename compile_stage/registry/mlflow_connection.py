@@ -121,14 +121,16 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def single_writer(client: Any, name: str) -> Iterator[str]:
+def single_writer(name: str) -> Iterator[str]:
     """Hold this machine's one writer's place for a registered model; yields an identity that all holders of it share.
 
     What another holder of the same place left unfinished was left by a process that is dead.
     """
+    import mlflow
+
     folder = cache_root() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / f"{digest_of([without_password(client._registry_uri), name])[7:31]}.lock"
+    place = folder / f"{digest_of([without_password(str(mlflow.get_registry_uri())), name])[7:31]}.lock"
     try:
         with FileLock(place, timeout=_LOCK_S):
             yield digest_of([platform.node(), str(place)])[7:23]

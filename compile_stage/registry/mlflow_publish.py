@@ -61,7 +61,7 @@ def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, P
         RegistryError: The registry can't be reached or refuses; nothing half-done is visible then.
     """
     check_name(bundle.name)
-    with trouble(bundle.name), single_writer(client, bundle.name) as writer:
+    with trouble(bundle.name), single_writer(bundle.name) as writer:
         receipt = _find_or_push(client, bundle, source, files, writer)
         _end_runs(client, bundle.name, receipt)
         return receipt
@@ -70,7 +70,7 @@ def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, P
 def attach(client: Any, receipt: Receipt, files: Mapping[str, Path]) -> None:
     """Replace the reports in the runs of a published version, and then tag the version, so that a call that was killed is made again."""
     missing = f"there is no version {receipt.uri}"
-    with trouble(receipt.uri, missing=missing), single_writer(client, receipt.name):
+    with trouble(receipt.uri, missing=missing), single_writer(receipt.name):
         version = client.get_model_version(receipt.name, receipt.version)
         if has_report(version.tags or {}, receipt):
             return
@@ -234,7 +234,7 @@ def _logged_model_name(bundle: Bundle) -> str:
 
 def _staged(bundle: Bundle, model: Any, runs: Runs, into: Path) -> Path:
     """The bundle with the logged model's ids in `MLmodel`; the bundle itself is never changed."""
-    from mlflow.models.model import Model
+    from mlflow.models import Model
 
     shutil.copytree(
         bundle.path,

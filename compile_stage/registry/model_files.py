@@ -68,7 +68,7 @@ def read_model(folder: Path, uri: str) -> ModelFiles:
         RegistryError: The folder holds no `MLmodel`: its files are gone, or were never uploaded.
         SourceError: `MLmodel` can't be parsed, or names a model that compile-stage itself published.
     """
-    from mlflow.models.model import Model
+    from mlflow.models import Model
 
     if not (folder / "MLmodel").is_file():
         raise RegistryError(

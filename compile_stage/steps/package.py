@@ -259,8 +259,7 @@ def _accuracy_words(chosen: Candidate) -> str:
     passed = f"all {len(checks)} accuracy checks passed{under}"
     if closest is None:
         return passed
-    output = f" of {closest.output}" if closest.output else ""
-    return f"{passed}, closest to its limit: {closest.gate.metric}{output} ({closest.reason})"
+    return f"{passed}, closest to its limit: {closest.reason}"
 
 
 def _metrics(winner: Candidate) -> dict[str, float]:
