@@ -67,14 +67,14 @@ def as_program(model: PortableModel, name: str, folder: Path) -> PortableModel:
 
 def by_script(job: Job, model: PortableModel, work: Path) -> float:
     interpreter = plugins.interpreter_of(job.backend)
-    lent = work / "lent"
-    if not lent.exists():
-        plugins.lend(lent)
+    linked = work / "linked"
+    if not linked.exists():
+        plugins.link_packages(linked)
     asked = work / "asked.json"
     records = {type(one).__name__: plain(one) for one in (model, job.scheme, job.target)}
     asked.write_text(json.dumps({"backend": job.backend, **records}))
     threads = str(THREADS)
-    environment = {**os.environ, "PYTHONPATH": str(lent), "OMP_NUM_THREADS": threads, "TVM_NUM_THREADS": threads}
+    environment = {**os.environ, "PYTHONPATH": str(linked), "OMP_NUM_THREADS": threads, "TVM_NUM_THREADS": threads}
     with tempfile.TemporaryDirectory(dir=work) as into:
         began = time.monotonic()
         subprocess.run(

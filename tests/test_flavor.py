@@ -25,12 +25,12 @@ import pandas as pd
 import pytest
 
 from compile_stage import flavor
-from compile_stage.core.buckets import Router
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.records import Artifact, Target
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.buckets import Router
 from compile_stage.serving.manifest import sealed
 from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
 

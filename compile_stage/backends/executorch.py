@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.backends.executorch_program import DELEGATE, compile_program, read_back, sentence
 from compile_stage.core.capabilities import BackendCapabilities
-from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
+from compile_stage.plugin_support.artifacts import describe, refuse_form
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

@@ -19,7 +19,7 @@ from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.core.sample_files import read_batches
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.core.torch_programs import flat_module
+from compile_stage.plugin_support.torch_programs import flat_module
 
 DELEGATE = "XnnpackBackend"
 PORTABLE = "portable operators"

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from compile_stage.core.capabilities import BackendCapabilities
-from compile_stage.core.compiled import describe, refuse_form, trial_filler, without_folders
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.artifacts import describe, refuse_form, trial_filler, without_folders
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

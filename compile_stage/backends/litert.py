@@ -1,7 +1,7 @@
 """LiteRT (formerly TensorFlow Lite), the runtime of Android and small devices, on this machine's CPU.
 
 litert-torch converts the PyTorch program, ai-edge-quantizer rounds it, and ai-edge-litert runs it with XNNPACK's kernels. A converted
-file has fixed shapes, so the artifact is one file for each bucket of the target's shapes (`core.buckets`). Which operators XNNPACK took, and in what types they
+file has fixed shapes, so the artifact is one file for each bucket of the target's shapes (`plugin_support.buckets`). Which operators XNNPACK took, and in what types they
 compute, is read back from the loaded interpreter.
 
 `open` needs nothing but ai-edge-litert and numpy.
@@ -20,16 +20,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compile_stage.core.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.core.capabilities import BackendCapabilities
-from compile_stage.core.compiled import describe, refuse_form, without_folders
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.sample_files import read_index
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.core.torch_programs import flat_module
+from compile_stage.plugin_support.artifacts import describe, refuse_form, without_folders
+from compile_stage.plugin_support.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
+from compile_stage.plugin_support.torch_programs import flat_module
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

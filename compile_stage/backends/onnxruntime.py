@@ -25,13 +25,13 @@ from compile_stage.backends import onnxruntime_providers as providers
 from compile_stage.backends import onnxruntime_session as sessions
 from compile_stage.core import plugins
 from compile_stage.core.capabilities import BackendCapabilities
-from compile_stage.core.compiled import describe, refuse_form, refuse_types
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
+from compile_stage.plugin_support.artifacts import describe, refuse_form, refuse_types
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core import tuning_records
 from compile_stage.core.capabilities import BackendCapabilities
-from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.artifacts import describe, refuse_form
 
 if TYPE_CHECKING:
     import tensorrt as trt

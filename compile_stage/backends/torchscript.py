@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core.capabilities import BackendCapabilities
-from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
-from compile_stage.core.torch_programs import flat_module, threads_restored, use_threads
+from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.torch_programs import flat_module, threads_restored, use_threads
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

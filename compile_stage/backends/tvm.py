@@ -1,6 +1,6 @@
 """Apache TVM (Relax) on a CPU, through LLVM.
 
-The artifact is one shared library with a function for each bucket of the target's shapes (`core.buckets`): TVM's kernels are made for fixed shapes. Kernels that nobody tuned
+The artifact is one shared library with a function for each bucket of the target's shapes (`plugin_support.buckets`): TVM's kernels are made for fixed shapes. Kernels that nobody tuned
 are plain loops, fifty times slower than others'; so the backend tunes within the policy's `budget.tuning_trials`, keeps what it measured, and takes what
 earlier runs measured (`backends.tvm_tuning`).
 
@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core import tuning_records
-from compile_stage.core.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.core.capabilities import BackendCapabilities
-from compile_stage.core.compiled import describe, refuse_form, refuse_types, trial_filler
 from compile_stage.core.digest import digest_of
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -35,6 +33,8 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, Budget, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
+from compile_stage.plugin_support.artifacts import describe, refuse_form, refuse_types, trial_filler
+from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

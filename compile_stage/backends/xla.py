@@ -19,9 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compile_stage.core.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.core.capabilities import BackendCapabilities
-from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.digest import canonical_json
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -29,6 +27,8 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
+from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

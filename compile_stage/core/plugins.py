@@ -256,7 +256,7 @@ def pip_line(plugin: Plugin) -> str:
     )
 
 
-def lend(folder: Path) -> Path:
+def link_packages(folder: Path) -> Path:
     """Fill a folder with links to this package and to every backend's, with what makes their entry points found: on the path of another
     interpreter, it runs the very code that runs here. Returns the folder."""
     folder.mkdir(parents=True)

@@ -173,7 +173,7 @@ class LocalWorker:
         interpreter = self.needs.interpreter or sys.executable
         # -P: the folder that compilers drop files into is no place to import from.
         command = [interpreter, "-P", "-m", "compile_stage.engine.worker", "--calls", calls, f"--folder={self._folder}"]
-        # What can be imported here can be imported there; another interpreter has its own packages, and ours are lent to it.
+        # What can be imported here can be imported there; another interpreter has its own packages, and finds ours by links.
         if interpreter == sys.executable:
             command += [f"--path={Path(entry).absolute()}" for entry in sys.path]
         temporary = self._folder / "tmp"
@@ -181,7 +181,7 @@ class LocalWorker:
         environment = dict.fromkeys(_THREAD_VARIABLES, str(max(1, self.needs.cpus)))
         environment |= {"PYTHONHASHSEED": "0", "TMPDIR": str(temporary)}
         if interpreter != sys.executable:
-            environment["PYTHONPATH"] = str(plugins.lend(self._folder / "lent"))
+            environment["PYTHONPATH"] = str(plugins.link_packages(self._folder / "linked"))
         try:
             return subprocess.Popen(  # noqa: S603 - our own module
                 command,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
-from compile_stage.core.torch_programs import free_axes
+from compile_stage.plugin_support.torch_programs import free_axes
 from compile_stage.sources import graph
 from compile_stage.sources import torch as programs
 

@@ -20,7 +20,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.core.torch_programs import threads_restored, use_threads
+from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources import torch as torch_source
 from compile_stage.sources.session import SourceSession

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compile_stage.core.capabilities import BackendCapabilities
-from compile_stage.core.compiled import describe, refuse_form
 from compile_stage.core.errors import UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend
 from compile_stage.core.records import Scheme
+from compile_stage.plugin_support.artifacts import describe, refuse_form
 
 
 class Reference(Backend):

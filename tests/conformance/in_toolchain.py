@@ -22,7 +22,11 @@ def check(backend: str, model: str, folder: Path, batch: int | None = None) -> t
     ours = [entry for entry in map(os.path.abspath, sys.path) if Path(entry).name == "site-packages"]
     done = subprocess.run(
         [plugins.interpreter_of(backend), "-P", __file__, backend, model, json.dumps(batch), str(folder)],
-        env={**os.environ, "PYTHONPATH": str(plugins.lend(folder / "lent")), "THEN_FROM": os.pathsep.join(ours)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(plugins.link_packages(folder / "linked")),
+            "THEN_FROM": os.pathsep.join(ours),
+        },
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -32,7 +32,7 @@ class Lowering(Plugin, Protocol):
 class Backend(Plugin, Protocol):
     """A compiler and its runtime (`compile_stage.backends`). Subclass it: what has a default here need not be written.
 
-    A backend's file imports nothing of ours but `core`: it is vendored into what is published.
+    A backend's file imports nothing of ours but `core` and `plugin_support`: it is vendored into what is published.
     """
 
     capabilities: ClassVar[BackendCapabilities]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_stage.core.buckets import LIMIT, Router, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import ShapeRange, Target
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.buckets import LIMIT, Router, bucket_name, buckets, padding_note, refuse_buckets
 
 SIGNATURE = Signature(
     inputs=(
