@@ -3,11 +3,15 @@
     python benchmarks/accuracy_control.py                          # five networks, about ten minutes on two cores
     python benchmarks/accuracy_control.py separable:50 --seconds 10
 
-Each network comes with a gate: `38`, the smallest signal-to-noise ratio of a sample against FP32, in dB, over 32 samples; or `1%`, the largest loss of accuracy, over the labelled
-samples of a network that was trained (digits, digits-wild). NNCF's `quantize_with_accuracy_control` gets the same samples for calibration and for validation, and a validation function that
-computes that measure; the stage gets a policy with that gate and OpenVINO as its one backend. A gate on accuracy must hold at the worse end of the stage's interval; NNCF looks at the mean. Told
-are: evaluations (calls of NNCF's validation function over the samples; validations by the stage, its safe floor among them), the wall time until the artifact is proven (the stage's with its
-workers, without the final benchmark), and the latency of both results over FP32's in turns in one process, batch 1, two threads. NNCF knows no budget: it is stopped after `--nncf-minutes`.
+Each network comes with a gate: `38`, the smallest signal-to-noise ratio of a sample against FP32, in dB, over 32
+samples; or `1%`, the largest loss of accuracy, over the labelled samples of a network that was trained (digits,
+digits-wild). NNCF's `quantize_with_accuracy_control` gets the same samples for calibration and for validation, and a
+validation function that computes that measure; the stage gets a policy with that gate and OpenVINO as its one backend.
+A gate on accuracy must hold at the worse end of the stage's interval; NNCF compares the mean. Reported are: evaluations
+(calls of NNCF's validation function over the samples; validations by the stage, its safe floor among them), the wall
+time until the artifact is proven (the stage's with its workers, without the final benchmark), and the latency of both
+results over FP32's in turns in one process, batch 1, two threads. NNCF knows no budget: it is stopped after
+`--nncf-minutes`.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ import results  # noqa: E402
 
 from compile_stage import api  # noqa: E402
 
-CEILING_DB = 200.0  # said of an exact answer, so that a drop from it is a number
+CEILING_DB = 200.0  # for an exact output, so that a drop from it is a number
 
 POLICY = """\
 apiVersion: compile-stage/v1
@@ -58,7 +62,7 @@ class Task:
 
     Attributes:
         batches: To validate with, each of one sample.
-        truth: What is right for each: FP32's answers, or labels.
+        truth: What is right for each: FP32's outputs, or labels.
         drop: How far below FP32's own measure a result may lie.
     """
 
@@ -67,25 +71,25 @@ class Task:
     labelled: bool
     drop: float
 
-    def score(self, answer: np.ndarray, right: np.ndarray) -> float:
+    def score(self, output: np.ndarray, right: np.ndarray) -> float:
         """Of one sample: 1 or 0 for a label, dB otherwise."""
         if self.labelled:
-            return float(answer.argmax() == right)
-        noise = float(np.sum((answer.astype(np.float64) - right) ** 2))
+            return float(output.argmax() == right)
+        noise = float(np.sum((output.astype(np.float64) - right) ** 2))
         signal = float(np.sum(right.astype(np.float64) ** 2))
         return min(CEILING_DB, float(10 * np.log10(signal / noise))) if noise else CEILING_DB
 
     def measure(self, run: nets.Run, chosen: list[int]) -> tuple[float, list[float]]:
         """The network's measure over some samples, and each sample's own."""
-        found = [self.score(run(self.batches[index]), self.truth[index]) for index in chosen]
-        return (float(np.mean(found)) if self.labelled else min(found)), found
+        scores = [self.score(run(self.batches[index]), self.truth[index]) for index in chosen]
+        return (float(np.mean(scores)) if self.labelled else min(scores)), scores
 
     def words(self, run: nets.Run) -> str:
         measured, _ = self.measure(run, list(range(len(self.batches))))
         return f"{measured:.2%}" if self.labelled else f"{measured:.1f} dB"
 
 
-def pose(name: str, gate: str, fp32: nets.Run, folder: Path) -> tuple[Task, str]:
+def task_of(name: str, gate: str, fp32: nets.Run, folder: Path) -> tuple[Task, str]:
     """The task, and the policy that asks the same of the stage."""
     calibration = nets.networks.samples(name, nets.CALIBRATION, 2)
     np.savez(folder / "calibration.npz", **calibration)
@@ -180,7 +184,7 @@ def compare(name: str, gate: str, seconds: float, minutes: float, folder: Path) 
     model, _ = nets.export(name, folder / "model")
     example = nets.one(nets.networks.samples(name, 1, 2), 0)
     fp32 = nets.on_openvino(Path(model.path), example)
-    task, policy = pose(name, gate, fp32, folder)
+    task, policy = task_of(name, gate, fp32, folder)
     peer, their_evaluations, their_s = by_nncf(name, model.path, task, minutes, folder)
     mine, scheme, evaluations, seconds_taken = by_stage(model.path, policy, folder)
     runs = {"FP32": fp32, "stage": nets.on_openvino(mine, example)}

@@ -4,8 +4,10 @@
     python benchmarks/backends.py small vit --seconds 20   # some of them
     python benchmarks/backends.py small --trials 100       # backends that tune may try so many schedules
 
-Each model is registered in an embedded MLflow and taken through the whole stage with `backends: auto` at batch 1 on two threads, so every figure is one of the stage's own: latency and speed-up over the
-original framework from one interleaved run, error from the gate that stands for it, size on disk, peak memory of a fresh process, and the compiler's own time. What was refused is told with its reason.
+Each model is registered in an embedded MLflow and taken through the whole stage with `backends: auto` at batch 1 on two
+threads, so every figure is one of the stage's own: latency and speed-up over the original framework from one
+interleaved run, error from the gate that stands for it, size on disk, peak memory of a fresh process, and the
+compiler's own time. What was refused is listed with its reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A convolutional network trained on handwritten digits, and what makes it hard for 8 bits: channels whose sizes differ by orders of magnitude.
+"""A convolutional network trained on handwritten digits, and what makes it hard for 8 bits: channels whose sizes differ
+by orders of magnitude.
 
-Training a network this small on data this easy leaves channels of much the same size, and any int8 holds its accuracy. So each channel is multiplied by a factor of its own before a ReLU, and the weights behind are
-divided by it: the function stays the same, while one scale for all channels of a tensor no longer serves the small ones. Trained networks are like that (Nagel et al., Data-Free Quantization Through Weight Equalization
-and Bias Correction, 2019, figure 2).
+Training a network this small on data this easy leaves channels of much the same size, and any int8 holds its accuracy.
+So each channel is multiplied by a factor of its own before a ReLU, and the weights behind are divided by it: the
+function stays the same, while one scale for all channels of a tensor no longer serves the small ones. Trained networks
+are like that (Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019, figure 2).
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def digits(spread: float) -> nn.Module:
-    """[batch, 1, 8, 8], enlarged to 16 × 16 in the network so that there is something to compute → 10, trained. Factors of channels lie between
-    exp(-spread) and exp(spread)."""
+    """[batch, 1, 8, 8], enlarged to 16 × 16 in the network so that there is something to compute → 10, trained. Factors
+    of channels lie between exp(-spread) and exp(spread)."""
     torch.manual_seed(SEED)
     layers: list[nn.Module] = _layer(1, 32)
     width = 32

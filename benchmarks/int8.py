@@ -4,15 +4,19 @@
     python benchmarks/int8.py bert6 --full-weights  # on a CPU without VNNI: what one with it would compute
     python benchmarks/int8.py bert6 --openvino      # OpenVINO's graphs alone, beside NNCF's
     python benchmarks/int8.py --olive .venv-olive/bin/python    # with Olive, which lives in an environment of its own:
-                                                    # python -m venv .venv-olive && .venv-olive/bin/pip install olive-ai onnxruntime
+                                                    # python -m venv .venv-olive && .venv-olive/bin/pip install olive-ai
+                                                    # onnxruntime
 
-Each network is exported, lowered by every int8 scheme of both backends on 32 calibration samples, and compared with FP32 on 16 others: the signal-to-noise ratio of the
-first output, *as its graph says* (integer kernels off, so that it is the same on every machine) and *as it is served* here. NNCF quantises OpenVINO's graph with its
-defaults (and its transformer rules for BERT); ONNX Runtime's quantizer is tried with uint8 activations on every operator it knows and on the heavy ones alone, and
-the more accurate is taken. Latency: batch 1, two threads, all in turns in one process, the order drawn anew each round; what is told is the median ratio to
-NNCF's of the same round. ONNX Runtime's threads do not spin here: they would take the processor from whoever comes next.
+Each network is exported, lowered by every int8 scheme of both backends on 32 calibration samples, and compared with
+FP32 on 16 others: the signal-to-noise ratio of the first output, *as its graph says* (integer kernels off, so that it
+is the same on every machine) and *as it is served* here. NNCF quantises OpenVINO's graph with its defaults (and its
+transformer rules for BERT); ONNX Runtime's quantizer is tried with uint8 activations on every operator it knows and on
+the heavy ones alone, and the more accurate is taken. Latency: batch 1, two threads, all in turns in one process, the
+order drawn anew each round; reported is the median ratio to NNCF's of the same round. ONNX Runtime's threads do not
+spin here: they would take the processor from whoever comes next.
 
-On a CPU without VNNI our schemes take 7-bit weights. `--full-weights` lowers with 8 bits all the same, and tells of the graph only: such kernels saturate here.
+On a CPU without VNNI our schemes take 7-bit weights. `--full-weights` lowers with 8 bits all the same, and reports on
+the graph only: such kernels saturate here.
 """
 
 from __future__ import annotations
@@ -147,7 +151,7 @@ def by_onnxruntime(name: str, model: PortableModel, folder: Path, full: bool) ->
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     folder.mkdir()
-    simple, made = simplify(Path(model.path), folder), []
+    simple, written = simplify(Path(model.path), folder), []
     for kind, ops in (("every", None), ("heavy", ["Conv", "Gemm", "MatMul"])):
         calibration = networks.samples(name, CALIBRATION, 2)
         batches = iter([one(calibration, index) for index in range(CALIBRATION)])
@@ -157,8 +161,8 @@ def by_onnxruntime(name: str, model: PortableModel, folder: Path, full: bool) ->
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=ops,
             reduce_range=not full and hardware().sums_saturate,
         )  # fmt: skip
-        made.append(folder / f"{kind}.onnx")
-    return made
+        written.append(folder / f"{kind}.onnx")
+    return written
 
 
 def by_olive(python: str, name: str, model: PortableModel, folder: Path, full: bool) -> Path:
@@ -176,8 +180,8 @@ def by_olive(python: str, name: str, model: PortableModel, folder: Path, full: b
 def snr_db(expected: list[np.ndarray], run: Run, batch: dict) -> float:
     signal = noise = 0.0
     for index, right in enumerate(expected):
-        found = run(one(batch, index)).astype(np.float64)
-        signal, noise = signal + np.sum(right.astype(np.float64) ** 2), noise + np.sum((found - right) ** 2)
+        output = run(one(batch, index)).astype(np.float64)
+        signal, noise = signal + np.sum(right.astype(np.float64) ** 2), noise + np.sum((output - right) ** 2)
     return float(10 * np.log10(signal / noise))
 
 

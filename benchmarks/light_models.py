@@ -3,8 +3,9 @@
     python benchmarks/light_models.py                          # all of them, about ten minutes on one core
     python benchmarks/light_models.py squeezenet --only int4   # the names are parts of the files' names
 
-Their weights are made inside the graph, all of one value: they prove structure, not accuracy. For each model and lowering it is looked at that names, types and
-dimensions of inputs and outputs stay, that a second lowering writes the same bytes, and that ONNX Runtime and OpenVINO load the graph; or else the reason is printed.
+Their weights are made inside the graph, all of one value: they prove structure, not accuracy. For each model and
+lowering it is checked that names, types and dimensions of inputs and outputs stay, that a second lowering writes the
+same bytes, and that ONNX Runtime and OpenVINO load the graph; or else the reason is printed.
 """
 
 from __future__ import annotations
@@ -159,8 +160,8 @@ def main() -> None:
     broken = 0
     for row in rows(chosen.models, chosen.only):
         broken += row.outcome.startswith("BROKEN")
-        told = " | ".join(row.loads.get(runtime, "") for runtime in RUNTIMES)
-        print(f"| {row.model} | {row.lowering} | {row.outcome} | {told} | {row.seconds:.1f} |", flush=True)
+        loaded = " | ".join(row.loads.get(runtime, "") for runtime in RUNTIMES)
+        print(f"| {row.model} | {row.lowering} | {row.outcome} | {loaded} | {row.seconds:.1f} |", flush=True)
     raise SystemExit(1 if broken else 0)
 
 

@@ -28,8 +28,8 @@ def small() -> nn.Module:
 
 
 def separable() -> nn.Module:
-    """Depthwise-separable blocks as MobileNet has them, with ReLU: [batch, 3, 96, 96] → 100. Scales differ from channel to channel, as
-    training leaves them."""
+    """Depthwise-separable blocks as MobileNet has them, with ReLU: [batch, 3, 96, 96] → 100. Scales differ from channel
+    to channel, as training leaves them."""
     torch.manual_seed(examples.SEED)
 
     def layer(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -74,8 +74,8 @@ class _Lstm(nn.Module):
         self.head = nn.Linear(128, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        answers, _ = self.layers(x)
-        return self.head(answers[:, -1])
+        steps, _ = self.layers(x)
+        return self.head(steps[:, -1])
 
 
 def lstm() -> nn.Module:

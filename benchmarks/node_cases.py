@@ -1,4 +1,5 @@
-"""Every case of the onnx package's operator tests through compile, session and verdict of every installed backend that takes ONNX.
+"""Every case of the onnx package's operator tests through compile, session and verdict of every installed backend that
+takes ONNX.
 
     python benchmarks/node_cases.py                                   # all of them: about 1,900 cases, some minutes a backend on one core
     python benchmarks/node_cases.py openvino --only reduce cast       # parts of cases' names
@@ -6,8 +7,9 @@
     python benchmarks/node_cases.py tvm --log tvm.jsonl               # in pieces: what the log has is not judged again
     python benchmarks/node_cases.py iree --sample 360                 # drawn at random, the same ones each time; 400 hold those 360
 
-Prints a table, and the reasons by how often they occur. Ends with 1 when a verdict passed an answer that NumPy finds wrong. Cases may end the process they
-run in: they run in children forked one after another, each of which goes on behind the case at which the one before it died.
+Prints a table, and the reasons by how often they occur. Ends with 1 when a verdict passed an output that NumPy finds
+wrong. Cases may end the process they run in: they run in children forked one after another, each of which goes on
+behind the case at which the one before it died.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ PATIENCE_S = 60.0
 
 def run(backend: str, cases: list[Any], keep: Callable[[Finding], None]) -> list[Finding]:
     """A finding for every case, those included at which a process died. `keep` is given each as soon as it is there."""
-    found: list[Finding] = []
-    while len(found) < len(cases):
-        waiting = cases[len(found) :][:CHUNK]
+    findings: list[Finding] = []
+    while len(findings) < len(cases):
+        waiting = cases[len(findings) :][:CHUNK]
         ours, theirs = multiprocessing.Pipe(duplex=False)
         child = multiprocessing.get_context("fork").Process(target=_child, args=(backend, waiting, theirs))
         child.start()
@@ -60,7 +62,7 @@ def run(backend: str, cases: list[Any], keep: Callable[[Finding], None]) -> list
                 finding = Finding(case=waiting[done].name, found=Found.CRASHED, reason=_ended(child.exitcode))
             if finding is None:
                 finding = Finding(case=waiting[done].name, found=Found.CRASHED, reason=f"hung for {PATIENCE_S:.0f} s")
-            found.append(finding)
+            findings.append(finding)
             keep(finding)
             done += 1
             if finding.reason.startswith(("hung", "the process ended")):
@@ -68,12 +70,12 @@ def run(backend: str, cases: list[Any], keep: Callable[[Finding], None]) -> list
         ours.close()
         child.kill() if child.is_alive() and done < len(waiting) else None
         child.join()
-        print(f"\r{backend}: {len(found)} of {len(cases)}", end="", file=sys.stderr, flush=True)
+        print(f"\r{backend}: {len(findings)} of {len(cases)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return found
+    return findings
 
 
-def _child(name: str, cases: list[Any], answers: Connection) -> None:
+def _child(name: str, cases: list[Any], results_to: Connection) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)  # runtimes tell there what they also raise
@@ -81,7 +83,7 @@ def _child(name: str, cases: list[Any], answers: Connection) -> None:
     backend = plugins.load("backends", name)
     for case in cases:
         with TemporaryDirectory() as folder:
-            answers.send(judge(backend, case, Path(folder)))
+            results_to.send(judge(backend, case, Path(folder)))
 
 
 def _ended(code: int | None) -> str:

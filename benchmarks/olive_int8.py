@@ -68,8 +68,8 @@ def main(model: str, samples: str, out: str, reduce_range: str) -> None:
             "log_severity_level": 3,
         }
         run(config)
-        made = max(Path(scratch, "out").rglob("*.onnx"), key=lambda file: file.stat().st_size)
-        shutil.copyfile(made, out)
+        written = max(Path(scratch, "out").rglob("*.onnx"), key=lambda file: file.stat().st_size)
+        shutil.copyfile(written, out)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""What a job costs beyond its compiler: the stage's worker, protocol, digests and cache beside a plain script that compiles the same.
+"""What a job costs beyond its compiler: the stage's worker, protocol, digests and cache beside a plain script that
+compiles the same.
 
     python benchmarks/overhead.py                        # every installed backend, on the small convolutional network
     python benchmarks/overhead.py onnxruntime litert --network separable --repeats 9
 
-The script is a fresh process of the interpreter that the backend runs in (that of its toolchain, where it has one), which loads the backend and compiles once. The job is what a run does: start a worker there, have it compile,
-take digests, store the artifact in an empty cache, end the worker. Both get the same model and folder layout, and take turns, the order drawn anew each round; told are the medians over the rounds
-and that of the differences. Compilers' own caches are cold or warm alike.
+The script is a fresh process of the interpreter that the backend runs in (that of its toolchain, where it has one),
+which loads the backend and compiles once. The job is what a run does: start a worker there, have it compile, take
+digests, store the artifact in an empty cache, end the worker. Both get the same model and folder layout, and take
+turns, the order drawn anew each round; reported are the medians over the rounds and that of the differences. Compilers'
+own caches are cold or warm alike.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
     python benchmarks/precisions.py                          # four networks, up to four minutes each on one core
     python benchmarks/precisions.py bert6 --seconds 20
 
-Every candidate is lowered, compiled and opened as the stage does it. Then all of a network's candidates run in turns within one process, at batch 1, so that what disturbs the machine
-disturbs all of them alike: the ratio is the median over the turns of fp32's time over the candidate's, within the same backend. The error is that of the output over all samples against
-ONNX Runtime in fp32, as a signal-to-noise ratio. The weights are random (see examples/models.py): trained ones quantise differently.
+Every candidate is lowered, compiled and opened as the stage does it. Then all of a network's candidates run in turns
+within one process, at batch 1, so that what disturbs the machine disturbs all of them alike: the ratio is the median
+over the turns of fp32's time over the candidate's, within the same backend. The error is that of the output over all
+samples against ONNX Runtime in fp32, as a signal-to-noise ratio. The weights are random (see examples/models.py):
+trained ones quantise differently.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def separable() -> nn.Module:
 
 
 def products() -> nn.Module:
-    """Eight products of 1024 × 1024: at batch 1, as when a language model writes, reading the weights is what takes the time."""
+    """Eight products of 1024 × 1024: at batch 1, as when a language model writes, reading the weights is what takes the
+    time.
+    """
     torch.manual_seed(networks.SEED)
     layers = [layer for _ in range(8) for layer in (nn.Linear(1024, 1024), nn.Tanh())]
     return nn.Sequential(*layers).eval()
@@ -131,7 +135,7 @@ def prepare(
     model: PortableModel, samples: SampleSet, target: Target, into: Path, stack: ExitStack
 ) -> tuple[list[Candidate], list[str]]:
     """What could be compiled, open; and a line for each that could not."""
-    found, refused = [], []
+    candidates, refused = [], []
     for name in BACKENDS:
         backend = plugins.load("backends", name)
         for precision in PRECISIONS:
@@ -157,8 +161,8 @@ def prepare(
                     refused.append(f"{name} {scheme.name}: {error.problem}")
                     continue
                 session = stack.enter_context(backend.open(artifact, target.threads))
-                found.append(Candidate(name, scheme, artifact.size_bytes / 1e6, session))
-    return found, refused
+                candidates.append(Candidate(name, scheme, artifact.size_bytes / 1e6, session))
+    return candidates, refused
 
 
 def measure(name: str, seconds: float, threads: int) -> list[dict[str, object]]:

@@ -2,7 +2,8 @@
 
     python benchmarks/products.py                 # about a minute on two cores
 
-What `Scheme` option `products` is chosen by (docs/int8.md): on a CPU without VNNI floats are faster. On one with it, see for yourself. Batch 1, two threads, both graphs in turns in one process.
+What `Scheme` option `products` is chosen by (docs/int8.md): on a CPU without VNNI floats are faster. On one with it,
+see for yourself. Batch 1, two threads, both graphs in turns in one process.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ SIZES = ((64, 32, 6), (128, 32, 12), (128, 64, 6), (145, 64, 3), (256, 64, 12), 
 """Length of the sequence, width of a head, heads."""
 
 
-def attention(length: int, width: int, heads: int, path: Path, *, rounded: bool) -> None:
-    """Write softmax(query · keys) · values; with what each product reads in int8, and the Softmax in uint8, where asked."""
+def attention(length: int, width: int, heads: int, path: Path, *, quantised: bool) -> None:
+    """Write softmax(query · keys) · values; with what each product reads in int8, and the Softmax in uint8, where
+    asked.
+    """
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
 
     def read(name: str, scale: float = 0.03, zero: type = np.int8) -> str:
-        if not rounded:
+        if not quantised:
             return name
         constants.extend(
             (
@@ -82,7 +85,7 @@ def measure(seconds: float) -> list[dict[str, object]]:
             runs = {}
             for kind in ("float32", "int8"):
                 path = Path(folder) / f"{kind}.onnx"
-                attention(length, width, heads, path, rounded=kind == "int8")
+                attention(length, width, heads, path, quantised=kind == "int8")
                 runs[kind] = nets.on_openvino(path, example)
             times = nets.in_turns(runs, example, seconds)
         ratio = statistics.median(mine / other for mine, other in zip(times["int8"], times["float32"], strict=True))

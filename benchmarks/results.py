@@ -1,7 +1,9 @@
-"""Results of benchmarks as data: `--save` writes one JSON file for a run, and docs/benchmarks.md is made from these files.
+"""Results of benchmarks as data: `--save` writes one JSON file for a run, and docs/benchmarks.md is made from these
+files.
 
-A file says what was measured (`rows`), by which command, of which commit, on which hardware, with which package versions, when, and whether
-the machine was quiet. What is not known is null; nothing is guessed. `python benchmarks/write_docs.py` makes the page.
+A file says what was measured (`rows`), by which command, of which commit, on which hardware, with which package
+versions, when, and whether the machine was quiet. What is not known is null; nothing is guessed. `python
+benchmarks/write_docs.py` makes the page.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     python benchmarks/stage.py                      # both models, about fifteen minutes on two cores
     python benchmarks/stage.py bert6 --seconds 30
 
-For each model: register it in an embedded MLflow, run the whole stage without a cache, and report the winner's speed-up over PyTorch eager FP32 (one interleaved
-run, 2 threads), the stage's own overhead (wall time against the workers' own time) and the stage's peak memory. Then, for the demo's CNN, a run
-that finds everything in the cache, `--help` and `lint`, each in turns with `python -c "import mlflow"`.
+For each model: register it in an embedded MLflow, run the whole stage without a cache, and report the winner's speed-up
+over PyTorch eager FP32 (one interleaved run, 2 threads), the stage's own overhead (wall time against the workers' own
+time) and the stage's peak memory. Then, for the demo's CNN, a run that finds everything in the cache, `--help` and
+`lint`, each in turns with `python -c "import mlflow"`.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ targets:
 budget: {{measure_seconds: {seconds}}}
 """
 
-# Runs in a process of its own, so that its peak memory is the stage's. Every call of a worker is timed where it is made; what is not
-# inside of a call is the stage's own.
+# Runs in a process of its own, so that its peak memory is the stage's. Every call of a worker is timed where it is
+# made; what is not inside of a call is the stage's own.
 STAGE = """\
 import json, resource, sys, threading, time
 from compile_stage import api

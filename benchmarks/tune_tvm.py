@@ -1,9 +1,11 @@
-"""What tuning gives on TVM: a small CNN (three times Conv-BN-ReLU, 64x64) untuned, tuned, and from its records, beside ONNX Runtime.
+"""What tuning gives on TVM: a small CNN (three times Conv-BN-ReLU, 64x64) untuned, tuned, and from its records, beside
+ONNX Runtime.
 
     python benchmarks/tune_tvm.py                # 100 trials, two threads, at most three minutes of tuning
     python benchmarks/tune_tvm.py --trials 40
 
-All that is compared is measured in turns within one run, at batch 1; medians. Records go to a folder of their own, which ends with the run.
+All that is compared is measured in turns within one run, at batch 1; medians. Records go to a folder of their own,
+which ends with the run.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ def every_backend(page: Page) -> None:
     questions: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
         (
             "How fast is each backend?",
-            "Speed-up over the original. Bold: the winner. In italics: rejected, being slower than the original or not shown to be "
+            "Speed-up over the original. Bold: the winner. In italics: rejected, being slower than the original or "
+            "not shown to be "
             "faster, or missing a tolerance. Empty: not asked, or refused.",
             speed_cell,
         ),
@@ -173,8 +174,10 @@ def totals(figures: Sequence[Figure], columns: Sequence[tuple[str, str]]) -> lis
 def static_int8(page: Page) -> None:
     page.section(
         "How good is our static int8, beside NNCF, ONNX Runtime's quantizer and Olive?",
-        "Signal-to-noise ratio against FP32 as served, in dB (more is better) / latency over that of NNCF's graph in OpenVINO (less is "
-        "better). OpenVINO runs NNCF's graphs, ONNX Runtime those of `quantize_static` and Olive. What the lowering does: [int8.md](int8.md).",
+        "Signal-to-noise ratio against FP32 as served, in dB (more is better) / latency over that of NNCF's graph "
+        "in OpenVINO (less is "
+        "better). OpenVINO runs NNCF's graphs, ONNX Runtime those of `quantize_static` and Olive. What the lowering "
+        "does: [int8.md](int8.md).",
     )
     figures = ordered(page.newest("int8"))
     quantised = [figure for figure in figures if "served_snr_db" in figure.row]
@@ -213,7 +216,8 @@ def static_int8(page: Page) -> None:
 
     page.section(
         "Are products of two activations faster in int8?",
-        "An attention of two products and a Softmax in OpenVINO: latency with quantised products over latency in float32.",
+        "An attention of two products and a Softmax in OpenVINO: latency with quantised products over latency in "
+        "float32.",
     )
     figures = page.newest("products", by=("length", "width", "heads"))
     sizes = [f"{figure.row['length']} × {figure.row['width']}, {figure.row['heads']}" for figure in figures]
@@ -232,9 +236,12 @@ def static_int8(page: Page) -> None:
 def accuracy_control(page: Page) -> None:
     page.section(
         "What does it take to hold a tolerance, beside NNCF's accuracy control?",
-        "NNCF's `quantize_with_accuracy_control` and the stage on OpenVINO, with the same calibration and validation samples and the same "
-        "gate: the smallest signal-to-noise ratio of 32 samples, or the accuracy on 599 labelled samples of a trained network. "
-        "*digits CNN, uneven channels* has channels whose sizes differ by orders of magnitude, as those of large trained networks do.",
+        "NNCF's `quantize_with_accuracy_control` and the stage on OpenVINO, with the same calibration and "
+        "validation samples and the same "
+        "gate: the smallest signal-to-noise ratio of 32 samples, or the accuracy on 599 labelled samples of a "
+        "trained network. "
+        "*digits CNN, uneven channels* has channels whose sizes differ by orders of magnitude, as those of large "
+        "trained networks do.",
     )
     figures = page.newest("accuracy-control", by=("network", "gate"))
     rows = []
@@ -253,7 +260,8 @@ def accuracy_control(page: Page) -> None:
 def precisions(page: Page) -> None:
     page.section(
         "What does each precision cost and gain?",
-        "MB on disk / times as fast as FP32 in the same backend / SNR in dB against FP32, over 8 samples. One thread. *8 products* is a "
+        "MB on disk / times as fast as FP32 in the same backend / SNR in dB against FP32, over 8 samples. One "
+        "thread. *8 products* is a "
         "network of eight products of 1024 × 1024, one row a call, where reading the weights takes the time.",
     )
     figures = ordered(page.newest("precisions"))
@@ -271,7 +279,8 @@ def precision_cell(row: Row) -> str:
 def own_cost(page: Page) -> None:
     page.section(
         "How long does a job take beyond its compiler?",
-        "Worker, protocol, digests and cache of the stage beside a plain script of the same interpreter that compiles the same small "
+        "Worker, protocol, digests and cache of the stage beside a plain script of the same interpreter that "
+        "compiles the same small "
         "CNN in FP32, in turns, each in a fresh process. Medians, and the least and most of the differences.",
     )
     figures = page.newest("overhead", by=("backend",))
@@ -329,7 +338,8 @@ def start_cell(row: Row | None) -> str:
 def option_tuning(page: Page) -> None:
     page.section(
         "What does option tuning gain?",
-        "ResNet-50, logged as ONNX, on ONNX Runtime with `ladder: true`: what each step of [option tuning](option-tuning.md) gained "
+        "ResNet-50, logged as ONNX, on ONNX Runtime with `ladder: true`: what each step of [option "
+        "tuning](option-tuning.md) gained "
         "over the step before. The original is ONNX Runtime itself.",
     )
     figures = page.newest("option-tuning", by=())
@@ -357,10 +367,14 @@ def tvm_tuning(page: Page) -> None:
 def operators(page: Page) -> None:
     page.section(
         "Does a wrong output ever pass?",
-        "The operator cases of the onnx package, each through source, `refuse`, `compile`, session and verdict of a backend, with the "
-        "standard's own outputs as the baseline and the tolerance of onnx's test runner (rtol 1e-3, atol 1e-7) as the gate. NumPy compares "
-        "the same outputs apart from the verdict. *Right*: both find the output right. *Refused*: by source or backend, with a reason. "
-        "*Caught*: the verdict fails a wrong output, or an error for people. *Unproven*: NumPy finds it right, the verdict does not pass. "
+        "The operator cases of the onnx package, each through source, `refuse`, `compile`, session and verdict of a "
+        "backend, with the "
+        "standard's own outputs as the baseline and the tolerance of onnx's test runner (rtol 1e-3, atol 1e-7) as "
+        "the gate. NumPy compares "
+        "the same outputs apart from the verdict. *Right*: both find the output right. *Refused*: by source or "
+        "backend, with a reason. "
+        "*Caught*: the verdict fails a wrong output, or an error for people. *Unproven*: NumPy finds it right, the "
+        "verdict does not pass. "
         "*Crashed*: the process ended, or an exception that is none of ours. *Passed wrong* must be 0.",
     )
     figures = page.newest("node-cases", by=("backend",))
@@ -379,7 +393,8 @@ def operators(page: Page) -> None:
 def runs(page: Page) -> None:
     page.section(
         "Runs",
-        "Where a commit is not recorded, the commit in brackets is the one that entered the figures into the repository. Quiet: other "
+        "Where a commit is not recorded, the commit in brackets is the one that entered the figures into the "
+        "repository. Quiet: other "
         f"processes used less than {results.QUIET_CORES:g} cores in the two seconds before and after (older figures: as noted then).",
     )
     rows = []
@@ -418,7 +433,7 @@ def make(files: list[Run]) -> dict[Path, str]:
 
 
 def outdated(docs: Path = DOCS, folder: Path = results.FOLDER) -> list[str]:
-    """What a reader would be told wrongly: incomplete data files, and files of docs/ that the data don't give."""
+    """What is wrong for a reader: incomplete data files, and files of docs/ that the data don't give."""
     files = results.load(folder)
     wrong = [problem for run in files for problem in results.problems(run)]
     if wrong:

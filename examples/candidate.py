@@ -1,7 +1,8 @@
 """What the examples share: the last lines of a training job, as a data scientist writes them.
 
-A run gets the model, its metrics and two data sets as artifacts, `datasets/validation.npz` and `datasets/calibration.npz`, which a policy names as
-`mlflow-dataset:validation` and `mlflow-dataset:calibration`. Their arrays are called as the model's inputs, and `y` for the labels.
+A run gets the model, its metrics and two data sets as artifacts, `datasets/validation.npz` and
+`datasets/calibration.npz`, which a policy names as `mlflow-dataset:validation` and `mlflow-dataset:calibration`. Their
+arrays are called as the model's inputs, and `y` for the labels.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def register(
     calibration: Mapping[str, np.ndarray],
     tags: Mapping[str, str],
 ) -> str:
-    """Log the run, register the model as a new version of `name` under the alias `candidate`, and return `models:/NAME/VERSION`.
+    """Log the run, register the model as a new version of `name` under the alias `candidate`, and return
+    `models:/NAME/VERSION`.
 
     Args:
         log_model: Logs the model with its flavor (it is called inside of the run) and returns MLflow's ModelInfo.

@@ -1,4 +1,5 @@
-"""The two networks that benchmarks measure, built from transformers' configurations with random weights: nothing is downloaded.
+"""The two networks that benchmarks measure, built from transformers' configurations with random weights: nothing is
+downloaded.
 
 python examples/models.py resnet50 | bert6        registers one in the MLflow that MLFLOW_TRACKING_URI names
 """

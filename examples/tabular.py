@@ -2,8 +2,8 @@
 
     python examples/tabular.py
 
-registers `breast-cancer` (a scaled logistic regression, by name of the diagnosis) and `diabetes` (boosted regression trees) in the MLflow that
-MLFLOW_TRACKING_URI names.
+registers `breast-cancer` (a scaled logistic regression, by name of the diagnosis) and `diabetes` (boosted regression
+trees) in the MLflow that MLFLOW_TRACKING_URI names.
 """
 
 from __future__ import annotations

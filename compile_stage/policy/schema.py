@@ -62,7 +62,7 @@ class Section(BaseModel):
 
 
 class AppliesTo(Section):
-    """Which models the policy is for. A run on a model that doesn't match is an error; fleet runs filter by it."""
+    """Which models the policy is for. A run on a model that does not match is an error."""
 
     names: list[Text] = Field(description="Glob patterns over the registered name; an empty list means every model.")
     tags: dict[str, str] = Field(description="Tags of the model version that must be equal.")

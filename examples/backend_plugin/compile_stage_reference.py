@@ -1,4 +1,6 @@
-"""A backend in sixty lines: ONNX's reference implementation, in Python. It compiles nothing and is slow, so the gate on speed rejects it, as it should."""
+"""A backend in sixty lines: ONNX's reference implementation, in Python. It compiles nothing and is slow, so the gate on
+speed rejects it, as it should.
+"""
 
 import shutil
 from collections import Counter

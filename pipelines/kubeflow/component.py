@@ -1,7 +1,7 @@
 """compile-stage as Kubeflow Pipelines components: thin callers of the command line.
 
-`compile_model` and `promote_model` are plain functions that KFP ships as source text, so each carries its imports inside.
-`component()` turns one into a KFP component for an image and packages of your choice:
+`compile_model` and `promote_model` are plain functions that KFP ships as source text, so each carries its imports
+inside. `component()` turns one into a KFP component for an image and packages of your choice:
 
     compile_op = component(compile_model, packages=["compile-stage[openvino,torch]==0.1.0"])
 """
@@ -26,8 +26,8 @@ def compile_model(
 ) -> NamedTuple("Outputs", [("status", str), ("exit_code", int), ("winners", dict), ("published", dict)]):
     """Run the stage for one model under one policy.
 
-    A gate that failed is a result, not a failure of the component, so that a pipeline can branch on `status`. Anything else that
-    keeps the stage from its end (a wrong policy, a registry out of reach, ...) raises.
+    A gate that failed is a result, not a failure of the component, so that a pipeline can branch on `status`. Anything
+    else that keeps the stage from its end (a wrong policy, a registry out of reach, ...) raises.
 
     Args:
         model_uri: The model in the registry, for instance `models:/fraud@candidate`.
@@ -40,7 +40,8 @@ def compile_model(
         metrics: Receives each winner's speed-up over the original model, as `TARGET.speedup_batch_SIZE`.
 
     Returns:
-        status: passed, failed or refused. exit_code: as documented for the command line. winners: target → job id or None.
+        status: passed, failed or refused. exit_code: as documented for the command line. winners: target → job id or
+            None.
         published: target → URI of the published version, or None.
     """
     import json

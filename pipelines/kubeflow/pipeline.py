@@ -20,7 +20,9 @@ promote_op = component(promote_model)
 
 @dsl.pipeline(name="compile-and-promote", description="Compile a registered model, and promote it where it earned it.")
 def compile_and_promote(model_uri: str, policy: str, aliases: dict, tracking_uri: str) -> None:
-    """Compile, then promote if the status is `passed`; between the two is the place for a canary or a person's approval."""
+    """Compile, then promote if the status is `passed`; between the two is the place for a canary or a person's
+    approval.
+    """
     compiled = compile_op(
         model_uri=model_uri, policy=policy, targets=[], arguments=["--no-promote"], tracking_uri=tracking_uri
     )
