@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,14 +41,14 @@ def plan(
         SourceError: The model is refused.
         RegistryError: The registry can't be reached or does not hold the model.
     """
-    from compile_stage.pipeline.cache_status import holdings
+    from compile_stage.pipeline.cache_status import cache_status
     from compile_stage.pipeline.preflight import preflight
     from compile_stage.pipeline.run import make_plan
 
     policy = load_policy(Path(policy_path), sets=sets, targets=targets)
     with _context(None, "local") as context:
-        made = preflight(context, make_plan(context, policy, model_uri))
-        return replace(made, held=holdings(context, made))
+        expanded = preflight(context, make_plan(context, policy, model_uri))
+        return replace(expanded, held=cache_status(context, expanded))
 
 
 def run(
@@ -86,34 +85,26 @@ def run(
         StorageError: A disk is full, or `out` or the cache can't be written. Nothing is published half.
     """
     from compile_stage import report
-    from compile_stage.pipeline import run as pipeline
+    from compile_stage.pipeline.outcome import RunInProgress, RunOptions
+    from compile_stage.pipeline.run import make_plan
+    from compile_stage.pipeline.run import run as run_plan
 
-    policy, made, begun, started = None, None, False, time.monotonic()
-
-    def render(result: RunResult) -> Mapping[str, Path]:
+    def write_reports(result: RunResult, folder: Path | None) -> Mapping[str, Path]:
         on_result(result)
-        return report.write(result, Path(out) if out is not None else default_out(result.source, result.policy))
+        return report.write(result, folder) if folder is not None else {}
 
-    try:
-        policy = load_policy(Path(policy_path), sets=sets, targets=targets)
+    options = RunOptions(out=Path(out).absolute() if out is not None else None, publish=publish, promote=promote)
+    with RunInProgress(model_uri, os.fspath(policy_path), options, write_reports) as progress:
+        progress.policy = load_policy(Path(policy_path), sets=sets, targets=targets)
         with _context(reporter, engine) as context:
-            made = pipeline.make_plan(context, policy, model_uri)
-            context.events.planned(made)
-            folder = Path(out) if out is not None else default_out(made.source, policy)
+            progress.context = context
+            expanded = make_plan(context, progress.policy, model_uri)
+            context.events.planned(expanded)
+            folder = options.out or default_out(expanded.source, progress.policy).absolute()
             demand_writable(folder)
-            order = pipeline.Order(out=folder.absolute(), render=render, publish=publish, promote=promote)
-            begun = True
-            return pipeline.run(context, made, order)
-    except (Exception, KeyboardInterrupt) as error:
-        if not begun:
-            result = pipeline.not_begun(
-                model_uri, os.fspath(policy_path), policy, made, error, time.monotonic() - started
-            )
-            on_result(result)
-            if out is not None:
-                with suppress(OSError):  # such as when this folder is what is wrong
-                    report.write(result, Path(out))
-        raise
+            progress.plan, progress.folder = expanded, folder
+            run_plan(progress, context, expanded)
+    return progress.written or progress.result()
 
 
 def default_out(source: SourceModel, policy: Policy) -> Path:
@@ -272,7 +263,8 @@ def debug(
         RegistryError: The model can't be had.
         SourceError: The model is refused or unreadable.
     """
-    from compile_stage.diagnosis import job as diagnose
+    from compile_stage.diagnosis.files import diagnose_compilation, diagnose_files
+    from compile_stage.diagnosis.job import diagnose_job
     from compile_stage.pipeline.run import make_plan
     from compile_stage.report import debug_page
 
@@ -284,11 +276,11 @@ def debug(
                 if not file.is_file():
                     raise UsageError("there is no such file", where=str(file))
             if candidate is not None:
-                found = diagnose.diagnose_files(
+                found = diagnose_files(
                     context, here.absolute(), Path(candidate).absolute(), data, folder, count=samples
                 )
             else:
-                found = diagnose.diagnose_compilation(context, here.absolute(), backend or "", folder)
+                found = diagnose_compilation(context, here.absolute(), backend or "", folder)
         else:
             uri, policy, pattern = subject, policy_path, job
             if here.suffix == ".json":
@@ -300,7 +292,7 @@ def debug(
                 )
             made = make_plan(context, load_policy(Path(policy), sets=sets, targets=targets), uri)
             folder = _folder(out, _model_folder(made.source))
-            found = diagnose.diagnose_job(context, made, pattern, folder, count=samples)
+            found = diagnose_job(context, made, pattern, folder, count=samples)
         debug_page.write(found, folder)
         return found
 

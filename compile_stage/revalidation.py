@@ -33,13 +33,13 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.performance import calls_needed, check_performance
+from compile_stage.pipeline.inputs import TargetInputs
 from compile_stage.serving.manifest import artifact_of, data_folder
 from compile_stage.steps.benchmark import benchmark
-from compile_stage.steps.export import export, inspect
+from compile_stage.steps.export import inspect
 from compile_stage.steps.package import timings
 from compile_stage.steps.resolve import resolve
-from compile_stage.steps.sample import sample
-from compile_stage.steps.validate import reference, validate
+from compile_stage.steps.validate import validate
 
 
 @record
@@ -156,15 +156,13 @@ def _prove(
     if digest_tree(artifact.path) != artifact.digest:
         raise IntegrityError("the artifact's files do not have the digest that was proven", where=artifact.path)
     with (
-        context.worker("source", Needs.within(budget)) as home,
+        context.worker("source", Needs.within(budget)) as source_worker,
         context.worker(job.id, Needs.within(budget, target.threads, plugins.interpreter_of(job.backend))) as worker,
     ):
-        inspect(context, home, source, Compliance(allow_pickle=allow_pickle))
-        portable = export(context, home, source, target)
-        samples = sample(context, home, source, "validation", data, portable.signature, target.shapes)
-        expected = reference(context, home, source, samples, target)
-        checks = validate(context, worker, job, artifact, expected, samples, data).verdict.checks
-    return _Proof(source=source, artifact=artifact, target=target, samples=samples, data=data, checks=checks)
+        inspect(context, source_worker, source, Compliance(allow_pickle=allow_pickle))
+        inputs = TargetInputs(context, source_worker, source, data, target, (job,))
+        checks = validate(context, worker, job, artifact, inputs.reference, inputs.validation, data).verdict.checks
+    return _Proof(source=source, artifact=artifact, target=target, samples=inputs.validation, data=data, checks=checks)
 
 
 def _waivers(manifest: Mapping[str, Any]) -> tuple[Waiver, ...]:

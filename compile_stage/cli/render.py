@@ -214,7 +214,9 @@ class Display:
                 )
         if found.kept is not None and not self.quiet:
             for trial in found.kept.trials:
-                self._say(f"  {'passed' if trial.passed else 'failed'}, {len(trial.kept)} in fp32: {trial.reason}")
+                self._say(
+                    f"  {'passed' if trial.passed else 'failed'}, {len(trial.kept)} in {trial.float_type}: {trial.decisive.reason if trial.decisive else trial.problem}"
+                )
         if not self.quiet:
             for text in (*found.misses, *found.notes, *(found.trace.notes if found.trace else ())):
                 self._say(f"note: {text}", style="dim")

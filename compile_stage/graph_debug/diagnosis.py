@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from compile_stage.core.records import record
-from compile_stage.graph_debug.keep import Kept
+from compile_stage.core.records import Trial, record
 from compile_stage.graph_debug.reduce import Reduced
 from compile_stage.graph_debug.trace import Trace
+
+
+@record
+class Kept:
+    """What a search for nodes to keep in higher precision came to.
+
+    Attributes:
+        nodes: A set with which it passes; None when none was found.
+        minimal: No trial passed with fewer nodes, and without each node of the set it was tried.
+        note: What became of the search.
+    """
+
+    nodes: tuple[str, ...] | None
+    minimal: bool
+    trials: tuple[Trial, ...]
+    note: str = ""
 
 
 @record

@@ -1,12 +1,13 @@
 """What the cache already holds of a plan.
 
-The steps themselves are walked, with a context that only reads: so what is looked up is what `run` looks up, and a key
-that changes there changes here. No worker is started, nothing is made.
+It goes through the very functions that `run` calls, with a context that only reads: what is looked up is what `run` looks up. No worker is
+started, nothing is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,93 +15,72 @@ from compile_stage.core.cache import Cached
 from compile_stage.core.context import Context, whole_key
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import Candidate, Job, Plan, PortableModel, TargetPolicy
+from compile_stage.core.records import Artifact, Candidate, Job, Plan, TargetPolicy
+from compile_stage.pipeline.inputs import TargetInputs
 from compile_stage.steps.benchmark import benchmark_candidates
 from compile_stage.steps.compile import compile_job
-from compile_stage.steps.export import export, other_forms
+from compile_stage.steps.judge import judge_tolerances
 from compile_stage.steps.lower import lower
-from compile_stage.steps.sample import samples_for
-from compile_stage.steps.select import waive
-from compile_stage.steps.validate import reference, validate
+from compile_stage.steps.validate import validate
 
 
-class _NotHeldError(Exception):
+class _NotCachedError(Exception):
     """The cache does not have it."""
 
 
-class _Reader(Context):
+class _ReadOnly(Context):
     """A context that makes nothing."""
 
     def cached(self, step: str, job_id: str, key: Mapping[str, Any], make: Callable[[Path], Any]) -> Cached:
-        if (found := self.cache.read(step, whole_key(key))) is None:
-            raise _NotHeldError(step)
-        return found
+        if (entry := self.cache.read(step, whole_key(key))) is None:
+            raise _NotCachedError(step)
+        return entry
 
 
-def holdings(context: Context, plan: Plan) -> dict[str, tuple[str, ...]]:
+def cache_status(context: Context, plan: Plan) -> dict[str, tuple[str, ...]]:
     """Job id → the steps (`lower`, `compile`, `validate`, `measure`) that a run would find in the cache.
 
-    Nothing for jobs whose samples are made by a function, since what it answers is only known when it is called.
+    Empty for jobs whose samples are made by a function, since what it returns is only known when it is called.
     """
-    reader = _Reader(
-        cache=context.cache,
-        engine=context.engine,
-        events=context.events,
-        hardware=context.hardware,
-        scratch=context.scratch,
-        today=context.today,
-    )
-    found: dict[str, tuple[str, ...]] = {}
+    reader = _ReadOnly(**{field.name: getattr(context, field.name) for field in fields(context)})
+    status: dict[str, tuple[str, ...]] = {}
     with context.worker("plan", Needs()) as worker:  # it starts at its first call, and there is none
-        for target_policy in plan.policy.targets:
-            jobs = [job for job in plan.jobs if job.target.name == target_policy.target.name]
-            found |= {job.id: () for job in jobs}
-            try:
-                found |= _of_target(reader, worker, plan, target_policy, jobs)
-            except (_NotHeldError, CompileStageError):  # what is wrong with the model or the samples, a run says
-                continue
-    return found
+        for policy in plan.policy.targets:
+            jobs = [job for job in plan.jobs if job.target.name == policy.target.name]
+            status |= {job.id: () for job in jobs}
+            if jobs:
+                status |= _status_of_target(reader, worker, plan, policy, jobs)
+    return status
 
 
-def _of_target(
-    reader: Context, worker: Worker, plan: Plan, target_policy: TargetPolicy, jobs: Sequence[Job]
+def _status_of_target(
+    reader: Context, worker: Worker, plan: Plan, policy: TargetPolicy, jobs: Sequence[Job]
 ) -> dict[str, tuple[str, ...]]:
-    if not jobs:
-        return {}
-    source, policy, target = plan.source, plan.policy, target_policy.target
-    portable = export(reader, worker, source, target)
-    samples = samples_for(reader, worker, source, policy.data, portable.signature, jobs)
+    inputs = TargetInputs(reader, worker, plan.source, plan.policy.data, policy.target, jobs)
     steps: dict[str, list[str]] = {job.id: [] for job in jobs}
     candidates: list[Candidate] = []
-    try:
-        expected = reference(reader, worker, source, samples["validation"], target)
-    except _NotHeldError:
-        expected = None
-    try:
-        others = other_forms(reader, worker, source, jobs)
-    except _NotHeldError:
-        others = {}
     for job in jobs:
-        start = portable if job.form == portable.form else others.get(job.form)
-        if not isinstance(start, PortableModel):
-            continue
         try:
-            model = lower(reader, worker, job, start, samples.get("calibration"))
-            steps[job.id] += [] if job.scheme.native else ["lower"]
-            artifact = compile_job(reader, worker, job, model, samples.get("calibration")).artifact
-            steps[job.id].append("compile")
-            if expected is not None:
-                proof = validate(reader, worker, job, artifact, expected, samples["validation"], policy.data)
-                steps[job.id].append("validate")
-                candidate = Candidate(job=job, artifact=artifact, verdict=proof.verdict)
-                candidates.append(waive(candidate, target_policy, policy.waivers, reader.today))
-        except _NotHeldError:
+            artifact = _compiled(reader, worker, job, inputs, steps[job.id])
+            validated = validate(reader, worker, job, artifact, inputs.reference, inputs.validation, inputs.data)
+        except (_NotCachedError, CompileStageError):  # what is wrong with the model or the samples, a run says
             continue
+        steps[job.id].append("validate")
+        candidate = Candidate(job=job, artifact=artifact)
+        candidates.append(judge_tolerances(candidate, validated.verdict.checks, plan.policy.waivers, reader.today))
     try:
-        measured, _ = benchmark_candidates(reader, plan, target_policy, candidates, samples["validation"])
-    except _NotHeldError:
+        measured = benchmark_candidates(reader, plan, policy, candidates, inputs.validation)[0] if candidates else []
+    except _NotCachedError:
         measured = []
     for candidate in measured:
         if candidate.measurement is not None:
             steps[candidate.job.id].append("measure")
-    return {job_id: tuple(done) for job_id, done in steps.items()}
+    return {job_id: tuple(names) for job_id, names in steps.items()}
+
+
+def _compiled(reader: Context, worker: Worker, job: Job, inputs: TargetInputs, steps: list[str]) -> Artifact:
+    model = lower(reader, worker, job, inputs.model_for(job), inputs.calibration)
+    steps += [] if job.scheme.native else ["lower"]
+    artifact = compile_job(reader, worker, job, model, inputs.calibration).artifact
+    steps.append("compile")
+    return artifact

@@ -1,83 +1,79 @@
-"""One job: lowered, compiled, looked at and validated in a worker of its own; and the jobs of a target, side by side.
+"""One candidate: lowered, compiled and validated in workers of its own; and the candidates of a target, side by side.
 
-Whatever happens there, a refusal, a crash or a time-out, becomes the job's result, and the other jobs go on.
+A refusal, a crash, a time-out or too little memory is the candidate's state, and the others go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compile_stage.core import plugins
-from compile_stage.core.context import Context
 from compile_stage.core.digest import tree_size
 from compile_stage.core.errors import CompileStageError, UsageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import (
-    Artifact,
-    CacheState,
-    Candidate,
-    Failure,
-    Job,
-    Measurement,
-    Policy,
-    PortableModel,
-    SampleSet,
-    SourceModel,
-    record,
-)
-from compile_stage.steps.benchmark import benchmark
+from compile_stage.core.records import Artifact, CacheState, Candidate, Failure, Job, PortableModel, record
+from compile_stage.measure import stats
+from compile_stage.pipeline.inputs import TargetRun
+from compile_stage.pipeline.pruning import quick_comparison
 from compile_stage.steps.compile import compile_job
-from compile_stage.steps.look import first_look
+from compile_stage.steps.judge import judge_tolerances
 from compile_stage.steps.lower import lower
-from compile_stage.steps.validate import Reference, validate, validated_before
+from compile_stage.steps.validate import validate, validated_before
 
 _JOB_BYTES, _JOB_COPIES = 1_000_000_000, 8
 """What a job's worker holds at most, as a rule: a compiler's packages, and the model so many times (int8 of ResNet-50 and of BERT: 7)."""
 
+_WARM_UP_S, _TURN_S, _TURNS = 0.5, 0.1, 4  # of a quick latency
 
-@record
-class Material:
-    """What the candidates of one target are made of and judged by.
+Lower = Callable[[Worker], PortableModel]
+"""Makes the graph that is compiled, in the worker that it is given."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How far one evaluation goes.
 
     Attributes:
-        source: The original.
-        portable: It as ONNX: what lowerings, the search and the debugger work on.
-        samples: By role: `validation`, and `calibration` where a job needs it.
-        expected: What the original model answers for the validation samples.
-        others: The source in the other forms that a job asks for, or why it can't be had in one.
+        lower: Makes the graph; None for the step `lower`.
+        seconds: All of it ends after so long; None for the limits of each call alone.
+        prune: One that a quick comparison finds far slower than the original is not validated, where that would take long.
+        time_quickly: Take its quick latency too, in the worker that has it open.
     """
 
-    source: SourceModel
-    portable: PortableModel
-    samples: Mapping[str, SampleSet]
-    expected: Reference
-    others: Mapping[str, PortableModel | str] = field(default_factory=dict)
-
-    def form(self, job: Job) -> PortableModel:
-        """What the job's backend starts from. Raises UsageError, with the reason, when the source can't be had in that form."""
-        found = self.portable if job.form == self.portable.form else self.others[job.form]
-        if isinstance(found, str):
-            raise UsageError(found)
-        return found
+    lower: Lower | None = None
+    seconds: float | None = None
+    prune: bool = False
+    time_quickly: bool = False
 
 
-def attempt_all(
-    context: Context, policy: Policy, jobs: Sequence[Job], material: Material, *, prune_slow: bool = False
-) -> list[Candidate]:
-    """A candidate for each job of one target; as many jobs at once as the engine has room for.
+_TO_THE_END = Options()
 
-    Args:
-        prune_slow: As `attempt`.
+
+@record
+class Evaluation:
+    """One candidate evaluated.
+
+    Attributes:
+        quick_latency_s: Median seconds of a call, measured alone; None when it was not asked for or could not be measured.
     """
-    lanes = context.engine.room(_JOB_BYTES + _JOB_COPIES * tree_size(Path(material.portable.path).parent))
+
+    candidate: Candidate
+    quick_latency_s: float | None = None
+
+
+def evaluate_all(target: TargetRun, jobs: Sequence[Job], *, prune: bool = False) -> list[Candidate]:
+    """A candidate for each job of one target; as many jobs at once as the engine has room for."""
+    context, options = target.context, Options(prune=prune)
+    lanes = context.engine.room(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
-        futures = [pool.submit(attempt, context, policy, job, material, prune_slow=prune_slow) for job in jobs]
+        futures = [pool.submit(evaluate, target, job, options) for job in jobs]
         try:
-            return [future.result() for future in futures]
+            return [future.result().candidate for future in futures]
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -85,79 +81,160 @@ def attempt_all(
             raise
 
 
-def attempt(
-    context: Context,
-    policy: Policy,
-    job: Job,
-    material: Material,
-    *,
-    make: Callable[[Worker], PortableModel] | None = None,
-    total_s: float | None = None,
-    prune_slow: bool = False,
-    then: Callable[[Worker, Candidate], object] = lambda worker, candidate: None,
-) -> Candidate:
-    """Take one job as far as it goes.
+def evaluate(target: TargetRun, job: Job, options: Options = _TO_THE_END) -> Evaluation:
+    """Take one job as far as it goes."""
+    budget = target.run_policy.budget
+    if target.seconds_left < 0:
+        late = f"the policy's budget of {budget.minutes:g} minutes was used up before this job began"
+        return Evaluation(candidate=Candidate(job=job).failed(Failure(kind="timeout", step="plan", problem=late)))
+    steps = _Steps(target, job, options)
+    try:
+        quick_latency_s = steps.run()
+        return Evaluation(candidate=steps.candidate, quick_latency_s=quick_latency_s)
+    except UsageError as refusal:
+        return Evaluation(candidate=steps.candidate.in_state("refused", refusal.problem))
+    except WorkerError as error:
+        failure = Failure(kind=error.kind, step=steps.current, problem=error.problem, detail=error.detail)
+    except CompileStageError as error:
+        failure = Failure(kind="exception", step=steps.current, problem=str(error))
+    return Evaluation(candidate=steps.candidate.failed(failure))
+
+
+class _Steps:
+    """The steps of one evaluation; `candidate` is what is known so far, `current` the step that is running."""
+
+    def __init__(self, target: TargetRun, job: Job, options: Options) -> None:
+        self._target, self._job, self._options = target, job, options
+        self.candidate = Candidate(job=job)
+        self.current = "lower"
+
+    def run(self) -> float | None:
+        """All steps, as far as they apply; the quick latency where it was asked for."""
+        with _workers(self._target, self._job, self._options.seconds) as (here, worker):
+            artifact = self._compile(worker, self._lower(here))
+            if why := self.candidate.not_runnable_here:
+                reason = f"compiled, not validated: it can't be run on this machine: {why}"
+                self.candidate = self.candidate.in_state("compiled_not_validated", reason)
+                return None
+            self.current = "validate"
+            if self._options.prune and self._pruned(worker, artifact):
+                return None
+            self._validate(worker, artifact)
+            return self._quick_latency(worker, artifact) if self._options.time_quickly else None
+
+    def _lower(self, here: Worker) -> PortableModel:
+        target, job, inputs = self._target, self._job, self._target.inputs
+        make = self._options.lower
+        model = make(here) if make else lower(target.context, here, job, inputs.model_for(job), inputs.calibration)
+        self.candidate, self.current = replace(self.candidate, portable=model), "compile"
+        return model
+
+    def _compile(self, worker: Worker, model: PortableModel) -> Artifact:
+        compiled = compile_job(self._target.context, worker, self._job, model, self._target.inputs.calibration)
+        self.candidate = replace(
+            self.candidate,
+            artifact=compiled.artifact,
+            compile_s=compiled.compile_s,
+            cache={"compile": _cache_state(compiled.cached)},
+        )
+        return compiled.artifact
+
+    def _pruned(self, worker: Worker, artifact: Artifact) -> bool:
+        inputs = self._target.inputs
+        if validated_before(
+            self._target.context, self._job, artifact, inputs.reference, inputs.validation, inputs.data
+        ):
+            return False
+        measurement = quick_comparison(self._target, worker, self._job, artifact)
+        if measurement is None:
+            return False
+        self.candidate = replace(self.candidate, measurement=measurement).in_state("pruned", measurement.stopped_early)
+        return True
+
+    def _validate(self, worker: Worker, artifact: Artifact) -> None:
+        context, inputs = self._target.context, self._target.inputs
+        validated = validate(context, worker, self._job, artifact, inputs.reference, inputs.validation, inputs.data)
+        candidate = replace(self.candidate, cache={**self.candidate.cache, "validate": _cache_state(validated.cached)})
+        waivers = self._target.run_policy.waivers
+        self.candidate = judge_tolerances(candidate, validated.verdict.checks, waivers, context.today)
+
+    def _quick_latency(self, worker: Worker, artifact: Artifact) -> float | None:
+        try:
+            return _time_quickly(self._target, worker, self._job, artifact)
+        except CompileStageError:  # it was validated: that it can't be timed alone does not change its verdict
+            return None
+
+
+def quick_latency(target: TargetRun, candidate: Candidate, seconds: float) -> float | None:
+    """The quick latency of a candidate that was compiled, in a worker of its own; None when it could not be measured.
 
     Args:
-        make: Lowers it; by default the step `lower` does.
-        total_s: All of it ends after so many seconds.
-        prune_slow: One that a first look finds many times slower than the original is not validated, where that would take long.
-        then: What else is to be done, once it is validated, with the worker that has it open.
+        seconds: A hard limit of all of it.
     """
-    candidate, step, budget = Candidate(job=job), "plan", policy.budget
-    validation, calibration = material.samples["validation"], material.samples.get("calibration")
-    if context.events.elapsed_s > budget.minutes * 60:
-        late = f"the policy's budget of {budget.minutes:g} minutes was used up before this job began"
-        return replace(candidate, failure=Failure(kind="timeout", step=step, problem=late))
+    if candidate.artifact is None or seconds <= 0:
+        return None
+    job = candidate.job
+    needs = Needs.within(target.run_policy.budget, job.target.threads, plugins.interpreter_of(job.backend))
     try:
-        needs = replace(Needs.within(budget, job.target.threads), total_s=total_s)
-        interpreter = plugins.interpreter_of(job.backend)
-        with ExitStack() as stack:
-            here = worker = stack.enter_context(context.worker(job.id, needs))
-            if interpreter:  # graphs are still lowered here: a toolchain holds the backend's packages only
-                worker = stack.enter_context(context.worker(job.id, replace(needs, interpreter=interpreter)))
-            step = "lower"
-            model = make(here) if make else lower(context, here, job, material.form(job), calibration)
-            candidate, step = replace(candidate, portable=model), "compile"
-            built = compile_job(context, worker, job, model, calibration)
-            candidate = replace(
-                candidate, artifact=built.artifact, compile_s=built.compile_s, cache={step: _state(built.cached)}
-            )
-            if candidate.not_runnable_here:
-                return candidate
-            step = "validate"
-            proving = (job, built.artifact, material.expected, validation, policy.data)
-            if prune_slow and not validated_before(context, *proving):
-                looked = _look(context, policy, worker, job, built.artifact, material)
-                if looked is not None:
-                    return replace(candidate, measurement=looked)
-            proof = validate(context, worker, *proving)
-            candidate = replace(candidate, verdict=proof.verdict, cache={**candidate.cache, step: _state(proof.cached)})
-            then(worker, candidate)
-            return candidate
-    except UsageError as refusal:
-        return replace(candidate, refused=refusal.problem)
-    except WorkerError as error:
-        failure = Failure(kind=error.kind, step=step, problem=error.problem, detail=error.detail)
-    except CompileStageError as error:
-        failure = Failure(kind="exception", step=step, problem=str(error))
-    return replace(candidate, failure=failure)
+        with target.context.worker(f"{job.id}--quick", replace(needs, total_s=seconds)) as worker:
+            return _time_quickly(target, worker, job, candidate.artifact)
+    except CompileStageError:
+        return None
 
 
-def _look(
-    context: Context, policy: Policy, worker: Worker, job: Job, artifact: Artifact, material: Material
-) -> Measurement | None:
-    samples, target = material.samples["validation"], job.target
+def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) -> tuple[Candidate, float] | None:
+    """The candidate with the lowest quick latency, and that latency in seconds; None when none could be measured.
 
-    def race() -> Measurement | None:
-        found = benchmark(
-            context, job.id, material.source, {job.id: artifact}, samples,
-            replace(target, batch_sizes=target.batch_sizes[:1]), policy.budget, seed=policy.data.seed, first_look=True,
-        )  # fmt: skip
-        return found.measurements.get(job.id)
+    Args:
+        seconds: A hard limit of all of it.
+    """
+    ends, best = time.monotonic() + seconds, None
+    for candidate in candidates:
+        latency_s = quick_latency(target, candidate, ends - time.monotonic())
+        if latency_s is not None and (best is None or latency_s < best[1]):
+            best = candidate, latency_s
+    return best
 
-    return first_look(context, worker, job, artifact, material.source, samples, material.expected.sample_s, race)
+
+def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> float:
+    """Median seconds of a call at the target's first batch size, from half a second of measuring. Not interleaved: it guides the searches,
+    and no claim is made from it."""
+    context, samples, batch_size = target.context, target.inputs.validation, job.target.batch_sizes[0]
+    key = {
+        "artifact": [artifact.digest, artifact.options, artifact.toolchain],
+        "backend": job.backend,
+        "made_by": plugins.made_by("backends", job.backend),
+        "samples": samples.digest,
+        "batch_size": batch_size,
+        "threads": job.target.threads,
+        "hardware": context.hardware,
+    }
+
+    def measure(_: Path) -> float:
+        with context.engine.alone():
+            worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
+            worker.call("warm_up", samples=samples, batch_size=batch_size, seconds=_WARM_UP_S)
+            turns = [
+                worker.call("time_turn", samples=samples, batch_size=batch_size, seconds=_TURN_S) for _ in range(_TURNS)
+            ]
+        return min(stats.median(turn) for turn in turns)  # of the least disturbed turn
+
+    return float(context.cached("quick_latency/2", job.id, key, measure).value)
 
 
-def _state(cached: bool) -> CacheState:
+@contextmanager
+def _workers(target: TargetRun, job: Job, seconds: float | None) -> Iterator[tuple[Worker, Worker]]:
+    """The worker that lowers, and the one that compiles and runs: the same, unless the backend has a toolchain of its own, which holds only
+    the backend's packages."""
+    context = target.context
+    needs = replace(Needs.within(target.run_policy.budget, job.target.threads), total_s=seconds)
+    interpreter = plugins.interpreter_of(job.backend)
+    with ExitStack() as stack:
+        here = worker = stack.enter_context(context.worker(job.id, needs))
+        if interpreter:
+            worker = stack.enter_context(context.worker(job.id, replace(needs, interpreter=interpreter)))
+        yield here, worker
+
+
+def _cache_state(cached: bool) -> CacheState:
     return "hit" if cached else "miss"

@@ -1,6 +1,6 @@
-"""The ladder of a target: the fastest that passes, and on top of it its backend's settings, one by one, as long as the run's budget lasts.
+"""Option tuning of a target: on the fastest candidate that passes, its backend's options are tried one by one, as long as the run's budget lasts.
 
-Each rung is compiled, validated in full, and measured in turns with what is below it. Those that are kept join the candidates: they are
+Each option is compiled, validated in full, and measured in turns with what it is laid over. The accepted ones join the candidates: they are
 measured with all others and selected like any other.
 """
 
@@ -10,145 +10,211 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compile_stage.core.context import Context
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.records import (
     Artifact,
     Budget,
     Candidate,
+    Measurement,
     OptimizationStep,
-    Policy,
-    SampleSet,
+    Selection,
     TargetPolicy,
+    Timing,
     TuningOption,
+    record,
 )
-from compile_stage.pipeline.evaluate import Material
-from compile_stage.pipeline.workshop import TargetWorkshop
+from compile_stage.measure import stats
+from compile_stage.pipeline.evaluate import Options, evaluate, fastest
+from compile_stage.pipeline.inputs import TargetRun
+from compile_stage.pipeline.tuning_options import is_better, options_of, refuse_option, tuned_job
 from compile_stage.steps.benchmark import BASELINE, benchmark
-from compile_stage.steps.ladder import Climb, climbed_job, refuse_rung, rungs_of, weigh
-from compile_stage.steps.select import select
 
-_RACE_S = 8.0
-"""At most so long are a rung and what is below it measured in turns; on a quiet machine their ratio is known to 2 % after a second or two. It
-decides what is kept; what is claimed is measured with all others."""
+_COMPARE_S = 8.0
+"""An option and what it is laid over are measured in turns for at most so long; on a quiet machine their ratio is known to 2 % after a second
+or two. It decides what is accepted; what is claimed is measured with all others."""
 
 
-def climb(
-    context: Context,
-    policy: Policy,
-    target_policy: TargetPolicy,
-    candidates: Sequence[Candidate],
-    material: Material,
-) -> tuple[list[Candidate], Climb | None]:
-    """The candidates, behind the one that the ladder stands on the rungs that were kept, and what was tried; None when the policy wants
-    no ladder."""
-    if not target_policy.ladder:
+@record
+class Tuning:
+    """What was tried on a target, before everything is measured together.
+
+    Attributes:
+        base: Job id of the candidate that the options were tried on; empty when there was none.
+        why: Why that one.
+        steps: One for each option, in order.
+        reason: Why there was no base, or nothing to try; empty when there was.
+    """
+
+    base: str = ""
+    why: str = ""
+    steps: tuple[OptimizationStep, ...] = ()
+    reason: str = ""
+
+
+def tune(target: TargetRun, candidates: Sequence[Candidate]) -> tuple[list[Candidate], Tuning | None]:
+    """The candidates, behind the base those with the options that were accepted, and what was tried; None when the policy wants no tuning."""
+    if not target.policy.ladder:
         return list(candidates), None
-    # What all of them are measured in at the end is not the ladder's to spend.
-    left_s = policy.budget.minutes * 60 - policy.budget.measure_seconds - context.events.elapsed_s
-    workshop = TargetWorkshop(context, policy, target_policy, material)
-    ladder = _Ladder(
-        context, policy, target_policy, material.samples["validation"], workshop, time.monotonic() + left_s
-    )
-    stand, why = ladder.lowest(candidates)
-    if stand is None:
-        return list(candidates), Climb(reason="no candidate passed every tolerance")
-    kept, steps, top = [stand], [], stand
-    offered = rungs_of(stand.job.backend, stand.job.target, stand.job.scheme)
-    for rung in offered:
-        step, candidate = ladder.step(rung, top)
+    tuner = _Tuner(target)
+    base, why = tuner.base_of(candidates)
+    if base is None:
+        return list(candidates), Tuning(reason="no candidate passed every tolerance")
+    accepted, steps = [base], []
+    offered = options_of(base.job.backend, base.job.target, base.job.scheme)
+    for option in offered:
+        step, candidate = tuner.step(option, accepted[-1])
         steps.append(step)
         if candidate is not None:
-            kept.append(candidate)
-            top = candidate
-    missing = "" if offered else f"{stand.job.backend} offers no settings for memory or tuning here"
-    with_kept = [one for candidate in candidates for one in (kept if candidate is stand else [candidate])]
-    return with_kept, Climb(stand=stand.job.id, why=why, steps=tuple(steps), reason=missing)
+            accepted.append(candidate)
+    missing = "" if offered else f"{base.job.backend} offers no options for memory or tuning here"
+    with_accepted = [one for candidate in candidates for one in (accepted if candidate is base else [candidate])]
+    return with_accepted, Tuning(base=base.job.id, why=why, steps=tuple(steps), reason=missing)
 
 
-class _Ladder:
-    """Tries rungs for one target until `ends`, on `time.monotonic`'s clock."""
+class _Tuner:
+    """Tries options for one target until its share of the budget is used up."""
 
-    def __init__(
-        self,
-        context: Context,
-        policy: Policy,
-        target_policy: TargetPolicy,
-        samples: SampleSet,
-        workshop: TargetWorkshop,
-        ends: float,
-    ) -> None:
-        self._context, self._policy, self._target_policy = context, policy, target_policy
-        self._samples, self._workshop, self._ends = samples, workshop, ends
-
-    def lowest(self, candidates: Sequence[Candidate]) -> tuple[Candidate | None, str]:
-        """What the rungs are tried on, and why: of those that pass the fastest by a quick look, or of the smallest the fastest."""
-        passing, of = (
-            [c for c in candidates if c.verdict and c.verdict.passed and c.artifact is not None],
-            "that passes",
-        )
-        if self._target_policy.prefer == "size":
-            least = min((_size(c) for c in passing), default=0)
-            passing, of = [c for c in passing if _size(c) == least], "of the smallest that pass"
-        if len(passing) < 2:
-            return (passing[0], f"the only one {of}") if passing else (None, "")
-        fastest = self._workshop.fastest(passing, self._seconds)
-        if fastest is None:
-            return passing[0], f"the first {of}: none could be timed"
-        return next(c for c in passing if c.job.id == fastest.job.id), f"the fastest {of}, by a quick look"
-
-    def step(self, rung: TuningOption, below: Candidate) -> tuple[OptimizationStep, Candidate | None]:
-        """One rung on top of what was kept; the candidate when it is kept too."""
-        step = OptimizationStep(kind=rung.kind, name=rung.name, accepted=False, options=rung.options)
-        if (reason := refuse_rung(rung, below.job)) is not None:
-            return replace(step, reason=reason), None
-        if self._seconds <= 0:
-            late = f"nothing is left of the budget of {self._policy.budget.minutes:g} minutes beside the measurement of all"
-            return replace(step, reason=f"not tried: {late}"), None
-        job, source = climbed_job(below.job, rung), below.portable
-        step = replace(step, job_id=job.id)
-        with self._context.events.step("ladder", job.id):
-            make = (lambda _: source) if source is not None else None
-            candidate = self._workshop.attempt(job, make, self._seconds)
-            if candidate.verdict is None or not candidate.verdict.passed or candidate.artifact is None:
-                reason = select((candidate,), self._target_policy).reasons[job.id]
-                return replace(step, reason=f"dropped: {reason}"), None
-            kept, reason = self._race(candidate.artifact, below.artifact)
-        return replace(step, accepted=kept, reason=reason), candidate if kept else None
-
-    def _race(self, own: Artifact, below: Artifact | None) -> tuple[bool, str]:
-        """Measured in turns with what is below it: is it better, and a sentence."""
-        target, name = self._target_policy.target, own.job_id
-        if below is None or self._seconds <= 0:
-            return False, "dropped: no time was left to measure it"
-        try:
-            found = benchmark(
-                self._context,
-                name,
-                below,
-                {name: own},
-                self._samples,
-                replace(target, batch_sizes=target.batch_sizes[:1]),
-                self._race_budget(),
-                seed=self._policy.data.seed,
-            )
-        except CompileStageError as error:
-            return False, f"dropped: what is below it could not be measured again ({error.problem})"
-        if name in found.failures:
-            return False, f"dropped: it died while it was measured: {found.failures[name].problem}"
-        return weigh(found.measurements[name], found.measurements[BASELINE], self._target_policy)
-
-    def _race_budget(self) -> Budget:
-        budget, left_s = self._policy.budget, self._seconds
-        return replace(
-            budget,
-            measure_seconds=min(budget.measure_seconds, _RACE_S, left_s),
-            job_minutes=min(budget.job_minutes, left_s / 60),
-        )
+    def __init__(self, target: TargetRun) -> None:
+        # The final measurement of all candidates keeps its own part of the budget.
+        self._ends = time.monotonic() + target.seconds_left - target.run_policy.budget.measure_seconds
+        self._target = target
 
     @property
     def _seconds(self) -> float:
         return self._ends - time.monotonic()
+
+    def base_of(self, candidates: Sequence[Candidate]) -> tuple[Candidate | None, str]:
+        """What the options are tried on, and why: the fastest that passes by quick latency, or the fastest of the smallest."""
+        passing, which = [c for c in candidates if c.has_passed], "that passes"
+        if self._target.policy.prefer == "size":
+            least = min((_size(c) for c in passing), default=0)
+            passing, which = [c for c in passing if _size(c) == least], "of the smallest that pass"
+        if len(passing) < 2:
+            return (passing[0], f"the only one {which}") if passing else (None, "")
+        best = fastest(self._target, passing, self._seconds)
+        if best is None:
+            return passing[0], f"the first {which}: none could be timed"
+        return best[0], f"the fastest {which}, by its quick latency"
+
+    def step(self, option: TuningOption, below: Candidate) -> tuple[OptimizationStep, Candidate | None]:
+        """One option on top of what was accepted; the candidate when it is accepted too."""
+        step = OptimizationStep(kind=option.kind, name=option.name, accepted=False, options=option.options)
+        if (reason := refuse_option(option, below.job)) is not None:
+            return replace(step, reason=reason), None
+        if self._seconds <= 0:
+            minutes = self._target.run_policy.budget.minutes
+            late = f"nothing is left of the budget of {minutes:g} minutes beside the measurement of all candidates"
+            return replace(step, reason=f"not tried: {late}"), None
+        job, lowered = tuned_job(below.job, option), below.portable
+        step = replace(step, job_id=job.id)
+        with self._target.context.events.step("ladder", job.id):
+            lower = (lambda _: lowered) if lowered is not None else None
+            candidate = evaluate(self._target, job, Options(lower=lower, seconds=self._seconds)).candidate
+            if not candidate.has_passed or candidate.artifact is None:
+                return replace(step, reason=f"dropped: {candidate.reason}"), None
+            accepted, reason = self._compare(candidate.artifact, below.artifact)
+        return replace(step, accepted=accepted, reason=reason), candidate if accepted else None
+
+    def _compare(self, own: Artifact, below: Artifact | None) -> tuple[bool, str]:
+        """Measured in turns with what it is laid over: is it better, and a sentence."""
+        policy, run_policy, name = self._target.policy, self._target.run_policy, own.job_id
+        if below is None or self._seconds <= 0:
+            return False, "dropped: no time was left to measure it"
+        first = replace(policy.target, batch_sizes=policy.target.batch_sizes[:1])
+        try:
+            measured = benchmark(
+                self._target.context, name, below, {name: own}, self._target.inputs.validation, first, self._budget(),
+                seed=run_policy.data.seed,
+            )  # fmt: skip
+        except CompileStageError as error:
+            return False, f"dropped: the step before could not be measured again ({error.problem})"
+        if name in measured.failures:
+            return False, f"dropped: it crashed during benchmarking: {measured.failures[name].problem}"
+        return is_better(measured.measurements[name], measured.measurements[BASELINE], policy)
+
+    def _budget(self) -> Budget:
+        budget, left_s = self._target.run_policy.budget, self._seconds
+        return replace(
+            budget,
+            measure_seconds=min(budget.measure_seconds, _COMPARE_S, left_s),
+            job_minutes=min(budget.job_minutes, left_s / 60),
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- as it is reported
+
+
+def lay_out(
+    tuning: Tuning,
+    candidates: Sequence[Candidate],
+    selection: Selection,
+    baseline: Measurement | None,
+    policy: TargetPolicy,
+) -> tuple[OptimizationStep, ...]:
+    """All steps from the original to the best, with what each accepted step gained over the one before.
+
+    Args:
+        candidates: All that were measured together, the tuned ones among them.
+    """
+    original = OptimizationStep(
+        kind="original",
+        name="",
+        accepted=baseline is not None,
+        reason="" if baseline is not None else "not measured: no candidate passed every tolerance",
+    )
+    by_id = {candidate.job.id: candidate for candidate in candidates}
+    base = by_id.get(tuning.base)
+    if base is None:
+        return original, OptimizationStep(kind="graph", name="", accepted=False, reason=tuning.reason)
+    steps = [original, *_steps_to(base, tuning.why, candidates), *tuning.steps]
+    if tuning.reason:
+        steps.append(OptimizationStep(kind="memory", name="", accepted=False, reason=tuning.reason))
+    size = policy.target.batch_sizes[0]
+    before, laid_out = _timing(baseline, size), []
+    for step in steps:
+        own = by_id.get(step.job_id) if step.accepted else None
+        timing = _timing(own.measurement, size) if own is not None and own.verdict is not None else None
+        if not step.job_id or not step.accepted:
+            laid_out.append(step)
+        elif timing is None:  # it was accepted, and then crashed during benchmarking or missed its tolerance
+            why = selection.reasons.get(step.job_id, "it was not measured")
+            laid_out.append(replace(step, accepted=False, reason=why))
+        else:
+            laid_out.append(_gained(step, timing, before))
+            before = timing
+    return tuple(laid_out)
+
+
+def _steps_to(base: Candidate, chosen: str, candidates: Sequence[Candidate]) -> list[OptimizationStep]:
+    """What the compiler makes of the graph in fp32, then the precision that the options are tried on."""
+    backend, scheme = base.job.backend, base.job.scheme
+    fp32 = next((c.job for c in candidates if c.job.backend == backend and c.job.scheme.precision == "fp32"), None)
+    if fp32 is None:
+        graph = OptimizationStep(
+            kind="graph", name="fp32", accepted=False, reason=f"the policy has no fp32 of {backend}"
+        )
+    else:
+        graph = OptimizationStep(
+            kind="graph", name=fp32.scheme.name, job_id=fp32.id, reason=f"compiled by {backend}, in fp32"
+        )
+    if scheme.precision == "fp32":
+        lower = any(c.job.scheme.precision != "fp32" for c in candidates)
+        why = f"options are tuned on fp32: {chosen}" if lower else "the policy asks for no other precision"
+        return [graph, OptimizationStep(kind="precision", name="", accepted=False, reason=why)]
+    why = f"{chosen}; {base.note}" if base.note else chosen
+    return [graph, OptimizationStep(kind="precision", name=scheme.name, job_id=base.job.id, reason=why)]
+
+
+def _gained(step: OptimizationStep, own: Timing, before: Timing | None) -> OptimizationStep:
+    """The step with its speedup over the one before, where both ran in the same rounds."""
+    if before is None or not own.turns or len(own.turns) != len(before.turns):
+        return step
+    ratio = stats.ratio_interval(stats.by_round(before), stats.by_round(own), seed=0)
+    return replace(step, speedup=ratio.value, speedup_interval=(ratio.low, ratio.high))
+
+
+def _timing(measurement: Measurement | None, batch_size: int) -> Timing | None:
+    return measurement.timing(batch_size) if measurement is not None else None
 
 
 def _size(candidate: Candidate) -> int:

@@ -40,7 +40,7 @@ def _suite(root: Element, result: RunResult, target: TargetResult) -> None:
     suite = SubElement(root, "testsuite", name=_text(name), time=f"{seconds:.3f}")
     _winner_case(suite, result, target)
     for row in summary.rows(result, target):
-        if row.candidate is None or row.candidate.refused is not None:
+        if row.candidate is None or row.candidate.state == "refused":
             case = SubElement(suite, "testcase", classname=_text(row.job_id), name="plan")
             SubElement(case, "skipped", message=_text(row.reason))
         else:
@@ -77,8 +77,8 @@ def _candidate_cases(suite: Element, candidate: Candidate) -> None:
             SubElement(
                 case, "skipped", message=_text(f"it can't be run on this machine: {candidate.not_runnable_here}")
             )
-        elif candidate.pruned:
-            SubElement(case, "skipped", message=_text(candidate.pruned))
+        elif candidate.state == "pruned":
+            SubElement(case, "skipped", message=_text(candidate.reason))
         else:
             _end(case, "error", "nothing was proven about it", "")
 

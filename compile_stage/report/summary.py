@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 
 from compile_stage.core.records import (
     Candidate,
-    CandidateState,
     Check,
     Measurement,
     Outcome,
+    ResultState,
     RunResult,
     TargetResult,
     Timing,
@@ -28,9 +28,9 @@ _HEADLINE_METRICS = (
     "top1_agreement", "topk_agreement", "agreement", "cosine", "snr_db", "psnr_db", "max_rel", "allclose", "max_abs",
 )  # fmt: skip
 
-_STATE_ORDER: tuple[CandidateState, ...] = ("won", "lost", "failed", "compiled_not_validated", "refused")
+_STATE_ORDER: tuple[ResultState, ...] = ("won", "lost", "failed", "compiled_not_validated", "refused")
 
-STATE_WORDS: dict[CandidateState, str] = {
+STATE_WORDS: dict[ResultState, str] = {
     "won": "won",
     "lost": "lost",
     "failed": "failed",
@@ -54,7 +54,7 @@ class Row:
     backend: str
     precision: str
     scheme: str
-    state: CandidateState
+    state: ResultState
     reason: str
     timing: Timing | None = None
     error: Check | None = None
@@ -159,26 +159,16 @@ def baseline_of(result: RunResult, target: TargetResult) -> Measurement | None:
     return result.baseline.get(target.policy.target.name)
 
 
-def state_of(target: TargetResult, candidate: Candidate) -> CandidateState:
-    """What selection said of a candidate, or what follows from its record where selection never saw it."""
-    if (state := target.selection.states.get(candidate.job.id)) is not None:
-        return state
-    if candidate.refused is not None:
-        return "refused"
-    if candidate.failure is not None or (candidate.verdict is not None and not candidate.verdict.passed):
-        return "failed"
-    return "compiled_not_validated" if candidate.verdict is None else "lost"
+def state_of(target: TargetResult, candidate: Candidate) -> ResultState:
+    """What selection made of a candidate, or its own state where selection never saw it."""
+    return target.selection.states.get(candidate.job.id, candidate.result_state)
 
 
 def reason_of(target: TargetResult, candidate: Candidate) -> str:
     """One sentence on why a candidate is in its state."""
     if reason := target.selection.reasons.get(candidate.job.id):
         return reason
-    if candidate.job.id == target.selection.winner:
-        return target.selection.reason
-    if candidate.refused is not None:
-        return candidate.refused
-    return candidate.failure.problem if candidate.failure is not None else ""
+    return target.selection.reason if candidate.job.id == target.selection.winner else candidate.reason
 
 
 def checks_of(candidate: Candidate) -> tuple[Check, ...]:

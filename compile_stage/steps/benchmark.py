@@ -77,7 +77,7 @@ def benchmark_candidates(
 
     What already failed a tolerance is not measured: timings of a wrong answer decide nothing.
     """
-    proven = {c.job.id: c.artifact for c in candidates if c.verdict and c.verdict.passed and c.artifact}
+    proven = {c.job.id: c.artifact for c in candidates if c.has_passed and c.artifact}
     if not proven:
         return list(candidates), None
     target = target_policy.target
@@ -95,15 +95,21 @@ def benchmark_candidates(
     )  # fmt: skip
     state: CacheState = "hit" if found.cached else "miss"
     measured = [
-        replace(
-            c,
-            measurement=found.measurements.get(c.job.id) if c.job.id in proven else c.measurement,
-            failure=found.failures.get(c.job.id, c.failure),
-            cache={**c.cache, "benchmark": state} if c.job.id in proven else c.cache,
-        )
+        _measured(replace(c, cache={**c.cache, "benchmark": state}), found) if c.job.id in proven else c
         for c in candidates
     ]
     return measured, found.measurements.get(BASELINE)
+
+
+def _measured(candidate: Candidate, measured: Measured) -> Candidate:
+    """The candidate with its measurement, or with how it ended while it was measured."""
+    measurement, failure = measured.measurements.get(candidate.job.id), measured.failures.get(candidate.job.id)
+    candidate = replace(candidate, measurement=measurement)
+    if failure is not None:
+        return candidate.failed(failure)
+    if measurement is not None and measurement.stopped_early:
+        return candidate.in_state("pruned", measurement.stopped_early)
+    return candidate
 
 
 def benchmark_successor(

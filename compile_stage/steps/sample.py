@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,11 @@ from typing import Any
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, revive
-from compile_stage.core.errors import CompileStageError, SourceError, UsageError
+from compile_stage.core.errors import CompileStageError, UsageError
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import Data, Job, PortableModel, SampleSet, ShapeRange, SourceModel
+from compile_stage.core.records import Data, PortableModel, SampleSet, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.graph_debug.coverage import Coverage, coverage_note, overlap_note
-
-
-def samples_for(
-    context: Context, worker: Worker, source: SourceModel, data: Data, signature: Signature, jobs: Sequence[Job]
-) -> dict[str, SampleSet]:
-    """By role, the samples that the jobs of one target need: for validation always, for calibration where one calibrates."""
-    shapes = jobs[0].target.shapes
-    found = {"validation": sample(context, worker, source, "validation", data, signature, shapes)}
-    if any(plugins.needs_calibration(job.scheme) for job in jobs):
-        # A model without an example to calibrate on has no int8, whose jobs say so; fp32 needs none.
-        with contextlib.suppress(SourceError):
-            found["calibration"] = sample(context, worker, source, "calibration", data, signature, shapes)
-    return found
 
 
 def compare_samples(

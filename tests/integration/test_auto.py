@@ -12,8 +12,8 @@ import pytest
 
 from compile_stage import api
 from compile_stage.engine.local import LocalEngine
+from compile_stage.pipeline import pruning
 from compile_stage.report.result import result_json_schema
-from compile_stage.steps import look
 
 pytestmark = [
     pytest.mark.usefixtures("fake_backends"),
@@ -55,7 +55,7 @@ def test_a_hopeless_one_is_dropped_before_a_proof_that_takes_long(
 ) -> None:
     """Broken: minutes of a run that asked for whatever is good would go into proving what loses anyway; or it would count as proven, or as failed; or what is named
     would be dropped too."""
-    monkeypatch.setattr(look, "WORTH_S", 1.0)  # the proof takes 64 calls of 20 ms
+    monkeypatch.setattr(pruning, "WORTH_S", 1.0)  # the proof takes 64 calls of 20 ms
     policy = write_policy("backends: auto, precisions: [fp32]", BODY)
     out = policy.parent / "out"
     result = api.run(f"folder:{small_model}", policy, out=out, publish=False)
@@ -69,7 +69,7 @@ def test_a_hopeless_one_is_dropped_before_a_proof_that_takes_long(
     reason = target.selection.reasons[slow.job.id]
     assert re.fullmatch(
         r"dropped after [26] rounds: its latency was at least [\d.e+]+ times that of the original in each, so it was not proven, which would have taken "
-        r"about [\d.]+ seconds; a policy that names fake-slow has it proven",
+        r"about [\d.]+ seconds; name fake-slow in the policy's backends to have it proven",
         reason,
     )
     assert {event.step for event in result.events if event.job_id == slow.job.id} == {"compile", "look", "benchmark"}
@@ -105,7 +105,7 @@ def test_what_was_dropped_is_proven_after_all_when_nothing_else_passes(
     small_model: Path, write_policy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broken: a run that has a winner would end without one, since a short look threw it away."""
-    monkeypatch.setattr(look, "WORTH_S", 1.0)
+    monkeypatch.setattr(pruning, "WORTH_S", 1.0)
     body = BODY.replace("onnxruntime", "fake-constant")
     policy = write_policy("backends: auto, precisions: [fp32]", body)
     out = policy.parent / "out"
@@ -116,7 +116,7 @@ def test_what_was_dropped_is_proven_after_all_when_nothing_else_passes(
     assert target.winner.verdict is not None
     assert target.winner.verdict.passed
     (note,) = [note for note in result.notes if "proven after all" in note]
-    assert "since no other candidate passed; the first look: dropped after" in note
+    assert "since no other candidate passed; at first: dropped after" in note
     assert note in (out / "report.md").read_text()
 
 
@@ -124,7 +124,7 @@ def test_what_passes_and_dies_while_it_is_measured_leaves_the_dropped_one_to_be_
     small_model: Path, write_policy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broken: whether anything wins would be asked before the measurement, which has its own ways to fail."""
-    monkeypatch.setattr(look, "WORTH_S", 1.0)
+    monkeypatch.setattr(pruning, "WORTH_S", 1.0)
     body = BODY.replace("onnxruntime", "fake-dies-later")
     policy = write_policy("backends: auto, precisions: [fp32]", body)
     result = api.run(f"folder:{small_model}", policy, out=policy.parent / "out", publish=False)

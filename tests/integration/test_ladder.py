@@ -10,7 +10,7 @@ import pytest
 
 from compile_stage import api
 from compile_stage.core.records import RunResult
-from compile_stage.steps.ladder import job_of_rungs
+from compile_stage.pipeline.tuning_options import find_tuned_job
 
 pytestmark = [
     pytest.mark.usefixtures("fake_backends"),
@@ -73,15 +73,15 @@ def test_the_plan_tells_what_may_be_tried_and_debug_finds_a_rung_by_its_id(
     """Broken: a reader of the plan would be surprised by jobs that it did not have, and could not look into one of them."""
     policy = write_policy("backends: [fake-ladder], precisions: [fp32], ladder: true", BODY)
     made = api.plan(f"folder:{small_model}", policy)
-    (note,) = [note for note in made.notes if note.startswith("ladder of cpu")]
+    (note,) = [note for note in made.notes if note.startswith("option tuning of cpu")]
     assert "(fake-ladder: memory no-ballast, tuning broken, tuning slower, tuning quick, tuning too-late)" in note
     (job,) = made.jobs
-    found = job_of_rungs(made.jobs, f"{job.id}--memory-no-ballast--tuned-quick")
+    found = find_tuned_job(made.jobs, f"{job.id}--memory-no-ballast--tuned-quick")
     assert found is not None
     assert found.tuning_options == ("no-ballast", "quick")
     assert found.target.options["fake-ladder"] == {"ballast_mb": 0, "wait_ms": 1}
-    assert job_of_rungs(made.jobs, f"{job.id}--tuned-quic") is None
-    assert job_of_rungs(made.jobs, job.id) is None
+    assert find_tuned_job(made.jobs, f"{job.id}--tuned-quic") is None
+    assert find_tuned_job(made.jobs, job.id) is None
     broken = api.debug(
         f"folder:{small_model}", policy_path=policy, job=f"{job.id}--tuned-broken", out=policy.parent / "debug"
     )

@@ -152,7 +152,7 @@ def test_a_version_says_how_fast_and_how_exact_it_is(
     assert size.endswith(" MB.")
 
 
-@pytest.mark.parametrize("moment", ["attach_reports", "_promote_all"])
+@pytest.mark.parametrize("moment", ["attach_reports", "_promote"])
 def test_a_run_killed_after_its_publication_is_finished_by_the_next(
     small_model: Path,
     write_policy: Callable[..., Path],

@@ -131,7 +131,7 @@ def test_without_calibration_samples_only_what_needs_them_is_refused(
     policy = write_policy("backends: [onnxruntime], precisions: [int8, fp32]", FAST)
     result = run(small_model, policy, tmp_path / "out", sets=["data.calibration.source=input_example"])
     assert result.exit_code == 0, result.problem
-    states = {c.job.scheme.precision: c.refused for c in result.targets[0].candidates}
+    states = {c.job.scheme.precision: c.reason if c.state == "refused" else None for c in result.targets[0].candidates}
     assert states["fp32"] is None
     assert "calibration" in (states["int8"] or "")
 

@@ -108,7 +108,8 @@ def test_a_plan_refusal_that_became_a_candidate_is_listed_once(factory: ModuleTy
     refused = dataclasses.replace(
         target.candidates[0],
         job=dataclasses.replace(target.candidates[0].job, id="digits-cnn-1--cpu-server--onnxruntime--bf16"),
-        refused="no bf16 here",
+        state="refused",
+        reason="no bf16 here",
     )
     made = factory.make_result(dataclasses.replace(target, candidates=(*target.candidates, refused)))
     ids = [c["job_id"] for c in result_document(made)["targets"][0]["candidates"]]

@@ -24,7 +24,8 @@ from compile_stage.core.records import (
     Waiver,
 )
 from compile_stage.core.tensors import Signature
-from compile_stage.steps.select import judge_performance, select
+from compile_stage.steps.judge import judge_performance, judge_tolerances
+from compile_stage.steps.select import select
 
 TARGET = Target(name="cpu", backends=("onnxruntime", "openvino"), batch_sizes=(1,))
 COSINE = Gate(metric="cosine", limit=0.99, direction="at_least")
@@ -81,7 +82,14 @@ def candidate(
 
 
 def judged(*candidates: Candidate, policy: TargetPolicy = POLICY, waivers: tuple[Waiver, ...] = ()) -> list[Candidate]:
-    return [judge_performance(c, policy, waivers, TODAY) for c in candidates]
+    """As evaluate and the benchmark leave them: tolerances first, then the gates on what was measured."""
+    return [judge_performance(tolerated(c, waivers), policy, waivers, TODAY) for c in candidates]
+
+
+def tolerated(candidate: Candidate, waivers: tuple[Waiver, ...] = ()) -> Candidate:
+    if candidate.verdict is None or candidate.state == "failed":
+        return candidate
+    return judge_tolerances(candidate, candidate.verdict.checks, waivers, TODAY)
 
 
 def test_the_fastest_passing_candidate_wins() -> None:
@@ -135,7 +143,7 @@ def test_preference_for_size_looks_at_bytes() -> None:
 def test_a_candidate_without_checks_never_wins() -> None:
     """Broken: a pass with nothing compared."""
     empty = replace(candidate(), verdict=Verdict(checks=()))
-    chosen = select([empty], POLICY)
+    chosen = select([tolerated(empty)], POLICY)
     assert chosen.winner is None
     assert chosen.reasons[empty.job.id] == "nothing was checked"
 
@@ -147,9 +155,8 @@ def test_a_candidate_that_was_not_measured_never_wins() -> None:
 
 def test_a_crash_is_told_as_one() -> None:
     """Broken: the reader would not know whether the compiler crashed or the tolerance was missed."""
-    crashed = replace(
-        candidate(), artifact=None, verdict=None, failure=Failure(kind="crash", step="compile", problem="SIGSEGV")
-    )
+    crash = Failure(kind="crash", step="compile", problem="SIGSEGV")
+    crashed = replace(candidate(), artifact=None, verdict=None).failed(crash)
     chosen = select([crashed], POLICY)
     assert chosen.states[crashed.job.id] == "failed"
     assert chosen.reasons[crashed.job.id] == "compile ended in a crash: SIGSEGV"
@@ -173,7 +180,7 @@ NO_GATES = replace(POLICY, performance=())
 def test_a_candidate_that_died_while_it_was_measured_never_wins() -> None:
     """Broken: with no limit on speed in the policy, what crashed in the benchmark would be published."""
     died = Failure(kind="crash", step="benchmark", problem="SIGSEGV")
-    crashed = replace(candidate(), measurement=None, failure=died)
+    crashed = replace(tolerated(candidate()), measurement=None).failed(died)
     for prefer in ("latency", "throughput", "memory", "size"):
         policy = replace(NO_GATES, prefer=prefer)
         chosen = select(judged(crashed, policy=policy), policy)

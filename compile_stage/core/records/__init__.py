@@ -12,6 +12,7 @@ from compile_stage.core.records.candidate import (
     CandidateState,
     Failure,
     OptimizationStep,
+    ResultState,
     Selection,
     StepKind,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "Promotion",
     "Receipt",
     "Refusal",
+    "ResultState",
     "RunOutcome",
     "RunResult",
     "RunStatus",

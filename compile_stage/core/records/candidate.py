@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
 from compile_stage.core.errors import FailureKind
@@ -26,39 +26,79 @@ class Failure:
 
 CacheState: TypeAlias = Literal["hit", "miss"]
 
-CandidateState: TypeAlias = Literal["won", "lost", "failed", "refused", "compiled_not_validated"]
+CandidateState: TypeAlias = Literal[
+    "planned", "refused", "failed", "pruned", "compiled_not_validated", "passed", "won", "lost"
+]
+"""How far a candidate came. `planned`: nothing is known yet. `passed`: every gate looked at so far holds. `pruned`: so much slower than
+another that the rest was not measured. `won` and `lost` are given by selection, among those that passed."""
+
+ResultState: TypeAlias = Literal["won", "lost", "failed", "refused", "compiled_not_validated"]
+"""The states that `result.json` knows."""
 
 
 @record
 class Candidate:
-    """One job and what became of it. Fields fill up along the way.
+    """One job and what became of it. Fields fill up along the way; `state` and `reason` change together, by `in_state`.
 
     Attributes:
+        reason: One sentence on why it is in its state; empty while it is planned.
         trials: Of the search for nodes to keep in higher precision, when this candidate missed its tolerance.
         note: What became of that search, or what this candidate owes to one; follows the reason.
     """
 
     job: Job
+    state: CandidateState = "planned"
+    reason: str = ""
     portable: PortableModel | None = None
     artifact: Artifact | None = None
     verdict: Verdict | None = None
     measurement: Measurement | None = None
     failure: Failure | None = None
-    refused: str | None = None
     compile_s: float = 0.0
     cache: Mapping[str, CacheState] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     note: str = ""
+
+    def in_state(self, state: CandidateState, reason: str) -> Candidate:
+        """The candidate with its new state, and the sentence that says why."""
+        return replace(self, state=state, reason=reason)
+
+    def failed(self, failure: Failure) -> Candidate:
+        """The candidate as it ends with a crash, a time-out, too little memory or an error."""
+        reason = f"{failure.step} ended in {_KINDS[failure.kind]}: {failure.problem}"
+        return replace(self, failure=failure).in_state("failed", reason)
+
+    @property
+    def has_passed(self) -> bool:
+        """True when every gate that was looked at holds, and it ran to the end."""
+        return self.state in ("passed", "won", "lost")
+
+    @property
+    def result_state(self) -> ResultState:
+        """The state as `result.json` has it, which knows no pruned candidates: one that was proven before has lost."""
+        if self.state == "pruned" and self.verdict is not None:
+            return "lost"
+        if self.state == "planned" or self.state == "pruned":
+            return "compiled_not_validated"
+        return "lost" if self.state == "passed" else self.state
+
+    @property
+    def full_reason(self) -> str:
+        """The reason, and the note on the search behind it."""
+        return f"{self.reason}; {self.note}" if self.note else self.reason
 
     @property
     def not_runnable_here(self) -> str:
         """Why it can't be validated on this machine; empty when it can."""
         return self.job.not_runnable_here or (self.artifact.not_runnable_here if self.artifact is not None else "")
 
-    @property
-    def pruned(self) -> str:
-        """Why a first look dropped it before its proof; empty when none did."""
-        return self.measurement.stopped_early if self.verdict is None and self.measurement is not None else ""
+
+_KINDS: Mapping[FailureKind, str] = {
+    "crash": "a crash",
+    "out_of_memory": "running out of memory",
+    "timeout": "a time-out",
+    "exception": "an error",
+}
 
 
 @record
@@ -68,7 +108,7 @@ class Selection:
     target: str
     winner: str | None
     reason: str
-    states: Mapping[str, CandidateState]
+    states: Mapping[str, ResultState]
     reasons: Mapping[str, str]
 
 

@@ -1,4 +1,4 @@
-"""The first look: who is dropped before its proof, and who is not."""
+"""Pruning: which candidates are dropped before their proof, and which are proven after all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,9 +35,12 @@ from compile_stage.core.records import (
 )
 from compile_stage.core.tensors import Signature
 from compile_stage.measure.timing import HOPELESS
-from compile_stage.steps.ladder import Climb, lay_out
-from compile_stage.steps.look import WORTH_S, first_look, hasty
+from compile_stage.pipeline import pruning
+from compile_stage.pipeline.inputs import TargetRun
+from compile_stage.pipeline.option_tuning import Tuning, lay_out
+from compile_stage.pipeline.pruning import WORTH_S, quick_comparison, to_prove
 from compile_stage.steps.select import select
+from compile_stage.steps.validate import Reference
 
 TARGET = Target(name="cpu", backends=("auto",), batch_sizes=(2, 8))
 POLICY = TargetPolicy(target=TARGET, tolerances={}, performance=())
@@ -80,24 +84,28 @@ class Answering:
 
 
 @pytest.fixture
-def look(tmp_path: Path) -> Callable[..., Measurement | None]:
+def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measurement | None]:
     context = Context(
         cache=Cache(tmp_path), engine=None, events=EventLog(), hardware=hardware(), scratch=tmp_path, today=date.today()
     )  # type: ignore[arg-type]
     source = SourceModel(uri="s", name="m", version="1", flavor="onnx", path="", digest="s", registry="")
+    reference = Reference(outputs={}, corners=(), digest="", batch_size=1, sample_s=SAMPLE_S)
+    inputs: Any = SimpleNamespace(source=source, validation=SAMPLES, reference=reference)
+    target = TargetRun(context, plan=None, policy=POLICY, inputs=inputs)  # type: ignore[arg-type]
 
-    def taken(worker: Answering, race: Callable[[], Measurement | None]) -> Measurement | None:
-        return first_look(context, worker, job(), artifact(), source, SAMPLES, SAMPLE_S, race)
+    def compared(worker: Answering, race: Callable[[], Measurement | None]) -> Measurement | None:
+        monkeypatch.setattr(pruning, "_measure_beside_original", lambda *_: race())
+        return quick_comparison(target, worker, job(), artifact())
 
-    return taken
+    return compared
 
 
 def no_race() -> Measurement | None:
     raise AssertionError("nobody is suspected, and the machine was asked for alone")
 
 
-def test_what_is_hopeless_and_takes_long_to_prove_is_dropped_with_the_reason_and_once(
-    look: Callable[..., Measurement | None],
+def test_what_is_far_slower_and_takes_long_to_prove_is_dropped_with_the_reason_and_once(
+    compare: Callable[..., Measurement | None],
 ) -> None:
     """Broken: minutes of proof would be paid for what loses anyway, or each further run would look again."""
     slow, races = Answering(2.0), []
@@ -106,63 +114,68 @@ def test_what_is_hopeless_and_takes_long_to_prove_is_dropped_with_the_reason_and
         races.append(1)
         return measured(1.8, "dropped after 2 rounds: its latency was at least 90 times that of the original in each")
 
-    found = look(slow, race)
+    found = compare(slow, race)
     assert found is not None
     # 100 samples at two batch sizes, 0.9 s each.
     assert found.stopped_early == (
         "dropped after 2 rounds: its latency was at least 90 times that of the original in each, so it was not proven, which would have taken "
-        "about 3 minutes; a policy that names onnxruntime has it proven"
+        "about 3 minutes; name onnxruntime in the policy's backends to have it proven"
     )
-    assert look(Answering(0.0), no_race) == found
+    assert compare(Answering(0.0), no_race) == found
     assert races == [1]
 
 
 @pytest.mark.parametrize("latency_s", [HOPELESS_S * 0.99, WORTH_S / 200 * TARGET.batch_sizes[0] * 0.99])
 def test_who_is_fast_enough_or_quickly_proven_is_not_suspected(
-    latency_s: float, look: Callable[..., Measurement | None]
+    latency_s: float, compare: Callable[..., Measurement | None]
 ) -> None:
     """Broken: what might win would be dropped, or each candidate would wait for the machine to be free of all others."""
-    assert look(Answering(latency_s), no_race) is None
+    assert compare(Answering(latency_s), no_race) is None
 
 
 @pytest.mark.parametrize("alone", [measured(2.0), measured(0.1, "dropped after 2 rounds"), None])
 def test_a_suspicion_that_does_not_hold_alone_on_the_machine_drops_nobody(
-    alone: Measurement | None, look: Callable[..., Measurement | None]
+    alone: Measurement | None, compare: Callable[..., Measurement | None]
 ) -> None:
     """Broken: whoever met a busy machine at its first call would be dropped for it."""
-    assert look(Answering(5.0), lambda: alone) is None
+    assert compare(Answering(5.0), lambda: alone) is None
 
 
-def test_what_can_not_be_timed_is_left_to_its_proof(look: Callable[..., Measurement | None]) -> None:
+def test_what_can_not_be_timed_is_left_to_its_proof(compare: Callable[..., Measurement | None]) -> None:
     """Broken: a check that would say what is wrong would be lost, or a crash would be taken for slowness."""
-    assert look(Answering(5.0, WorkerError("exception", "no such batch size")), no_race) is None
+    assert compare(Answering(5.0, WorkerError("exception", "no such batch size")), no_race) is None
 
     def broken() -> Measurement:
         raise SourceError("the original could not be opened again")
 
-    assert look(Answering(5.0), broken) is None
+    assert compare(Answering(5.0), broken) is None
 
 
-def test_a_worker_that_is_gone_ends_the_job(look: Callable[..., Measurement | None]) -> None:
+def test_a_worker_that_is_gone_ends_the_job(compare: Callable[..., Measurement | None]) -> None:
     """Broken: the job would end with 'takes no more calls' instead of how its worker died."""
     with pytest.raises(WorkerError, match="died"):
-        look(Answering(5.0, WorkerError("crash", "it died")), no_race)
+        compare(Answering(5.0, WorkerError("crash", "it died")), no_race)
 
 
 def dropped_and_winner(winner_s: float) -> tuple[Candidate, Candidate]:
-    dropped = Candidate(job=job("slow"), artifact=artifact("slow"), measurement=measured(1.0, "dropped: by far"))
+    far_slower = measured(1.0, "dropped: by far")
+    dropped = Candidate(job=job("slow"), artifact=artifact("slow"), measurement=far_slower).in_state(
+        "pruned", "dropped: by far"
+    )
     gate = Gate(metric="cosine", limit=0.9, direction="at_least")
     verdict = Verdict(checks=(Check(gate=gate, outcome=Outcome.PASS, measured=1.0, reason=""),))
-    return dropped, Candidate(job=job(), artifact=artifact(), verdict=verdict, measurement=measured(winner_s))
+    return dropped, Candidate(
+        job=job(), artifact=artifact(), verdict=verdict, measurement=measured(winner_s), state="passed"
+    )
 
 
 @pytest.mark.parametrize(("winner_s", "again"), [(1.0 / HOPELESS * 0.9, False), (1.0 / HOPELESS * 1.1, True)])
 def test_it_is_proven_after_all_unless_the_winner_is_far_ahead(winner_s: float, again: bool) -> None:
     """Broken: a comparison with the original would decide between two candidates that are both slower than it."""
     dropped, winner = dropped_and_winner(winner_s)
-    assert hasty([dropped, winner], POLICY, (), winner) == ([dropped] if again else [])
-    assert hasty([dropped, winner], POLICY, (), None) == [dropped]
-    assert hasty([winner], POLICY, (), None) == []
+    assert to_prove([dropped, winner], POLICY, (), winner) == ([dropped] if again else [])
+    assert to_prove([dropped, winner], POLICY, (), None) == [dropped]
+    assert to_prove([winner], POLICY, (), None) == []
 
 
 @pytest.mark.parametrize(
@@ -178,7 +191,7 @@ def test_without_a_winner_what_can_not_hold_the_limit_on_speed_is_not_proven_for
     waivers = () if waived_for is None else (
         Waiver(gate="speedup", target=waived_for, reason="r", owner="o", expires="2099-01-01"),
     )  # fmt: skip
-    assert hasty([dropped], replace(POLICY, performance=gates), waivers, None) == ([dropped] if again else [])
+    assert to_prove([dropped], replace(POLICY, performance=gates), waivers, None) == ([dropped] if again else [])
 
 
 def test_what_was_dropped_before_its_proof_wins_nothing_and_is_neither_passed_nor_failed() -> None:
@@ -191,7 +204,7 @@ def test_what_was_dropped_before_its_proof_wins_nothing_and_is_neither_passed_no
     alone = select([dropped], POLICY)
     assert alone.winner is None
     assert alone.reason == "no candidate passed every gate: 1 compiled, not validated"
-    steps = lay_out(Climb(stand=dropped.job.id), (dropped, winner), beside, measured(3.0), POLICY)
+    steps = lay_out(Tuning(base=dropped.job.id), (dropped, winner), beside, measured(3.0), POLICY)
     (graph,) = [step for step in steps if step.job_id == dropped.job.id]
     assert not graph.accepted
     assert graph.reason == "dropped: by far"

@@ -19,7 +19,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.events import EventLog
 from compile_stage.core.records import Candidate, Job, Scheme, SourceModel, Target, TargetResult
 from compile_stage.steps.select import select
-from compile_stage.steps.tuning import pull_records, push_records
+from compile_stage.steps.tuning_records import pull_records, push_records
 from tests.steps.test_plan import SOURCE as IN_MLFLOW
 from tests.steps.test_plan import TARGET
 

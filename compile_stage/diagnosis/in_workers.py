@@ -1,4 +1,4 @@
-"""Why a candidate goes wrong: its trace against FP32, a small graph that fails like it, and the bundle for a bug report."""
+"""What is done in workers to find why a candidate goes wrong: the trace against FP32, a small graph that fails like it, the bundle for a bug report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import Job, PortableModel, SampleSet
+from compile_stage.core.records import Job, PortableModel, SampleSet, record
 from compile_stage.graph_debug.diagnosis import Failed
 from compile_stage.graph_debug.reduce import reduce_nodes
 from compile_stage.graph_debug.trace import Trace
@@ -22,38 +22,40 @@ MAX_TRIES = 48
 """Graphs that a reduction may try; each is compiled in a worker."""
 
 
-def trace(
-    context: Context,
-    worker: Worker,
-    subject: str,
-    reference: str,
-    candidate: str,
-    samples: SampleSet,
-    *,
-    precision: str,
-    hint: str,
-    count: int,
-    threads: int,
-) -> Trace:
-    """Both files on the first `count` samples, tensor by tensor.
+@record
+class Comparison:
+    """Two model files that are run side by side.
 
-    Args:
-        subject: A job's id, for the display.
+    Attributes:
+        title: For people: a job's id, or the names of the files.
         hint: What OpenVINO executes a `.xml` in.
+        precision: Of the candidate; empty where it is read from the file.
     """
-    with context.events.step("trace", subject):
+
+    title: str
+    reference: str
+    candidate: str
+    samples: SampleSet
+    precision: str = ""
+    hint: str = "f32"
+    threads: int = 2
+
+
+def trace(context: Context, worker: Worker, pair: Comparison, count: int) -> Trace:
+    """Both files on the first `count` samples, tensor by tensor."""
+    with context.events.step("trace", pair.title):
         answer = worker.call(
             "trace_nodes",
-            reference=reference,
-            candidate=candidate,
-            hint=hint,
-            precision=precision,
-            samples=samples,
+            reference=pair.reference,
+            candidate=pair.candidate,
+            hint=pair.hint,
+            precision=pair.precision,
+            samples=pair.samples,
             count=count,
-            threads=threads,
+            threads=pair.threads,
         )
-        found: Trace = revive(Trace, answer)
-        return found
+    traced: Trace = revive(Trace, answer)
+    return traced
 
 
 def reduce_failure(context: Context, job: Job, model: PortableModel, needs: Needs, into: Path) -> Failed | None:
@@ -63,47 +65,37 @@ def reduce_failure(context: Context, job: Job, model: PortableModel, needs: Need
     """
     with (
         context.events.step("reduce", job.id),
-        context.worker(job.id, needs) as home,
+        context.worker(job.id, needs) as source_worker,
         _Compiler(context, needs) as compiler,
     ):
-        nodes: list[list[str]] = home.call("list_nodes", path=model.path)
+        nodes: list[list[str]] = source_worker.call("list_nodes", path=model.path)
         failure = compiler.failure(job, model, into / "whole")
         if failure is None:
             return None
 
         def fails(chosen: Sequence[int]) -> str | None:
             context.events.progress("reduce", job.id, f"trying {len(chosen)} of {len(nodes)} nodes")
-            answer = home.call("cut_graph", path=model.path, nodes=list(chosen), into=str(into / "try"))
+            answer = source_worker.call("cut_graph", path=model.path, nodes=list(chosen), into=str(into / "try"))
             return compiler.failure(job, revive(PortableModel, answer), into / "tried") if answer else None
 
         found = reduce_nodes(len(nodes), failure, fails, max_tries=MAX_TRIES)
-        home.call("cut_graph", path=model.path, nodes=list(found.nodes), into=str(into / "reduced"))
+        source_worker.call("cut_graph", path=model.path, nodes=list(found.nodes), into=str(into / "reduced"))
         names, ops = zip(*(nodes[i] for i in found.nodes), strict=True)
         return Failed(step="compile", problem=failure, reduced=found, nodes=names, ops=ops)
 
 
 def bundle_trace(
-    context: Context,
-    worker: Worker,
-    subject: str,
-    reference: str,
-    candidate: str,
-    samples: SampleSet,
-    tensor: str,
-    *,
-    hint: str,
-    facts: Mapping[str, Any],
-    into: Path,
+    context: Context, worker: Worker, pair: Comparison, tensor: str, facts: Mapping[str, Any], into: Path
 ) -> str:
-    """Write the bundle about a wrong answer; returns its folder."""
+    """Write the bundle about a wrong output; returns its folder."""
     into.mkdir(parents=True, exist_ok=True)
-    with context.events.step("bundle", subject):
+    with context.events.step("bundle", pair.title):
         worker.call(
             "write_trace_bundle",
-            reference=reference,
-            candidate=candidate,
-            hint=hint,
-            samples=samples,
+            reference=pair.reference,
+            candidate=pair.candidate,
+            hint=pair.hint,
+            samples=pair.samples,
             tensor=tensor,
             facts=dict(facts),
             into=str(into),

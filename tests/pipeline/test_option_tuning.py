@@ -1,4 +1,4 @@
-"""The ladder's pure part: what may be tried, what is better, and how the steps are laid out."""
+"""Option tuning: what may be tried, what is better, and how the steps are laid out."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from compile_stage.core.records import (
     Measurement,
     OptimizationStep,
     Outcome,
+    Plan,
     Policy,
-    SampleSet,
     Scheme,
     Target,
     TargetPolicy,
@@ -36,11 +36,10 @@ from compile_stage.core.records import (
     Verdict,
 )
 from compile_stage.core.tensors import Signature
-from compile_stage.pipeline.evaluate import Material
-from compile_stage.pipeline.option_tuning import climb
-from compile_stage.steps.ladder import Climb, climbed_job, lay_out, refuse_rung, rungs_of, weigh
+from compile_stage.pipeline.inputs import TargetRun
+from compile_stage.pipeline.option_tuning import Tuning, lay_out, tune
+from compile_stage.pipeline.tuning_options import is_better, options_of, refuse_option, tuned_job
 from compile_stage.steps.select import select
-from compile_stage.steps.validate import Reference
 
 TARGET = Target(name="cpu", backends=("onnxruntime",), batch_sizes=(1, 8), threads=2)
 GATE = Gate(metric="cosine", limit=0.99, direction="at_least")
@@ -94,6 +93,8 @@ def candidate(made: Job, speedup: float | None = 2.0, memory: float = 100e6) -> 
             size_bytes=1000,
         ),
         verdict=Verdict(checks=(check,)),
+        state="passed" if speedup is not None else "failed",
+        reason="" if speedup is not None else "it passes every gate, but it was not measured",
         measurement=None if speedup is None else measured(speedup, memory),
     )
 
@@ -103,8 +104,8 @@ def candidate(made: Job, speedup: float | None = 2.0, memory: float = 100e6) -> 
 
 def test_a_rung_is_laid_over_the_options_and_named_in_the_job() -> None:
     """Broken: a setting would wipe out the policy's own options, or two attempts would share an id."""
-    lower = climbed_job(job(config={"session.x": "1"}), NO_ARENA)
-    upper = climbed_job(lower, DENORMALS)
+    lower = tuned_job(job(config={"session.x": "1"}), NO_ARENA)
+    upper = tuned_job(lower, DENORMALS)
     assert upper.target.options == {
         "onnxruntime": {"config": {"session.x": "1", "session.set_denormal_as_zero": "1"}, "memory_arena": False},
         "openvino": {"num_streams": 1},
@@ -124,13 +125,13 @@ def test_a_rung_is_laid_over_the_options_and_named_in_the_job() -> None:
 )
 def test_what_the_policy_says_is_not_overruled(rung: TuningOption, options: dict[str, Any], stated: str | None) -> None:
     """Broken: an option that a team wrote down would be changed by the ladder."""
-    reason = refuse_rung(rung, job(**options))
+    reason = refuse_option(rung, job(**options))
     assert (reason is None) if stated is None else (stated in str(reason))
 
 
 def test_memory_comes_before_tuning() -> None:
     """Broken: the order of the ladder would be that of a backend's list."""
-    kinds = [rung.kind for rung in rungs_of("onnxruntime", TARGET, job().scheme)]
+    kinds = [rung.kind for rung in options_of("onnxruntime", TARGET, job().scheme)]
     assert kinds == sorted(kinds)
     assert set(kinds) == {"memory", "tuning"}
 
@@ -139,12 +140,12 @@ def test_a_backend_without_rungs_has_none(monkeypatch: pytest.MonkeyPatch) -> No
     """Broken: a third party's backend that offers no tuning options would fail."""
     theirs = plugins.load("backends", "torchscript")
     monkeypatch.setattr(plugins, "load", lambda group, name: theirs)
-    assert rungs_of("theirs", TARGET, job().scheme) == []
+    assert options_of("theirs", TARGET, job().scheme) == []
 
 
 def test_threads_decide_what_is_worth_a_try() -> None:
     """Broken: minutes would go to settings of a thread pool that is not there."""
-    names = {rung.name for rung in rungs_of("onnxruntime", replace(TARGET, threads=1), job().scheme)}
+    names = {rung.name for rung in options_of("onnxruntime", replace(TARGET, threads=1), job().scheme)}
     assert not names & {"no-spinning", "dynamic-blocks"}
 
 
@@ -168,7 +169,7 @@ def test_threads_decide_what_is_worth_a_try() -> None:
 )
 def test_a_rung_must_pay(speedup: float, memory: float, prefer: Any, kept: bool) -> None:
     """Broken: settings would be kept that do nothing, or for what the policy does not prefer."""
-    found, reason = weigh(measured(speedup, memory), measured(None), replace(POLICY, prefer=prefer))
+    found, reason = is_better(measured(speedup, memory), measured(None), replace(POLICY, prefer=prefer))
     assert found == kept, reason
     assert reason.startswith("kept" if kept else "dropped")
     assert f"{speedup:.3f} times" in reason
@@ -176,37 +177,37 @@ def test_a_rung_must_pay(speedup: float, memory: float, prefer: Any, kept: bool)
 
 def test_noise_is_no_gain() -> None:
     """Broken: on a restless machine chance would climb the ladder."""
-    kept, reason = weigh(measured(1.10, noise=0.5), measured(None), POLICY)
+    kept, reason = is_better(measured(1.10, noise=0.5), measured(None), POLICY)
     assert not kept, reason
 
 
 def test_of_equals_the_one_with_fewer_settings_wins() -> None:
     """Broken: settings that change nothing would ship."""
     plain = candidate(job())
-    tuned = candidate(climbed_job(job(), DENORMALS), 2.01)
+    tuned = candidate(tuned_job(job(), DENORMALS), 2.01)
     assert select((tuned, plain), POLICY).winner == plain.job.id
-    faster = candidate(climbed_job(job(), DENORMALS), 2.2)
+    faster = candidate(tuned_job(job(), DENORMALS), 2.2)
     assert select((faster, plain), POLICY).winner == faster.job.id
 
 
 # -------------------------------------------------------------------------------------------------------- the whole way
 
 
-def ladder(climbed: Climb, *candidates: Candidate) -> tuple[OptimizationStep, ...]:
-    return lay_out(climbed, candidates, select(candidates, POLICY), measured(None), POLICY)
+def ladder(tuning: Tuning, *candidates: Candidate) -> tuple[OptimizationStep, ...]:
+    return lay_out(tuning, candidates, select(candidates, POLICY), measured(None), POLICY)
 
 
 def test_each_step_is_compared_with_the_climbed_one_before() -> None:
     """Broken: what was dropped would count, or a gain would be told twice."""
-    lean = climbed_job(job("int8"), NO_ARENA)
-    tuned = climbed_job(lean, DENORMALS)
+    lean = tuned_job(job("int8"), NO_ARENA)
+    tuned = tuned_job(lean, DENORMALS)
     kept = [
         OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ..."),
         OptimizationStep(kind="tuning", name="slow", job_id="x", accepted=False, reason="dropped: ..."),
         OptimizationStep(kind="tuning", name="denormals", job_id=tuned.id, reason="kept: ..."),
     ]
     found = ladder(
-        Climb(stand=job("int8").id, steps=tuple(kept)),
+        Tuning(base=job("int8").id, steps=tuple(kept)),
         candidate(job("int8"), 4.0),
         candidate(lean, 4.0),
         candidate(tuned, 5.0),
@@ -220,21 +221,21 @@ def test_each_step_is_compared_with_the_climbed_one_before() -> None:
 
 def test_a_kept_setting_that_did_not_live_through_the_measurement_is_not_climbed() -> None:
     """Broken: the next step would be compared with one that nobody measured."""
-    lean = climbed_job(job(), NO_ARENA)
+    lean = tuned_job(job(), NO_ARENA)
     step = OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ...")
-    found = ladder(Climb(stand=job().id, steps=(step,)), candidate(job()), candidate(lean, None))
+    found = ladder(Tuning(base=job().id, steps=(step,)), candidate(job()), candidate(lean, None))
     assert not found[-1].accepted
     assert "not measured" in found[-1].reason
 
 
 def test_without_a_lower_precision_or_a_candidate_the_ladder_says_so() -> None:
     """Broken: a step that is missing would be missing without a word."""
-    stays = ladder(Climb(stand=job().id, reason="mine offers no settings"), candidate(job()))
+    stays = ladder(Tuning(base=job().id, reason="mine offers no settings"), candidate(job()))
     assert [(step.kind, step.accepted) for step in stays] == [
         ("original", True), ("graph", True), ("precision", False), ("memory", False),
     ]  # fmt: skip
     assert all(step.reason for step in stays if not step.accepted)
-    nothing = lay_out(Climb(reason="no candidate passed"), (), select((), POLICY), None, POLICY)
+    nothing = lay_out(Tuning(reason="no candidate passed"), (), select((), POLICY), None, POLICY)
     assert [step.accepted for step in nothing] == [False, False]
     assert all(step.reason for step in nothing)
 
@@ -254,12 +255,12 @@ def test_a_budget_that_is_used_up_is_said(tmp_path: Path) -> None:
     context = Context(
         cache=Cache(tmp_path), engine=None, events=EventLog(), hardware=hardware(), scratch=tmp_path, today=date.today()
     )  # type: ignore[arg-type]
-    samples = {"validation": SampleSet(path="", digest="", count=1, real=True, source="")}
-    expected = Reference(outputs={}, corners=(), digest="", batch_size=1, sample_s=1e-3)
-    material = Material(source=None, portable=None, samples=samples, expected=expected)  # type: ignore[arg-type]
-    found, climbed = climb(context, policy, POLICY, [candidate(job())], material)
-    assert [one.job.id for one in found] == [job().id]
-    assert climbed is not None
-    assert climbed.steps
-    assert all("budget of 0.5 minutes" in step.reason and not step.job_id for step in climbed.steps)
-    assert climb(context, policy, replace(POLICY, ladder=False), found, material) == (found, None)
+    plan = Plan(source=None, policy=policy, jobs=(), refused=())  # type: ignore[arg-type]
+    target = TargetRun(context, plan, POLICY, inputs=None)  # type: ignore[arg-type]
+    candidates, tuning = tune(target, [candidate(job())])
+    assert [one.job.id for one in candidates] == [job().id]
+    assert tuning is not None
+    assert tuning.steps
+    assert all("budget of 0.5 minutes" in step.reason and not step.job_id for step in tuning.steps)
+    without = replace(target, policy=replace(POLICY, ladder=False))
+    assert tune(without, candidates) == (candidates, None)

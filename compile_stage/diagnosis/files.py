@@ -1,0 +1,79 @@
+"""Diagnosis without a policy: two model files compared, or one that a backend may not take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import UsageError
+from compile_stage.core.ports import Needs
+from compile_stage.core.records import Budget, DataSpec, Job, PortableModel, SampleSet, Target
+from compile_stage.diagnosis.findings import PACKAGES, SAMPLES, with_bundle, with_reduced_graph
+from compile_stage.diagnosis.in_workers import Comparison, trace
+from compile_stage.graph_debug.diagnosis import Diagnosis
+
+
+def diagnose_files(
+    context: Context, reference_file: Path, candidate_file: Path, data: str | None, out: Path, *, count: int = SAMPLES
+) -> Diagnosis:
+    """Compare two model files (`.onnx`, or OpenVINO's `.xml`), the first of which is held to be right.
+
+    Args:
+        data: File of samples; without one they are random numbers, and the diagnosis says so.
+    """
+    title = f"{candidate_file.name} against {reference_file.name}"
+    shape_of = next((file for file in (reference_file, candidate_file) if file.suffix == ".onnx"), None)
+    if shape_of is None:
+        raise UsageError("one of the two files must be an .onnx, which says what the inputs are", where=title)
+    with context.worker(title, Needs.within(Budget())) as worker:
+        described = revive(PortableModel, worker.call("describe_graph", path=str(shape_of)))
+        spec = DataSpec(source=f"file:{Path(data).absolute()}" if data else "synthetic", max_samples=count)
+        samples: SampleSet = revive(
+            SampleSet,
+            worker.call(
+                "prepare_samples",
+                source=None,
+                spec=spec,
+                signature=described.signature,
+                shapes={},
+                dataset=None,
+                seed=0,
+                into=str(context.scratch / "samples"),
+            ),
+        )
+        pair = Comparison(title=title, reference=str(reference_file), candidate=str(candidate_file), samples=samples)
+        traced = trace(context, worker, pair, count)
+        diagnosis = Diagnosis(
+            title=title,
+            precision=traced.precision,
+            backend="",
+            reference=str(reference_file),
+            candidate=str(candidate_file),
+            trace=traced,
+            packages=plugins.package_versions(*PACKAGES),
+            notes=() if data else ("the samples are random numbers; a model may behave otherwise on real ones",),
+        )
+        return with_bundle(context, worker, diagnosis, pair, out / "bundle")
+
+
+def diagnose_compilation(context: Context, graph: Path, backend: str, out: Path) -> Diagnosis:
+    """Does a backend take this ONNX file, and if not, which few of its nodes are enough to make it fail?"""
+    plugin = plugins.load("backends", backend)
+    plugins.demand(plugin)
+    target = Target(name="debug", backends=(backend,))
+    scheme = next(iter(plugin.schemes(target, "fp32")))
+    job = Job(id=f"{graph.stem}--{backend}", source=str(graph), target=target, backend=backend, scheme=scheme, gates=())
+    needs = Needs.within(Budget())
+    diagnosis = Diagnosis(
+        title=job.id,
+        precision="fp32",
+        backend=backend,
+        reference=str(graph),
+        candidate=str(graph),
+        packages=plugins.package_versions(*PACKAGES),
+    )
+    with context.worker(job.id, needs) as worker:
+        model = revive(PortableModel, worker.call("describe_graph", path=str(graph)))
+        return with_reduced_graph(context, worker, diagnosis, job, model, needs, out)

@@ -1,0 +1,174 @@
+"""How a run ends: its status, exit code and problem; and the one place that writes its reports, whatever ends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import plain
+from compile_stage.core.environment import hardware, python_version
+from compile_stage.core.errors import (
+    EXIT_GATE,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_COMPILED,
+    PolicyError,
+)
+from compile_stage.core.records import (
+    Data,
+    DataSpec,
+    JsonMap,
+    Plan,
+    Policy,
+    RunOutcome,
+    RunResult,
+    RunStatus,
+    SourceModel,
+    TargetResult,
+)
+from compile_stage.core.storage import explained
+
+WriteReports = Callable[[RunResult, Path | None], Mapping[str, Path]]
+"""Writes the reports of a result into a folder, and says where they are: file name → path. Without a folder it only hears the result."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the caller wants done with the winners.
+
+    Attributes:
+        out: Folder of reports and bundles, absolute; None for one that is named after the source.
+        publish: Push the winners to the registry.
+        promote: Move their aliases too.
+    """
+
+    out: Path | None
+    publish: bool = True
+    promote: bool = True
+
+
+class RunInProgress:
+    """What is known of a run so far. As a context it sees to the reports of a run that an exception ends.
+
+    Attributes:
+        folder: Where reports and bundles go; None until the source is known, where the caller names none.
+        policy: None until it is loaded.
+        plan: None until the source is resolved and the policy expanded; errors before that end a run as `refused`, later ones as `failed`.
+        framework: Of the original, for people.
+        targets: What became of each target so far.
+        outcome: How the run ends if nothing else happens.
+        written: What the reports say; None before any was written.
+    """
+
+    def __init__(self, uri: str, policy_path: str, options: RunOptions, write: WriteReports) -> None:
+        self._uri, self._policy_path, self._write, self._started = uri, policy_path, write, time.monotonic()
+        self.options, self.folder = options, options.out
+        self.context: Context | None = None
+        self.policy: Policy | None = None
+        self.plan: Plan | None = None
+        self.framework = ""
+        self.targets: tuple[TargetResult, ...] = ()
+        self.outcome = RunOutcome()
+        self.written: RunResult | None = None
+
+    def __enter__(self) -> RunInProgress:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception | KeyboardInterrupt):
+            self.outcome = ended_by(error, "refused" if self.plan is None else "failed")
+            self.targets = self.targets if self.plan is not None else ()
+            with suppress(OSError):  # a full disk, or this very folder, may be what ended it
+                self.write_reports()
+
+    @contextmanager
+    def alone_in_folder(self) -> Iterator[None]:
+        """Two runs may name one folder: the second waits, or one would replace the bundle that the other is publishing."""
+        from filelock import FileLock
+
+        if self.folder is None:
+            yield
+            return
+        with FileLock(self.folder / ".lock"):
+            yield
+
+    def write_reports(self) -> Mapping[str, Path]:
+        """Write the reports of what is known so far."""
+        self.written = self.result()
+        return self._write(self.written, self.folder)
+
+    def result(self) -> RunResult:
+        """Everything that is known so far, as one record."""
+        context, targets, plan = self.context, self.targets, self.plan
+        policy = self.policy or _no_policy(self._policy_path)
+        notes = [*(plan.notes if plan else ()), *(note for target in targets for note in target.notes)]
+        return RunResult(
+            status=self.outcome.status,
+            exit_code=self.outcome.exit_code,
+            problem=self.outcome.problem,
+            source=plan.source if plan else _unresolved(self._uri),
+            policy=policy,
+            environment=_environment(context),
+            targets=targets,
+            refused=plan.refused if plan else (),
+            baseline_framework=self.framework,
+            baseline={t.policy.target.name: t.baseline for t in targets if t.baseline is not None},
+            samples={role: samples for t in targets for role, samples in t.samples.items()},
+            duration_s=context.events.elapsed_s if context else time.monotonic() - self._started,
+            events=context.events.events if context else (),
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+
+def outcome_of(targets: Sequence[TargetResult]) -> RunOutcome:
+    """How the run stands before anything is published."""
+    without_winner = [t for t in targets if t.selection.winner is None]
+    required = [t for t in without_winner if t.policy.target.required]
+    # Also where no target was required: a run that made nothing is not green.
+    if not any(c.artifact for t in targets for c in t.candidates):
+        problem = "\n".join(["nothing could be compiled", *map(_no_winner, without_winner)])
+        return RunOutcome(status="failed", exit_code=EXIT_NOTHING_COMPILED, problem=problem)
+    if required:
+        return RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(map(_no_winner, required)))
+    return RunOutcome()
+
+
+def ended_by(error: BaseException, status: RunStatus) -> RunOutcome:
+    """The outcome of a run that an exception ends: with the exit code that the program will leave with."""
+    if isinstance(error, KeyboardInterrupt):
+        return RunOutcome(status=status, exit_code=EXIT_INTERRUPTED, problem="interrupted; run again to resume")
+    known = explained(error)
+    problem = "\n".join(known.problems) if isinstance(known, PolicyError) and known.problems else str(known)
+    return RunOutcome(status=status, exit_code=known.exit_code, problem=problem)
+
+
+def _no_winner(target: TargetResult) -> str:
+    kind = "required target" if target.policy.target.required else "target"
+    hint = "; run compile-stage validate on such hardware to prove what was compiled" if target.unvalidated else ""
+    return f"{kind} {target.policy.target.name!r} has no winner: {target.selection.reason}{hint}"
+
+
+def _unresolved(uri: str) -> SourceModel:
+    return SourceModel(uri=uri, name=uri, version="", flavor="", path="", digest="", registry="")
+
+
+def _no_policy(path: str) -> Policy:
+    none = DataSpec(source="")
+    data = Data(validation=none, calibration=none)
+    return Policy(name="", owner="", digest="", files=(path,), data=data, targets=())
+
+
+def _environment(context: Context | None) -> JsonMap:
+    machine = context.hardware if context else hardware()
+    packages = ("compile-stage", "mlflow", "mlflow-skinny", "numpy", "onnx", "onnxruntime")
+    return {
+        "hardware": plain(machine),
+        "hardware_fingerprint": machine.fingerprint,
+        "python": python_version(),
+        "packages": plugins.package_versions(*packages),
+    }

@@ -1,0 +1,128 @@
+"""Candidates that are dropped before a long proof, because they are far slower than the original, and proven after all when they turn out to
+matter.
+
+One call or two, beside whatever else runs, prove nothing: other work makes a call longer, never shorter. So a slow call only raises a
+suspicion; then candidate and original are measured in turns, in fresh processes, alone on the machine. Pruning changes no winner: whoever
+might still win is proven (`to_prove`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from compile_stage.core import plugins
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import CompileStageError, WorkerError
+from compile_stage.core.ports import Worker
+from compile_stage.core.records import Artifact, Candidate, Job, Measurement, SampleSet, TargetPolicy, Waiver
+from compile_stage.measure import stats
+from compile_stage.measure.timing import HOPELESS as FAR_SLOWER
+from compile_stage.pipeline.inputs import TargetRun
+from compile_stage.steps.benchmark import benchmark
+
+WORTH_S = 30.0
+"""A proof that takes less than so many seconds is always made: the comparison costs about ten, most of them to load the original once more."""
+
+
+def quick_comparison(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> Measurement | None:
+    """What was measured of a candidate that is pruned, with the reason; None for one that is to be proven.
+
+    Args:
+        worker: The one that will validate it.
+
+    Raises:
+        WorkerError: It crashed, ran out of memory or took too long, and the worker is gone. Whatever else goes wrong is for the proof to say.
+    """
+    context, inputs = target.context, target.inputs
+    key = {
+        "artifact": [artifact.digest, artifact.options, artifact.toolchain],
+        "backend": job.backend,
+        "made_by": plugins.made_by("backends", job.backend),
+        "source": inputs.source.identity,
+        "samples": inputs.validation.digest,
+        "target": job.target,
+        "hardware": context.hardware,
+    }
+
+    def compare(_: Path) -> Measurement | None:
+        return _compare(target, worker, job, artifact)
+
+    value = context.cached("look/1", job.id, key, compare).value
+    return None if value is None else revive(Measurement, value)
+
+
+def _compare(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> Measurement | None:
+    samples, sample_s = target.inputs.validation, target.inputs.reference.sample_s
+    batch_size, calls = job.target.batch_sizes[0], samples.count * len(job.target.batch_sizes)
+
+    def proof_s(call_s: float) -> float:
+        return call_s / batch_size * calls
+
+    call_s = _one_call(worker, artifact, job.target.threads, samples, batch_size)
+    if call_s is None or call_s < FAR_SLOWER * sample_s * batch_size or proof_s(call_s) < WORTH_S:
+        return None
+    try:
+        measurement = _measure_beside_original(target, job, artifact)
+    except CompileStageError:  # it could not be measured, which is no reason to prune it
+        return None
+    if measurement is None or not measurement.stopped_early:
+        return None
+    if (lasts_s := proof_s(_quickest(measurement))) < WORTH_S:
+        return None
+    lasting = f"{lasts_s / 60:.2g} minutes" if lasts_s >= 60 else f"{lasts_s:.2g} seconds"
+    why = f"{measurement.stopped_early}, so it was not proven, which would have taken about {lasting}"
+    return replace(measurement, stopped_early=f"{why}; name {job.backend} in the policy's backends to have it proven")
+
+
+def _measure_beside_original(target: TargetRun, job: Job, artifact: Artifact) -> Measurement | None:
+    """A first pair of rounds in turns with the original, at the target's first batch size."""
+    policy, inputs = target.run_policy, target.inputs
+    measured = benchmark(
+        target.context, job.id, inputs.source, {job.id: artifact}, inputs.validation,
+        replace(job.target, batch_sizes=job.target.batch_sizes[:1]), policy.budget, seed=policy.data.seed, first_look=True,
+    )  # fmt: skip
+    return measured.measurements.get(job.id)
+
+
+def to_prove(
+    candidates: Sequence[Candidate], policy: TargetPolicy, waivers: Sequence[Waiver], winner: Candidate | None
+) -> list[Candidate]:
+    """Of the pruned candidates those that might be wanted after all.
+
+    Beside a winner these are the ones that are not far slower than it; without one, all that are not far below the policy's limit on speed too.
+    """
+    pruned = [(c, c.measurement) for c in candidates if c.verdict is None and c.state == "pruned" and c.measurement]
+    size = policy.target.batch_sizes[0]
+    if winner is not None and winner.measurement is not None:
+        timing = winner.measurement.timing(size)
+        best = stats.median(timing.latency_s) if timing is not None else 0.0
+        return [c for c, measurement in pruned if _quickest(measurement) < FAR_SLOWER * best]
+    waived = any(waiver.gate == "speedup" and waiver.target == policy.target.name for waiver in waivers)
+    limit = 0.0 if waived else max((gate.limit for gate in policy.performance if gate.metric == "speedup"), default=0.0)
+    return [c for c, measurement in pruned if _speedup(measurement, size) * FAR_SLOWER > limit]
+
+
+def _one_call(worker: Worker, artifact: Artifact, threads: int, samples: SampleSet, batch_size: int) -> float | None:
+    """Seconds of its second call or so; None when it could not be made."""
+    try:
+        worker.call("open_artifact", artifact=artifact, threads=threads)
+        turn: list[float] = worker.call("time_turn", samples=samples, batch_size=batch_size, seconds=0.0)
+    except WorkerError as error:
+        if error.kind != "exception":
+            raise
+        return None
+    except CompileStageError:
+        return None
+    return min(turn)
+
+
+def _quickest(measurement: Measurement) -> float:
+    return min(latency for timing in measurement.timings for latency in timing.latency_s)
+
+
+def _speedup(measurement: Measurement, batch_size: int) -> float:
+    timing = measurement.timing(batch_size)
+    return timing.speedup if timing is not None and timing.speedup is not None else math.inf

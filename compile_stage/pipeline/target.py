@@ -1,0 +1,84 @@
+"""One target, from its inputs to the selection among its candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from compile_stage.core.context import Context
+from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.records import Candidate, Plan, TargetPolicy, TargetResult
+from compile_stage.pipeline.evaluate import evaluate_all
+from compile_stage.pipeline.inputs import TargetRun, prepare
+from compile_stage.pipeline.mixed_precision import search_missed
+from compile_stage.pipeline.option_tuning import lay_out, tune
+from compile_stage.pipeline.pruning import to_prove
+from compile_stage.steps.benchmark import benchmark_candidates
+from compile_stage.steps.judge import judge_performance
+from compile_stage.steps.sample import compare_samples
+from compile_stage.steps.select import select
+from compile_stage.steps.tuning_records import pull_records
+
+
+def run_target(context: Context, source_worker: Worker, plan: Plan, policy: TargetPolicy) -> TargetResult:
+    """Everything of one target: inputs, candidates, searches, measurement, selection.
+
+    Raises:
+        SourceError: The source can't be exported, sampled or run as this target asks.
+    """
+    jobs = [job for job in plan.jobs if job.target.name == policy.target.name]
+    if not jobs:
+        return _without_jobs(plan, policy)
+    inputs = prepare(context, source_worker, plan.source, plan.policy.data, policy.target, jobs)
+    notes = compare_samples(context, Needs.within(plan.policy.budget), inputs.portable, inputs.samples)
+    notes += pull_records(context, plan.source, jobs)
+    target = TargetRun(context, plan, policy, inputs)
+    candidates = evaluate_all(target, jobs, prune=policy.prunes_slow)
+    if not any(candidate.has_passed for candidate in candidates):
+        candidates, proven = _prove_pruned(target, candidates, winner=None)
+        notes += proven
+    result = _compete(target, candidates)
+    while to_prove(result.candidates, policy, plan.policy.waivers, result.winner):
+        candidates, proven = _prove_pruned(target, candidates, result.winner)
+        notes += proven
+        result = _compete(target, candidates)
+    return replace(result, samples=inputs.samples, notes=notes)
+
+
+def _compete(target: TargetRun, candidates: Sequence[Candidate]) -> TargetResult:
+    """From the evaluated candidates to the selection."""
+    policy, run_policy = target.policy, target.run_policy
+    searched = search_missed(target, candidates)
+    with_tuned, tuning = tune(target, searched)
+    measured, baseline = benchmark_candidates(target.context, target.plan, policy, with_tuned, target.inputs.validation)
+    judged = tuple(judge_performance(c, policy, run_policy.waivers, target.context.today) for c in measured)
+    selection = select(judged, policy)
+    return TargetResult(
+        policy=policy,
+        candidates=judged,
+        selection=selection,
+        baseline=baseline,
+        ladder=lay_out(tuning, judged, selection, baseline, policy) if tuning is not None else (),
+    )
+
+
+def _prove_pruned(
+    target: TargetRun, candidates: Sequence[Candidate], winner: Candidate | None
+) -> tuple[list[Candidate], tuple[str, ...]]:
+    """The candidates with those proven that were pruned too soon, and a sentence for each of these.
+
+    Args:
+        winner: Of their competition; None where no candidate passed.
+    """
+    wanted = to_prove(candidates, target.policy, target.run_policy.waivers, winner)
+    proven = {c.job.id: c for c in evaluate_all(target, [c.job for c in wanted])} if wanted else {}
+    because = f"{winner.job.id} is not far ahead of it" if winner is not None else "no other candidate passed"
+    notes = tuple(f"{c.job.id} was proven after all, since {because}; at first: {c.reason}" for c in wanted)
+    return [proven.get(c.job.id, c) for c in candidates], notes
+
+
+def _without_jobs(plan: Plan, policy: TargetPolicy) -> TargetResult:
+    selection = select((), policy)
+    why = "; ".join(dict.fromkeys(refusal.reason for refusal in plan.refused if refusal.target == policy.target.name))
+    reason = f"{selection.reason}: {why}" if why else selection.reason
+    return TargetResult(policy=policy, candidates=(), selection=replace(selection, reason=reason))

@@ -1,0 +1,177 @@
+"""An engine without processes: its workers do at once what a scenario says, so that `pipeline/` is driven through whole runs in milliseconds.
+
+Steps, cache, verdicts, statistics and selection are the real ones; only what happens inside a worker is made up. Outputs are real arrays on
+disk: the original's, plus as much error as the scenario gives a scheme.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from factories import SIGNATURE
+
+from compile_stage.core.digest import digest_of, plain
+from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Sensitivity
+from compile_stage.core.sample_files import LABELS, write_index
+
+SAMPLES = 64
+
+
+@dataclass
+class Scenario:
+    """What happens in workers.
+
+    Attributes:
+        errors: Scheme name → noise over signal of its outputs; a scheme that is not named is exact.
+        latency_s: Scheme name → seconds of a call; `original` for the baseline.
+        raises: (function, scheme name or "") → the exception that the call ends with.
+        effects: Node → how much of a scheme's error goes away when it stays in higher precision.
+        proof_s: Scheme name → what a single call takes when its first call is looked at (pruning); else `latency_s`.
+    """
+
+    errors: dict[str, float] = field(default_factory=dict)
+    latency_s: dict[str, float] = field(default_factory=dict)
+    raises: dict[tuple[str, str], BaseException] = field(default_factory=dict)
+    effects: dict[str, float] = field(default_factory=dict)
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+class FakeEngine:
+    """`compile_stage.engines`, without processes."""
+
+    name = "fake"
+    requires = ()
+    extra = ""
+
+    def __init__(self, scenario: Scenario, lanes: int = 2) -> None:
+        self.scenario, self._lanes, self.closed = scenario, lanes, False
+
+    @contextmanager
+    def worker(self, name: str, needs: Needs) -> Iterator[Worker]:
+        yield FakeWorker(self.scenario)
+
+    def room(self, memory_bytes: int) -> int:
+        return self._lanes
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeWorker:
+    """One process of the scenario: it has at most one model open."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario, self._open = scenario, ""
+
+    def call(self, function: str, /, **arguments: Any) -> Any:
+        scheme = self._scheme(function, arguments)
+        with self._lock:
+            self._scenario.calls[function, scheme] += 1
+        for key in ((function, scheme), (function, "*")):
+            if key in self._scenario.raises:
+                raise self._scenario.raises[key]
+        return plain(getattr(self, "_" + function)(**arguments))
+
+    def _scheme(self, function: str, arguments: Mapping[str, Any]) -> str:
+        if isinstance(scheme := arguments.get("scheme"), Scheme):
+            return scheme.name
+        if function in ("open_source", "open_artifact"):
+            artifact = arguments.get("artifact")
+            self._open = artifact.options["scheme"] if isinstance(artifact, Artifact) else "original"
+        return self._open
+
+    # ----------------------------------------------------------------------------------------------------- source
+
+    def _inspect_source(self, **_: Any) -> Any:
+        return {"framework": "Fake", "answer": {"kind": "array"}}
+
+    def _export(self, into: str, **_: Any) -> PortableModel:
+        return _model(into, "fp32")
+
+    def _prepare_samples(self, into: str, **_: Any) -> SampleSet:
+        folder = Path(into)
+        (folder / "inputs").mkdir(parents=True)
+        np.save(folder / "inputs" / "x.npy", np.random.default_rng(0).standard_normal((SAMPLES, 4), np.float32))
+        write_index(folder, {"x": "inputs/x.npy"}, labels=(folder / LABELS).exists(), count=SAMPLES)
+        return SampleSet(path=into, digest=digest_of("samples"), count=SAMPLES, real=True, source="input_example")
+
+    def _compare_samples(self, **_: Any) -> Any:
+        return {"overlap": 0, "coverage": None}
+
+    # ---------------------------------------------------------------------------------------------- lower, compile
+
+    def _lower(self, scheme: Scheme, into: str, keep: list[str], **_: Any) -> PortableModel:
+        return _model(into, scheme.precision, {"fp32": tuple(keep)} if keep else {})
+
+    def _mix(self, lowered: PortableModel, keep: list[str], into: str, **_: Any) -> PortableModel:
+        return _model(into, lowered.precision, {"fp32": tuple(keep)})
+
+    def _rank_nodes(self, **_: Any) -> list[Sensitivity]:
+        return [
+            Sensitivity(node=node, op="MatMul", effect=part, cost=1.0) for node, part in self._scenario.effects.items()
+        ]
+
+    def _compile_model(
+        self, model: PortableModel, scheme: Scheme, job_id: str, backend: str, into: str, **_: Any
+    ) -> Artifact:
+        kept = [node for nodes in model.kept.values() for node in nodes]
+        error = self._scenario.errors.get(scheme.name, self._scenario.errors.get(scheme.precision, 0.0))
+        left = error * (1 - sum(self._scenario.effects.get(node, 0.0) for node in kept)) if kept else error
+        Path(into, "model.bin").write_text(f"{scheme.name} {left}")
+        return Artifact(
+            path=into, entry="model.bin", digest="", job_id=job_id, backend=backend, precision=scheme.precision, toolchain={}, hardware="",
+            signature=SIGNATURE, size_bytes=0, options={"scheme": scheme.name, "error": left},
+        )  # fmt: skip
+
+    # ----------------------------------------------------------------------------------------------- run, measure
+
+    def _open_source(self, **_: Any) -> Any:
+        self._error = 0.0
+        return {"load_s": 0.01, "signature": SIGNATURE}
+
+    def _open_artifact(self, artifact: Artifact, **_: Any) -> Any:
+        self._error = float(artifact.options["error"])
+        return {"load_s": 0.01, "signature": SIGNATURE}
+
+    def _predict(self, into: str, **_: Any) -> Any:
+        exact = np.random.default_rng(1).standard_normal((SAMPLES, 3)).astype(np.float32)
+        noise = np.random.default_rng(2).standard_normal(exact.shape).astype(np.float32)
+        path = Path(into) / "y.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, exact + np.float32(self._error) * noise)
+        return {"y": str(path)}
+
+    def _predict_corners(self, **_: Any) -> Any:
+        return []
+
+    def _warm_up(self, **_: Any) -> Any:
+        return {"calls": 1, "seconds": 0.0, "steady": True}
+
+    def _time_turn(self, **_: Any) -> Any:
+        return [self._scenario.latency_s.get(self._open, 0.01)] * 20
+
+    def _peak_memory(self, **_: Any) -> int:
+        return 10**8
+
+
+def _model(into: str, precision: str, kept: Mapping[str, tuple[str, ...]] | None = None) -> PortableModel:
+    path = Path(into) / "model.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{precision} {kept}")
+    return PortableModel(
+        path=str(path), digest=digest_of([precision, kept or {}]), form="onnx", opset=17, precision=precision,
+        signature=SIGNATURE, kept=kept or {},
+    )  # fmt: skip

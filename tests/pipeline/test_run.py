@@ -1,0 +1,262 @@
+"""The pipeline's own logic, driven through whole runs by an engine without processes: order, budgets, early exits, states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import job, policy, source, states, target, target_policy
+from fake_engine import FakeEngine, Scenario
+
+from compile_stage.core.cache import Cache
+from compile_stage.core.context import Context
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import SourceError, UsageError, WorkerError
+from compile_stage.core.events import EventLog
+from compile_stage.core.records import Budget, Fallback, Gate, Plan, Policy, RunResult, Waiver
+from compile_stage.measure import disturbance
+from compile_stage.pipeline.cache_status import cache_status
+from compile_stage.pipeline.outcome import RunInProgress, RunOptions
+from compile_stage.pipeline.run import run
+
+Stage = Callable[..., RunResult]
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes' load is not what is tested here."""
+    monkeypatch.setattr(disturbance, "disturbed", lambda *_, **__: False)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Callable[[Scenario], Context]:
+    def fresh(scenario: Scenario) -> Context:
+        return Context(
+            cache=Cache(tmp_path / f"cache-{id(scenario)}"), engine=FakeEngine(scenario), events=EventLog(), hardware=hardware(),
+            scratch=tmp_path, today=date(2026, 11, 22),
+        )  # fmt: skip
+
+    return fresh
+
+
+@pytest.fixture
+def stage(context: Callable[[Scenario], Context]) -> Stage:
+    def run_stage(scenario: Scenario, rules: Policy, *jobs: Any) -> RunResult:
+        written: list[RunResult] = []
+
+        def write(result: RunResult, _: Path | None) -> Mapping[str, Path]:
+            written.append(result)
+            return {}
+
+        surroundings = context(scenario)
+        plan = Plan(source=source(), policy=rules, jobs=jobs, refused=())
+        with RunInProgress("models:/m/1", "p.yaml", RunOptions(out=None, publish=False), write) as progress:
+            progress.context, progress.policy, progress.plan = surroundings, rules, plan
+            run(progress, surroundings, plan)
+        return written[-1]
+
+    return run_stage
+
+
+INT8, FP32 = job("int8", native=False), job("fp32")
+FAST_INT8 = {"original": 0.010, "fp32": 0.005, "int8": 0.002}
+
+
+def test_the_fastest_that_holds_its_tolerance_wins(stage: Stage) -> None:
+    """Broken: the order of the steps, or what one hands to the next."""
+    result = stage(Scenario(latency_s=FAST_INT8), policy(), INT8, FP32)
+    (cpu,) = result.targets
+    assert result.status == "passed"
+    assert cpu.selection.winner == INT8.id
+    assert cpu.selection.states == {INT8.id: "won", FP32.id: "lost"}
+    assert cpu.winner is not None
+    assert cpu.winner.measurement is not None
+    assert cpu.winner.measurement.timings[0].speedup == pytest.approx(5.0)
+
+
+def test_a_second_run_finds_everything_in_the_cache(stage: Stage, context: Callable[[Scenario], Context]) -> None:
+    """Broken: a run that was killed would begin anew, or `plan` would promise other than `run` does."""
+    scenario = Scenario(latency_s=FAST_INT8)
+    rules = policy()
+    first = stage(scenario, rules, INT8, FP32)
+    made = sum(scenario.calls.values())
+    again = stage(scenario, rules, INT8, FP32)
+    assert sum(scenario.calls.values()) == made
+    assert again.targets[0].selection == first.targets[0].selection
+    held = cache_status(context(scenario), Plan(source=source(), policy=rules, jobs=(INT8, FP32), refused=()))
+    assert held == {INT8.id: ("lower", "compile", "validate", "measure"), FP32.id: ("compile", "validate", "measure")}
+
+
+def test_targets_are_independent_and_one_that_the_source_can_not_serve_is_no_others_loss(stage: Stage) -> None:
+    """Broken: one target's trouble would end the run, or a winner of one would be published for another."""
+    small, broken = target("small"), target("broken", threads=3)
+    rules = policy(target_policy(small), target_policy(replace(broken, required=False)))
+    jobs = (job("fp32", where=small), job("fp32", where=broken))
+    scenario = Scenario(raises={("compile_model", "fp32"): WorkerError("crash", "it crashed")})
+    result = stage(scenario, rules, *jobs)
+    assert [t.selection.winner for t in result.targets] == [None, None]
+    assert result.exit_code == 6
+    assert "nothing could be compiled" in result.problem
+    assert {t.policy.target.name: states(t.candidates) for t in result.targets} == {
+        "small": {"fp32": "failed"}, "broken": {"fp32": "failed"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "words"),
+    [
+        (WorkerError("crash", "it crashed"), "failed", "compile ended in a crash: it crashed"),
+        (WorkerError("timeout", "took over 9 s"), "failed", "compile ended in a time-out: took over 9 s"),
+        (WorkerError("out_of_memory", "took over 1 MB"), "failed", "compile ended in running out of memory"),
+        (UsageError("no such operator"), "refused", "no such operator"),
+    ],
+)
+def test_how_a_candidate_ended_is_its_state(stage: Stage, error: Exception, state: str, words: str) -> None:
+    """Broken: a crash would be told as a refusal, or would take the other candidates with it."""
+    result = stage(Scenario(raises={("compile_model", "int8"): error}, latency_s=FAST_INT8), policy(), INT8, FP32)
+    (cpu,) = result.targets
+    assert cpu.selection.winner == FP32.id
+    assert cpu.selection.states[INT8.id] == state
+    assert cpu.selection.reasons[INT8.id].startswith(words)
+
+
+def test_a_crash_during_benchmarking_never_wins(stage: Stage) -> None:
+    """Broken: with no gate on speed, what crashed when it was measured would be shipped."""
+    scenario = Scenario(latency_s=FAST_INT8, raises={("warm_up", "int8"): WorkerError("crash", "SIGSEGV")})
+    (cpu,) = stage(scenario, policy(), INT8, FP32).targets
+    assert cpu.selection.winner == FP32.id
+    assert cpu.selection.reasons[INT8.id] == "benchmark ended in a crash: SIGSEGV"
+
+
+def test_nodes_are_kept_in_higher_precision_until_the_tolerance_holds(stage: Stage) -> None:
+    """Broken: a candidate that misses by two nodes would be lost, or the mixed one would not be measured with the others."""
+    scenario = Scenario(
+        latency_s=FAST_INT8 | {"int8-mixed": 0.003},
+        errors={"int8": 0.5},
+        effects={"a": 0.6, "b": 0.395, "c": 0.001, "d": 0.0},
+    )
+    (cpu,) = stage(scenario, policy(), INT8, FP32).targets
+    mixed = next(c for c in cpu.candidates if c.job.scheme.name == "int8-mixed")
+    assert cpu.selection.winner == mixed.job.id
+    assert mixed.portable is not None
+    assert mixed.portable.kept == {"fp32": ("a", "b")}
+    missed = next(c for c in cpu.candidates if c.job == INT8)
+    assert missed.state == "failed"
+    assert missed.trials
+    assert "2 of 4 quantised nodes" in missed.note
+
+
+def test_searches_share_one_budget(stage: Stage) -> None:
+    """Broken: each of ten candidates that missed would take the whole budget for itself."""
+    dynamic = job("int8-dynamic", native=False)
+    nodes = {f"n{i}": 0.01 for i in range(20)}
+    scenario = Scenario(errors={"int8": 5.0, "int8-dynamic": 5.0}, effects=nodes)
+    rules = policy(target_policy(fallback=Fallback(max_evaluations=6)))
+    (cpu,) = stage(scenario, rules, INT8, dynamic).targets
+    trials = [len(c.trials) for c in cpu.candidates]
+    assert sum(trials) <= 6
+    assert min(trials) >= 1, "the first search left nothing for the second"
+
+
+def test_a_search_that_can_not_pay_is_not_made(stage: Stage) -> None:
+    """Broken: minutes would go into a candidate that is slower than one that passes, before any node is kept."""
+    scenario = Scenario(
+        latency_s={"original": 0.01, "fp32": 0.002, "int8": 0.005}, errors={"int8": 0.5}, effects={"a": 0.9, "b": 0.1}
+    )
+    (cpu,) = stage(scenario, policy(), INT8, FP32).targets
+    missed = next(c for c in cpu.candidates if c.job == INT8)
+    assert missed.trials == ()
+    assert "no search for nodes" in missed.note
+
+
+def test_a_used_up_budget_ends_jobs_before_they_begin(stage: Stage) -> None:
+    """Broken: a run would go on past its budget, or end without saying why."""
+    (cpu,) = stage(Scenario(), policy(budget=Budget(minutes=0.0)), FP32).targets
+    assert cpu.selection.states[FP32.id] == "failed"
+    assert "budget of 0 minutes was used up" in cpu.selection.reasons[FP32.id]
+
+
+def test_a_waiver_is_applied_once_and_named(stage: Stage) -> None:
+    """Broken: a waived candidate would not be measured, or would look like one that passed by itself."""
+    waiver = Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-12-31")
+    scenario = Scenario(latency_s=FAST_INT8, errors={"int8": 0.5})
+    result = stage(scenario, policy(waivers=(waiver,)), INT8, FP32)
+    (cpu,) = result.targets
+    assert cpu.selection.winner == INT8.id
+    assert "waiver" in cpu.selection.reason
+    assert [c.trials for c in cpu.candidates] == [(), ()], "what is waived needs no search"
+
+
+SPEED = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
+
+
+def auto(**fields: Any) -> Policy:
+    where = target(backends=("auto",))
+    return policy(target_policy(where, performance=(SPEED,), **fields))
+
+
+def test_what_is_far_slower_is_pruned_and_proven_when_it_matters(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a long proof would be paid for a sure loser; or a target would end without a winner though one was only pruned."""
+    from compile_stage.pipeline import pruning
+
+    monkeypatch.setattr(pruning, "WORTH_S", 0.1)
+    where = target(backends=("auto",))
+    slow, fast = job("bf16", where=where), job("fp32", where=where)
+    slow_run = {"original": 0.01, "bf16": 0.2, "fp32": 0.005}
+    (cpu,) = stage(Scenario(latency_s=slow_run), auto(), slow, fast).targets
+    assert cpu.selection.winner == fast.id
+    pruned = next(c for c in cpu.candidates if c.job == slow)
+    assert pruned.state == "pruned"
+    assert pruned.verdict is None
+    assert cpu.selection.states[slow.id] == "compiled_not_validated"
+    # Without a gate on speed, and with nobody else who passes, it is the best there is.
+    rules = policy(target_policy(where))
+    scenario = Scenario(latency_s=slow_run, errors={"fp32": 2.0})
+    (alone,) = stage(scenario, rules, slow, fast).targets
+    assert alone.selection.winner == slow.id
+    assert any("was proven after all, since no other candidate passed" in note for note in alone.notes)
+
+
+def test_a_source_that_fails_ends_the_run_as_refused_with_a_report(stage: Stage) -> None:
+    """Broken: a model that can't be exported would end as a crash of a job, or without a report."""
+    result = stage(Scenario(raises={("export", ""): SourceError("an operator that ONNX lacks")}), policy(), FP32)
+    assert (result.status, result.exit_code) == ("refused", 5)
+    assert "an operator that ONNX lacks" in result.problem
+    crashed = stage(Scenario(raises={("inspect_source", ""): WorkerError("crash", "SIGSEGV")}), policy(), FP32)
+    assert (crashed.status, crashed.exit_code) == ("refused", 5)
+
+
+def test_an_interrupted_run_writes_what_it_knows_and_goes_on(context: Callable[[Scenario], Context]) -> None:
+    """Broken: Ctrl-C would leave no report, or an exit code other than 130."""
+    scenario = Scenario(raises={("compile_model", "fp32"): KeyboardInterrupt()})
+    surroundings, rules = context(scenario), policy()
+    plan = Plan(source=source(), policy=rules, jobs=(FP32,), refused=())
+    written: list[RunResult] = []
+
+    def write(result: RunResult, _: Path | None) -> Mapping[str, Path]:
+        written.append(result)
+        return {}
+
+    progress = RunInProgress("models:/m/1", "p.yaml", RunOptions(out=None), write)
+    progress.context, progress.policy, progress.plan = surroundings, rules, plan
+    with pytest.raises(KeyboardInterrupt), progress:
+        run(progress, surroundings, plan)
+    assert [(result.status, result.exit_code) for result in written] == [("failed", 130)]
+    assert surroundings.engine.closed  # type: ignore[attr-defined]
+
+
+def test_an_error_before_the_plan_is_a_refused_run() -> None:
+    """Broken: a mistyped policy would leave CI without a report that says so."""
+    written: list[RunResult] = []
+    progress = RunInProgress(
+        "models:/m/1", "p.yaml", RunOptions(out=None), lambda result, _: written.append(result) or {}
+    )
+    with pytest.raises(UsageError), progress:
+        raise UsageError("wrong policy")
+    assert [(r.status, r.exit_code, r.source.uri, r.policy.files) for r in written] == [
+        ("refused", 2, "models:/m/1", ("p.yaml",))
+    ]
