@@ -179,6 +179,50 @@ def resolves(parts: list[str]) -> bool:
     return False
 
 
+def policies_of(document: Path) -> list[str]:
+    """The policies, whole or in part, that a page shows; not the shipped defaults, which are no policy by themselves."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text_of(document), flags=re.DOTALL | re.MULTILINE)
+    return [
+        block
+        for block in blocks
+        if re.search(r"^(targets|tolerances):", block, re.MULTILINE) and "each_target:" not in block
+    ]
+
+
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if policies_of(path)], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_policies_that_a_page_shows_are_valid(document, tmp_path):
+    """Broken: a policy that is copied from a page is refused by `lint`."""
+    from compile_stage.policy.load import load_policy
+
+    for number, block in enumerate(policies_of(document)):
+        missing = {"apiVersion": "compile-stage/v1", "kind": "OptimizationPolicy", "name": "page", "owner": "docs"}
+        header = "".join(f"{key}: {value}\n" for key, value in missing.items() if f"{key}:" not in block)
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(header + block, encoding="utf-8")
+        load_policy(path)
+
+
+def test_the_engine_page_shows_a_call_that_works(tmp_path, monkeypatch):
+    """Broken: the page's example called `compile`, which no worker knows."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    shape = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")}
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], name="relu")], "page", [shape["x"]], [shape["y"]])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "model.onnx"
+    )
+    monkeypatch.chdir(tmp_path)
+    [example] = re.findall(
+        r"^```python\n(.*?)^```", text_of(ROOT / "docs" / "engine.md"), flags=re.DOTALL | re.MULTILINE
+    )
+    names: dict[str, object] = {}
+    exec(example.replace('"model.onnx"', repr(str(tmp_path / "model.onnx"))), names)
+    assert names["nodes"] == [["relu", "Relu"]]
+
+
 def test_pages_that_the_code_names_exist():
     """Broken: an error message or a comment sends its reader to a page, or a heading, that is gone."""
     gone = []
