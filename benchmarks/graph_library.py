@@ -273,22 +273,12 @@ def outputs(path: Path, inputs: dict[str, np.ndarray]) -> list[Any]:
 
 def ours() -> int:
     """The same parts of the lowering as it is: what finds types and readers, decides, and rewrites."""
-    rewriting = (
-        halves.convert,
-        halves._plan,
-        halves._touches_float,
-        halves._find_places,
-        halves._float_places,
-        halves._rewrite,
-    )
-    rewriting = (*rewriting, halves._readers, halves._float_constants, halves._encode, halves._retype)
-    shared = (
-        onnx_graph.read_types,
-        onnx_graph.constant_tensor,
-        onnx_graph._set_weights_aside,
-        onnx_graph._tensor_bytes,
-    )
-    return code_lines(*rewriting, *shared, wiring.Names, wiring.has_subgraph, wiring.reads, wiring.captured)
+    deciding = (halves.convert, halves._plan, halves._touches_float, halves._find_places, halves._must_stay)
+    deciding = (*deciding, halves._allowed_variables, halves._float_places)
+    rewriting = (halves._Rewriter, halves._readers, halves._float_constants, halves._encode, halves._retype)
+    shared = (onnx_graph.read_types, onnx_graph.constant_tensor, onnx_graph._split_weights, onnx_graph._tensor_bytes)
+    wired = (wiring.Names, wiring.has_subgraph, wiring.reads, wiring.captured, wiring.constant_weights)
+    return code_lines(*deciding, *rewriting, *shared, *wired, wiring._captured_by, wiring.replace_nodes)
 
 
 def code_lines(*functions: Any) -> int:

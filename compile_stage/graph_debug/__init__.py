@@ -1,1 +1,1 @@
-"""Why a candidate's answers, or its compilation, went wrong: traces, smallest sets, small graphs, bundles."""
+"""Why a candidate's outputs are wrong, or its compilation fails: traces, smallest sets, small graphs, bundles."""

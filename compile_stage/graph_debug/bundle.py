@@ -1,4 +1,5 @@
-"""What is attached to a bug report: the graphs, their inputs and answers, and a script that needs public packages only."""
+"""What is attached to a bug report: the graphs, their inputs and outputs, and a script that needs public packages
+only."""
 
 from __future__ import annotations
 

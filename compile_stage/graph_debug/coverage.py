@@ -1,8 +1,8 @@
 """Does the calibration set show the model everything that the validation set holds?
 
-A static quantisation clips what lies outside of the ranges that it saw. Both sets run through the FP32 graph, one sample at a time in each thread; ranges and
-shares are reduced inside of the graph, so that no activation is kept. Shares, which cost most, are counted only where so many samples leave the range that it
-could be worth a word.
+A static quantisation clips what lies outside of the ranges that it saw. Both sets run through the FP32 graph, one
+sample at a time in each thread; ranges and shares are reduced inside of the graph, so that no activation is kept.
+Shares, which cost most, are counted only where so many samples leave the range that it could be worth a word.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Coverage:
 
     Attributes:
         tensors: Those of which a larger part of the samples than `limit` leaves the range.
-        limit: A share beyond it is no chance. From 1 on, with five calibration samples or fewer, nothing can be told.
+        limit: A share beyond it is no chance. From 1 on, with five calibration samples or fewer, no share is significant.
         looked_at: How many tensors were looked at.
     """
 
@@ -109,7 +109,7 @@ def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet
 
 
 def coverage_note(found: Coverage, most: int = 3) -> str | None:
-    """One sentence about what is not covered, or that nobody can tell; None when everything is."""
+    """One sentence about what is not covered, or that there are too few samples to know; None when everything is."""
     if found.limit >= 1:
         return _too_few(found)
     if not found.uncovered:
@@ -150,7 +150,7 @@ def overlap_note(shared: int, calibration: int, validation: int) -> str | None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- within
+# --------------------------------------------------------------------------------------------------------------- within
 
 
 def _float_tensors(model: Any) -> list[str]:
@@ -163,7 +163,10 @@ def _float_tensors(model: Any) -> list[str]:
 
 
 def _ranges(seen: _Watched, tensors: Sequence[str], batches: Iterator[Batch]) -> dict[str, tuple[float, float]]:
-    """The smallest and the largest value of each tensor; those that have none, or one that is not finite, are left out."""
+    """The smallest and the largest value of each tensor.
+
+    Those that have none, or one that is not finite, are left out.
+    """
     low, high = dict.fromkeys(tensors, np.inf), dict.fromkeys(tensors, -np.inf)
     for found in seen.each(batches):
         for name, (least, most) in found.items():

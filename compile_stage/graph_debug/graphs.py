@@ -1,7 +1,8 @@
-"""A model file as nodes and tensors, and a session that answers with the tensors in between.
+"""A model file as nodes and tensors, and a session that returns the tensors in between.
 
-Two kinds of file: ONNX (run by ONNX Runtime, its optimisations off, so that what runs is what the graph says) and OpenVINO's IR. A tensor is named as its
-file names it; names survive lowering and conversion, which is what makes two graphs comparable.
+Two kinds of file: ONNX (run by ONNX Runtime, its optimisations off, so that what runs is what the graph says) and
+OpenVINO's IR. A tensor is named as its file names it; names survive lowering and conversion, which is what makes two
+graphs comparable.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Graph(Protocol):
     """What a trace needs of a model file.
 
     Attributes:
-        nodes: In an order in which they can run; constants, and what is computed of constants alone, are not among them.
+        nodes: In an order in which they can run; constants, and what is computed of constants alone, are not among
+            them.
         inputs, outputs: Names, as the model has them.
         precision: Of its weights and quantisations: `fp32`, `fp16`, `bf16`, `int8`.
     """
@@ -58,10 +60,16 @@ class Graph(Protocol):
     precision: str
 
     def round_trips(self, tensor: str) -> tuple[tuple[str, ...], bool]:
-        """The same tensor after quantisation, for each way in which it is quantised; and whether that is all that anyone sees of it."""
+        """The same tensor after quantisation, for each way in which it is quantised.
+
+        And whether that is all that anyone sees of it.
+        """
 
     def open(self, tensors: Sequence[str], threads: int) -> Any:
-        """A context of `Run` for these tensors; with none, of the model as it is served: its own outputs, all optimisations on."""
+        """A context of `Run` for these tensors.
+
+        With none, of the model as it is served: its own outputs, all optimisations on.
+        """
 
 
 def open_graph(path: str | Path, *, hint: str = "f32") -> Graph:
@@ -192,7 +200,8 @@ class OpenVinoGraph:
         consumers = self._consumers[tensor]
         quantisers = [node for node in consumers if node.op == "FakeQuantize"]
         named = self._aliases.get(tensor + QUANTISED_SUFFIX)
-        # A quantisation that came from ONNX answers in integers, and its round trip has a name of its own; NNCF's answers in the tensor's own scale.
+        # A quantisation that came from ONNX has integer outputs, and its round trip has a name of its own; NNCF's
+        # has outputs in the tensor's own scale.
         twins = (named,) if named else tuple(node.outputs[0] for node in quantisers)
         alone = bool(quantisers) and len(quantisers) == len(consumers) and tensor not in self.outputs
         return twins, alone
@@ -214,8 +223,8 @@ class OpenVinoGraph:
                     keys.append(name)
         config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": self._hint, "INFERENCE_NUM_THREADS": threads}
         if tensors:
-            # As the graph says, in float: with a result on both sides of a quantisation its integer kernels answer with other numbers
-            # than without (seen in 2026.4), which would accuse the wrong node.
+            # As the graph says, in float: with a result on both sides of a quantisation its integer kernels have
+            # other outputs than without (seen in 2026.4), and the wrong node would be named.
             config["LP_TRANSFORMS_MODE"] = "NO"
         try:
             compiled = core.compile_model(model, "CPU", config)
@@ -266,7 +275,8 @@ def find_tensors(reference: Graph, candidate: Graph) -> Mapping[str, str]:
 
 
 def pair_outputs(reference: Graph, candidate: Graph, shared: Mapping[str, str]) -> Mapping[str, str]:
-    """Outputs of the reference → those of the candidate: by name, whatever their order; what has lost its name, by its place among the rest.
+    """Outputs of the reference → those of the candidate: by name, whatever their order; what has lost its name, by its
+    place among the rest.
 
     Args:
         shared: What `find_tensors` says of the two.

@@ -1,4 +1,5 @@
-"""A graph that fails, made small: bisection of its end, then of its beginning, then node by node, as long as it fails in the same way."""
+"""A graph that fails, made small: bisection of its end, then of its beginning, then node by node, as long as it fails
+in the same way."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def same_failure(a: str, b: str) -> bool:
 
 
 def reduce_nodes(count: int, failure: str, fails: Fails, *, max_tries: int = 48) -> Reduced:
-    """The smallest part found, of `count` nodes in the order in which they run, that fails in the same way as all of them do.
+    """The smallest part found, of `count` nodes in the order in which they run, that fails in the same way as all of
+    them do.
 
     Args:
         failure: What the whole graph fails with; it is not tried again.
@@ -127,7 +129,10 @@ class Cutter:
         return [[node.name, node.op_type] for node in self._model.graph.node]
 
     def write(self, nodes: Sequence[int], into: Path) -> PortableModel | None:
-        """The graph of these nodes as `into/model.onnx`; None when it can't be made, or has no input or output that is a tensor."""
+        """The graph of these nodes as `into/model.onnx`.
+
+        None when it can't be made, or has no input or output that is a tensor.
+        """
         from compile_stage.precision.onnx_graph import write_graph
 
         made = self.cut(nodes)
@@ -139,7 +144,8 @@ class Cutter:
             return None
 
     def cut(self, nodes: Sequence[int]) -> Any | None:
-        """The graph of these nodes: what they read and don't write is an input, what nobody in it reads, or what was an output, an output.
+        """The graph of these nodes: what they read and don't write is an input, what nobody in it reads, or what was an
+        output, an output.
 
         None when the type of an input is not known.
         """

@@ -1,8 +1,10 @@
-"""Two graphs run side by side on the same samples: the error of every tensor that both have, and the first node where it departs.
+"""Two graphs run side by side on the same samples: the error of every tensor that both have, and the first node where
+it departs.
 
-The error of a tensor is its signal-to-noise ratio, 10 log10(Σ b² / Σ (a − b)²) over all samples, reference b and candidate a, in dB: 20 dB is an error of 10 %, 40 dB
-of 1 %. A node *departs* when its output is at least `DROP_DB` worse than the worst of its inputs. Inputs count for no more than what the candidate's
-precision can give (`HEALTHY_DB`): the first quantised node of a network takes exact inputs, and is not at fault for rounding.
+The error of a tensor is its signal-to-noise ratio, 10 log10(Σ b² / Σ (a − b)²) over all samples, reference b and
+candidate a, in dB: 20 dB is an error of 10 %, 40 dB of 1 %. A node *departs* when its output is at least `DROP_DB`
+worse than the worst of its inputs. Inputs count for no more than what the candidate's precision can give
+(`HEALTHY_DB`): the first quantised node of a network takes exact inputs, and is not blamed for quantising them.
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
 DROP_DB = 10.0
-"""A node that departs adds at least nine times the error power that came in: far outside of what rounding adds from node to node."""
+"""A node that departs adds at least nine times the error power that came in: far more than quantisation adds from
+node to node."""
 
 HEALTHY_DB: Mapping[str, float] = {
     "fp32": 110.0, "fp16": 60.0, "bf16": 42.0, "int8": 36.0, "int8-dynamic": 36.0, "fp8": 26.0, "int4": 16.0,
 }  # fmt: skip
-"""What one tensor of a healthy network has in that precision: 6 dB for each bit of the significand, less what outliers and sums cost."""
+"""What one tensor of a healthy network has in that precision: 6 dB for each bit of the significand, less what outliers
+and sums cost."""
 
 RUNTIME_GAP_DB = 6.0
-"""So much worse as it is served than as its graph says: the runtime's optimised kernels are at fault, not the graph."""
+"""So much worse as it is served than as its graph says: the runtime's optimised kernels cause it, not the graph."""
 
 Kind: TypeAlias = Literal["computation", "quantisation", "not finite"]
 
@@ -49,13 +53,16 @@ class NodeError:
     Attributes:
         position: In the order in which the nodes run, from 0.
         tensor: The output that was compared; the worst, of several.
-        snr_db: Of what the next nodes see; infinite where both are equal, -infinite where only the candidate is NaN or infinite.
+        snr_db: Of what the next nodes see; infinite where both are equal, -infinite where only the candidate is NaN or
+            infinite.
         computed_db: Before the output is quantised; equal to `snr_db` where it is not.
         input_db: Of the worst input, at most what the precision can give.
         drop_db: `input_db - snr_db`.
-        kind: Where most of the drop is from: the node's own arithmetic (weights included), the quantisation of its output, or values that overflowed.
+        kind: Where most of the drop is from: the node's own arithmetic (weights included), the quantisation of its
+            output, or values that overflowed.
         max_abs: Largest distance of two elements.
-        merged: Nodes of the reference that the candidate has merged with this one, so that their error can't be told apart.
+        merged: Nodes of the reference that the candidate has merged with this one, so that they have one
+            error together.
     """
 
     position: int
@@ -171,12 +178,13 @@ def judge(
     drop_db: float = DROP_DB,
     makers: Mapping[str, str] | None = None,
 ) -> Trace:
-    """From errors of tensors to nodes at fault.
+    """From errors of tensors to the nodes that cause them.
 
     Args:
         nodes: Of the reference, in the order in which they run; model inputs as nodes without inputs.
         measured: Tensor → (SNR as the next nodes see it, SNR before its quantisation, largest distance).
-        makers: Tensor → the candidate's node that computes it: of several nodes that were merged, the one that gave its name.
+        makers: Tensor → the candidate's node that computes it: of several nodes that were merged, the one that gave its
+            name.
     """
     ops = {node.name: node.op for node in nodes}
     healthy_db = HEALTHY_DB.get(precision, HEALTHY_DB["int8"])
@@ -233,7 +241,7 @@ def rank(trace: Trace) -> tuple[NodeError, ...]:
     return tuple(sorted(guilty, key=lambda error: (-added(error), error.position)))
 
 
-# ---------------------------------------------------------------------------------------------------------------- within
+# --------------------------------------------------------------------------------------------------------------- within
 
 
 @dataclass
@@ -243,11 +251,11 @@ class _Sums:
     signal: float = 0.0
     noise: float = 0.0
     max_abs: float = 0.0
-    strange: int = 0
+    not_finite: int = 0
 
     @property
     def snr_db(self) -> float:
-        if self.strange:
+        if self.not_finite:
             return -math.inf
         if self.noise == 0:
             return math.inf
@@ -264,7 +272,7 @@ def _add(into: dict[Any, _Sums], key: Any, candidate: Any, reference: Any) -> No
     sums = into.setdefault(key, _Sums())
     if not math.isfinite(noise + signal):
         both = np.isfinite(a) & np.isfinite(b)
-        sums.strange += int(np.count_nonzero(~both & ~((a == b) | (np.isnan(a) & np.isnan(b)))))
+        sums.not_finite += int(np.count_nonzero(~both & ~((a == b) | (np.isnan(a) & np.isnan(b)))))
         apart, b = apart[both], b[both]
         noise, signal = float(apart @ apart), float(b @ b)
     sums.signal += signal

@@ -1,9 +1,11 @@
 """bf16 by graph rewrite: weights and activations in bfloat16.
 
-bfloat16 has float32's range, so nothing overflows and no samples are needed; it has 8 bits of precision, so what sums, counts or
-normalises stays in float32. Graphs are brought to opset 22, where ONNX's convolutions and poolings took bfloat16.
+bfloat16 has float32's range, so nothing overflows and no samples are needed; it has 8 bits of precision, so what sums,
+counts or normalises stays in float32. Graphs are brought to opset 22, where ONNX's convolutions and poolings took
+bfloat16.
 
-No backend here declares a scheme for it: OpenVINO does bf16 natively, and ONNX Runtime's CPU kernels have none (see docs/lowerings.md).
+No backend here declares a scheme for it: OpenVINO does bf16 natively, and ONNX Runtime's CPU kernels have none (see
+docs/lowerings.md).
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from compile_stage.precision.onnx_graph import demand_nodes, finish, name_nodes,
 
 OPSET = 22
 
-# As PyTorch's autocast keeps them: sums of many terms, powers and logarithms, and what divides by them. And counting: bfloat16 has no
-# odd numbers past 256.
+# As PyTorch's autocast keeps them: sums of many terms, powers and logarithms, and what divides by them. And counting:
+# bfloat16 has no odd numbers past 256.
 _FLOAT32_OPS = (
     "CumSum", "Exp", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Log", "LogSoftmax", "LpNormalization",
     "MeanVarianceNormalization", "Mod", "NonMaxSuppression", "Pow", "RMSNormalization", "Range", "Reciprocal", "ReduceL1", "ReduceL2",

@@ -1,6 +1,7 @@
 """A weight matrix in 4 bits, by blocks: rounding to nearest, and half-quadratic quantisation.
 
-A block is `size` neighbours along the summed axis, with a scale and (asymmetric) a zero point of its own: w ≈ scale · (q - zero).
+A block is `size` neighbours along the summed axis, with a scale and (asymmetric) a zero point of its own: w ≈ scale ·
+(q - zero).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 METHODS = ("hqq", "rtn")
 
-# Half-quadratic quantisation (Badri and Shaji, 2023): its norm, its penalty and how the penalty grows. Errors are counted in steps
-# of the block, so that the numbers mean the same for weights of any magnitude.
+# Half-quadratic quantisation (Badri and Shaji, 2023): its norm, its penalty and how the penalty grows. Errors are
+# counted in steps of the block, so that the numbers mean the same for weights of any magnitude.
 _NORM, _PENALTY, _GROWTH, _ROUNDS = 0.7, 10.0, 1.01, 20
 
 _CHUNK = 100_000  # weights at a time, so that their few copies stay in the processor's cache
@@ -94,8 +95,9 @@ def _symmetric_range(weight: Array) -> tuple[Array, Array]:
 def _fit(weight: Any, scale: Any, zero: Any, symmetric: bool) -> tuple[Array, Array]:
     """Scale and zero point of the smallest error in the norm, by block; at worst those that were given.
 
-    Half-quadratic splitting: set aside what a soft threshold calls an outlier of the error, fit the rest by least squares, raise the penalty.
-    Unlike in the paper, zero points stay whole, since ONNX stores them as the values' own type, and the scale is fitted too.
+    Half-quadratic splitting: take out what a soft threshold calls an outlier of the error, fit the rest by least
+    squares, raise the penalty. Unlike in the paper, zero points stay whole, since ONNX stores them as the values' own
+    type, and the scale is fitted too.
     """
     best: Any = np.full_like(scale, np.inf)
     best_scale, best_zero = scale, zero

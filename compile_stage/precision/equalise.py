@@ -1,11 +1,14 @@
-"""Equalisation: channels of an activation are brought to like magnitude, and the weights that read them take the inverse.
+"""Equalisation: channels of an activation are brought to like magnitude, and the weights that read them take the
+inverse.
 
-An activation is rounded with one scale, so a loud channel costs all others their precision. Dividing channel k by s_k and multiplying row k of the
-weight by s_k changes nothing in exact arithmetic (SmoothQuant, Xiao et al. 2022; between two convolutions: Nagel et al. 2019). How far to go
-(`s = magnitude^a`, a from 0 to 1) is chosen by the noise that rounding both sides would add to the answer.
+An activation is quantised with one scale, so a channel of large values costs all others their precision. Dividing
+channel k by s_k and multiplying row k of the weight by s_k changes nothing in exact arithmetic (SmoothQuant, Xiao et
+al. 2022; between two convolutions: Nagel et al. 2019). The strength (`s = magnitude^a`, a from 0 to 1) is the one with
+the least noise that quantising both operands would add to the output.
 
-Where a convolution's own weights can take the factors on the other side of a ReLU, that costs nothing at run time; the tensors between get new names, since they
-hold other values than the source's. Elsewhere a Mul stands before the rounding, and every tensor keeps its meaning.
+Where a convolution's own weights can take the factors on the other side of a ReLU, that costs nothing at run time; the
+tensors between get new names, since they hold other values than the source's. Elsewhere a Mul stands before the Q/DQ
+pair, and every tensor keeps its meaning.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ EXPONENTS = (0.25, 0.5, 0.75, 1.0)
 RESCALED = "/rescaled"
 
 WORTH = 0.5
-"""So much of its noise may be left for a group to be equalised: less than 3 dB pays neither for a Mul at run time nor for tensors that lose their names."""
+"""A group is equalised if at most this part of its noise remains: 3 dB less noise pays for a Mul and for renamed
+tensors."""
 
-_LIMIT = 1e-3  # the least factor as a part of the largest: a channel that was silent on the samples is not blown up without end
+_LIMIT = 1e-3  # the least factor as a part of the largest: a channel of zeros on the samples gets no unlimited factor
 
-# They hand a positive factor of a channel on as it is.
+# f(s·x) = s·f(x) for a positive factor s of a channel.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "Identity")
 
 
@@ -50,7 +54,7 @@ class Group:
 def equalise(
     view: View, plan: Plan, seen: dict[str, Channels], kept: Collection[str], levels: int
 ) -> tuple[Group, ...]:
-    """Rescale the graph where it pays; `seen` then tells of its tensors as they are afterwards.
+    """Rescale the graph where it pays; `seen` is updated to the tensors as they are afterwards.
 
     Args:
         kept: Nodes that must stay as they are.
@@ -127,11 +131,12 @@ def _factor(view: View, layers: Sequence[Layer], channels: Channels, levels: int
 
 
 def _noise(weight: Any, channels: Channels, factor: Any, levels: int) -> float:
-    """The power that rounding adds to a layer's answers, with the activation multiplied by `factor`: for each operand its step squared, over
-    12, times the power of what it is multiplied by.
+    """The noise power that quantisation adds to a layer's outputs, with the activation multiplied by `factor`.
+
+    For each operand: its step squared, over 12 (the variance of a uniform error), times the power of the other operand.
 
     Args:
-        weight: [input channel, output channel, kernel]; where each channel is its own (depthwise), there is one output channel.
+        weight: [input channel, output channel, kernel]; depthwise, there is one output channel.
     """
     low, high = min(0.0, float((channels.low * factor).min())), max(0.0, float((channels.high * factor).max()))
     scaled = np.abs(weight / factor[:, None, None])
@@ -139,11 +144,11 @@ def _noise(weight: Any, channels: Channels, factor: Any, levels: int) -> float:
     power = channels.square * factor.astype(np.float64) ** 2
     if weight.shape[1] == 1:
         steps = scaled.max((1, 2)) / levels
-        rounding = float(np.sum(steps**2 * power))
+        of_weight = float(np.sum(steps**2 * power))
     else:
         steps = scaled.max((0, 2)) / levels
-        rounding = float(np.sum(steps**2) * np.sum(power))
-    return float((activation + rounding * weight.shape[2]) / 12)
+        of_weight = float(np.sum(steps**2) * np.sum(power))
+    return float((activation + of_weight * weight.shape[2]) / 12)
 
 
 def _groups(layer: Layer) -> int:
@@ -151,7 +156,8 @@ def _groups(layer: Layer) -> int:
 
 
 def _has_input_channels(layer: Layer) -> bool:
-    """Whether every channel of what it reads meets weights of its own: not in a convolution by groups of several channels."""
+    """Whether every channel of what it reads meets weights of its own: not in a convolution by groups of several
+    channels."""
     if layer.axis is None or layer.node.op_type == "ConvTranspose":
         return False
     return layer.node.op_type != "Conv" or _groups(layer) == 1 or layer.depthwise

@@ -1,7 +1,7 @@
 """fp16 by graph rewrite, aware of overflow.
 
-float16 ends at 65504. What would pass it stays in float32: nodes whose weights do, and, when there are calibration samples, nodes
-whose inputs or outputs pass `DATA_MAX` on them. The inputs and outputs of the model keep their types.
+float16 ends at 65504. What would pass it stays in float32: nodes whose weights do, and, when there are calibration
+samples, nodes whose inputs or outputs pass `DATA_MAX` on them. The inputs and outputs of the model keep their types.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Float16(Lowering):
     """Weights and activations in float16.
 
     Scheme options:
-        data_max: Largest magnitude that a node may see on the calibration samples and still go to float16; 512 by default.
+        data_max: Largest magnitude that a node may see on the calibration samples and still go to float16; 512 by
+            default.
     """
 
     name: ClassVar[str] = "fp16"

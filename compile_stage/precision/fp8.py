@@ -1,7 +1,8 @@
 """fp8: weights and activations rounded to E4M3FN, the 8-bit float of 4 exponent and 3 mantissa bits.
 
-QuantizeLinear and DequantizeLinear stand around what a product or convolution reads; a compiler for hardware that has the type merges them into it.
-Weights have a scale for each output channel, activations one from the samples: largest magnitude over 448, the type's own largest.
+QuantizeLinear and DequantizeLinear stand around what a product or convolution reads; a compiler for hardware that has
+the type merges them into it. Weights have a scale for each output channel, activations one from the samples: largest
+magnitude over 448, the type's own largest.
 """
 
 from __future__ import annotations

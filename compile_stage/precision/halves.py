@@ -1,9 +1,10 @@
 """A float32 graph in 16-bit floats, fp16 or bf16: what the two lowerings share.
 
-Each node computes either in the 16-bit type or in float32. A tensor has the type of the node that makes it, and a Cast stands, once, where
-a reader wants the other one: neighbours that stay in float32 meet in float32. A node takes the 16-bit type where ONNX's own definition of its operator
-allows it, input by input: the scales of a Resize stay what they are. Inputs and outputs of the model, and what a subgraph
-reads from around it, keep name and type; a subgraph is left as it is.
+Each node computes either in the 16-bit type or in float32. A tensor has the type of the node that makes it, and a Cast
+stands, once, where a reader wants the other one: neighbours that stay in float32 meet in float32. A node takes the
+16-bit type where ONNX's own definition of its operator allows it, input by input: the scales of a Resize stay what they
+are. Inputs and outputs of the model, and what a subgraph reads from around it, keep name and type; a subgraph is left
+as it is.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ def refuse(model: PortableModel, half: Half, oldest_opset: int = 0) -> str | Non
 
 
 def float16_bits(values: Array) -> Array:
-    """Nearest float16; what is not zero stays so, since a divisor or its epsilon that became zero would make infinities."""
+    """Nearest float16.
+
+    What is not zero stays so, since a divisor or its epsilon that became zero would make infinities.
+    """
     import numpy as np
 
     with np.errstate(over="ignore", under="ignore"):
@@ -120,7 +124,10 @@ def float16_bits(values: Array) -> Array:
 
 
 def bfloat16_bits(values: Array) -> Array:
-    """Nearest bfloat16, ties to even; a finite value stays finite (float32's largest, as in masks, would round to infinity)."""
+    """Nearest bfloat16, ties to even.
+
+    A finite value stays finite (float32's largest, as in masks, would round to infinity).
+    """
     import numpy as np
 
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -131,7 +138,7 @@ def bfloat16_bits(values: Array) -> Array:
     return np.where(np.isnan(values), cut | 0x0040, np.where(overflowed, largest, rounded)).astype(np.uint16)
 
 
-# ------------------------------------------------------------------------------------------------------ what may convert
+# ----------------------------------------------------------------------------------------------------- what may convert
 
 
 def _plan(
@@ -199,7 +206,8 @@ def _allowed_variables(schema: Any, op: str, half: Half) -> set[str]:
     """The type variables of an operator's definition (its "T") that may be the 16-bit type."""
     allowed = {one.type_param_str for one in schema.type_constraints if half.word in one.allowed_type_strs}
     if op not in _TYPED_BY_ATTRIBUTE:
-        # A variable that only outputs have (the statistics of a LayerNormalization) is set by an attribute or the operator.
+        # A variable that only outputs have (the statistics of a LayerNormalization) is set by an attribute or the
+        # operator.
         allowed &= {formal.type_str for formal in schema.inputs}
     return allowed
 
@@ -215,7 +223,7 @@ def _float_places(names: Iterable[str], formals: Any, types: dict[str, int]) -> 
     }
 
 
-# -------------------------------------------------------------------------------------------------------------- rewriting
+# ------------------------------------------------------------------------------------------------------------ rewriting
 
 
 class _Rewriter:
@@ -304,7 +312,10 @@ def _readers(graph: Any, places: dict[str, _Places], public: set[str]) -> tuple[
 
 
 def _float_constants(graph: Any) -> dict[str, Any]:
-    """float32 weights and what Constant nodes hold, by name; a weight that is also an input can be overridden, so it is none."""
+    """float32 weights and what Constant nodes hold, by name.
+
+    A weight that is also an input can be overridden, so it is none.
+    """
     from onnx import TensorProto
 
     tensors = constant_weights(graph)

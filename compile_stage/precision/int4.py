@@ -1,8 +1,9 @@
 """int4: weights of matrix products in 4 bits, by blocks; activations stay in float32, so no samples are needed.
 
-The weight becomes a DequantizeLinear over 4-bit values, which is standard ONNX from opset 21. Runtimes merge it with the product that reads it, and
-so never hold the whole weight in float32: ONNX Runtime as MatMulNBits, OpenVINO as a compressed FullyConnected. What they take decides what is written: a matrix
-[K, N] with blocks along K, whole blocks only, no transposition.
+The weight becomes a DequantizeLinear over 4-bit values, which is standard ONNX from opset 21. Runtimes merge it with
+the product that reads it, and so never hold the whole weight in float32: ONNX Runtime as MatMulNBits, OpenVINO as a
+compressed FullyConnected. What they take decides what is written: a matrix [K, N] with blocks along K, whole blocks
+only, no transposition.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ _OPS = ("MatMul", "Gemm")
 class Int4(Lowering):
     """Weights of MatMul and Gemm in 4 bits; large embedding tables in 8, convolutions stay in float32.
 
-    `Scheme.weights` is `uint4` (asymmetric: one zero point a block; 1.5 dB better on normal weights) or `int4` (symmetric).
+    `Scheme.weights` is `uint4` (asymmetric: one zero point a block; 1.5 dB better on normal weights) or `int4`
+    (symmetric).
 
     Scheme options:
         method: `hqq`, half-quadratic quantisation (the default), or `rtn`, rounding to nearest.
-        block: Weights that share a scale, a power of two from 16 on; 32 by default. Where it does not divide a matrix's rows, the largest power of two
-            below it that does is taken, down to 16; a matrix without one stays in float32.
+        block: Weights that share a scale, a power of two from 16 on; 32 by default. Where it does not divide a matrix's
+            rows, the largest power of two below it that does is taken, down to 16; a matrix without one stays in
+            float32.
         tables: Store embedding tables in 8 bits (`precision/tables.py`); True by default.
     """
 
@@ -161,7 +164,8 @@ def _fit_block(node: Any, tensor: Any, block: int) -> tuple[int, str]:
 
 
 def _refuse_shapes(model: PortableModel, scheme: Scheme) -> str | None:
-    """The reason when no weight can have blocks, as far as the unsimplified graph tells: a weight that is computed may be folded yet."""
+    """The reason when no weight can have blocks, as far as the unsimplified graph tells: a weight that is computed may
+    be folded yet."""
     import onnx
 
     graph = onnx.load(model.path, load_external_data=False).graph

@@ -1,7 +1,7 @@
 """int8: static quantisation with calibrated ranges, and dynamic quantisation.
 
-Both write standard operators. The static lowering is ours: QuantizeLinear and DequantizeLinear around what is quantised. The dynamic one is ONNX
-Runtime's quantizer: MatMulInteger and its relatives. The scheme decides how.
+Both write standard operators. The static lowering is our own: QuantizeLinear and DequantizeLinear around what is
+quantised. The dynamic one is ONNX Runtime's quantizer: MatMulInteger and its relatives. The scheme decides how.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ class StaticInt8(Lowering):
     """Weights and activations in int8, activation ranges from calibration samples (`precision/static.py`).
 
     Scheme options:
-        calibration: How a range is chosen from what the samples hold: `mse` (the default), `minmax`, `percentile` or `entropy`.
+        calibration: How a range is chosen from what the samples hold: `mse` (the default), `minmax`, `percentile` or
+            `entropy`.
         percentile: For `percentile`: so many percent of a tensor's values are kept; 99.999 by default.
-        placement: `chain` (the default): convolutions answer in integers, and sums and pools between them compute in integers. `operands`: only
-            what a matrix operator reads is rounded.
-        one_sided: True: where activations are symmetric, a tensor that lies (nearly) on one side of 0 takes uint8 and a zero point, which is a
-            bit more. False by default.
-        equalise: Bring loud channels down to the others where it pays; True by default.
-        correct_biases: Take out of the biases what rounding a weight shifts the mean by; True by default.
+        placement: `chain` (the default): outputs of convolutions are quantised, and sums and pools between them compute
+            in integers. `operands`: only what a matrix operator reads is quantised.
+        one_sided: True: where activations are symmetric, a tensor that lies (nearly) on one side of 0 takes uint8 and a
+            zero point, which is one bit more. False by default.
+        equalise: Scale channels of large values down to the others where it pays; True by default.
+        correct_biases: Correct the biases by what quantisation shifts the mean of an output; True by default.
         reduce_range: 7-bit weights, for CPUs whose 16-bit sums saturate.
         tables: Store embedding tables in 8 bits (`precision/tables.py`); True by default.
         products: A MatMul of two activations (attention) computes in integers; True by default.
@@ -210,8 +211,8 @@ def _count_quantised(graph: Any) -> int:
 def _unshare_turned(simple: Path) -> Path:
     """The graph in which each Gemm that reads its weight turned (`transB`) has one of its own.
 
-    The quantizer (ONNX Runtime 1.31.1) turns that weight in place, once for each such Gemm, for whoever else reads it too: tied weights
-    then answered with -2 dB.
+    The quantizer (ONNX Runtime 1.31.1) transposes that weight in place, once for each such Gemm, also for its other
+    readers: outputs of tied weights then had -2 dB.
     """
     import onnx
 

@@ -1,8 +1,9 @@
-"""Mixed precision: which nodes of a lowered graph can be given back, and the graph with some of them given back.
+"""Mixed precision: which nodes of a lowered graph can be kept in float32, and the graph that keeps some of them.
 
-A source graph and its quantised twin share most tensors by name. Between two shared tensors the twin holds a *unit*: quantise, compute,
-dequantise. To give a node back is to put the source's nodes in the place of the unit, so that they read and write the shared
-tensors in float32. Nothing is calibrated again, so a mixed graph costs well under a second, and it does not matter which lowering wrote the twin.
+A source graph and its quantised twin share most tensors by name. Between two shared tensors the twin holds a *unit*:
+quantise, compute, dequantise. To keep a node is to put the source's nodes in the place of the unit, so that they read
+and write the shared tensors in float32. Nothing is calibrated again, so a mixed graph costs well under a second, and it
+does not matter which lowering wrote the twin.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ class Unit:
     """One node of the source that the twin computes in integers.
 
     Attributes:
-        node: Its name in the source; of several that the twin has merged (Conv, BatchNormalization, Relu), the heaviest.
+        node: Its name in the source; of several that the twin has merged (Conv, BatchNormalization, Relu), the
+            heaviest.
         tensors: What it produces, shared by both graphs.
         cone: The twin's nodes that produce `tensors` from shared tensors and constants.
         source: The source's nodes that do the same.
-        together: Names of the other matrix nodes of `source`: they are given back with it.
+        together: Names of the other matrix nodes of `source`: they are kept with it.
     """
 
     node: str
@@ -45,7 +47,9 @@ class Unit:
 
 
 def mix(model: PortableModel, lowered: PortableModel, keep: Sequence[str], into: Path) -> PortableModel:
-    """The lowered graph with the source's nodes named in `keep` given back, each with what goes `together` with it. Same input, same bytes.
+    """The lowered graph with the source's nodes named in `keep` in float32, and what goes `together` with each.
+
+    Same input, same bytes.
 
     Raises:
         UsageError: A name is no quantised node of the source, or none would remain quantised.
@@ -79,7 +83,7 @@ def load_pair(model: PortableModel, lowered: PortableModel) -> tuple[Any, Any]:
 
 
 def restore_activations(source: Any, twin: Any) -> list[str]:
-    """Put back each Relu or Clip that a quantizer dropped because the rounding after it clips just so.
+    """Put back each Relu or Clip that a quantizer dropped because the Q/DQ pair after it clips to the same range.
 
     Without it a node that reads the tensor in float32 would see values that the source never has. Returns the tensors.
     """
@@ -183,7 +187,8 @@ class _WeightCopies:
         self._names: dict[str, str] = {}
 
     def name_of(self, tensor: str) -> str:
-        """The name under which the twin has this tensor of the source: its own, unless it is a weight whose name is taken."""
+        """The name under which the twin has this tensor of the source: its own, unless it is a weight whose name is
+        taken."""
         if tensor in self._weights and tensor not in self._names:
             name = free_name(f"{tensor}.fp32", self._taken) if tensor in self._taken else tensor
             self._twin.initializer.append(copy_message(self._weights[tensor], name=name))

@@ -1,4 +1,5 @@
-"""What the lowerings share: reading a graph, naming its nodes, simplifying it, and writing it the same way every time."""
+"""What the lowerings share: reading a graph, naming its nodes, simplifying it, and writing it the same way every
+time."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def refuse_without(
 
 
 def name_nodes(graph: Any) -> None:
-    """Give a name to every node that has none or shares one: `Conv_12`, by position, so that it is the same in every run."""
+    """Give a name to every node that has none or shares one: `Conv_12`, by position, so that it is the same in every
+    run."""
     taken = {node.name for node in graph.node if node.name}
     seen: set[str] = set()
     for position, node in enumerate(graph.node):
@@ -101,7 +103,7 @@ def read_opset(model: Any) -> int:
 def raise_opset(model: Any, version: int) -> Any:
     """The model with ONNX's own operators at `version` or later: itself, or a converted copy with the same names.
 
-    Weights are set aside meanwhile, so that a model of any size can be converted.
+    Weights are kept apart meanwhile, so that a model of any size can be converted: protobuf holds at most 2 GiB.
 
     Raises:
         UsageError: The converter can't; the message says at what.
@@ -112,7 +114,7 @@ def raise_opset(model: Any, version: int) -> Any:
     if read_opset(model) < version:
         if model.functions:
             model = inline_local_functions(model)
-        bare, weights = _set_weights_aside(model)
+        bare, weights = _split_weights(model)
         order = [tensor.name for tensor in model.graph.initializer]
         try:
             model = onnx.version_converter.convert_version(bare, version)
@@ -136,10 +138,14 @@ def raise_opset(model: Any, version: int) -> Any:
 
 
 def read_types(model: Any) -> dict[str, int]:
-    """Element type of every tensor of the main graph that can be told; neither sequences, nor what no rule tells, nor what is declared and gone."""
+    """Element type (TensorProto.DataType) of every tensor of the main graph whose type is known.
+
+    Left out: sequences, outputs of operators that shape inference does not know, and declarations of tensors that are
+    gone.
+    """
     import onnx
 
-    bare, _ = _set_weights_aside(model)
+    bare, _ = _split_weights(model)
     try:
         graph = onnx.shape_inference.infer_shapes(bare).graph
     except onnx.shape_inference.InferenceError:  # what is declared is known even so
@@ -171,7 +177,7 @@ def is_finite(tensor: Any) -> bool:
     return bool(np.isfinite(numpy_helper.to_array(tensor)).all())
 
 
-def _set_weights_aside(model: Any) -> tuple[Any, dict[str, Any]]:
+def _split_weights(model: Any) -> tuple[Any, dict[str, Any]]:
     """A copy in which the weights are inputs, for the tools that choke on large models, and the weights by name."""
     import onnx
     from onnx import helper
@@ -213,8 +219,8 @@ def demand_nodes(graph: Any, names: Sequence[str]) -> None:
 def simplify(source: Path, into: Path) -> Path:
     """The graph with constants folded, batch normalisation merged into convolutions, and shapes inferred.
 
-    ONNX Runtime's portable optimisations only (level BASIC): the result holds standard operators. Names of inputs, outputs and
-    of the nodes that remain are kept. Returns the file, below `into`.
+    ONNX Runtime's portable optimisations only (level BASIC): the result holds standard operators. Names of inputs,
+    outputs and of the nodes that remain are kept. Returns the file, below `into`.
     """
     import onnx
     import onnxruntime
@@ -237,7 +243,8 @@ def simplify(source: Path, into: Path) -> Path:
     onnx.shape_inference.infer_shapes_path(str(optimised), str(inferred))
     model = onnx.load(inferred)
     name_nodes(model.graph)
-    # ONNX Runtime also notes the shapes of weights; the quantizer transposes some of them and would stumble over the old shape.
+    # ONNX Runtime also notes the shapes of weights; the quantizer transposes some of them and would stumble over the
+    # old shape.
     weights = {tensor.name for tensor in model.graph.initializer}
     shapes = [value for value in model.graph.value_info if value.name not in weights]
     del model.graph.value_info[:]

@@ -20,7 +20,7 @@ def measure_peaks(model: Any, batches: Iterable[Batch], only: Collection[str] | 
     """Tensor → largest magnitude over all batches, for every float32 tensor that the graph computes or is given.
 
     Args:
-        only: Names of the tensors to look at; None for all.
+        only: Names of the tensors to measure; None for all.
 
     Returns:
         Infinity for a tensor that was infinite or not a number anywhere.

@@ -1,9 +1,10 @@
-"""Where a static int8 graph rounds: which nodes compute in integers, which tensors are rounded for them, and the nodes that say so.
+"""Where a static int8 graph has Q/DQ pairs: which nodes compute in integers, and which tensors are quantised for them.
 
-Runtimes recognise integer arithmetic by its surroundings: QuantizeLinear and DequantizeLinear ("a rounding") before each operand of a node, and, for some of them,
-after it. Two placements are known. *Operands*: only what a matrix operator reads is rounded; its answer stays in float until the next one
-reads it, so a sum that follows is exact (OpenVINO merges all of it into one kernel). *Chain*: a convolution's answer is rounded too, and what lies
-between two convolutions (sums, pools, concatenations) stays in integers, since ONNX Runtime's integer kernels answer in integers.
+Runtimes recognise integer arithmetic by QuantizeLinear and DequantizeLinear (a Q/DQ pair) before each operand of a node
+and, for some nodes, after it. There are two placements. *Operands*: only what a matrix operator reads is quantised; its
+output stays in float until the next one reads it, so a sum that follows is exact (OpenVINO merges all of it into one
+kernel). *Chain*: a convolution's output is quantised too, and what lies between two convolutions (sums, pools,
+concatenations) stays in integers, since the outputs of ONNX Runtime's integer kernels are integers.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Their second operand is a weight; MatMul may also multiply two activations."""
 
 CHAINED = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid")
-"""In a chain these compute in integers when all they read is rounded already."""
+"""In a chain these compute in integers when all their inputs are quantised already."""
 
 KNOWN = (*WEIGHTED, *CHAINED)
 
-# They move values and make none: what they answer has the range of what they read.
+# They move values and compute none: their outputs have the range of their inputs.
 _MOVING = (
     "MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Identity", "Split", "DepthToSpace",
     "SpaceToDepth", "Expand", "Tile",
 )  # fmt: skip
 
-# An activation that the rounding after it may take over: it only cuts.
+# Activations that a Q/DQ pair after them replaces: they only clip.
 _CUTTING = ("Relu", "Clip")
 
 
@@ -52,19 +53,19 @@ class View:
         self._kinds = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.input, *graph.output)}
 
     def rank(self, tensor: str) -> int | None:
-        """How many axes it has, where shape inference could tell."""
+        """How many axes it has; None where shape inference does not know."""
         kind = self._kinds.get(tensor)
         return len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None
 
     def is_float(self, tensor: str) -> bool:
-        """False for what is known to be no float32. (What is not known is found out when it is observed.)"""
+        """False for what is known to be no float32; a tensor of unknown type is decided when samples are observed."""
         from onnx import TensorProto
 
         kind = self._kinds.get(tensor)
         return kind is None or kind.elem_type in (TensorProto.FLOAT, TensorProto.UNDEFINED)
 
     def sole_reader(self, tensor: str) -> Any | None:
-        """The one node that reads it, if there is one and nobody else sees it."""
+        """The one node that reads it; None where there are more, or where it is an output or read by a subgraph."""
         found = self.readers.get(tensor, [])
         alone = len(found) == 1 and list(found[0].input).count(tensor) == 1
         return found[0] if alone and tensor not in self.outputs | self.captured else None
@@ -95,13 +96,14 @@ class Layer:
 
 @dataclass
 class Plan:
-    """What is rounded.
+    """What is quantised.
 
     Attributes:
         layers: By name of the node, in graph order.
-        reads: Node → the positions of the inputs that it reads rounded.
-        rounded: Tensors that are rounded, each with the tensor whose range it takes (itself, unless it was only moved).
-        everywhere: Of them, those that every reader sees rounded.
+        reads: Node → the positions of the inputs that it reads quantised.
+        rounded: Tensors that are quantised, each with the tensor whose range it takes (itself, unless it was only
+            moved).
+        everywhere: Of them, those that every reader reads quantised.
         products: Of them, those that a MatMul multiplies with each other.
     """
 
@@ -131,7 +133,7 @@ def plan(
     per_channel: bool = True,
     products: bool = True,
 ) -> Plan:
-    """Decide what is rounded.
+    """Decide what is quantised.
 
     Args:
         ops: Operator types that may compute in integers.
@@ -147,9 +149,9 @@ def plan(
             found.layers[node.name] = layer
             _read(view, found, node, (0,))
             if chain and node.op_type.startswith("Conv"):
-                answer = _after_cut(view, node.output[0], kept)
-                found.rounded.setdefault(answer, answer)
-                found.everywhere.add(answer)
+                output = _after_cut(view, node.output[0], kept)
+                found.rounded.setdefault(output, output)
+                found.everywhere.add(output)
         elif products and node.op_type == "MatMul" and not any(name in view.constants for name in node.input):
             _read(view, found, node, (0, 1))
             found.products.update(node.input)
@@ -198,7 +200,7 @@ def _read(view: View, found: Plan, node: Any, positions: Sequence[int]) -> None:
 
 
 def _round_back(view: View, found: Plan, tensor: str) -> None:
-    """Round a tensor; where it was only moved, round what it was before too, and let it take that range."""
+    """Quantise a tensor; where it was only moved, quantise what it was before too, and let it take that range."""
     path = [tensor]
     while tensor not in found.rounded:
         maker = view.makers.get(path[-1])
@@ -214,7 +216,7 @@ def _round_back(view: View, found: Plan, tensor: str) -> None:
 
 
 def _after_cut(view: View, tensor: str, kept: Collection[str]) -> str:
-    """The tensor itself, or what a ReLU or Clip makes of it, when that is all that reads it."""
+    """The tensor itself, or the output of the ReLU or Clip that is its only reader."""
     reader = view.sole_reader(tensor)
     if reader is not None and reader.op_type in _CUTTING and reader.input[0] == tensor and reader.name not in kept:
         return str(reader.output[0])
@@ -231,45 +233,45 @@ def _extend(view: View, found: Plan, ops: Collection[str], kept: Collection[str]
             found.everywhere.add(node.output[0])
         elif node.op_type in CHAINED and node.op_type in ops and all(name in found.everywhere for name in node.input):
             found.reads.setdefault(node.name, set()).update(range(len(node.input)))
-            answer = _after_cut(view, node.output[0], kept)
-            found.rounded.setdefault(answer, answer)
-            found.everywhere.add(answer)
+            output = _after_cut(view, node.output[0], kept)
+            found.rounded.setdefault(output, output)
+            found.everywhere.add(output)
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
 @dataclass(frozen=True)
-class Rounding:
+class QuantParams:
     """Scale and zero point of one range of 8 bits: value = (integer - zero) * scale."""
 
     scale: np.float32
     zero: Any  # np.uint8 or np.int8
 
     def apply(self, values: Any) -> Any:
-        """Round trip of an array."""
+        """An array of any shape, quantised and dequantised: float32."""
         limits = np.iinfo(self.zero.dtype)
         whole = np.clip(np.rint(values / self.scale) + self.zero, limits.min, limits.max)
         return ((whole - self.zero) * self.scale).astype(np.float32)
 
 
-def write(view: View, found: Plan, roundings: Mapping[str, Rounding]) -> None:
+def write(view: View, found: Plan, params: Mapping[str, QuantParams]) -> None:
     """Put the Q/DQ pairs of activations into the graph; the readers that `found` names read what comes out of them.
 
     Args:
-        roundings: By the tensor whose range it is (`Plan.ranges`). A tensor without one is not quantised.
+        params: By the tensor whose range it is (`Plan.ranges`). A tensor without one is not quantised.
     """
     graph, names = view.graph, Names(view.graph)
     pairs: dict[str, list[Any]] = {}  # tensor → the two nodes that stand behind the node that makes it
     dequantised: dict[str, str] = {}
     scales: dict[str, tuple[str, str]] = {}
     for tensor, root in found.rounded.items():
-        if root not in roundings:
+        if root not in params:
             continue
         if root not in scales:
             scales[root] = (names.fresh(f"{root}_scale"), names.fresh(f"{root}_zero_point"))
-            add_constant(graph, scales[root][0], roundings[root].scale)
-            add_constant(graph, scales[root][1], roundings[root].zero)
+            add_constant(graph, scales[root][0], params[root].scale)
+            add_constant(graph, scales[root][1], params[root].zero)
         source = tensor
         if tensor in found.everywhere and tensor in view.outputs:  # the output is what comes out of the pair
             source = names.fresh(f"{tensor}/unrounded")
@@ -304,12 +306,20 @@ def _pair(names: Names, tensor: str, source: str, scale: tuple[str, str]) -> lis
 
 
 def weight_node(view: View, names: Names, layer: Layer, whole: Any, scale: Any) -> Any:
-    """What gives a layer its weight back from integers. `whole` is int8, `scale` has one entry for each channel, or none."""
+    """A layer's weight in integers, and the DequantizeLinear that makes floats of it.
+
+    Args:
+        whole: int8, of the weight's shape.
+        scale: float32 [channels], or a scalar.
+    """
     return _constant_node(view, names, layer.weight, whole, scale, layer.axis if scale.ndim else None)
 
 
 def bias_node(view: View, names: Names, layer: Layer, bias: Any, units: Any) -> Any:
-    """The same for its bias, in 32 bits and units of both scales: so do integer kernels add it. The layer then reads it."""
+    """The same for its bias, in 32 bits and units of both scales: so do integer kernels add it.
+
+    The layer then reads it.
+    """
     whole = np.rint(bias / units).astype(np.int32)
     node = _constant_node(view, names, layer.bias or f"{layer.node.name}/bias", whole, units, 0 if units.ndim else None)
     inputs = [*layer.node.input[:2], node.output[0]]

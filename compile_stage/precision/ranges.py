@@ -1,7 +1,8 @@
 """What the tensors of a float graph hold on calibration samples, and the range in which each is rounded.
 
-One pass over the samples, one sample at a time in each thread: each tensor's statistics by channel and, when the method needs it, a histogram
-of its values. What is kept between samples is a few numbers for each channel and twice `BINS` counts for each tensor.
+One pass over the samples, one sample at a time in each thread: each tensor's statistics by channel and, when the method
+needs it, a histogram of its values. What is kept between samples is a few numbers for each channel and twice `BINS`
+counts for each tensor.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ METHODS = ("mse", "minmax", "percentile", "entropy")
 Array: TypeAlias = Any
 Seen = TypeVar("Seen")
 
-BINS = 4096  # on each side of 0, a power of 2; the loudest value falls in the outer half of them
-_LEAST_EXPONENT = -100  # of a tensor's largest value, as a power of 2: what is smaller is as good as 0
+BINS = 4096  # on each side of 0, a power of 2; the largest value falls in the outer half of them
+_LEAST_EXPONENT = -100  # of a tensor's largest value, as a power of 2: what is smaller counts as 0
 _PARTS = 0.96 ** np.arange(75)  # of an extreme: the ends of a range that are tried, down to a twentieth
 _ENTROPY_BINS = 1024  # for the divergence: fewer bins, else most of them hold nothing
 
@@ -58,7 +59,8 @@ class Channels:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of a tensor's values, in bins whose width is a power of 2 with an edge at 0: those of any two samples add up exactly, in any order.
+    """Counts of a tensor's values, in bins whose width is a power of 2 with an edge at 0: those of any two samples add
+    up exactly, in any order.
 
     Attributes:
         exponent: The width of a bin is 2 to this power.
@@ -89,7 +91,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest value that rounding keeps. 0 is always between them."""
+    """The smallest and the largest value that is not clipped. 0 is always between them."""
 
     low: float
     high: float
@@ -100,10 +102,10 @@ class Activations:
 
     Args:
         model: The graph's file; beside it is room for another.
-        axes: The tensors that can be looked at → the axis of the channels of each. A tensor with fewer axes, or whose channels differ in number
-            from sample to sample, counts as one channel.
+        axes: The tensors that can be observed → the axis of the channels of each. A tensor with fewer axes, or whose
+            channels differ in number from sample to sample, counts as one channel.
         batches: Gives the samples, from the first, each time that it is called.
-        threads: So many samples are looked at at once. It changes no number.
+        threads: How many samples are run at once. It changes no result.
     """
 
     def __init__(
@@ -125,16 +127,16 @@ class Activations:
         fed = {value.name for value in session.get_inputs()}
 
         def run(batch: Batch) -> Seen:
-            answers = (
+            outputs = (
                 session.run(wanted, {name: array for name, array in batch.items() if name in fed}) if wanted else ()
             )
-            values = dict(zip(wanted, answers, strict=True)) | {n: batch[n] for n in tensors if n not in computed}
+            values = dict(zip(wanted, outputs, strict=True)) | {n: batch[n] for n in tensors if n not in computed}
             return look({name: value for name, value in values.items() if value.dtype == np.float32 and value.size})
 
         return in_threads(run, self._batches() if batches is None else batches, self._threads)
 
     def only(self, names: Collection[str]) -> Activations:
-        """The same samples, of which only some tensors can be looked at."""
+        """The same samples, of which only some tensors can be observed."""
         return Activations(self._model, {name: self.axes[name] for name in names}, self._batches, self._threads)
 
     def first(self, count: int) -> Iterable[Batch]:
@@ -203,12 +205,13 @@ def _count(value: Array, seen: Channels) -> Histogram | None:
 def rounding_shift(
     tensors: Activations, names: Collection[str], round_trip: Callable[[str, Array], Array], samples: int
 ) -> dict[str, Array]:
-    """By how much rounding moves the mean of each channel: the mean of (rounded - exact). It is no noise that averages out: a quiet channel beside
-    a loud one is rounded to 0 as a whole.
+    """By how much quantisation moves the mean of each channel: the mean of (quantised - exact).
+
+    It is no noise that averages out: a channel of small values beside one of large values becomes 0 as a whole.
 
     Args:
-        round_trip: The values of a tensor as they come out of its rounding.
-        samples: The first so many are looked at.
+        round_trip: The values of a tensor, quantised and dequantised.
+        samples: How many are run, from the first.
     """
 
     def look(values: dict[str, Array]) -> dict[str, Array]:
@@ -224,7 +227,10 @@ def rounding_shift(
 
 
 def full_range(channels: Channels) -> Range:
-    """From the smallest to the largest value that was seen; empty where the steps within would be no float32 numbers."""
+    """From the smallest to the largest value that was seen.
+
+    Empty where the steps within would be no float32 numbers.
+    """
     found = Range(min(0.0, float(channels.low.min())), max(0.0, float(channels.high.max())))
     return found if found.high - found.low > BINS * LEAST_SCALE else Range(0.0, 0.0)
 
@@ -233,9 +239,9 @@ def choose(method: str, span: Range, seen: Histogram, symmetric: bool, percentil
     """The range to round in.
 
     Args:
-        method: `mse`: the ends with the least mean squared error of rounding and clipping together; `percentile`: so many percent of
-            all values lie between; `entropy`: the ends whose rounded distribution diverges least from the true one (Kullback-Leibler,
-            as in TensorRT's calibrator); `minmax`: all that was seen.
+        method: `mse`: the ends with the least mean squared error of rounding and clipping together; `percentile`: so
+            many percent of all values lie between; `entropy`: the ends whose rounded distribution diverges least from
+            the true one (Kullback-Leibler, as in TensorRT's calibrator); `minmax`: all that was seen.
         span: All that was seen.
         symmetric: The range will be widened to the same size on both sides of 0.
     """

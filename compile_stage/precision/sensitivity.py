@@ -1,8 +1,9 @@
 """What each quantised node does to the model's output, measured.
 
-One instrumented graph holds the source and, beside each node that the lowering quantised, its quantised twin under a switch. With all
-switches off it is the source; with one on, the output's error is what that one node causes, through everything that follows it. A run costs about
-one run of the source, activations live no longer than within any run, and no session is built twice.
+One instrumented graph holds the source and, beside each node that the lowering quantised, its quantised twin under a
+switch. With all switches off it is the source; with one on, the output's error is what that one node causes, through
+everything that follows it. A run costs about one run of the source, activations live no longer than within any run, and
+no session is built twice.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
 SWITCHES = "compile_stage_switches"
 PASSES = 5
-"""The measurement costs at most about so many plain passes over the calibration samples, and looks at two samples at least."""
+"""The measurement costs about as much as so many plain passes over the calibration samples; it takes at least 2."""
 
-_MOST_SAMPLES = 16  # an average over these tells nodes apart; their effects differ by orders of magnitude
+_MOST_SAMPLES = 16  # enough for a ranking: effects of nodes differ by orders of magnitude
 
 
 def rank_nodes(
@@ -38,7 +39,7 @@ def rank_nodes(
     """Every quantised node with its effect on the output, in the source's order.
 
     Args:
-        samples: Of these, the first few are looked at: as many as `PASSES` allows.
+        samples: The first few are run: as many as `PASSES` allows.
     """
     source, twin = load_pair(model, lowered)
     restore_activations(source.graph, twin.graph)
@@ -60,7 +61,8 @@ def rank_nodes(
 
 
 def _measure(path: Path, count: int, batches: Sequence[Batch], threads: int) -> list[float]:
-    """Noise power over signal power at the outputs, by switch, averaged over the batches and summed over the outputs."""
+    """Noise power over signal power at the outputs, by switch, averaged over the batches and summed over the
+    outputs."""
     session = open_session(path, threads=threads)
     effects = np.zeros(count)
     for batch in batches:
@@ -86,8 +88,8 @@ def _noise(clean: Sequence[Any], noisy: Sequence[Any]) -> float:
 def _instrument(source_model: Any, twin_model: Any, units: Sequence[Unit]) -> None:
     """Put the twin of every unit beside it in the source graph, behind a switch.
 
-    An `If` computes the unit's tensors: either hands on what the source's nodes make (now called `TENSOR/float`), or runs
-    the twin's nodes. Its condition is the unit's element of the graph input `SWITCHES`.
+    An `If` computes the unit's tensors: either hands on what the source's nodes make (now called `TENSOR/float`), or
+    runs the twin's nodes. Its condition is the unit's element of the graph input `SWITCHES`.
     """
     from onnx import TensorProto, helper
 

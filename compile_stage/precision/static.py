@@ -1,7 +1,8 @@
-"""Static int8: from a float graph and samples to a graph with roundings.
+"""Static int8: from a float graph and samples to a graph with Q/DQ pairs.
 
-Decide what is rounded (`qdq`), look at the samples (`ranges`), equalise loud channels (`equalise`), choose the ranges, round the
-weights (`weights`) and write; embedding tables come last (`tables`). What the rounding of a weight would shift the mean of an answer by is taken back out of the bias.
+Decide what is quantised (`qdq`), observe the samples (`ranges`), equalise channels of large values (`equalise`), choose
+the ranges, quantise the weights (`weights`) and write; embedding tables come last (`tables`). Quantising a weight
+shifts the mean of an output; the bias takes the shift out again (Nagel et al. 2019, bias correction).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     Batches = Callable[[], Iterable[Batch]]
 
 CORRECTED = "/uncorrected"
-"""Ends the name of a product whose missing mean is added by the sum after it: it is not the source's tensor."""
+"""Ends the name of a product whose mean the Add after it corrects: it holds other values than the source's tensor."""
 
 _LEAST_OPSET = 13  # of a QuantizeLinear with one scale for each channel
 
-# A tensor whose values below 0 reach so far, as a part of those above, gains most of a bit from a zero point.
+# A tensor whose smallest value is at most so much of its largest, as a part, gains most of a bit from a zero point.
 _ONE_SIDED = 0.3
 
 _SHIFT_SAMPLES = 8
@@ -60,7 +61,7 @@ class Settings:
 
 
 def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 1) -> tuple[Any, list[str]]:
-    """The graph with roundings, and sentences on what was done.
+    """The graph with Q/DQ pairs, and sentences on what was done, for a report.
 
     Args:
         simple: The float graph, simplified; beside it is room for scratch files.
@@ -84,12 +85,12 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
         if counted:  # tensors that hold other values now have other names
             counts |= ranges.count_values(tensors, [n for n in plan.ranges if n in seen and n not in counts])
     spans = {name: ranges.full_range(seen[name]) for name in plan.ranges if name in seen}
-    roundings = _choose_ranges(plan, spans, counts, settings)
-    moved = _measure_shifts(tensors, plan, roundings) if settings.correct else {}
-    _round_weights(view, plan, _Calibration(roundings, seen, moved), settings)
-    qdq.write(qdq.View(model.graph), plan, roundings)
+    params = _choose_ranges(plan, spans, counts, settings)
+    moved = _measure_shifts(tensors, plan, params) if settings.correct else {}
+    _round_weights(view, plan, _Calibration(params, seen, moved), settings)
+    qdq.write(qdq.View(model.graph), plan, params)
     done = [f"activations equalised before {sum(len(group.layers) for group in groups)} layers"] if groups else []
-    if settings.tables and roundings and (count := round_tables(model.graph, settings.kept)):
+    if settings.tables and params and (count := round_tables(model.graph, settings.kept)):
         done.append(say_tables(count))
     del model.graph.value_info[:]  # runtimes infer them; those of tensors that were renamed would be wrong
     drop_unused_weights(model.graph)
@@ -128,7 +129,7 @@ def _channel_axes(plan: qdq.Plan) -> dict[str, int]:
 
 def _choose_ranges(
     plan: qdq.Plan, spans: Mapping[str, ranges.Range], counts: Mapping[str, ranges.Histogram], settings: Settings
-) -> dict[str, qdq.Rounding]:
+) -> dict[str, qdq.QuantParams]:
     """Scale and zero point for each range that is needed."""
     found = {}
     for name, span in spans.items():
@@ -140,29 +141,30 @@ def _choose_ranges(
         chosen = span
         if name in counts:
             chosen = ranges.choose(settings.method, span, counts[name], symmetric, settings.percentile)
-        found[name] = _rounding(chosen, symmetric, settings.signed and not one_sided)
+        found[name] = _quant_params(chosen, symmetric, settings.signed and not one_sided)
     return found
 
 
 def _measure_shifts(
-    tensors: ranges.Activations, plan: qdq.Plan, roundings: Mapping[str, qdq.Rounding]
+    tensors: ranges.Activations, plan: qdq.Plan, params: Mapping[str, qdq.QuantParams]
 ) -> dict[str, Any]:
-    """What rounding does to the mean of each channel that a weight reads, on the first samples: it is the same on all."""
-    read = dict.fromkeys(layer.x for layer in plan.layers.values() if plan.rounded.get(layer.x) in roundings)
+    """By how much quantisation moves the mean of each channel that a weight reads: on the first samples, since it is
+    alike on all."""
+    read = dict.fromkeys(layer.x for layer in plan.layers.values() if plan.rounded.get(layer.x) in params)
 
     def round_trip(name: str, values: Any) -> Any:
-        return roundings[plan.rounded[name]].apply(values)
+        return params[plan.rounded[name]].apply(values)
 
     return ranges.rounding_shift(tensors, read, round_trip, _SHIFT_SAMPLES)
 
 
-def _rounding(chosen: ranges.Range, symmetric: bool, signed: bool) -> qdq.Rounding:
+def _quant_params(chosen: ranges.Range, symmetric: bool, signed: bool) -> qdq.QuantParams:
     if symmetric:
         limit = max(-chosen.low, chosen.high) or 1.0
-        return qdq.Rounding(np.float32(limit / 127), np.int8(0))
+        return qdq.QuantParams(np.float32(limit / 127), np.int8(0))
     scale = np.float32((chosen.high - chosen.low) / 255 or 1.0)
     zero = int(np.clip(round(-chosen.low / float(scale)), 0, 255))
-    return qdq.Rounding(scale, np.int8(zero - 128) if signed else np.uint8(zero))
+    return qdq.QuantParams(scale, np.int8(zero - 128) if signed else np.uint8(zero))
 
 
 # ------------------------------------------------------------------------------------------------------------ weights
@@ -173,12 +175,12 @@ class _Calibration:
     """What the samples showed and what was chosen from it.
 
     Attributes:
-        roundings: Scale and zero point, by the tensor whose range it is.
+        params: Scale and zero point, by the tensor whose range it is.
         seen: Statistics of each activation's channels.
-        moved: By how much rounding moves the mean of each channel of an activation.
+        moved: By how much quantisation moves the mean of each channel of an activation.
     """
 
-    roundings: Mapping[str, qdq.Rounding]
+    params: Mapping[str, qdq.QuantParams]
     seen: Mapping[str, ranges.Channels]
     moved: Mapping[str, Any]
 
@@ -206,11 +208,11 @@ def _round_weights(view: qdq.View, plan: qdq.Plan, calibration: _Calibration, se
     added: dict[str, list[Any]] = {}
     shared: dict[tuple[str, bytes], Any] = {}  # layers that read one weight share its integers where they are the same
     for layer in plan.layers.values():
-        rounding = calibration.roundings.get(plan.rounded.get(layer.x, ""))
-        if rounding is None:
+        params = calibration.params.get(plan.rounded.get(layer.x, ""))
+        if params is None:
             plan.reads.pop(layer.node.name, None)
             continue
-        weight = _round_weight(view, layer, rounding, calibration, settings)
+        weight = _round_weight(view, layer, params, calibration, settings)
         before = added.setdefault(layer.node.name, [])
         kind = (layer.weight, weight.integers.tobytes() + weight.scale.tobytes())
         if kind not in shared:
@@ -222,7 +224,7 @@ def _round_weights(view: qdq.View, plan: qdq.Plan, calibration: _Calibration, se
                 _correct_sum(view, names, layer.node, weight.shift, settings)
         elif weight.bias is not None or (weight.shift is not None and not layer.bias):
             total = sum(part for part in (weight.bias, weight.shift) if part is not None)
-            units = np.asarray(weight.scale * rounding.scale, np.float32)
+            units = np.asarray(weight.scale * params.scale, np.float32)
             before.append(qdq.bias_node(view, names, layer, total, _by_axis(layer, units)))
     ordered = [part for node in view.graph.node for part in (*added.get(node.name, ()), node)]
     replace_nodes(view.graph, ordered)
@@ -234,7 +236,7 @@ def _by_axis(layer: qdq.Layer, scale: Any) -> Any:
 
 
 def _round_weight(
-    view: qdq.View, layer: qdq.Layer, rounding: qdq.Rounding, calibration: _Calibration, settings: Settings
+    view: qdq.View, layer: qdq.Layer, params: qdq.QuantParams, calibration: _Calibration, settings: Settings
 ) -> _Weight:
     weight = view.values(layer.weight)
     rows = weights.as_rows(weight, layer.axis)
@@ -242,12 +244,12 @@ def _round_weight(
     scale = weights.scale_rows(rows, square, settings.levels, settings.method != "minmax")
     bias = _bias(view, layer, len(rows))
     if bias is not None:
-        scale = weights.fit_empty_rows(scale, rows, bias, float(rounding.scale))
-        scale = weights.widen_for_bias(scale, bias, float(rounding.scale))
+        scale = weights.fit_empty_rows(scale, rows, bias, float(params.scale))
+        scale = weights.widen_for_bias(scale, bias, float(params.scale))
     whole = weights.round_rows(rows, scale, settings.levels)
     shift = None
     if settings.correct and mean is not None and layer.axis is not None:
-        # The output's mean is Σ w·E[x]: rounding the weight changes w, rounding the activation changes E[x].
+        # The output's mean is Σ w·E[x]: quantising the weight changes w, quantising the activation changes E[x].
         rounded = whole * scale[:, None]
         shift = ((rows - rounded) * mean).sum(1)
         moved = calibration.moved.get(layer.x)
@@ -268,7 +270,10 @@ def _bias(view: qdq.View, layer: qdq.Layer, channels: int) -> Any | None:
 
 
 def _operand(layer: qdq.Layer, weight: Any, channels: ranges.Channels | None) -> tuple[Any, Any]:
-    """Mean and mean square of what each element of `weights.as_rows` is multiplied by; (None, 1) where that is not known."""
+    """Mean and mean square of what each element of `weights.as_rows` is multiplied by.
+
+    (None, 1) where that is not known.
+    """
     mean = None if channels is None else _spread(layer, weight, channels.mean)
     return (None, 1.0) if channels is None or mean is None else (mean, _spread(layer, weight, channels.square))
 
@@ -291,7 +296,8 @@ def _spread(layer: qdq.Layer, weight: Any, channels: Any) -> Any | None:
 
 
 def _correct_sum(view: qdq.View, names: Names, node: Any, shift: Any, settings: Settings) -> None:
-    """A MatMul has no bias: the constant that is added to its answer takes the correction, and the answer a new name."""
+    """A MatMul has no bias: the constant that is added to its output takes the correction, and the output gets a new
+    name."""
     made = node.output[0]
     reader = view.sole_reader(made)
     if reader is None or reader.op_type != "Add" or reader.name in settings.kept:

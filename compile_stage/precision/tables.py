@@ -1,8 +1,10 @@
-"""Embedding tables in 8 bits: stored as integers, and made floats of behind the Gather that reads them, so that only the rows that are read are ever floats.
+"""Embedding tables in 8 bits: stored as integers, and made floats of behind the Gather that reads them, so that only
+the rows that are read are ever floats.
 
-A table is cut into blocks along its rows, each with its own step: one scale for all rows, or one for each column, costs the quiet rows or the blocks
-without an outlier their steps (1.3 dB of a BERT's answer, against 0.3). A step is one float32 scale of the whole table times the block's ratio in
-float16, which costs an eighth of what the integers need. In ONNX's standard operators:
+A table is cut into blocks along its rows, each with its own step: one scale for all rows, or one for each column,
+leaves few steps for rows of small values or blocks without an outlier (1.3 dB of a BERT's output, against 0.3). A step
+is one float32 scale of the whole table times the block's ratio in float16, which costs an eighth of what the integers
+need. In ONNX's standard operators:
 
     Gather(integers) → DequantizeLinear(scale) → Mul → Reshape
             Gather(ratios) → Cast to float32 ─────↗
@@ -22,18 +24,19 @@ from compile_stage.precision.wiring import Names, drop_unused_weights, is_standa
 
 LEVELS = 127
 
-_BLOCK = 16  # of twice as many a BERT's answer loses 0.1 dB more; half as many would add an eighth to the table
+_BLOCK = 16  # of twice as many a BERT's output loses 0.1 dB more; half as many would add an eighth to the table
 _BLOCKS = range(8, 33)
 
-# Steps that are tried, as parts of the least that holds the block's largest value: so few values round now better, now worse, by chance. None is below 1:
-# nothing is clipped, and no error passes half a step.
+# Steps that are tried, as parts of the least that holds the block's largest value: so few values round now better, now
+# worse, by chance. None is below 1: nothing is clipped, and no error passes half a step.
 _PARTS = tuple(1 + part / 100 for part in range(9))
 
-# A smaller table stays in float32. The nodes behind a Gather take about 10 µs a call, whatever they hold, which a small network would feel; and a position
-# or a token type counts in the sum as much as a word does, while its table saves next to nothing.
+# A smaller table stays in float32. The nodes behind a Gather take about 10 µs a call, whatever they hold, which a small
+# network would feel; and a position or a token type counts in the sum as much as a word does, while its table saves
+# next to nothing.
 _LEAST_BYTES = 8 << 20
 
-_LOUDEST = (1e-30, 1e38)  # of a table: between these, steps and products are normal float32 numbers
+_MAGNITUDES = (1e-30, 1e38)  # of a table: between these, steps and products are normal float32 numbers
 _AT_ONCE = 1 << 20  # elements that are rounded at once
 
 
@@ -55,8 +58,9 @@ class Table:
 def round_tables(graph: Any, kept: Collection[str]) -> int:
     """Store what Gathers read from the first axis of a float32 matrix as integers. Returns how many tables.
 
-    The name of what a Gather answers moves to the node that gives the floats back; the Gather keeps its own. A table that anybody else reads as well (a
-    node that is kept, a subgraph, a product in float, the graph's output) stays as it is: it would be stored twice.
+    The name of a Gather's output moves to the node that makes the floats; the Gather keeps its own. A table that is
+    read otherwise too (a node that is kept, a subgraph, a product in float, the graph's output) stays as it is: it
+    would be stored twice.
 
     Args:
         kept: Names of nodes that stay as they are.
@@ -82,14 +86,17 @@ def round_tables(graph: Any, kept: Collection[str]) -> int:
 
 
 def say_tables(count: int) -> str:
-    """What a report says of so many."""
+    """The sentence for a report."""
     return f"{count} embedding table{'s are' if count > 1 else ' is'} stored in 8 bits"
 
 
 def round_table(values: Any, block: int) -> Table:
-    """A float32 matrix [rows, width] in 8 bits, in blocks of so many columns, which divides the width. No error passes half a step."""
+    """A float32 matrix [rows, width] in 8 bits, in blocks of so many columns, which divides the width.
+
+    No error passes half a step.
+    """
     rows, width = values.shape
-    scale = np.float32(_loudest(values) / LEVELS)
+    scale = np.float32(_largest(values) / LEVELS)
     blocks = values.reshape(-1, block)
     integers = np.empty(blocks.shape, np.int8)
     ratios = np.empty(len(blocks), np.float16)
@@ -133,11 +140,11 @@ def _block(width: int) -> int:
 def _choose(view: View, kept: Collection[str]) -> list[str]:
     """The tables that are stored as integers, in the graph's order."""
     found = [name for name in view.constants if _is_table(view, name, kept)]
-    low, high = _LOUDEST
-    return [name for name in found if low < _loudest(view.values(name)) < high]  # false of NaN and infinity too
+    low, high = _MAGNITUDES
+    return [name for name in found if low < _largest(view.values(name)) < high]  # false of NaN and infinity too
 
 
-def _loudest(values: Any) -> float:
+def _largest(values: Any) -> float:
     """The largest magnitude, without a copy of what may be gigabytes."""
     return float(np.maximum(values.max(), -values.min()))
 
@@ -187,17 +194,17 @@ def _add(graph: Any, names: Names, base: str, table: Table) -> _Held:
 
 
 def _read(graph: Any, names: Names, node: Any, held: _Held, rank: int | None, shape: tuple[int, int, int]) -> list[Any]:
-    """Let a Gather read the integers; returns the nodes that make of them what it answered before."""
+    """Let a Gather read the integers; returns the nodes that make of them what it returned before."""
     from onnx import TensorProto, helper
 
-    answer, indices = node.output[0], node.input[1]
+    output, indices = node.output[0], node.input[1]
     whole, steps, ratios, factors, product = (
-        names.fresh(f"{answer}/{part}") for part in ("integers", "steps", "ratios", "factors", "blocks")
+        names.fresh(f"{output}/{part}") for part in ("integers", "steps", "ratios", "factors", "blocks")
     )
     node.input[0], node.output[0] = held.integers, whole
     del node.attribute[:]  # the first axis may have been counted from behind, and there may be one more now
     if shape[1] == 1:
-        product = answer
+        product = output
 
     def made(op: str, inputs: list[str], output: str, **attributes: Any) -> Any:
         return helper.make_node(op, inputs, [output], name=names.fresh(f"{output}_{op}"), **attributes)
@@ -208,9 +215,9 @@ def _read(graph: Any, names: Names, node: Any, held: _Held, rank: int | None, sh
         made("Cast", [ratios], factors, to=TensorProto.FLOAT),
         made("Mul", [steps, factors], product),
     ]
-    if product != answer:
+    if product != output:
         assert rank is not None
-        rows = names.fresh(f"{answer}/shape")
+        rows = names.fresh(f"{output}/shape")
         add_constant(graph, rows, np.array([0] * rank + [shape[1] * shape[2]], np.int64))  # 0: as it is
-        found.append(made("Reshape", [product, rows], answer))
+        found.append(made("Reshape", [product, rows], output))
     return found

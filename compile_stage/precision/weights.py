@@ -1,4 +1,4 @@
-"""Weights in 8 bits: their scales, and the mean error that is taken back out of the bias."""
+"""Weights in 8 bits: their scales, and the scales that a bias needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def scale_rows(rows: Any, importance: Any, levels: int, search: bool) -> Any:
         importance: How much an error of each element counts: the mean square of what it is multiplied by; same shape as
             one row, or as `rows`.
         levels: The largest integer: 127, or 63 where sums of products would overflow 16 bits.
-        search: Take the scale with the least weighted squared error, clipping the largest weights if that pays; else none is clipped.
+        search: Take the scale with the least weighted squared error, clipping the largest weights if that pays; else
+            none is clipped.
     """
     largest = np.abs(rows).max(1)
     largest = np.where(largest > levels * LEAST_SCALE, largest, 1.0).astype(np.float32)
@@ -56,12 +57,18 @@ def round_rows(rows: Any, scale: Any, levels: int) -> Any:
 
 
 def fit_empty_rows(scale: Any, rows: Any, bias: Any, x_scale: float) -> Any:
-    """Of rows that are all zero any scale is right for the weights; this one makes a float32 of the bias' 32 bits, instead of a multiple of x_scale."""
+    """Of rows that are all zero any scale is right for the weights.
+
+    This one makes a float32 of the bias' 32 bits, instead of a multiple of x_scale.
+    """
     empty = ~rows.any(axis=1) & (bias != 0) if len(scale) == len(bias) else np.zeros(len(scale), bool)
     return np.where(empty, np.abs(bias) / (_EXACT_BIAS * x_scale) if empty.any() else scale, scale).astype(np.float32)
 
 
 def widen_for_bias(scale: Any, bias: Any, x_scale: float) -> Any:
-    """Scales large enough for the bias to fit 32 bits in units of both scales. One scale for the whole weight stays one."""
+    """Scales large enough for the bias to fit 32 bits in units of both scales.
+
+    One scale for the whole weight stays one.
+    """
     least = np.abs(bias) if len(scale) > 1 else np.abs(bias).max(initial=0.0)
     return np.maximum(scale, np.maximum(least / (_LARGEST_BIAS * x_scale), LEAST_SCALE / x_scale).astype(np.float32))
