@@ -141,7 +141,8 @@ class Display:
         table = self._grid("key", "value", "from", whole=("key",))
         for row in found:
             style = "dim" if row.is_default else ""
-            table.add_row(*(self._text(cell, style) for cell in (row.path, _scalar(row.value), row.origin)))
+            origin = f"{row.origin}, locked by {row.locked_by}" if row.locked_by else row.origin
+            table.add_row(*(self._text(cell, style) for cell in (row.path, _scalar(row.value), origin)))
         # For another program, each value and where it comes from stay on one line.
         width = self.console.width
         try:

@@ -13,8 +13,10 @@ from datetime import date
 from pathlib import Path as FilePath
 
 from compile_stage.core import plugins
+from compile_stage.policy.locks import unknown_locks
 from compile_stage.policy.metrics import METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
+from compile_stage.policy.schema import SHIPPED_PRECISIONS
 
 # What MLflow takes in no name of a registered model.
 _UNNAMEABLE = re.compile(r"[/:\x00-\x1f\x7f]")
@@ -28,12 +30,15 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
     Args:
         forgiven: Paths whose absence has been explained already.
     """
+    yield from unknown_locks(tree)
+    yield from _signature(tree)
     for role in ("validation", "calibration"):
         yield from _data_file(tree, ("data", role, "source"))
     yield from _backend_names(tree, ("compliance", "allowed_backends"))
     yield from _template(tree, ("publish", "name"), "model")
     yield from _published_name(tree, ("publish", "name"))
     yield from _template(tree, ("promote", "alias"), "target")
+    yield from _precision_keys(tree, ("tolerances",))
     for precision, _ in tree.items("tolerances"):
         yield from _limits(tree, ("tolerances", precision), forgiven)
         for output, _ in tree.items("tolerances", precision, "outputs"):
@@ -42,6 +47,12 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
         path: Path = ("targets", name)
         yield from _backend_names(tree, (*path, "backends"))
         yield from _allowed_backends(tree, (*path, "backends"))
+        for index, node in enumerate(target.elements("precisions")):
+            if not plugins.is_precision(str(node.value)):
+                known, where = precisions(), show_path((*path, "precisions", index))
+                near = plugins.did_you_mean(str(node.value), known)
+                yield Problem(node.place, where, f"unknown value {node.value!r}", f"one of: {', '.join(known)}", near)
+        yield from _precision_keys(tree, (*path, "tolerances"))
         yield from _option_names(tree, (*path, "options"))
         yield from _shapes(tree, path)
         yield from _template(tree, (*path, "promote", "alias"), "target")
@@ -72,6 +83,15 @@ def _data_file(tree: Node, path: Path) -> Iterator[Problem]:
     if node is not None and file is not None and not FilePath(file).is_file():
         wrong = f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
         yield Problem(node.place, show_path(path), wrong, "a path is relative to the policy file that names it")
+
+
+def _signature(tree: Node) -> Iterator[Problem]:
+    """`steps.plan` refuses it too, for policies that no file made."""
+    path: Path = ("compliance", "require_signature")
+    node = tree.get(*path)
+    if node is not None and node.value is True:
+        wrong = "this version can't verify signatures, so every run would be refused"
+        yield Problem(node.place, show_path(path), wrong, "false")
 
 
 # ---------------------------------------------------------------------------------------------------------- backends
@@ -107,6 +127,22 @@ def _allowed_backends(tree: Node, path: Path) -> Iterator[Problem]:
         if node.value in plugins.names("backends") and node.value not in allowed:
             said = f"{node.value} is forbidden by compliance.allowed_backends ({rule})"
             yield Problem(node.place, show_path((*path, index)), said, f"one of: {', '.join(allowed)}")
+
+
+# -------------------------------------------------------------------------------------------------------- precisions
+
+
+def precisions() -> tuple[str, ...]:
+    """All that a policy may name: those we ship, then what other plug-ins bring."""
+    return tuple(dict.fromkeys([*SHIPPED_PRECISIONS, *plugins.precisions()]))
+
+
+def _precision_keys(tree: Node, path: Path) -> Iterator[Problem]:
+    for name, _ in tree.items(*path):
+        if not plugins.is_precision(name):
+            known, place = precisions(), tree.place_of((*path, name), of_key=True)
+            near = plugins.did_you_mean(name, known)
+            yield Problem(place, show_path((*path, name)), "unknown precision", f"one of: {', '.join(known)}", near)
 
 
 # ------------------------------------------------------------------------------------------------------------ shapes

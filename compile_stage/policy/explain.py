@@ -9,6 +9,7 @@ from datetime import date
 from typing import Any
 
 from compile_stage.policy.load import as_error, match_targets, read_policy
+from compile_stage.policy.locks import locks_of
 from compile_stage.policy.nodes import leaves, show_path
 from compile_stage.policy.schema import OVERRIDABLE, PolicyDocument
 
@@ -22,12 +23,14 @@ class Row:
         value: A plain JSON value; None where a limit was taken away.
         origin: `file:line`, or the `--set` argument.
         is_default: The value is the shipped default.
+        locked_by: `file:line` of the lock that keeps later layers from changing it; empty where none does.
     """
 
     path: str
     value: Any
     origin: str
     is_default: bool
+    locked_by: str = ""
 
 
 def explain(
@@ -51,11 +54,13 @@ def explain(
     if resolved.problems or unmatched:
         raise as_error(path, [*(str(problem) for problem in resolved.problems), *unmatched])
     order = list(PolicyDocument.model_fields)
-    rows = []
+    rows, locks = [], locks_of(resolved.tree)
     for where, node in sorted(leaves(resolved.tree), key=lambda leaf: order.index(str(leaf[0][0]))):
-        if where[0] in OVERRIDABLE or (where[0] == "targets" and where[1] not in kept):
+        # A base for others may have no targets: its sections are shown as they are.
+        if (where[0] in OVERRIDABLE and names) or (where[0] == "targets" and where[1:2] != () and where[1] not in kept):
             continue
         value = node.plain()
         value = value.isoformat() if isinstance(value, date) else value
-        rows.append(Row(show_path(where), value, node.place.origin, node.place.is_shipped))
+        lock = next((lock.place.origin for lock in locks if lock.covers(where)), "")
+        rows.append(Row(show_path(where), value, node.place.origin, node.place.is_shipped, lock))
     return rows

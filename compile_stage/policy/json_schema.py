@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from compile_stage.policy.checks import precisions
 from compile_stage.policy.layers import shipped
 from compile_stage.policy.metrics import tolerance_names
 from compile_stage.policy.nodes import Node
-from compile_stage.policy.schema import FUNCTION_METRIC, PolicyDocument
+from compile_stage.policy.schema import FUNCTION_METRIC, SHIPPED_PRECISIONS, PolicyDocument
 
 # What has to be said whole where it is said at all; of everything else a file may say a part, and inherit the rest.
 _ALWAYS_WHOLE = {"Waiver", "CustomLimit"}
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of one policy file (draft 2020-12)."""
+    """The schema of one policy file (draft 2020-12), with the precisions of the plug-ins that are installed."""
     made = PolicyDocument.model_json_schema()
     for name, model in made["$defs"].items():
         if name not in _ALWAYS_WHOLE:
@@ -32,9 +33,21 @@ def json_schema() -> dict[str, Any]:
         for key in tolerance_names():
             limits["properties"][key].pop("default", None)
     made["required"] = ["apiVersion", "kind"]
+    _list_precisions(made, list(precisions()))
     _add_defaults(made, made, shipped())
     _add_defaults(made, made["$defs"]["Target"], shipped().value["each_target"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": "compile-stage policy"}
+
+
+def _list_precisions(node: Any, known: list[str]) -> None:
+    """Put what is installed in the place of what we ship, so that an editor knows a plug-in's precision too."""
+    if isinstance(node, dict):
+        if node.get("enum") == list(SHIPPED_PRECISIONS):
+            node["enum"] = known
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            _list_precisions(child, known)
 
 
 def _add_defaults(root: dict[str, Any], model: dict[str, Any], defaults: Node) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path as FilePath
 from typing import TypeAlias
 
 from compile_stage.core.errors import InternalError
 from compile_stage.core.plugins import did_you_mean
+from compile_stage.policy.locks import broken, joined, locks_of, words_of
 from compile_stage.policy.messages import check_schema
 from compile_stage.policy.metrics import METRICS
 from compile_stage.policy.nodes import SHIPPED, Node, Path, Place, Problem, a_map, merge, show_path, without
@@ -30,7 +31,6 @@ NodeChange: TypeAlias = Callable[[Node], Node]
 
 _DEFAULTS = FilePath(__file__).parent / "defaults.yaml"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_SET_KEY = re.compile(r'"([^"]*)"|([^."]+)')
 
 
 @dataclass
@@ -142,10 +142,18 @@ class _FileReader:
         for index, element in enumerate(own.elements("extends")):
             under = self._extended(element, shown, chain, f"extends[{index}]")
             if under is not None:
-                merged = under if merged is None else merge(merged, under)
+                merged = under if merged is None else self._laid(merged, under)
         if shown not in self.names:
             self.names.append(shown)
-        return own if merged is None else merge(merged, own)
+        return own if merged is None else self._laid(merged, own)
+
+    def _laid(self, under: Node, over: Node) -> Node:
+        """One laid over the other, with the locks of both; what breaks a lock of the lower one is a problem."""
+        merged = merge(under, over)
+        if (locked := joined(under, over)) is not None:
+            merged.value["locked"] = locked
+        self.problems += _broken_locks(under, over, merged)
+        return merged
 
     def _extended(self, element: Node, shown: str, chain: tuple[str, ...], path: str) -> Node | None:
         name = str(element.value)
@@ -189,7 +197,7 @@ def _add_set(layers: Layers, argument: str) -> None:
     """Lay one `--set key=value` over the ones before."""
     place = Place(f"--set {argument}")
     key, equals, text = argument.partition("=")
-    words = tuple(quoted or bare for quoted, bare in _SET_KEY.findall(key))
+    words = tuple(map(str, words_of(key)))
     if not equals or not words:
         layers.problems.append(
             Problem(place, "", "no KEY=VALUE", "write for example --set tolerances.int8.cosine=0.98")
@@ -201,7 +209,7 @@ def _add_set(layers: Layers, argument: str) -> None:
         allowed = first.allowed or f"""a text is quoted, once more within the shell's quotes: --set '{key}="..."'"""
         layers.problems.append(Problem(place, show_path(words), first.wrong, allowed))
         return
-    if words[0] in ("apiVersion", "kind", "extends"):
+    if words[0] in ("apiVersion", "kind", "extends", "locked"):
         layers.problems.append(Problem(place, words[0], "can't be set here", "change it in the file"))
         return
     node = value
@@ -215,7 +223,13 @@ def _add_set(layers: Layers, argument: str) -> None:
     found, bad, _ = check_schema(node, whole=False)
     layers.problems += found
     layers.cut |= bad
-    layers.sets = merge(layers.sets, normalise(without(node, bad)))
+    node = normalise(without(node, bad))
+    over = merge(layers.sets, node)
+    locks = locks_of(layers.files)
+    if locks:
+        before, after = resolve(layers), resolve(replace(layers, sets=over))
+        layers.problems += broken(locks, before, after, node)
+    layers.sets = over
 
 
 # ------------------------------------------------------------------------------------------------ the resolved whole
@@ -234,6 +248,23 @@ def resolve(layers: Layers) -> Node:
     holder = a_map(targets, top.value["targets"])
     sections = {"targets": holder, "tolerances": _filled(resolved.value["tolerances"])}
     return Node({**resolved.value, **sections}, resolved.place, keys=resolved.keys)
+
+
+def _broken_locks(under: Node, over: Node, merged: Node) -> Iterator[Problem]:
+    """What a file changes that the files below it have locked."""
+    locks = locks_of(under)
+    if not locks:
+        return
+    # A target that only the upper file has is compared with what it would have without sections of its own.
+    bare = Node({name: Node({}, node.place) for name, node in over.items("targets")}, over.place)
+    data = {"data": over.value["data"]} if over.get("data") is not None else {}
+    beside = merge(under, Node({"targets": bare, **data}, over.place))
+    nothing = Node({}, over.place)
+    after = resolve(Layers(files=merged, sets=nothing))
+    own = tuple(lock for lock in locks if lock.path[0] not in OVERRIDABLE)
+    yield from broken(own, resolve(Layers(files=under, sets=nothing)), after, over)
+    inherited = tuple(lock for lock in locks if lock.path[0] in OVERRIDABLE)
+    yield from broken(inherited, resolve(Layers(files=beside, sets=nothing)), after, over)
 
 
 def _target(name: str, top: Node, layers: Layers, has_labels: bool) -> Node:

@@ -141,7 +141,7 @@ def _bad_key(tree: Node, path: Path, kind: str, context: dict[str, Any]) -> Prob
     key, place, shown = str(path[-1]), tree.place_of(path, of_key=True), show_path(path)
     if kind == "literal_error":
         words = _words(context)
-        what = {"tolerances": "precision", "hardware": "hardware field"}.get(str(path[-2]), "key")
+        what = "hardware field" if path[-2] == "hardware" else "key"
         return Problem(place, shown, f"unknown {what}", f"one of: {', '.join(words)}", did_you_mean(key, list(words)))
     if kind == "string_pattern_mismatch":
         return Problem(place, shown, f"{key!r} can't be a name", _NAMES)

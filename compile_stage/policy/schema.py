@@ -9,11 +9,23 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+)
 
-Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4", "fp8"]
+# Those that we ship lowerings for. A plug-in may bring others, so which ones a policy may name is asked of the plug-ins that
+# are installed: `checks` does, and the JSON Schema lists them.
+SHIPPED_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4", "fp8")
+Precision: TypeAlias = Annotated[str, WithJsonSchema({"enum": list(SHIPPED_PRECISIONS), "type": "string"})]
 Device: TypeAlias = Literal["cpu", "cuda", "rocm", "vulkan", "apple", "android", "browser"]
-HardwareField: TypeAlias = Literal["fingerprint", "system", "machine", "cpu", "features", "accelerators"]
+HardwareField: TypeAlias = Literal["fingerprint", "system", "machine", "cpu", "features", "cores", "accelerators"]
 
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-Za-z0-9_])*$", max_length=64)]
@@ -51,6 +63,14 @@ def _date_from_text(value: Any) -> Any:
         except ValueError:
             return value
     return value
+
+
+def _text_from_count(value: Any) -> Any:
+    """`cores: 8` is the text that the machine's own count is compared with."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+HardwareWords: TypeAlias = Annotated[Text, BeforeValidator(_text_from_count, json_schema_input_type=str | int)]
 
 
 class Section(BaseModel):
@@ -264,7 +284,7 @@ class Compliance(Section):
 
     allow_pickle: bool = Field(description="Models that are pickles may be loaded, in a child process. They run code.")
     allowed_backends: list[Text] | None = Field(description="No backend but these may be used; null: any.")
-    require_signature: bool = Field(description="Source models must carry a valid signature.")
+    require_signature: bool = Field(description="Reserved: this version can't verify signatures, and true is an error.")
     on_hardware_mismatch: Literal["error", "warn", "ignore"] = Field(
         description="What loading a published model does on a machine other than the one it was measured on."
     )
@@ -306,9 +326,9 @@ class Target(Section):
     )
     threads: Size = Field(description="Compute threads of the runtime, and of the baseline too.")
     required: bool = Field(description="Without a winner for it the run fails.")
-    hardware: dict[HardwareField, Text] = Field(
-        description="Words that the machine's field must hold, e.g. {features: avx512_vnni amx_int8}, or {fingerprint: ...} as `doctor` prints it. Where the "
-        "machine is another, backends that cross-compile make artifacts that are not validated there."
+    hardware: dict[HardwareField, HardwareWords] = Field(
+        description="Words that the machine's field must hold, as `doctor` prints it, e.g. {features: avx512_vnni amx_int8}, {cores: 8} or {fingerprint: ...}. "
+        "Where the machine is another, backends that cross-compile make artifacts that are not validated there."
     )
     options: dict[Text, dict[str, Any]] = Field(description="By backend name: options that are handed to it untouched.")
     ladder: bool = Field(
@@ -335,6 +355,9 @@ class PolicyDocument(Section):
     owner: str = Field(description="Who answers for the policy: a team or a person.")
     extends: list[Text] = Field(
         description="Policy files that this one is laid over, in order, relative to this file. Maps merge, lists and scalars replace."
+    )
+    locked: list[Text] = Field(
+        description="Dotted paths of values or sections, as for `--set`, that files which extend this one, and `--set`, may not change."
     )
     applies_to: AppliesTo = Field(description="Which models the policy is for.")
     data: Data = Field(description="What real samples are.")

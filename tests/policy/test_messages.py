@@ -62,8 +62,12 @@ def test_a_drop_of_a_share_lies_between_0_and_1(write, metric: str, key: str, dr
 IN_A_FILE = {
     "unknown key": (
         "ownr: me\n" + TARGET,
-        "p.yaml:4:1: ownr: unknown key; one of: apiVersion, kind, name, owner, extends, applies_to, data, targets, tolerances, performance, "
+        "p.yaml:4:1: ownr: unknown key; one of: apiVersion, kind, name, owner, extends, locked, applies_to, data, targets, tolerances, performance, "
         "select, fallback, budget, publish, promote, compliance, waivers; did you mean owner?",
+    ),
+    "signatures": (
+        TARGET + "compliance: {require_signature: true}",
+        "p.yaml:5:33: compliance.require_signature: this version can't verify signatures, so every run would be refused; false",
     ),
     "wrong unit": (
         TARGET + "performance: {p95_latency_s: 1}",
@@ -300,7 +304,7 @@ IN_A_FILE = {
     ),
     "unknown hardware field": (
         "targets: {t: {hardware: {machin: x86_64}}}",
-        "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: fingerprint, system, machine, cpu, features, accelerators; did you mean machine?",
+        "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: fingerprint, system, machine, cpu, features, cores, accelerators; did you mean machine?",
     ),
     "anchor that is not there": (
         "targets: *t",
