@@ -166,7 +166,7 @@ def plan(
 @_quiet
 def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
     """Check policy files; every mistake is listed with file:line:column."""
-    from compile_stage.policy.load import load_policy
+    from compile_stage.policy.load import load_policy, warnings
 
     wrong = 0
     said: set[str] = set()  # a base that several policies extend is at fault only once
@@ -177,6 +177,10 @@ def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
             wrong += 1
             print_error(error, said)
         else:
+            for warning in warnings(path, sets):
+                if warning not in said:
+                    click.echo(f"warning: {warning}", err=True)
+                said.add(warning)
             if not quiet:
                 click.echo(f"{path}: ok ({policy.name}, {_targets_named(policy)})")
     if wrong:

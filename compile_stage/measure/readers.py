@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_stage.core.errors import PolicyError, SourceError
+from compile_stage.core.errors import MissingDependencyError, PolicyError, SourceError
 from compile_stage.core.records import DataSpec, ShapeRange
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 
@@ -154,7 +154,14 @@ def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 def _frame(spec: DataSpec, path: Path) -> dict[str, Rows]:
     import pandas
 
-    frame = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+    try:
+        frame = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+    except ImportError as error:
+        raise MissingDependencyError(
+            "parquet files are read with pyarrow, which is not installed",
+            fix='pip install "compile-stage[parquet]"',
+            where=str(path),
+        ) from error
     return {str(name): Rows.of(_column(spec, str(name), frame[name])) for name in frame.columns}
 
 

@@ -14,6 +14,7 @@ from compile_stage.core.plugins import did_you_mean
 from compile_stage.core.records import Policy
 from compile_stage.policy.checks import check_whole
 from compile_stage.policy.convert import to_policy
+from compile_stage.policy.data_files import data_warnings
 from compile_stage.policy.layers import read_layers, resolve
 from compile_stage.policy.messages import check_schema
 from compile_stage.policy.nodes import Node, Problem
@@ -77,6 +78,12 @@ def lint(paths: Iterable[PathLike], *, today: date | None = None) -> list[str]:
     for path in paths:
         found |= {str(problem): None for problem in read_policy(path, today=today, base=True).problems}
     return list(found)
+
+
+def warnings(path: PathLike, sets: Sequence[str] = ()) -> list[str]:
+    """What a policy without mistakes may fail by all the same: data files of this machine that hold too few samples, or no
+    labels. Located as `lint` locates mistakes."""
+    return [str(problem) for problem in data_warnings(resolve(read_layers(path, sets)))]
 
 
 def read_policy(path: PathLike, sets: Sequence[str] = (), *, today: date | None = None, base: bool = False) -> Resolved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compile_stage.core.errors import IntegrityError, PolicyError, SourceError
+from compile_stage.core.errors import IntegrityError, MissingDependencyError, PolicyError, SourceError
 from compile_stage.core.records import DataSpec, ShapeRange
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.measure.corners import corner_batches
@@ -83,6 +84,18 @@ def test_a_large_file_is_read_by_rows(tmp_path: Path) -> None:
     tracemalloc.stop()
     # 12 MB in the file; what is allowed is the permutation of its row numbers (8 MB, twice) and little else
     assert peak < 22_000_000
+
+
+def test_without_pyarrow_a_parquet_file_is_answered_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: whoever names a .parquet file gets the traceback of an import, or pandas's advice for another tool."""
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    for engine in ("pyarrow", "fastparquet"):
+        monkeypatch.setitem(sys.modules, engine, None)
+    with pytest.raises(MissingDependencyError) as caught:
+        prepare(DataSpec(source=f"file:{tmp_path / 't.parquet'}"), BERT, tmp_path / "s", seed=0)
+    assert (caught.value.exit_code, caught.value.fix) == (2, 'pip install "compile-stage[parquet]"')
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -1,0 +1,99 @@
+"""`lint` warns of data files that hold too few samples, or no labels."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from compile_stage.cli.main import main
+from compile_stage.policy.data_files import read_contents
+from compile_stage.policy.load import lint, warnings
+
+TARGET = "targets: {t: {}}\n"
+
+
+def save(path: Path, rows: int) -> Path:
+    """`x` and labels `y`, a blank line and a quoted line break among the text where the format has such."""
+    if path.suffix == ".npz":
+        np.savez(path, x=np.zeros((rows, 3), np.float32), y=np.zeros(rows, np.int64))
+    else:
+        frame = pd.DataFrame({"x": ["a\nb"] * rows, "y": np.zeros(rows, int)})
+        if path.suffix == ".parquet":
+            frame.to_parquet(path)
+        else:
+            path.write_text(frame.to_csv(index=False) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])
+def test_lint_warns_of_too_few_samples_and_of_absent_labels(write, suffix: str) -> None:
+    """Broken: the first who hears of a validation set of 10 samples is the one who waited for the run."""
+    file = save(Path(f"val.{suffix}"), 10).resolve()
+    path = write(TARGET + f"data: {{min_samples: 11, validation: {{source: 'file:val.{suffix}', labels: truth}}}}")
+    assert lint([path]) == []
+    assert warnings(path) == [
+        f"p.yaml:5:46: data.validation.source: {file} holds 10 samples, fewer than data.min_samples (11), so no candidate can pass; "
+        "name a file with more samples",
+        f"p.yaml:5:{67 + len(suffix)}: data.validation.labels: {file} has no labels 'truth', so every run is refused; it has x, y",
+    ]
+    assert warnings(path, ["data.min_samples=10", "data.validation.labels=y"]) == []
+
+
+def test_lint_warns_of_what_no_file_can_help(write) -> None:
+    """Broken: `max_samples` below `min_samples` lets nothing pass, whatever the data."""
+    path = write(TARGET + "data: {min_samples: 50, validation: {source: input_example, max_samples: 49}}")
+    says = "49 samples are fewer than data.min_samples (50), so no candidate can pass; a number >= 50"
+    assert warnings(path) == [f"p.yaml:5:74: data.validation.max_samples: {says}"]
+    (synthetic,) = warnings(path, ["data.validation.source=synthetic"])
+    assert "synthetic samples prove nothing" in synthetic
+    assert warnings(write(TARGET)) == []
+
+
+def test_a_file_that_is_not_what_its_name_says_is_a_warning(write) -> None:
+    """Broken: a broken file ends lint with a traceback."""
+    for name in ("a.npz", "b.parquet", "c.csv"):
+        Path(name).write_bytes(b"\xff\xfe nothing")
+        path = write(TARGET + f"data: {{validation: {{source: 'file:{name}'}}}}")
+        (warning,) = warnings(path)
+        assert "can't be read" in warning
+
+
+def test_without_pyarrow_lint_says_what_to_install(write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the run says it, an hour later and on another machine."""
+    save(Path("val.parquet"), 40)
+    path = write(TARGET + "data: {validation: {source: 'file:val.parquet'}}")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (warning,) = warnings(path)
+    assert warning.endswith('pyarrow, which is not installed here; pip install "compile-stage[parquet]"')
+
+
+def test_the_command_prints_a_warning_and_ends_with_0(write, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: CI fails, or hears nothing, for data that another machine may have whole."""
+    save(Path("val.npz"), 10)
+    path = write(TARGET + "data: {validation: {source: 'file:val.npz'}}")
+    with pytest.raises(SystemExit) as caught:
+        main(["lint", str(path)])
+    assert caught.value.code == 0
+    shown = capsys.readouterr()
+    assert "p.yaml: ok" in shown.out
+    assert shown.err.startswith("warning: p.yaml:5:")
+
+
+@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.integers(1, 40), version=st.sampled_from([(1, 0), (2, 0)]), width=st.integers(0, 3))
+def test_rows_and_names_of_an_npz_are_numpys(tmp_path: Path, rows: int, version: tuple[int, int], width: int) -> None:
+    """Headers are read by hand; NumPy decides whether rightly."""
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive, archive.open("é.npy", "w") as stream:
+        np.lib.format.write_array(stream, np.zeros((rows, *[2] * width)), version=version)
+    contents = read_contents(tmp_path / "a.npz", 5)
+    with np.load(tmp_path / "a.npz") as arrays:
+        assert contents.names == tuple(arrays.files)
+        assert contents.rows == len(arrays["é"])
