@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from compile_stage.policy.checks import precisions
+from compile_stage.core import plugins
 from compile_stage.policy.layers import shipped
 from compile_stage.policy.metrics import tolerance_names
 from compile_stage.policy.nodes import Node
@@ -20,7 +20,7 @@ _ALWAYS_WHOLE = {"Waiver", "CustomLimit"}
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of one policy file (draft 2020-12), with the precisions of the plug-ins that are installed."""
+    """The schema of one policy file (draft 2020-12), with the precisions of the lowerings that are installed."""
     made = PolicyDocument.model_json_schema()
     for name, model in made["$defs"].items():
         if name not in _ALWAYS_WHOLE:
@@ -33,7 +33,8 @@ def json_schema() -> dict[str, Any]:
         for key in tolerance_names():
             limits["properties"][key].pop("default", None)
     made["required"] = ["apiVersion", "kind"]
-    _list_precisions(made, list(precisions()))
+    # Those that only a backend has are left out: to ask it, its packages would have to be loaded.
+    _list_precisions(made, list(dict.fromkeys([*SHIPPED_PRECISIONS, *plugins.names("lowerings")])))
     _add_defaults(made, made, shipped())
     _add_defaults(made, made["$defs"]["Target"], shipped().value["each_target"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": "compile-stage policy"}

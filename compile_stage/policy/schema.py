@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 # Those that we ship lowerings for. A plug-in may bring others, so which ones a policy may name is asked of the plug-ins that
-# are installed: `checks` does, and the JSON Schema lists them.
+# are installed: `checks` does, and the JSON Schema lists what lowerings bring.
 SHIPPED_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4", "fp8")
 Precision: TypeAlias = Annotated[str, WithJsonSchema({"enum": list(SHIPPED_PRECISIONS), "type": "string"})]
 Device: TypeAlias = Literal["cpu", "cuda", "rocm", "vulkan", "apple", "android", "browser"]
