@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compile_stage.precision.qdq import Layer, Plan, View, add_constant
 from compile_stage.precision.ranges import Channels
 from compile_stage.precision.wiring import Names, attribute, replace_nodes
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 EXPONENTS = (0.25, 0.5, 0.75, 1.0)
 RESCALED = "/rescaled"
@@ -200,7 +203,7 @@ def _path(view: View, x: str, layers: Sequence[Layer], channels: int, kept: Coll
     return ()
 
 
-def _scaled_input(view: View, node: Any, channels: int) -> str:
+def _scaled_input(view: View, node: NodeProto, channels: int) -> str:
     """The input that a node hands on with each channel's positive factor as it is; "" where it has none."""
     if node.op_type in _HOMOGENEOUS and len(node.output) == 1:
         return str(node.input[0])
@@ -212,7 +215,7 @@ def _scaled_input(view: View, node: Any, channels: int) -> str:
     return next((name for name in node.input if name not in view.constants), "")
 
 
-def _takes(view: View, node: Any, channels: int, images: bool) -> bool:
+def _takes(view: View, node: NodeProto, channels: int, images: bool) -> bool:
     """Whether its weights can take a factor for each channel of its output.
 
     Args:
@@ -232,7 +235,7 @@ def _takes(view: View, node: Any, channels: int, images: bool) -> bool:
     return node.op_type == "LayerNormalization" and shape == [channels] and len(node.output) == 1
 
 
-def _gemm_axis(node: Any) -> int:
+def _gemm_axis(node: NodeProto) -> int:
     return 0 if attribute(node, "transB", 0) else 1
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import halves
 from compile_stage.precision.onnx_graph import constant_tensor, demand_nodes, finish, name_nodes, read_batches
 from compile_stage.precision.peaks import measure_peaks
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 FLOAT16_MAX = 65504.0
 
@@ -87,7 +90,7 @@ class Float16(Lowering):
         return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, *notes))
 
 
-def _constants_past(model: Any, limit: float) -> set[str]:
+def _constants_past(model: ModelProto, limit: float) -> set[str]:
     """Names of weights and constants that hold a finite value of a larger magnitude."""
     from onnx import TensorProto, numpy_helper
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from compile_stage.precision.wiring import (
 )
 
 if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, TensorProto
+
     from compile_stage.core.tensors import Array
 
 NEEDS_SAMPLES = "fp8 needs calibration samples: set data.calibration in the policy"
@@ -85,13 +87,13 @@ class Float8(Lowering):
         return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, note))
 
 
-def _candidates(graph: Any, scheme: Scheme, kept: Collection[str]) -> list[Any]:
+def _candidates(graph: GraphProto, scheme: Scheme, kept: Collection[str]) -> list[NodeProto]:
     """The products and convolutions that may be quantised."""
     ops = scheme.ops or _OPS
     return [node for node in graph.node if node.op_type in ops and is_standard(node) and node.name not in kept]
 
 
-def _finite(nodes: Sequence[Any], weights: Mapping[str, Any], peaks: Mapping[str, float]) -> set[str]:
+def _finite(nodes: Sequence[NodeProto], weights: Mapping[str, TensorProto], peaks: Mapping[str, float]) -> set[str]:
     """Names of the nodes whose two factors are finite; an activation that was not measured counts as not finite."""
 
     def fits(name: str) -> bool:
@@ -112,9 +114,11 @@ def e4m3_bits(values: Array) -> Array:
     return patterns
 
 
-def _quantize(graph: Any, chosen: Collection[str], weights: Mapping[str, Any], peaks: Mapping[str, float]) -> None:
+def _quantize(
+    graph: GraphProto, chosen: Collection[str], weights: Mapping[str, TensorProto], peaks: Mapping[str, float]
+) -> None:
     made: dict[tuple[str, int | None], str] = {}
-    nodes: list[Any] = []
+    nodes: list[NodeProto] = []
     names = Names(graph)
     for node in graph.node:
         if node.name in chosen:
@@ -134,7 +138,7 @@ def _quantize(graph: Any, chosen: Collection[str], weights: Mapping[str, Any], p
     del graph.value_info[:]
 
 
-def _dequantize_weight(graph: Any, tensor: Any, axis: int | None, result: str) -> list[Any]:
+def _dequantize_weight(graph: GraphProto, tensor: TensorProto, axis: int | None, result: str) -> list[NodeProto]:
     """The weight in 8 bits and what makes it float32 again."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -154,7 +158,7 @@ def _dequantize_weight(graph: Any, tensor: Any, axis: int | None, result: str) -
     return [node]
 
 
-def _round_trip(graph: Any, name: str, peak: float, result: str) -> list[Any]:
+def _round_trip(graph: GraphProto, name: str, peak: float, result: str) -> list[NodeProto]:
     """An activation to 8 bits and back."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -168,7 +172,7 @@ def _round_trip(graph: Any, name: str, peak: float, result: str) -> list[Any]:
     ]
 
 
-def _channel_axis(node: Any, place: int, dims: Sequence[int]) -> int | None:
+def _channel_axis(node: NodeProto, place: int, dims: Sequence[int]) -> int | None:
     """The axis of a weight's output channels; None where one scale has to do."""
     if place == 0 or len(dims) < 2:
         return None
@@ -181,7 +185,7 @@ def _channel_axis(node: Any, place: int, dims: Sequence[int]) -> int | None:
     return len(dims) - 1
 
 
-def _float_weights(graph: Any) -> dict[str, Any]:
+def _float_weights(graph: GraphProto) -> dict[str, TensorProto]:
     from onnx import TensorProto
 
     weights = constant_weights(graph)

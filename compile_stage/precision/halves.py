@@ -33,6 +33,8 @@ from compile_stage.precision.wiring import (
 )
 
 if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
     from compile_stage.core.records import PortableModel
     from compile_stage.core.tensors import Array
 
@@ -77,7 +79,7 @@ class _Places:
     outputs: frozenset[int]
 
 
-def convert(model: Any, half: Half, keep: Collection[str]) -> tuple[str, ...]:
+def convert(model: ModelProto, half: Half, keep: Collection[str]) -> tuple[str, ...]:
     """Rewrite the graph in place; every node must have a name of its own.
 
     Args:
@@ -142,7 +144,7 @@ def bfloat16_bits(values: Array) -> Array:
 
 
 def _plan(
-    graph: Any, half: Half, types: dict[str, int], opset: int, keep: Collection[str]
+    graph: GraphProto, half: Half, types: dict[str, int], opset: int, keep: Collection[str]
 ) -> tuple[dict[str, _Places], Counter[str]]:
     """By node name, what takes the type; and by operator, what its kind leaves in float32."""
     places: dict[str, _Places] = {}
@@ -165,13 +167,13 @@ def _nothing_converts(places: dict[str, _Places], left: Counter[str], half: Half
     return f"no operator of the graph can run in {half.name} (it holds {', '.join(sorted(left))})"
 
 
-def _touches_float(node: Any, types: dict[str, int]) -> bool:
+def _touches_float(node: NodeProto, types: dict[str, int]) -> bool:
     from onnx import TensorProto
 
     return any(types.get(name) == TensorProto.FLOAT for name in (*node.input, *node.output))
 
 
-def _find_places(node: Any, types: dict[str, int], opset: int, half: Half) -> _Places | None:
+def _find_places(node: NodeProto, types: dict[str, int], opset: int, half: Half) -> _Places | None:
     """Where a node may take the type; None when it stays in float32."""
     import onnx
 
@@ -190,7 +192,7 @@ def _find_places(node: Any, types: dict[str, int], opset: int, half: Half) -> _P
     return _Places(taken_in, taken_out) if (taken_in or taken_out) and first in allowed else None
 
 
-def _must_stay(node: Any, types: dict[str, int], half: Half) -> bool:
+def _must_stay(node: NodeProto, types: dict[str, int], half: Half) -> bool:
     """True where the node computes in float32 whatever ONNX's definition of its operator allows."""
     from onnx import TensorProto
 
@@ -235,13 +237,13 @@ class _Rewriter:
         nodes: The graph's nodes with the casts between them, in order.
     """
 
-    def __init__(self, graph: Any, half: Half, places: dict[str, _Places]) -> None:
+    def __init__(self, graph: GraphProto, half: Half, places: dict[str, _Places]) -> None:
         self.graph, self.half, self.places = graph, half, places
         self.public = {value.name for value in graph.output} | captured(graph)  # these keep name and type
         self.wanted_half, self.wanted_float = _readers(graph, places, self.public)
         self.as_half: dict[str, str] = {}
         self.as_float: dict[str, str] = {}
-        self.nodes: list[Any] = []
+        self.nodes: list[NodeProto] = []
         self._fresh = Names(graph).fresh
 
     def rewrite(self) -> None:
@@ -278,7 +280,7 @@ class _Rewriter:
                 tensor = self.graph.initializer[-1]
             _encode(tensor, self.half)
 
-    def _made_in_half(self, node: Any, place: int) -> None:
+    def _made_in_half(self, node: NodeProto, place: int) -> None:
         """The node makes this output in 16 bits; readers in float32 get a Cast."""
         from onnx import TensorProto
 
@@ -300,7 +302,7 @@ class _Rewriter:
         self.nodes.append(helper.make_node("Cast", [source], [result], name=self._fresh(f"{result}/cast"), to=kind))
 
 
-def _readers(graph: Any, places: dict[str, _Places], public: set[str]) -> tuple[set[str], set[str]]:
+def _readers(graph: GraphProto, places: dict[str, _Places], public: set[str]) -> tuple[set[str], set[str]]:
     """Tensors that someone reads in the 16-bit type, and those that someone reads as they were."""
     in_half: set[str] = set()
     in_float = set(public)
@@ -311,7 +313,7 @@ def _readers(graph: Any, places: dict[str, _Places], public: set[str]) -> tuple[
     return in_half, in_float
 
 
-def _float_constants(graph: Any) -> dict[str, Any]:
+def _float_constants(graph: GraphProto) -> dict[str, Any]:
     """float32 weights and what Constant nodes hold, by name.
 
     A weight that is also an input can be overridden, so it is none.
@@ -325,7 +327,7 @@ def _float_constants(graph: Any) -> dict[str, Any]:
     return {name: tensor for name, tensor in tensors.items() if tensor.data_type == TensorProto.FLOAT}
 
 
-def _encode(tensor: Any, half: Half) -> None:
+def _encode(tensor: TensorProto, half: Half) -> None:
     """Turn a float32 tensor into one of the type, in place."""
     from onnx import numpy_helper
 
@@ -334,7 +336,7 @@ def _encode(tensor: Any, half: Half) -> None:
     tensor.data_type, tensor.raw_data = half.kind, raw
 
 
-def _retype(node: Any, half: Half) -> None:
+def _retype(node: NodeProto, half: Half) -> None:
     """A Cast or ConstantOfShape that made float32 makes the type."""
     from onnx import helper
 
@@ -346,7 +348,7 @@ def _retype(node: Any, half: Half) -> None:
         node.attribute.append(helper.make_attribute("value", helper.make_tensor("", half.kind, [1], b"\0\0", raw=True)))
 
 
-def _notes(graph: Any, half: Half, left: Counter[str]) -> Iterable[str]:
+def _notes(graph: GraphProto, half: Half, left: Counter[str]) -> Iterable[str]:
     subgraphs = sum(has_subgraph(node) for node in graph.node)
     if subgraphs:
         yield f"left in fp32 with all that is in them: the subgraphs of {subgraphs} nodes"

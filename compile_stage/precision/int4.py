@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +39,9 @@ from compile_stage.precision.wiring import (
     is_standard,
     replace_nodes,
 )
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, TensorProto
 
 OPSET = 21
 BLOCK, SMALLEST_BLOCK = 32, 16
@@ -100,14 +103,14 @@ class Int4(Lowering):
         return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, *notes))
 
 
-def _quantize(graph: Any, scheme: Scheme, kept: Collection[str]) -> tuple[int, list[str]]:
+def _quantize(graph: GraphProto, scheme: Scheme, kept: Collection[str]) -> tuple[int, list[str]]:
     """Put 4-bit weights before the products. Returns how many weights, and a reason for each product left as it is."""
     _, block = _read(scheme)
     weights = constant_weights(graph)
     names = Names(graph)
     written: dict[tuple[str, bool], str] = {}  # a weight, as it is or transposed → what stands for it
     left: list[str] = []
-    nodes: list[Any] = []
+    nodes: list[NodeProto] = []
     for node in graph.node:
         if node.op_type in (scheme.ops or _OPS) and is_standard(node) and node.name not in kept:
             size, reason = _fit_block(node, weights.get(node.input[1]), block)
@@ -126,7 +129,7 @@ def _quantize(graph: Any, scheme: Scheme, kept: Collection[str]) -> tuple[int, l
     return len(written), left
 
 
-def _quantise_weight(tensor: Any, turned: bool, block: int, scheme: Scheme) -> blocks.Blocks:
+def _quantise_weight(tensor: TensorProto, turned: bool, block: int, scheme: Scheme) -> blocks.Blocks:
     from onnx import numpy_helper
 
     values = numpy_helper.to_array(tensor)
@@ -134,13 +137,13 @@ def _quantise_weight(tensor: Any, turned: bool, block: int, scheme: Scheme) -> b
     return blocks.quantize(matrix, block, scheme.weights == "int4", _read(scheme)[0])
 
 
-def _untranspose(node: Any) -> None:
+def _untranspose(node: NodeProto) -> None:
     """The weight was written as the product reads it."""
     for one in [one for one in node.attribute if one.name == "transB"]:
         node.attribute.remove(one)
 
 
-def _fit_block(node: Any, tensor: Any, block: int) -> tuple[int, str]:
+def _fit_block(node: NodeProto, tensor: TensorProto | None, block: int) -> tuple[int, str]:
     """How many rows of the node's weight share a scale, and why there is no such number ("" where there is).
 
     Args:
@@ -181,7 +184,7 @@ def _refuse_shapes(model: PortableModel, scheme: Scheme) -> str | None:
     return f"nothing could be quantised: {'; '.join(dict.fromkeys(reasons))}"
 
 
-def _write(graph: Any, name: str, quantised: blocks.Blocks, block: int) -> Any:
+def _write(graph: GraphProto, name: str, quantised: blocks.Blocks, block: int) -> Any:
     """Add the values to the graph; returns the node that makes `name` of them."""
     from onnx import TensorProto, helper, numpy_helper
 

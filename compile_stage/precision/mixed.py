@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel
 from compile_stage.precision.onnx_graph import QUANTISED_OPS, finish, name_nodes, raise_opset, read_opset
 from compile_stage.precision.wiring import copy_message, free_name, has_subgraph, reads, replace_nodes
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "Attention")
 _CLIPPING = ("Relu", "Clip")
@@ -38,8 +41,8 @@ class Unit:
     node: str
     op: str
     tensors: tuple[str, ...]
-    cone: tuple[Any, ...]
-    source: tuple[Any, ...]
+    cone: tuple[NodeProto, ...]
+    source: tuple[NodeProto, ...]
 
     @property
     def together(self) -> tuple[str, ...]:
@@ -70,7 +73,7 @@ def mix(model: PortableModel, lowered: PortableModel, keep: Sequence[str], into:
     return replace(mixed, kept={**lowered.kept, "fp32": kept}, made_from=lowered.digest)
 
 
-def load_pair(model: PortableModel, lowered: PortableModel) -> tuple[Any, Any]:
+def load_pair(model: PortableModel, lowered: PortableModel) -> tuple[ModelProto, ModelProto]:
     """Both graphs, the source with names for all nodes, in the same version of ONNX's operators."""
     import onnx
 
@@ -82,7 +85,7 @@ def load_pair(model: PortableModel, lowered: PortableModel) -> tuple[Any, Any]:
     return source, twin
 
 
-def restore_activations(source: Any, twin: Any) -> list[str]:
+def restore_activations(source: GraphProto, twin: GraphProto) -> list[str]:
     """Put back each Relu or Clip that a quantizer dropped because the Q/DQ pair after it clips to the same range.
 
     Without it a node that reads the tensor in float32 would see values that the source never has. Returns the tensors.
@@ -108,7 +111,7 @@ def restore_activations(source: Any, twin: Any) -> list[str]:
     return restored
 
 
-def find_units(source: Any, twin: Any) -> list[Unit]:
+def find_units(source: GraphProto, twin: GraphProto) -> list[Unit]:
     """The source's nodes that the twin computes in integers, in the source's order."""
     made_by_source, made_by_twin = _producers(source), _producers(twin)
     shared = (made_by_source.keys() & made_by_twin.keys()) | {value.name for value in source.input}
@@ -135,7 +138,7 @@ def _is_quantised(cone: Sequence[Any]) -> bool:
     return any(part.op_type in QUANTISED_OPS for part in cone) and not any(map(has_subgraph, cone))
 
 
-def sort_nodes(graph: Any) -> None:
+def sort_nodes(graph: GraphProto) -> None:
     """Order the nodes so that each comes after what it reads, otherwise as they are."""
     available = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer} | {""}
     made = {name for node in graph.node for name in node.output}
@@ -154,7 +157,7 @@ def sort_nodes(graph: Any) -> None:
     replace_nodes(graph, ordered)
 
 
-def _restore_source(source: Any, twin: Any, units: Iterable[Unit]) -> None:
+def _restore_source(source: GraphProto, twin: GraphProto, units: Iterable[Unit]) -> None:
     """Replace each unit's cone in the twin's graph by the source's nodes, and drop what nothing reads any more."""
     replaced = {tensor for unit in units for tensor in unit.tensors}
     nodes = [node for node in twin.node if not replaced.intersection(node.output)]
@@ -179,7 +182,7 @@ def _restore_source(source: Any, twin: Any, units: Iterable[Unit]) -> None:
 class _WeightCopies:
     """The source's weights in the twin's graph, each copied when it is first asked for."""
 
-    def __init__(self, source: Any, twin: Any) -> None:
+    def __init__(self, source: GraphProto, twin: GraphProto) -> None:
         self._weights = {tensor.name: tensor for tensor in source.initializer}
         self._twin = twin
         self._taken = {tensor.name for tensor in twin.initializer}
@@ -197,7 +200,7 @@ class _WeightCopies:
         return self._names.get(tensor, tensor)
 
 
-def _merge_activations(twin: Any, restored: Sequence[str]) -> None:
+def _merge_activations(twin: GraphProto, restored: Sequence[str]) -> None:
     """Drop again the activations whose every reader quantises: so they were before, and so runtimes fuse them."""
     outputs = {value.name for value in twin.output}
     readers: dict[str, list[Any]] = {}
@@ -212,7 +215,7 @@ def _merge_activations(twin: Any, restored: Sequence[str]) -> None:
     _drop_unused(twin)
 
 
-def _drop_activation(graph: Any, source: str, result: str) -> None:
+def _drop_activation(graph: GraphProto, source: str, result: str) -> None:
     """Remove the node that makes `result` of `source`; the node before it makes `result` itself."""
     for node in list(graph.node):
         if source in node.input:
@@ -221,7 +224,7 @@ def _drop_activation(graph: Any, source: str, result: str) -> None:
             node.output[:] = [result if name == source else name for name in node.output]
 
 
-def _drop_unused(graph: Any) -> None:
+def _drop_unused(graph: GraphProto) -> None:
     needed = {value.name for value in graph.output}
     makers, alive, queue = _producers(graph), set(), [value.name for value in graph.output]
     while queue:
@@ -239,7 +242,9 @@ def _drop_unused(graph: Any) -> None:
     graph.initializer.extend(weights)
 
 
-def _cone(tensors: Sequence[str], shared: set[str], makers: Mapping[str, Any], graph: Any) -> list[Any]:
+def _cone(
+    tensors: Sequence[str], shared: set[str], makers: Mapping[str, NodeProto], graph: GraphProto
+) -> list[NodeProto]:
     """The nodes from shared tensors and constants to `tensors`, in the graph's order."""
     found: dict[str, Any] = {}
     queue = list(tensors)
@@ -256,15 +261,15 @@ def _cone(tensors: Sequence[str], shared: set[str], makers: Mapping[str, Any], g
     return [node for node in graph.node if node.output and node.output[0] in members]
 
 
-def _producers(graph: Any) -> dict[str, Any]:
+def _producers(graph: GraphProto) -> dict[str, NodeProto]:
     return {name: node for node in graph.node for name in node.output if name}
 
 
-def _used(graph: Any) -> set[str]:
+def _used(graph: GraphProto) -> set[str]:
     return {name for node in graph.node for name in reads(node)} | {value.name for value in graph.output}
 
 
-def _constant(graph: Any, name: str) -> Any:
+def _constant(graph: GraphProto, name: str) -> Any:
     """The tensor of that name, be it an initializer or what a Constant node holds."""
     for tensor in graph.initializer:
         if tensor.name == name:

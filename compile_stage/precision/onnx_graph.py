@@ -15,6 +15,8 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet
 
 if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
     from compile_stage.core.tensors import Batch
 
 # Protobuf can't hold more than 2 GiB in one message; beyond this, weights go to a file beside the graph.
@@ -80,7 +82,7 @@ def refuse_without(
     return f"there is nothing to quantise: the graph has no {word.join(listed or ops)} (it holds {', '.join(sorted(held))})"
 
 
-def name_nodes(graph: Any) -> None:
+def name_nodes(graph: GraphProto) -> None:
     """Give a name to every node that has none or shares one: `Conv_12`, by position, so that it is the same in every
     run."""
     taken = {node.name for node in graph.node if node.name}
@@ -95,12 +97,12 @@ def name_nodes(graph: Any) -> None:
         seen.add(node.name)
 
 
-def read_opset(model: Any) -> int:
+def read_opset(model: ModelProto) -> int:
     """Version of ONNX's own operators in a ModelProto."""
     return next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
 
 
-def raise_opset(model: Any, version: int) -> Any:
+def raise_opset(model: ModelProto, version: int) -> Any:
     """The model with ONNX's own operators at `version` or later: itself, or a converted copy with the same names.
 
     Weights are kept apart meanwhile, so that a model of any size can be converted: protobuf holds at most 2 GiB.
@@ -137,7 +139,7 @@ def raise_opset(model: Any, version: int) -> Any:
     return model
 
 
-def read_types(model: Any) -> dict[str, int]:
+def read_types(model: ModelProto) -> dict[str, int]:
     """Element type (TensorProto.DataType) of every tensor of the main graph whose type is known.
 
     Left out: sequences, outputs of operators that shape inference does not know, and declarations of tensors that are
@@ -164,12 +166,12 @@ def read_types(model: Any) -> dict[str, int]:
     return {name: kind for name, kind in found.items() if kind and name in there}
 
 
-def constant_tensor(node: Any) -> Any:
+def constant_tensor(node: NodeProto) -> Any:
     """What a Constant node holds, when that is a tensor; else None."""
     return next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
 
 
-def is_finite(tensor: Any) -> bool:
+def is_finite(tensor: TensorProto) -> bool:
     """True when a TensorProto of floats holds neither NaN nor infinity."""
     import numpy as np
     from onnx import numpy_helper
@@ -177,7 +179,7 @@ def is_finite(tensor: Any) -> bool:
     return bool(np.isfinite(numpy_helper.to_array(tensor)).all())
 
 
-def _split_weights(model: Any) -> tuple[Any, dict[str, Any]]:
+def _split_weights(model: ModelProto) -> tuple[Any, dict[str, Any]]:
     """A copy in which the weights are inputs, for the tools that choke on large models, and the weights by name."""
     import onnx
     from onnx import helper
@@ -200,7 +202,7 @@ def _split_weights(model: Any) -> tuple[Any, dict[str, Any]]:
     return bare, weights
 
 
-def _tensor_bytes(tensor: Any) -> int:
+def _tensor_bytes(tensor: TensorProto) -> int:
     return math.prod(tensor.dims) * 4 if tensor.dims else 0
 
 
@@ -209,7 +211,7 @@ def _by_order(order: Sequence[str]) -> Callable[[str], tuple[int, str]]:
     return lambda name: (places.get(name, len(places)), name)
 
 
-def demand_nodes(graph: Any, names: Sequence[str]) -> None:
+def demand_nodes(graph: GraphProto, names: Sequence[str]) -> None:
     """Raises UsageError when a name is no node of the graph."""
     known = {node.name for node in graph.node}
     if unknown := [name for name in names if name not in known]:
@@ -274,7 +276,7 @@ def map_kept(source: Path, simplified: Path, keep: Sequence[str]) -> tuple[str, 
     return tuple(node.name for node in after.node if node.name in keep or tensors.intersection(node.output))
 
 
-def write_graph(model: Any, into: Path) -> Path:
+def write_graph(model: ModelProto, into: Path) -> Path:
     """Write `into/model.onnx`, weights beside it when they are too large for one message. Same graph, same bytes.
 
     Returns the file.
@@ -301,7 +303,7 @@ def write_graph(model: Any, into: Path) -> Path:
     return path
 
 
-def finish(model: Any, source: PortableModel, into: Path, precision: str, **changes: Any) -> PortableModel:
+def finish(model: ModelProto, source: PortableModel, into: Path, precision: str, **changes: Any) -> PortableModel:
     """Write a lowered graph and describe it.
 
     Raises:
@@ -348,6 +350,6 @@ def read_batches(model: PortableModel, calibration: SampleSet) -> Iterator[Batch
     return sample_files.read_batches(calibration, model.signature)
 
 
-def _inline_bytes(model: Any) -> int:
+def _inline_bytes(model: ModelProto) -> int:
     """Bytes of the weights, summed without asking protobuf, whose own count fails past 2 GiB."""
     return sum(len(tensor.raw_data) + 4 * len(tensor.float_data) for tensor in model.graph.initializer)

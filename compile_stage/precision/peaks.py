@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from compile_stage.precision.onnx_graph import open_session, read_types, write_g
 from compile_stage.precision.wiring import copy_message
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
     from compile_stage.core.tensors import Batch
 
 
-def measure_peaks(model: Any, batches: Iterable[Batch], only: Collection[str] | None = None) -> dict[str, float]:
+def measure_peaks(model: ModelProto, batches: Iterable[Batch], only: Collection[str] | None = None) -> dict[str, float]:
     """Tensor → largest magnitude over all batches, for every float32 tensor that the graph computes or is given.
 
     Args:

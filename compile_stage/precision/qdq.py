@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compile_stage.precision.wiring import Names, attribute, captured, is_plain_gemm, is_standard, replace_nodes
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Their second operand is a weight; MatMul may also multiply two activations."""
@@ -38,13 +41,13 @@ _CUTTING = ("Relu", "Clip")
 class View:
     """A graph's nodes by what they make and read."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: GraphProto) -> None:
         self.graph = graph
         self.constants: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
         self.inputs = {value.name for value in graph.input} - self.constants.keys()
         self.outputs = {value.name for value in graph.output}
-        self.makers: dict[str, Any] = {name: node for node in graph.node for name in node.output if name}
-        self.readers: dict[str, list[Any]] = {}
+        self.makers: dict[str, NodeProto] = {name: node for node in graph.node for name in node.output if name}
+        self.readers: dict[str, list[NodeProto]] = {}
         for node in graph.node:
             for name in dict.fromkeys(node.input):
                 if name:
@@ -64,7 +67,7 @@ class View:
         kind = self._kinds.get(tensor)
         return kind is None or kind.elem_type in (TensorProto.FLOAT, TensorProto.UNDEFINED)
 
-    def sole_reader(self, tensor: str) -> Any | None:
+    def sole_reader(self, tensor: str) -> NodeProto | None:
         """The one node that reads it; None where there are more, or where it is an output or read by a subgraph."""
         found = self.readers.get(tensor, [])
         alone = len(found) == 1 and list(found[0].input).count(tensor) == 1
@@ -86,7 +89,7 @@ class Layer:
         depthwise: A convolution in which each channel is its own.
     """
 
-    node: Any
+    node: NodeProto
     x: str
     weight: str
     bias: str
@@ -160,7 +163,7 @@ def plan(
     return found
 
 
-def _as_layer(view: View, node: Any, per_channel: bool) -> Layer | None:
+def _as_layer(view: View, node: NodeProto, per_channel: bool) -> Layer | None:
     """The node as a layer; None when it is none: no float32 weight, or a Gemm that scales or transposes its input."""
     if node.op_type not in WEIGHTED or node.input[0] in view.constants or node.input[1] not in view.constants:
         return None
@@ -173,14 +176,14 @@ def _as_layer(view: View, node: Any, per_channel: bool) -> Layer | None:
     return Layer(node, node.input[0], node.input[1], bias, axis, depthwise)
 
 
-def _has_float_operands(view: View, node: Any) -> bool:
+def _has_float_operands(view: View, node: NodeProto) -> bool:
     from onnx import TensorProto
 
     weight = view.constants[node.input[1]]
     return weight.data_type == TensorProto.FLOAT and bool(np.prod(weight.dims)) and view.is_float(node.input[0])
 
 
-def _channel_axis(node: Any, rank: int) -> int | None:
+def _channel_axis(node: NodeProto, rank: int) -> int | None:
     """The axis of the output channels of a node's weight, which has `rank` axes; None where one scale has to do."""
     if node.op_type == "Gemm":
         return 0 if attribute(node, "transB", 0) else 1
@@ -191,7 +194,7 @@ def _channel_axis(node: Any, rank: int) -> int | None:
     return 0
 
 
-def _read(view: View, found: Plan, node: Any, positions: Sequence[int]) -> None:
+def _read(view: View, found: Plan, node: NodeProto, positions: Sequence[int]) -> None:
     if not all(view.is_float(node.input[position]) for position in positions):
         return
     found.reads.setdefault(node.name, set()).update(positions)
@@ -262,7 +265,7 @@ def write(view: View, found: Plan, params: Mapping[str, QuantParams]) -> None:
         params: By the tensor whose range it is (`Plan.ranges`). A tensor without one is not quantised.
     """
     graph, names = view.graph, Names(view.graph)
-    pairs: dict[str, list[Any]] = {}  # tensor → the two nodes that stand behind the node that makes it
+    pairs: dict[str, list[NodeProto]] = {}  # tensor → the two nodes that stand behind the node that makes it
     dequantised: dict[str, str] = {}
     scales: dict[str, tuple[str, str]] = {}
     for tensor, root in found.rounded.items():
@@ -291,7 +294,7 @@ def write(view: View, found: Plan, params: Mapping[str, QuantParams]) -> None:
     replace_nodes(graph, ordered)
 
 
-def _pair(names: Names, tensor: str, source: str, scale: tuple[str, str]) -> list[Any]:
+def _pair(names: Names, tensor: str, source: str, scale: tuple[str, str]) -> list[NodeProto]:
     """QuantizeLinear and DequantizeLinear of `source`; their names are those of `tensor`.
 
     Args:
@@ -348,7 +351,7 @@ def _node(op: str, inputs: Sequence[str], output: str, name: str) -> Any:
     return helper.make_node(op, list(inputs), [output], name=name)
 
 
-def add_constant(graph: Any, name: str, value: Any) -> None:
+def add_constant(graph: GraphProto, name: str, value: Any) -> None:
     """An initializer with the array's own type."""
     from onnx import numpy_helper
 

@@ -24,6 +24,8 @@ from compile_stage.precision.onnx_graph import open_session, write_graph
 from compile_stage.precision.wiring import attribute, copy_message, reads
 
 if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
     from compile_stage.core.tensors import Batch
 
 SWITCHES = "compile_stage_switches"
@@ -85,7 +87,7 @@ def _noise(clean: Sequence[Any], noisy: Sequence[Any]) -> float:
     return total
 
 
-def _instrument(source_model: Any, twin_model: Any, units: Sequence[Unit]) -> None:
+def _instrument(source_model: ModelProto, twin_model: ModelProto, units: Sequence[Unit]) -> None:
     """Put the twin of every unit beside it in the source graph, behind a switch.
 
     An `If` computes the unit's tensors: either hands on what the source's nodes make (now called `TENSOR/float`), or
@@ -171,7 +173,7 @@ def _costs(model: PortableModel, units: Sequence[Unit], batch: Batch) -> dict[st
     return {unit.node: max(_multiplications(node, shapes) for node in unit.source) for unit in units}
 
 
-def _multiplications(node: Any, shapes: dict[str, list[int]]) -> float:
+def _multiplications(node: NodeProto, shapes: dict[str, list[int]]) -> float:
     made = shapes.get(node.output[0])
     read = [shapes.get(name) for name in node.input]
     if made is None:

@@ -15,12 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compile_stage.precision.qdq import View, add_constant
 from compile_stage.precision.wiring import Names, drop_unused_weights, is_standard, replace_nodes
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
 
 LEVELS = 127
 
@@ -55,7 +58,7 @@ class Table:
     ratios: Any
 
 
-def round_tables(graph: Any, kept: Collection[str]) -> int:
+def round_tables(graph: GraphProto, kept: Collection[str]) -> int:
     """Store what Gathers read from the first axis of a float32 matrix as integers. Returns how many tables.
 
     The name of a Gather's output moves to the node that makes the floats; the Gather keeps its own. A table that is
@@ -166,7 +169,7 @@ def _is_table(view: View, name: str, kept: Collection[str]) -> bool:
     )
 
 
-def _reads_rows(node: Any, table: str) -> bool:
+def _reads_rows(node: NodeProto, table: str) -> bool:
     if node.op_type != "Gather" or not is_standard(node) or node.input[0] != table:
         return False
     return all(attribute.i in (0, -2) for attribute in node.attribute if attribute.name == "axis")
@@ -182,7 +185,7 @@ class _Held:
     ratios: str
 
 
-def _add(graph: Any, names: Names, base: str, table: Table) -> _Held:
+def _add(graph: GraphProto, names: Names, base: str, table: Table) -> _Held:
     endings = ("quantized", "scale", "zero_point", "ratios")
     held = _Held(*(names.fresh(f"{base}_{ending}") for ending in endings))
     blocks = table.integers.shape[1] > 1
@@ -193,7 +196,9 @@ def _add(graph: Any, names: Names, base: str, table: Table) -> _Held:
     return held
 
 
-def _read(graph: Any, names: Names, node: Any, held: _Held, rank: int | None, shape: tuple[int, int, int]) -> list[Any]:
+def _read(
+    graph: GraphProto, names: Names, node: NodeProto, held: _Held, rank: int | None, shape: tuple[int, int, int]
+) -> list[Any]:
     """Let a Gather read the integers; returns the nodes that make of them what it returned before."""
     from onnx import TensorProto, helper
 
