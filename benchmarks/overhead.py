@@ -117,8 +117,8 @@ def measure(backend_name: str, models: dict[str, PortableModel], repeats: int, w
     where = "toolchain" if plugins.interpreter_of(backend_name) else "this environment"
     script_s, job_s = (statistics.median(times[way]) for way in (by_script, by_stage))
     return {
-        "backend": backend_name, "runs_in": where, "script_s": script_s, "job_s": job_s,
-        "more_s": statistics.median(more), "more_low_s": min(more), "more_high_s": max(more),
+        "backend": backend_name, "runs_in": where, "script_s": round(script_s, 3), "job_s": round(job_s, 3),
+        "more_s": round(statistics.median(more), 3), "more_low_s": round(min(more), 3), "more_high_s": round(max(more), 3),
     }  # fmt: skip
 
 

@@ -212,7 +212,7 @@ def static_int8(page: Page) -> None:
         "How fast is it in OpenVINO, beside NNCF's graph?", "Latency over that of NNCF's graph, only these in turns."
     )
     figures = ordered(page.newest("int8-openvino"))
-    page.table(*by_network(figures, "scheme", lambda row: f"{row['latency_over_nncf']:.3f}"), figures)
+    page.table(*by_network(figures, "by", lambda row: f"{row['latency_over_nncf']:.3f}"), figures)
 
     page.section(
         "Are products of two activations faster in int8?",
