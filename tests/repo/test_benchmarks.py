@@ -38,6 +38,23 @@ def test_a_changed_figure_is_noticed(benchmarks, tmp_path):
     assert any("docs/benchmarks.md" in problem for problem in write_docs.outdated(folder=tmp_path))
 
 
+def test_the_newest_run_of_a_machine_is_shown_and_other_machines_stay(benchmarks, tmp_path):
+    """Broken: figures of a version long gone stand where a newer run of the same machine is there."""
+    write_docs, results = benchmarks("write_docs"), benchmarks("results")
+    [old] = [run for run in results.load() if run.content["benchmark"] == "products"]
+    newer = {**old.content, "date": "2100-01-01T00:00:00+00:00", "commit": "0" * 40}
+    other = {**newer, "hardware": {**newer["hardware"], "cores": 64}}
+    newer["rows"] = [{**row, "int8_over_float32": 9.87} for row in newer["rows"]]
+    for name, content in (("old", old.content), ("newer", newer), ("other", other)):
+        results.write(tmp_path / f"{name}.json", content)
+    page = write_docs.Page(results.load(tmp_path))
+    shown = {
+        (figure.hardware, figure.row["int8_over_float32"]) for figure in page.newest("products", by=("length", "heads"))
+    }
+    assert {ratio for hardware, ratio in shown if hardware.startswith("2 cores")} == {9.87}
+    assert len({ratio for hardware, ratio in shown if hardware.startswith("64 cores")}) > 1
+
+
 def test_an_incomplete_file_is_noticed(benchmarks, tmp_path):
     """Broken: figures whose hardware nobody knows stand in a table of figures that can be compared."""
     write_docs, results = benchmarks("write_docs"), benchmarks("results")

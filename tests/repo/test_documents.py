@@ -250,6 +250,17 @@ def test_every_page_is_in_the_index():
     assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} == linked
 
 
+def test_every_module_of_the_package_is_in_the_index_of_the_code():
+    """Broken: a newcomer looks for a folder's purpose in a table that leaves it out, or that names one that is gone."""
+    table = text_of(ROOT / "docs" / "README.md").partition("## The code")[2]
+    first_cells = "".join(re.findall(r"^\| (.*?) \|", table, flags=re.MULTILINE))
+    listed = {name.rstrip("/") for name in re.findall(r"`([\w./]+)`", first_cells)} - {"compile_stage"}
+    there = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert listed == {name for name in there if not name.startswith("_")}
+    pipeline = re.findall(r"`(\w+\.py)`", next(line for line in table.splitlines() if line.startswith("| `pipeline/`")))
+    assert [name for name in pipeline if not (PACKAGE / "pipeline" / name).exists()] == []
+
+
 def test_every_decision_is_in_the_index():
     listed = re.findall(r"\[(\d{4})\]\(([^)]+)\)", text_of(DECISIONS / "README.md"))
     files = sorted(path.name for path in DECISIONS.glob("[0-9]*.md"))
