@@ -45,6 +45,15 @@ class Cache:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._used: set[Path] = set()  # what callers of this process were given, and go on using by path
+
+    def use(self, path: Path) -> None:
+        """Have `removed` look at a path too that lies below the root and is no entry."""
+        self._used.add(path)
+
+    def removed(self) -> Path | None:
+        """An entry that was given out and is no longer there; None while all are."""
+        return next((path for path in sorted(self._used) if not path.exists()), None)
 
     def fetch(self, step: str, key: Mapping[str, Any], make: Callable[[Path], Any]) -> Cached:
         """The entry for `key`, made by `make(folder)` if it is not there.
@@ -84,12 +93,14 @@ class Cache:
             stored = json.loads((entry / "entry.json").read_text())
             if stored["files"] != digest_tree(entry / "files"):
                 return None
+            self._used.add(entry)
             return Cached(value=stored["value"], path=str(entry / "files"), digest=stored["files"], hit=True)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def _write(self, entry: Path, step: str, key: Mapping[str, Any], make: Callable[[Path], Any]) -> Cached:
         part = Path(tempfile.mkdtemp(prefix=_part_prefix(entry), dir=entry.parent))
+        self._used.add(part)
         try:
             (part / "files").mkdir()
             value = json.loads(canonical_json(make(part / "files")))
@@ -99,6 +110,13 @@ class Cache:
             )
             flush_tree(part)
             part.rename(entry)
+            self._used.add(entry)
+        except BaseException:
+            if part.exists():  # else `removed` is to name it
+                self._used.discard(part)
+            raise
+        else:
+            self._used.discard(part)
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return Cached(value=value, path=str(entry / "files"), digest=digest, hit=False)

@@ -19,6 +19,7 @@ from compile_stage.core.environment import Hardware, python_version
 from compile_stage.core.events import EventLog
 from compile_stage.core.ports import Engine, Needs, Worker
 from compile_stage.core.records import Job, PortableModel, SampleSet
+from compile_stage.core.storage import removed
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,19 @@ class Context:
             key: What the result depends on beside our own code and Python's version, which are always part of it.
         """
         with self.events.step(step.partition("/")[0], job_id) as mark:
-            found = self.cache.fetch(step, whole_key(key), make)
+            try:
+                found = self.cache.fetch(step, whole_key(key), make)
+            except Exception as error:
+                # A worker that misses a file says only that. It is told apart here, or every candidate would seem to fail on its own.
+                if (gone := self._removed()) is not None:
+                    raise removed(gone) from error
+                raise
             mark.cached = found.hit
             return found
+
+    def _removed(self) -> Path | None:
+        """What this run uses and somebody removed."""
+        return self.cache.removed() if self.scratch.exists() else self.scratch
 
     @contextmanager
     def worker(self, name: str, needs: Needs) -> Iterator[Worker]:

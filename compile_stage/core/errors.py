@@ -5,6 +5,7 @@
     │   └── UsageError       2   the same exit code: both mean "what you wrote can't be obeyed"
     ├── MissingDependencyError 2 a plug-in's package is not installed
     ├── StorageError         2   the folder that results, the cache or temporary files were to go to can't take them
+    │   └── RemovedError     2   files of the cache, or temporary ones, were removed while they were used
     ├── GateError            3   a required target has no winner
     ├── RegistryError        4   the registry can't be reached, or refuses
     ├── SourceError          5   the source model is refused or unreadable
@@ -113,6 +114,10 @@ class StorageError(CompileStageError):
     """
 
     exit_code = EXIT_USAGE
+
+
+class RemovedError(StorageError):
+    """Files of the cache, or temporary ones, were removed while a run used them. It ends the run: no other candidate can do without them."""
 
 
 class WorkerError(CompileStageError):

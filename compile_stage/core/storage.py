@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compile_stage.core.errors import CompileStageError, InternalError, StorageError
+from compile_stage.core.cache import cache_root
+from compile_stage.core.errors import CompileStageError, InternalError, RemovedError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG, errno.EFBIG)
@@ -30,17 +31,53 @@ def storage_trouble() -> Iterator[None]:
         raise found from error
 
 
-def storage_error(error: BaseException | None, codes: Collection[int] = (*_FULL, *_REFUSED)) -> StorageError | None:
+def storage_error(
+    error: BaseException | None, codes: Collection[int] = (*_FULL, *_REFUSED, errno.ENOENT)
+) -> StorageError | None:
     """What to say when a disk or a folder is at the bottom of `error`; None when it is something else.
 
     Libraries wrap: what they caught is looked for too.
     """
     while error is not None:
+        if errno.ENOENT in codes and (gone := _removed(error)) is not None:
+            return removed(gone)
         code, place = _code_and_place(error)
         if code in codes and code is not None:
             return StorageError(_said(code), fix=_FIX, where=place)
         error = error.__cause__ or error.__context__
     return None
+
+
+def removed(path: str | os.PathLike[str]) -> RemovedError:
+    """What to say of a file of ours that is gone."""
+    return RemovedError(
+        "it was removed while the run used it",
+        fix="run again; keep clean-up jobs away from COMPILE_STAGE_CACHE and TMPDIR while a run goes on",
+        where=os.fspath(path),
+    )
+
+
+def demand_present(path: str | os.PathLike[str]) -> None:
+    """Raise RemovedError for a file or folder of ours that is gone."""
+    if not Path(path).exists():
+        raise removed(path)
+
+
+def _removed(error: BaseException) -> str | None:
+    """The file that is missing, where it is one of our own: below the cache, or temporary. Any other that is missing is no storage trouble."""
+    missing: list[str] = []
+    if isinstance(error, FileNotFoundError):
+        missing = [str(name) for name in (error.filename, error.filename2) if name]
+    elif isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        missing = [str(source) for source, _, reason in error.args[0] if os.strerror(errno.ENOENT) in str(reason)]
+    return next((name for name in missing if _is_ours(Path(name)) and not Path(name).exists()), None)
+
+
+def _is_ours(path: Path) -> bool:
+    if path.is_relative_to(cache_root()):
+        return True
+    temporary = Path(tempfile.gettempdir())
+    return path.is_relative_to(temporary) and f"{path.relative_to(temporary)}".startswith("compile-stage-")
 
 
 def explained(error: BaseException) -> CompileStageError:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from compile_stage.core import plugins
 from compile_stage.core.digest import tree_size
-from compile_stage.core.errors import CompileStageError, UsageError, WorkerError
+from compile_stage.core.errors import CompileStageError, RemovedError, UsageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import Artifact, CacheState, Candidate, Failure, Job, PortableModel, record
 from compile_stage.measure import stats
@@ -95,6 +95,8 @@ def evaluate(target: TargetRun, job: Job, options: Options = _TO_THE_END) -> Eva
         return Evaluation(candidate=steps.candidate.in_state("refused", refusal.problem))
     except WorkerError as error:
         failure = Failure(kind=error.kind, step=steps.current, problem=error.problem, detail=error.detail)
+    except RemovedError:  # the files that all candidates are made from
+        raise
     except CompileStageError as error:
         failure = Failure(kind="exception", step=steps.current, problem=str(error))
     return Evaluation(candidate=steps.candidate.failed(failure))

@@ -27,6 +27,7 @@ from compile_stage.core.records import (
     Timing,
     UnvalidatedBundle,
 )
+from compile_stage.core.storage import demand_present
 from compile_stage.flavor import save_model
 from compile_stage.measure import stats
 from compile_stage.measure.search import margin
@@ -86,6 +87,8 @@ def _bundle(
     source, policy, target, artifact = plan.source, plan.policy, target_result.policy.target, _artifact(chosen)
     key = publication_key(plan, target_result, chosen, context.hardware.fingerprint)
     with context.events.step("package", chosen.job.id):
+        for path in (artifact.path, source.path):
+            demand_present(path)
         manifest = _manifest(context, plan, target_result, chosen, answer, key)
         with tempfile.TemporaryDirectory(dir=context.scratch) as staged:
             (Path(staged) / "artifact").symlink_to(artifact.path)  # copied once, by save_model

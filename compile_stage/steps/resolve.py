@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
@@ -13,7 +14,9 @@ def resolve(context: Context, uri: str) -> SourceModel:
     """Pin the URI once; everything after this uses the pinned version."""
     registry = plugins.registry_for(uri)
     with context.events.step("resolve"):
-        return registry.resolve(uri, context.cache.root / "sources")
+        source = registry.resolve(uri, context.cache.root / "sources")
+    context.cache.use(Path(source.path))
+    return source
 
 
 def refuse_policy(source: SourceModel, applies_to: AppliesTo) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,30 @@ def test_the_second_time_is_a_hit_with_the_same_answer(tmp_path: Path) -> None:
     assert second.value == {"answer": 42}
     assert (Path(second.path) / "model.bin").read_bytes() == b"weights"
     assert (cache.locate("compile/1", KEY) / "entry.json").exists()
+
+
+def test_an_entry_that_was_given_out_and_is_gone_is_named(tmp_path: Path) -> None:
+    """Broken: a step that misses its input could not say that the cache was emptied under it."""
+    cache = Cache(tmp_path)
+    cache.fetch("compile/1", KEY, make)
+    assert cache.removed() is None
+
+    def fail(into: Path) -> None:
+        raise RuntimeError("compiler crashed")
+
+    with pytest.raises(RuntimeError):
+        cache.fetch("compile/2", KEY, fail)
+    assert cache.removed() is None  # the folder of a failed step is no loss
+
+    def emptied(into: Path) -> None:
+        shutil.rmtree(tmp_path)
+        (into / "model.bin").write_bytes(b"weights")
+
+    with pytest.raises(FileNotFoundError):
+        cache.fetch("compile/3", KEY, emptied)
+    gone = cache.removed()
+    assert gone is not None
+    assert gone.is_relative_to(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from compile_stage.core.errors import SourceError, StorageError
+from compile_stage.core.errors import RemovedError, SourceError, StorageError
 from compile_stage.core.storage import demand_writable, disk_full, storage_error, storage_trouble
 
 
@@ -36,6 +37,28 @@ def test_copying_a_tree_to_a_full_disk_is_one() -> None:
     found = storage_error(shutil.Error([("a", "/disk/a", f"[Errno 28] {os.strerror(errno.ENOSPC)}: '/disk/a'")]))
     assert found is not None
     assert found.where == "/disk/a"
+
+
+def test_a_file_of_ours_that_is_missing_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: an emptied cache would be a bug of ours (70), or any missing file of the user's a removed one."""
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+
+    def missing(name: str) -> StorageError | None:
+        return storage_error(FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / name)))
+
+    for name in ("cache/export/ab/model.onnx", "tmp/compile-stage-x/staged"):
+        error = missing(name)
+        assert isinstance(error, RemovedError)
+        assert error.where == str(tmp_path / name)
+        assert "run again" in error.fix
+    assert missing("data/val.npz") is None
+    assert missing("tmp/val.npz") is None
+    copied = shutil.Error([(str(tmp_path / "cache/a"), "/out/a", f"[Errno 2] {os.strerror(errno.ENOENT)}: 'a'")])
+    assert isinstance(storage_error(copied), RemovedError)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "here").touch()
+    assert missing("cache/here") is None
 
 
 def test_what_is_no_trouble_of_a_disk_goes_through() -> None:

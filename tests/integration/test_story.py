@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +17,8 @@ import pytest
 from filelock import FileLock
 
 from compile_stage import api
-from compile_stage.core.errors import EXIT_NOTHING_COMPILED, EXIT_SOURCE, RegistryError, SourceError
+from compile_stage.core.cache import cache_root
+from compile_stage.core.errors import EXIT_NOTHING_COMPILED, EXIT_SOURCE, RegistryError, SourceError, StorageError
 from compile_stage.core.events import Silent
 from compile_stage.core.records import RunResult, TargetResult
 from compile_stage.pipeline import run as pipeline
@@ -213,6 +216,51 @@ def test_two_runs_into_one_folder_take_turns(
             assert not (out / "bundles").exists()
         assert second.result().status == "passed"
     assert (out / "bundles" / "cpu" / "MLmodel").is_file()
+
+
+@pytest.mark.parametrize("step", ["resolve", "export", "sample", "compile", "validate", "benchmark"])
+def test_a_cache_that_is_removed_meanwhile_is_named_and_running_again_helps(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, step: str
+) -> None:
+    """Broken: a clean-up job on a CI machine ended runs as a bug of ours (70), or as candidates that fail one by one."""
+
+    class Remover(Silent):
+        def ended(self, ended: str, job_id: str, seconds: float, outcome: str) -> None:
+            if ended == step:
+                shutil.rmtree(cache_root(), ignore_errors=True)
+
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    with pytest.raises(StorageError, match="it was removed while the run used it") as caught:
+        api.run(f"folder:{small_model}", policy, out=tmp_path / "out", reporter=Remover())
+    assert str(cache_root()) in caught.value.where
+    written = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (written["status"], written["exit_code"]) == ("failed", 2)
+    assert api.run(f"folder:{small_model}", policy, out=tmp_path / "out").status == "passed"
+
+
+@pytest.mark.parametrize("step", ["export", "compile", "benchmark"])
+def test_temporary_files_that_are_removed_meanwhile_are_named(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Broken: a clean-up of TMPDIR ended runs as a bug of ours."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+
+    class Remover(Silent):
+        def ended(self, ended: str, job_id: str, seconds: float, outcome: str) -> None:
+            if ended == step:
+                for path in (tmp_path / "tmp").iterdir():
+                    shutil.rmtree(path, ignore_errors=True)
+
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    problem = ""  # none where what was removed was not needed any more
+    try:
+        api.run(f"folder:{small_model}", policy, out=tmp_path / "out", reporter=Remover())
+    except StorageError as error:
+        problem = error.problem
+    assert problem in ("", "it was removed while the run used it")
+    assert api.run(f"folder:{small_model}", policy, out=tmp_path / "out").status == "passed"
 
 
 def test_a_model_that_is_not_there_is_in_the_files(
