@@ -64,14 +64,14 @@ class Cache:
             make: Writes files into the folder it is given and returns the answer as plain JSON.
         """
         entry = self.locate(step, key)
-        if (found := self._read(entry)) is not None:
-            return found
+        if (held := self._read(entry)) is not None:
+            return held
         entry.parent.mkdir(parents=True, exist_ok=True)
         from filelock import FileLock  # what loads a published model may have none
 
         with FileLock(f"{entry}.lock"):
-            if (found := self._read(entry)) is not None:  # another process made it while we waited
-                return found
+            if (held := self._read(entry)) is not None:  # another process made it while we waited
+                return held
             for left in (
                 entry,
                 *entry.parent.glob(f"{_part_prefix(entry)}*"),

@@ -2,7 +2,7 @@
 
     CompileStageError            base; carries problem, fix, where
     ├── PolicyError          2   the policy (or the command line) is wrong
-    │   └── UsageError       2   the same exit code: both mean "what you wrote can't be obeyed"
+    │   └── UsageError       2   the same exit code: both mean "what you wrote is invalid"
     ├── MissingDependencyError 2 a plug-in's package is not installed
     ├── StorageError         2   the folder that results, the cache or temporary files were to go to can't take them
     │   └── RemovedError     2   files of the cache, or temporary ones, were removed while they were used
@@ -39,7 +39,7 @@ class CompileStageError(Exception):
 
     Args:
         problem: What is wrong, as one sentence.
-        fix: How to mend it, as one sentence or a command. Empty when nothing can be advised.
+        fix: How to fix it, as one sentence or a command. Empty when nothing can be advised.
         where: `file:line:column`, a URI or a name. Empty when the problem names the place itself.
     """
 
@@ -67,7 +67,7 @@ class PolicyError(CompileStageError):
 
 
 class UsageError(PolicyError):
-    """The command line, or an argument of the API, can't be obeyed."""
+    """The command line, or an argument of the API, is invalid."""
 
 
 class GateError(CompileStageError):
@@ -121,7 +121,7 @@ class RemovedError(StorageError):
 
 
 class WorkerError(CompileStageError):
-    """A worker's failure, told apart by kind. The engine raises it; the job's result records it.
+    """A worker's failure, by kind. The engine raises it; the job's result records it.
 
     Args:
         kind: `crash` (the process died), `out_of_memory`, `timeout`, or `exception` (the call raised).

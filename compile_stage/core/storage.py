@@ -1,4 +1,4 @@
-"""A full disk, or a folder that can't be written: the machine's doing, told apart from a bug of ours."""
+"""A full disk, or a folder that can't be written: trouble of the machine, not a bug of ours."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def storage_trouble() -> Iterator[None]:
     except CompileStageError:
         raise
     except Exception as error:
-        if (found := storage_error(error)) is None:
+        if (trouble := storage_error(error)) is None:
             raise
-        raise found from error
+        raise trouble from error
 
 
 def storage_error(
@@ -94,8 +94,8 @@ def disk_full(error: BaseException) -> StorageError | None:
 
 def disk_full_of_text(text: str, place: str) -> StorageError | None:
     """The same for a library that keeps of an error only its text."""
-    said = next((said for code in _FULL if (said := os.strerror(code)) in text), None)
-    return StorageError("the disk is full", fix=_FIX, where=place) if said else None
+    full = any(os.strerror(code) in text for code in _FULL)
+    return StorageError("the disk is full", fix=_FIX, where=place) if full else None
 
 
 def _said(code: int | None) -> str:

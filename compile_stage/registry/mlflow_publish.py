@@ -116,7 +116,7 @@ def find(client: Any, name: str, key: str) -> Receipt | None:
 
 
 def receipt_of(version: Any, *, created: bool = False) -> Receipt:
-    """What is said of a version that the registry holds."""
+    """The receipt of a version that the registry holds."""
     return Receipt(
         uri=f"models:/{version.name}/{version.version}",
         name=version.name,
@@ -127,15 +127,15 @@ def receipt_of(version: Any, *, created: bool = False) -> Receipt:
 
 
 def _versions(client: Any, name: str, key: str) -> list[Any]:
-    found = client.search_model_versions(f"name = '{name}' and tags.`{KEY_TAG}` = '{key}'")
-    return sorted(found, key=lambda version: int(version.version))
+    versions = client.search_model_versions(f"name = '{name}' and tags.`{KEY_TAG}` = '{key}'")
+    return sorted(versions, key=lambda version: int(version.version))
 
 
 def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model: Any, writer: str) -> Receipt:
     _registered_model(client, bundle.name, source)
     push_id = secrets.token_hex(8)
     tags = {**_tags(bundle, source), _PUSH_TAG: push_id}
-    made = client.create_model_version(
+    created = client.create_model_version(
         bundle.name,
         f"models:/{model.model_id}",
         run_id=runs.child,
@@ -145,9 +145,9 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
         await_creation_for=0,
     )
     first = _versions(client, bundle.name, bundle.key)[0]
-    if first.version == made.version:
-        return receipt_of(made, created=True)
-    client.delete_model_version(bundle.name, made.version)
+    if first.version == created.version:
+        return receipt_of(created, created=True)
+    client.delete_model_version(bundle.name, created.version)
     if (first.tags or {}).get(_PUSH_TAG) == push_id:
         return receipt_of(first, created=True)  # our own call, whose answer was lost and which HTTP then sent again
     # Another machine was faster: its version stands, and ours goes with its files, unless they are what that machine published too.
@@ -305,16 +305,16 @@ def _runs_in(client: Any, experiment: str, bundle: Bundle, source: SourceModel) 
 def _run(client: Any, experiment: str, key: str, name: str, tags: Mapping[str, str]) -> str:
     """The run with that key, made if it isn't there. Two machines that make it at once agree on the older."""
     if (held := _oldest_run(client, experiment, key)) is None:
-        made = client.create_run(experiment, run_name=name, tags={**tags, _RUN_TAG: key}).info.run_id
-        held = _oldest_run(client, experiment, key) or made
-        if held != made:
-            client.delete_run(made)
+        created = client.create_run(experiment, run_name=name, tags={**tags, _RUN_TAG: key}).info.run_id
+        held = _oldest_run(client, experiment, key) or created
+        if held != created:
+            client.delete_run(created)
     return held
 
 
 def _oldest_run(client: Any, experiment: str, key: str) -> str | None:
-    found = client.search_runs([experiment], filter_string=f"tags.`{_RUN_TAG}` = '{key}'", max_results=100)
-    oldest = min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+    runs = client.search_runs([experiment], filter_string=f"tags.`{_RUN_TAG}` = '{key}'", max_results=100)
+    oldest = min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
     return str(oldest.info.run_id) if oldest else None
 
 

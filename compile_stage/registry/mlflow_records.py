@@ -71,8 +71,8 @@ def _runs(client: Any, experiment: str | None, key: str) -> list[str]:
     """The runs of a key, the oldest first."""
     if experiment is None:
         return []
-    found = client.search_runs([experiment], filter_string=f"tags.`{KEY_TAG}` = '{key}'", max_results=100)
-    return [run.info.run_id for run in sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))]
+    runs = client.search_runs([experiment], filter_string=f"tags.`{KEY_TAG}` = '{key}'", max_results=100)
+    return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
 
 def _held(client: Any, run: str) -> dict[str, int]:
@@ -103,7 +103,7 @@ def _make_experiment(client: Any) -> str:
     try:
         return str(client.create_experiment(EXPERIMENT))
     except MlflowException as error:
-        made = _experiment(client) if is_code(error, "RESOURCE_ALREADY_EXISTS") else None  # by another process
-        if made is None:
+        experiment = _experiment(client) if is_code(error, "RESOURCE_ALREADY_EXISTS") else None  # by another process
+        if experiment is None:
             raise
-        return made
+        return experiment

@@ -150,15 +150,15 @@ def dataset(client: Any, source: SourceModel, name: str, into: Path) -> Path:
     into = into.resolve()
     part = Path(tempfile.mkdtemp(prefix=".part-", dir=into))
     try:
-        found = _logged_input(client, source, name, part) or _run_artifact(client, source, name, part)
-        if found is None:
+        file = _logged_input(client, source, name, part) or _run_artifact(client, source, name, part)
+        if file is None:
             raise RegistryError(
                 f"run {source.run_id} has no data set called {name!r} that can be fetched",
                 fix=f"log the file as artifact datasets/{name}.npz of that run, or name samples of yours under data in the policy (source: file:PATH)",
                 where=source.uri,
             )
-        final = into / f"{name}{found.suffix}"
-        return found.replace(final)
+        final = into / f"{name}{file.suffix}"
+        return file.replace(final)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -174,18 +174,18 @@ def _pin_version(client: Any, uri: str, name: str, version: str, alias: str) -> 
             if not newest:
                 raise RegistryError(f"the registered model {name!r} has no version", where=uri)
             version = str(newest[0].version)
-        found = client.get_model_version(name, version)
-    exact = f"models:/{name}/{found.version}"
-    model = _origin(client, found, exact)
+        held = client.get_model_version(name, version)
+    exact = f"models:/{name}/{held.version}"
+    model = _origin(client, held, exact)
     return Pinned(
         uri=exact,
         download=exact,
         name=name,
-        version=str(found.version),
+        version=str(held.version),
         model_id=model.model_id if model else "",
-        run_id=found.run_id or (model.source_run_id if model else "") or "",
-        experiment_id=(model.experiment_id if model else _experiment_of(client, found.run_id)) or "",
-        tags={str(k): str(v) for k, v in (found.tags or {}).items()},
+        run_id=held.run_id or (model.source_run_id if model else "") or "",
+        experiment_id=(model.experiment_id if model else _experiment_of(client, held.run_id)) or "",
+        tags={str(k): str(v) for k, v in (held.tags or {}).items()},
     )
 
 
@@ -325,7 +325,7 @@ def _logged_input(client: Any, source: SourceModel, name: str, part: Path) -> Pa
 
     with trouble(source.uri, missing=f"run {source.run_id} is no longer there"):
         inputs = client.get_run(source.run_id).inputs.dataset_inputs
-    found = None
+    file = None
     for entry in inputs:
         if entry.dataset.name != name:
             continue
@@ -340,8 +340,8 @@ def _logged_input(client: Any, source: SourceModel, name: str, part: Path) -> Pa
         if folder not in got.parents:  # never move a file that is somebody's own
             got = Path(shutil.copy2(got, folder / got.name)) if got.is_file() else got
         if got.suffix in DATASET_SUFFIXES and got.is_file():
-            found = got
-    return found
+            file = got
+    return file
 
 
 def _run_artifact(client: Any, source: SourceModel, name: str, part: Path) -> Path | None:

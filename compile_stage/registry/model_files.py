@@ -80,8 +80,8 @@ def read_model(folder: Path, uri: str) -> ModelFiles:
         model = Model.load(str(folder))
         flavors = list(model.flavors)
         signature = _tensor_signature(model.signature)
-        told = model.to_dict()
-        parts: JsonMap = json.loads(json.dumps({part: told.get(part) for part in _DESCRIPTION}, default=str))
+        content = model.to_dict()
+        parts: JsonMap = json.loads(json.dumps({part: content.get(part) for part in _DESCRIPTION}, default=str))
     except Exception as error:  # a damaged file may raise whatever the YAML, JSON or schema reader likes
         raise SourceError(
             f"MLmodel can't be parsed: {_first_line(error)}", fix="log the model again", where=uri
@@ -166,7 +166,7 @@ def link_or_copy(source: str, destination: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise RegistryError for a model name that can't be told from another kind of reference."""
+    """Raise RegistryError for a model name that could be read as another kind of reference."""
     bad = "".join(sorted(_NAME_FORBIDS & set(name)))
     if not name.strip() or bad or name.startswith(".") or len(name) > 250:
         raise RegistryError(
@@ -226,13 +226,13 @@ def _tensor_signature(signature: Any) -> Signature | None:
 
 
 def _specs(schema: Any, unnamed: str) -> tuple[TensorSpec, ...]:
-    found = []
+    specs = []
     for spec in schema.inputs:
         name = spec.name or unnamed  # MLflow leaves a model's only tensor without a name
         shape = tuple(_dim(name, axis, size) for axis, size in enumerate(spec.shape))
         dtype = "str" if spec.type.kind in "OUS" else spec.type.name
-        found.append(TensorSpec(name=name, dtype=dtype, shape=shape))
-    return tuple(found)
+        specs.append(TensorSpec(name=name, dtype=dtype, shape=shape))
+    return tuple(specs)
 
 
 def _dim(name: str, axis: int, size: int) -> int | str:

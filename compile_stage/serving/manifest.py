@@ -154,23 +154,24 @@ def validations(manifest: Mapping[str, Any], model_dir: str | Path) -> list[dict
     artifact or of another machine than its name says, counts for nothing."""
     data = data_folder(model_dir)
     folder = data.parent / VALIDATIONS
-    found = []
+    whole = []
     for file in sorted(folder.glob("*.json")) if data.name == DATA_NAME else ():
         try:
-            said = json.loads(file.read_text(encoding="utf-8"))
-            sealed = said.pop("digest")
-            machine = revive(Hardware, said["hardware"]).fingerprint
-            sound = sealed == digest_of(said) and said["fingerprint"] == machine == file.stem
+            validation = json.loads(file.read_text(encoding="utf-8"))
+            sealed = validation.pop("digest")
+            machine = revive(Hardware, validation["hardware"]).fingerprint
+            sound = sealed == digest_of(validation) and validation["fingerprint"] == machine == file.stem
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        if sound and said["schema"] == VALIDATION_SCHEMA and said["artifact"] == manifest["artifact"]["digest"]:
-            found.append(said)
-    return found
+        of_this = sound and validation["artifact"] == manifest["artifact"]["digest"]
+        if of_this and validation["schema"] == VALIDATION_SCHEMA:
+            whole.append(validation)
+    return whole
 
 
-def write_validation(said: Mapping[str, Any], folder: Path) -> Path:
+def write_validation(validation: Mapping[str, Any], folder: Path) -> Path:
     """Seal a validation with the digest of what it says, as `folder/FINGERPRINT.json`."""
-    whole = {"schema": VALIDATION_SCHEMA, **said}
+    whole = {"schema": VALIDATION_SCHEMA, **validation}
     whole = json.loads(canonical_json(whole))
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{whole['fingerprint']}.json"

@@ -38,16 +38,16 @@ TAG = "compile_stage."
 
 def publication_key(plan: Plan, target: TargetResult, chosen: Candidate, fingerprint: str) -> str:
     """Same source, policy, data, target, toolchain and hardware: same key, so the same published version. A target has one winner, and as many
-    drafts as candidates were compiled."""
+    unvalidated bundles as candidates were compiled."""
     artifact = _artifact(chosen)
-    draft = {} if _is_proven(chosen) else {"draft": [chosen.job.backend, chosen.job.scheme.name]}
+    unvalidated = {} if _is_proven(chosen) else {"draft": [chosen.job.backend, chosen.job.scheme.name]}
     return digest_of(
         {
-            **draft,
+            **unvalidated,
             "source": plan.source.digest,
             "uri": plan.source.uri,
             "policy": plan.policy.digest,
-            "samples": {role: found.digest for role, found in target.samples.items()},
+            "samples": {role: samples.digest for role, samples in target.samples.items()},
             "target": target.policy.target,
             "toolchain": artifact.toolchain,
             "hardware": fingerprint,
@@ -73,12 +73,12 @@ def package(
     unproven = [
         c for c in target_result.candidates if c.artifact is not None and c.verdict is None and c.not_runnable_here
     ]
-    drafts = (
+    unvalidated = (
         UnvalidatedBundle(job_id=c.job.id, bundle=_bundle(context, plan, target_result, c, answer, bundles / c.job.id))
         for c in unproven
         if c.failure is None
     )
-    return replace(target_result, unvalidated=tuple(drafts))
+    return replace(target_result, unvalidated=tuple(unvalidated))
 
 
 def _bundle(
@@ -145,7 +145,7 @@ def _manifest(
     source, policy, target = plan.source, plan.policy, target_result.policy.target
     artifact, samples = _artifact(winner), target_result.samples
     backend = plugins.load("backends", artifact.backend)
-    made: dict[str, Any] = plain(
+    manifest: dict[str, Any] = plain(
         {
             "key": key,
             "artifact": replace(artifact, path="artifact"),
@@ -187,7 +187,7 @@ def _manifest(
             "on_hardware_mismatch": policy.compliance.on_hardware_mismatch,
         }
     )
-    return made
+    return manifest
 
 
 def timings(measured: Measurement | None) -> dict[str, Any]:
@@ -266,23 +266,23 @@ def _accuracy_words(chosen: Candidate) -> str:
 
 
 def _metrics(winner: Candidate) -> dict[str, float]:
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for check in winner.verdict.checks if winner.verdict else ():
         if check.measured is not None and check.batch_size is not None:
             name = ".".join(filter(None, (check.gate.metric, check.output, f"batch_{check.batch_size}")))
-            found[name.replace(":", "_")] = check.measured
+            metrics[name.replace(":", "_")] = check.measured
     for timing in winner.measurement.timings if winner.measurement else ():
         median_s, p95_s = stats.median(timing.latency_s), stats.percentile(timing.latency_s, 0.95)
-        found[f"latency_p50_ms.batch_{timing.batch_size}"] = median_s * 1e3
+        metrics[f"latency_p50_ms.batch_{timing.batch_size}"] = median_s * 1e3
         if p95_s is not None:  # fewer than 59 calls can't carry it
-            found[f"latency_p95_ms.batch_{timing.batch_size}"] = p95_s * 1e3
+            metrics[f"latency_p95_ms.batch_{timing.batch_size}"] = p95_s * 1e3
         if median_s > 0:
-            found[f"throughput_per_s.batch_{timing.batch_size}"] = timing.batch_size / median_s
+            metrics[f"throughput_per_s.batch_{timing.batch_size}"] = timing.batch_size / median_s
         if timing.speedup is not None:
-            found[f"speedup.batch_{timing.batch_size}"] = timing.speedup
+            metrics[f"speedup.batch_{timing.batch_size}"] = timing.speedup
     if winner.measurement:
-        found["peak_memory_mb"] = winner.measurement.peak_memory_bytes / 1e6
-        found["load_s"] = winner.measurement.load_s
+        metrics["peak_memory_mb"] = winner.measurement.peak_memory_bytes / 1e6
+        metrics["load_s"] = winner.measurement.load_s
     if winner.artifact:
-        found["size_mb"] = winner.artifact.size_bytes / 1e6
-    return found
+        metrics["size_mb"] = winner.artifact.size_bytes / 1e6
+    return metrics

@@ -75,7 +75,7 @@ def demand_passed(manifest: Mapping[str, Any], folder: Path, today: date, uri: s
     if manifest["verdict"] is not None:
         _demand(revive(Verdict, manifest["verdict"]), today, uri)
         return
-    proofs = [revive(Verdict, said["verdict"]) for said in validations(manifest, folder) if said["passed"]]
+    proofs = [revive(Verdict, one["verdict"]) for one in validations(manifest, folder) if one["passed"]]
     if not proofs:
         raise GateError(
             "it was compiled for hardware that was not there, and no validation is attached to it that passed, so it can't be promoted",
@@ -110,7 +110,7 @@ def incumbent(context: Context, source: SourceModel, receipt: Receipt, alias: st
         return Incumbent(obstacle=f"{current.uri} is damaged: {error.problem}")
     artifact = artifact_of(manifest, data_folder(folder))
     there = {manifest["fingerprint"]} if manifest["verdict"] is not None else set()
-    there |= {said["fingerprint"] for said in validations(manifest, folder) if said["passed"]}
+    there |= {one["fingerprint"] for one in validations(manifest, folder) if one["passed"]}
     if context.hardware.fingerprint not in there:
         return Incumbent(
             obstacle=f"{current.uri} was measured on {' and '.join(sorted(there))}, and this machine is {context.hardware.fingerprint}"

@@ -10,20 +10,20 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.records import Bundle, Receipt, SourceModel, TargetResult
 
-_STANDS = (
-    "the registry already holds a version made from the same inputs; it stands, and this run's files were not pushed"
+_KEPT = (
+    "the registry already holds a version made from the same inputs; it was kept, and this run's files were not pushed"
 )
 
 
 def publish(context: Context, source: SourceModel, target: TargetResult, files: Mapping[str, Path]) -> TargetResult:
-    """Push a target's bundle, or its drafts, to the registry that the source came from.
+    """Push a target's bundle, or its unvalidated ones, to the registry that the source came from.
 
     Same key, same version, however often and from wherever. `files` are the reports that go with it.
     """
     if target.bundle is not None:
         return replace(target, receipt=_push(context, source, target.bundle, files))
-    drafts = (replace(draft, receipt=_push(context, source, draft.bundle, files)) for draft in target.unvalidated)
-    return replace(target, unvalidated=tuple(drafts))
+    pushed = (replace(one, receipt=_push(context, source, one.bundle, files)) for one in target.unvalidated)
+    return replace(target, unvalidated=tuple(pushed))
 
 
 def attach_reports(
@@ -41,7 +41,7 @@ def attach_reports(
     """
     registry = plugins.load("registries", source.registry)
     for target in targets:
-        published = [(target.bundle, target.receipt), *((draft.bundle, draft.receipt) for draft in target.unvalidated)]
+        published = [(target.bundle, target.receipt), *((one.bundle, one.receipt) for one in target.unvalidated)]
         for bundle, receipt in published:
             if bundle is not None and receipt is not None and receipt.digest == bundle.digest:
                 registry.attach(receipt, files)
@@ -52,5 +52,5 @@ def _push(context: Context, source: SourceModel, bundle: Bundle, files: Mapping[
         receipt = plugins.load("registries", source.registry).push(bundle, source, files)
         mark.cached = not receipt.created
     if not receipt.created and receipt.digest != bundle.digest:
-        return replace(receipt, note=_STANDS)
+        return replace(receipt, note=_KEPT)
     return receipt
