@@ -231,7 +231,7 @@ def _synthetic(spec: DataSpec, signature: Signature, seed: int, shapes: Mapping[
     for tensor in signature.inputs:
         size = (spec.max_samples, *(_size(dim, sizes) for dim in tensor.shape[1:]))
         columns[tensor.name] = Rows.of(_random(generator, tensor, size))
-    notes = ["synthetic samples: they show that the model runs, and prove nothing about its answers"]
+    notes = ["synthetic samples: they show that the model runs, and prove nothing about its outputs"]
     guessed = {d for t in signature.inputs for d in t.shape[1:] if isinstance(d, str) and d not in sizes}
     if guessed:
         notes.append(f"nothing is known of the size of {', '.join(sorted(guessed))}; {UNKNOWN_SIZE} was taken")

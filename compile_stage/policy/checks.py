@@ -191,7 +191,7 @@ def _template(tree: Node, path: Path, field: str) -> Iterator[Problem]:
             node.place, show_path(path), f"{node.value!r} is no template: {error}", f"it may hold {{{field}}}"
         )
         return
-    # `{model!r}` and `{model:>20}` would be obeyed, and nobody means them.
+    # `{model!r}` and `{model:>20}` would be valid templates, and nobody means them.
     used = {
         f"{name}{'!' + how if how else ''}{':' + width if width else ''}"
         for _, name, width, how in parts

@@ -74,7 +74,7 @@ def load_policy(
 def lint(paths: Iterable[PathLike], *, today: date | None = None) -> list[str]:
     """Every problem of these policies as `file:line:column: path: what is wrong; what is allowed; did you mean ...`;
     empty when all is well."""
-    found: dict[str, None] = {}  # a base that several extend is at fault only once
+    found: dict[str, None] = {}  # a base that several extend is reported once
     for path in paths:
         found |= {str(problem): None for problem in read_policy(path, today=today, base=True).problems}
     return list(found)

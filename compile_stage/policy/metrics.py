@@ -1,6 +1,6 @@
 """The words of the tolerance language: each metric, its formula, its direction and its unit.
 
-`a` is the candidate's output, `b` the baseline's, over all samples. The numbers themselves are computed elsewhere; this
+`a` is the candidate's output, `b` the baseline's, over all samples. The numbers are computed in `measure`; this
 table is what a policy may ask for, and the reference in docs/policy.md is printed from it.
 """
 

@@ -282,7 +282,9 @@ class Promote(Section):
 class Compliance(Section):
     """What the platform team allows."""
 
-    allow_pickle: bool = Field(description="Models that are pickles may be loaded, in a child process. They run code.")
+    allow_pickle: bool = Field(
+        description="Pickled models may be loaded, in a child process. They execute code when loaded."
+    )
     allowed_backends: list[Text] | None = Field(description="No backend but these may be used; null: any.")
     require_signature: bool = Field(description="Reserved: this version can't verify signatures, and true is an error.")
     on_hardware_mismatch: Literal["error", "warn", "ignore"] = Field(
@@ -296,7 +298,7 @@ class Waiver(Section):
     gate: Text = Field(description="The metric that may be missed: `accuracy`, `cosine`, `speedup`, ...")
     target: Text = Field(description="The target's name.")
     reason: Text = Field(description="Why, for the people who will read the published version.")
-    owner: Text = Field(description="Who answers for it.")
+    owner: Text = Field(description="Who is responsible for it.")
     expires: Annotated[date, BeforeValidator(_date_from_text)] = Field(
         description="The last day on which it holds, as YYYY-MM-DD. After it, the policy is in error."
     )
@@ -352,7 +354,7 @@ class PolicyDocument(Section):
     apiVersion: Literal["compile-stage/v1"] = Field(description="The version of this language.")  # noqa: N815
     kind: Literal["OptimizationPolicy"] = Field(description="The kind of document.")
     name: Name = Field(description="The policy's name: letters, digits, `-` and `_`.")
-    owner: str = Field(description="Who answers for the policy: a team or a person.")
+    owner: str = Field(description="Who is responsible for the policy: a team or a person.")
     extends: list[Text] = Field(
         description="Policy files that this one is laid over, in order, relative to this file. Maps merge, lists and scalars replace."
     )

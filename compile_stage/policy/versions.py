@@ -13,7 +13,7 @@ READABLE = (API_VERSION,)
 
 def check_version(tree: Node) -> list[Problem]:
     """What is wrong with a file's `apiVersion` and `kind`. The file is looked at all the same, as the
-    current version, so that its other mistakes are told too."""
+    current version, so that its other mistakes are reported too."""
     problems = []
     for key, readable, what in (
         ("apiVersion", READABLE, "version"),

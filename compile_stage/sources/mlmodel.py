@@ -30,13 +30,13 @@ class Description(NamedTuple):
 
 def read(source: SourceModel) -> Description:
     """From what the registry parsed, or from the file. Raises SourceError when `MLmodel` is missing or can't be read."""
-    told = source.mlmodel or _model(source).to_dict()
-    signature = told.get("signature") or {}
+    mlmodel = source.mlmodel or _model(source).to_dict()
+    signature = mlmodel.get("signature") or {}
     return Description(
-        flavors=told.get("flavors") or {},
+        flavors=mlmodel.get("flavors") or {},
         inputs=_specs(signature.get("inputs")),
         outputs=_specs(signature.get("outputs")),
-        example=bool(told.get("saved_input_example_info")),
+        example=bool(mlmodel.get("saved_input_example_info")),
     )
 
 

@@ -50,7 +50,7 @@ class OnnxSource(Exporter):
         except SourceError as error:
             return error.problem
         if not signature.inputs:
-            return "it has no input, so it answers the same to everything"
+            return "it has no input, so its outputs never change"
         if (absent := _missing_data(model, path.parent)) is not None:
             return absent
         return None

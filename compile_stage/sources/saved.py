@@ -31,7 +31,7 @@ def refuse(
         return None
     if serialization_format != "skops":
         return (
-            "it is a pickle, and unpickling runs code from the file: log it with serialization_format='skops', "
+            "it is a pickle, and pickled models execute code when loaded: log it with serialization_format='skops', "
             "or set compliance.allow_pickle in the policy"
         )
     import skops.io

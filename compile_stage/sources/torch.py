@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
 _PICKLED = (
-    "it is a pickled PyTorch module, and unpickling runs code from the file: log it with "
+    "it is a pickled PyTorch module, and pickled models execute code when loaded: log it with "
     "serialization_format='pt2', or set compliance.allow_pickle in the policy"
 )
 

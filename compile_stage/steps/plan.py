@@ -95,7 +95,12 @@ def _with_tuning(target: Target, backend: Backend, budget: Budget) -> Target:
 
 
 def _expand_precision(
-    source: SourceModel, target_policy: TargetPolicy, backend: Backend, form: str, precision: str, elsewhere: str
+    source: SourceModel,
+    target_policy: TargetPolicy,
+    backend: Backend,
+    form: str,
+    precision: str,
+    not_runnable_here: str,
 ) -> Iterator[Job | Refusal]:
     target = target_policy.target
     schemes = backend.schemes(target, precision)
@@ -113,7 +118,7 @@ def _expand_precision(
             scheme=scheme,
             gates=target_policy.tolerances[precision],
             form=form,
-            not_runnable_here=elsewhere,
+            not_runnable_here=not_runnable_here,
         )
 
 

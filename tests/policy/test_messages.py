@@ -163,7 +163,7 @@ IN_A_FILE = {
     ),
     "waiver without owner": (
         TARGET + "waivers: [{gate: cosine, target: t, reason: r, expires: 2027-01-31}]",
-        "p.yaml:5:11: waivers[0].owner: is missing; Who answers for it",
+        "p.yaml:5:11: waivers[0].owner: is missing; Who is responsible for it",
     ),
     "out of range": (
         TARGET + "tolerances: {int8: {cosine: 1.5}}",
