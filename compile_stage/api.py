@@ -129,7 +129,7 @@ def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = 
         SourceError: The source is refused; a pickle is, unless allowed.
         RegistryError: The version, or its source, can't be had.
     """
-    from compile_stage.revalidation import prove_again
+    from compile_stage.revalidation import validate_again
     from compile_stage.serving.manifest import check_integrity
 
     with _context(None, "local") as context:
@@ -143,7 +143,7 @@ def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = 
             notes.append(f"it was proven on {fingerprint}; this machine is {context.hardware.fingerprint}")
         if not revalidate:
             return Verification(uri=uri_or_bundle, passed=True, checks=(), notes=tuple(notes))
-        verdict, said = prove_again(context, manifest, folder, allow_pickle=allow_pickle)
+        verdict, said = validate_again(context, manifest, folder, allow_pickle=allow_pickle)
         return Verification(uri=uri_or_bundle, passed=verdict.passed, checks=verdict.checks, notes=(*notes, *said))
 
 
@@ -163,7 +163,7 @@ def validate(uri: str, *, allow_pickle: bool = False, reporter: Reporter | None 
         SourceError: The source is refused, or its samples can't be had here.
         RegistryError: The registry can't be reached, or refuses.
     """
-    from compile_stage.revalidation import prove_here
+    from compile_stage.revalidation import validate_here
     from compile_stage.serving.manifest import check_integrity, write_validation
 
     registry = plugins.registry_for(uri)
@@ -171,12 +171,14 @@ def validate(uri: str, *, allow_pickle: bool = False, reporter: Reporter | None 
     with _context(reporter, "local") as context:
         folder = registry.fetch(receipt.uri, context.scratch / "published")
         manifest = check_integrity(folder, beside=True)
-        said, verdict, notes = prove_here(context, manifest, folder, allow_pickle=allow_pickle)
-        file = write_validation(said, context.scratch / "validation")
-        word = "passed" if said["passed"] else "failed"
-        registry.attest(receipt, file, {f"validated.{said['fingerprint']}": f"{word} on {said['at']}"})
-        attached = f"attached to {receipt.uri} as the validation of {said['fingerprint']}: {word}"
-        return Verification(uri=uri, passed=said["passed"], checks=verdict.checks, notes=(*notes, attached))
+        proven = validate_here(context, manifest, folder, allow_pickle=allow_pickle)
+        file = write_validation(proven.document, context.scratch / "validation")
+        word, fingerprint = "passed" if proven.passed else "failed", context.hardware.fingerprint
+        registry.attest(receipt, file, {f"validated.{fingerprint}": f"{word} on {proven.document['at']}"})
+        attached = f"attached to {receipt.uri} as the validation of {fingerprint}: {word}"
+        return Verification(
+            uri=uri, passed=proven.passed, checks=proven.verdict.checks, notes=(*proven.notes, attached)
+        )
 
 
 def promote(uri: str, alias: str) -> Receipt:
@@ -271,16 +273,11 @@ def debug(
     here = Path(subject)
     with _context(reporter, "local") as context:
         if candidate is not None or backend is not None:
-            folder = _folder(out, here.stem)
-            for file in (here, *([Path(candidate)] if candidate is not None else [])):
-                if not file.is_file():
-                    raise UsageError("there is no such file", where=str(file))
+            folder, graph = _folder(out, here.stem), _existing(here)
             if candidate is not None:
-                found = diagnose_files(
-                    context, here.absolute(), Path(candidate).absolute(), data, folder, count=samples
-                )
+                diagnosis = diagnose_files(context, graph, _existing(Path(candidate)), data, folder, count=samples)
             else:
-                found = diagnose_compilation(context, here.absolute(), backend or "", folder)
+                diagnosis = diagnose_compilation(context, graph, backend or "", folder)
         else:
             uri, policy, pattern = subject, policy_path, job
             if here.suffix == ".json":
@@ -290,11 +287,11 @@ def debug(
                     f"nothing says how {subject!r} is to be looked into",
                     fix="name a policy with -p, a second model file to compare with, or a backend with --backend",
                 )
-            made = make_plan(context, load_policy(Path(policy), sets=sets, targets=targets), uri)
-            folder = _folder(out, _model_folder(made.source))
-            found = diagnose_job(context, made, pattern, folder, count=samples)
-        debug_page.write(found, folder)
-        return found
+            expanded = make_plan(context, load_policy(Path(policy), sets=sets, targets=targets), uri)
+            folder = _folder(out, _model_folder(expanded.source))
+            diagnosis = diagnose_job(context, expanded, pattern, folder, count=samples)
+        debug_page.write(diagnosis, folder)
+        return diagnosis
 
 
 def doctor() -> DoctorReport:
@@ -345,6 +342,12 @@ def remove_toolchain(name: str) -> tuple[str, ...]:
     from compile_stage.engine.toolchains import remove
 
     return remove(name)
+
+
+def _existing(file: Path) -> Path:
+    if not file.is_file():
+        raise UsageError("there is no such file", where=str(file))
+    return file.absolute()
 
 
 def _folder(out: str | os.PathLike[str] | None, name: str) -> Path:

@@ -1,5 +1,7 @@
-"""Is a published model still what it was (`verify`), and is it right and fast enough on this machine (`validate`)? The validation once more, here, believing
-nothing but the registry and the files."""
+"""A published model proven again: is it still what it was (`verify`), and is it right and fast enough on this machine (`validate`)?
+
+No result of another run is believed: the source is fetched anew, the artifact is validated again, and the cache is a new one.
+"""
 
 from __future__ import annotations
 
@@ -19,55 +21,71 @@ from compile_stage.core.ports import Needs
 from compile_stage.core.records import (
     Artifact,
     Budget,
-    Check,
+    Candidate,
     Compliance,
     Data,
     Gate,
     Job,
     SampleSet,
     SourceModel,
-    Target,
+    TargetPolicy,
     Verdict,
     Waiver,
     record,
 )
-from compile_stage.measure.metrics import apply_waivers
-from compile_stage.measure.performance import calls_needed, check_performance
+from compile_stage.measure.performance import calls_needed
 from compile_stage.pipeline.inputs import TargetInputs
 from compile_stage.serving.manifest import artifact_of, data_folder
 from compile_stage.steps.benchmark import benchmark
 from compile_stage.steps.export import inspect
+from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.package import timings
 from compile_stage.steps.resolve import resolve
 from compile_stage.steps.validate import validate
 
 
 @record
-class _Proof:
-    """What was run, and what the tolerances say of it."""
+class Revalidation:
+    """What a validation on this machine came to.
 
-    source: SourceModel
+    Attributes:
+        passed: The verdict's word, and it was measured.
+        document: What `serving.manifest.write_validation` seals and attaches.
+        notes: What a reader should know beside the verdict.
+    """
+
+    passed: bool
+    verdict: Verdict
+    document: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+@record
+class _Proven:
+    """A published model's artifact as a candidate, validated here."""
+
+    candidate: Candidate
     artifact: Artifact
-    target: Target
+    source: SourceModel
     samples: SampleSet
     data: Data
-    checks: tuple[Check, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.candidate.verdict or Verdict(checks=())
 
 
-def prove_again(
+def validate_again(
     context: Context, manifest: Mapping[str, Any], model_dir: Path, *, allow_pickle: bool = False
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Run the validation of a published model once more, here, against its pinned source. No result of another run is
-    believed.
+    """Run the validation of a published model once more, here, against its pinned source.
 
-    Waivers that the model was published under hold as long as they said. Returns the verdict, and what a reader should
-    know beside it.
+    Waivers that the model was published under hold until they expire. Returns the verdict, and what a reader should know beside it.
 
     Args:
         manifest: The published model's own; what it was proven with is what it is proven with again.
         model_dir: The MLflow model directory that the manifest lies in.
-        allow_pickle: The source may be a pickle. The manifest can't allow that: it comes with the files that are in
-            doubt.
+        allow_pickle: The source may be a pickle. The manifest can't allow that: it comes with the files that are in doubt.
 
     Raises:
         IntegrityError: The source is not the one that the model was made from.
@@ -75,28 +93,55 @@ def prove_again(
         SourceError: The source is refused, or the samples can't be had any more.
     """
     context = replace(context, cache=Cache(context.scratch / "cache"))
-    found = _prove(context, manifest, model_dir, Budget(), allow_pickle=allow_pickle)
-    checks = apply_waivers(found.checks, _waivers(manifest), found.target.name, context.today)
-    return Verdict(checks=checks), (*_waived(checks), *_other_samples(manifest, found.samples))
+    proven = _prove(context, manifest, model_dir, Budget(), allow_pickle=allow_pickle)
+    return proven.verdict, (*_waived(proven.verdict), *_other_samples(manifest, proven.samples))
 
 
-def prove_here(
+def validate_here(
     context: Context, manifest: Mapping[str, Any], model_dir: Path, *, allow_pickle: bool = False
-) -> tuple[dict[str, Any], Verdict, tuple[str, ...]]:
+) -> Revalidation:
     """Everything that a run asks of a candidate, of a published model on this machine: the tolerances against its pinned source, and, where they
     hold, the gates on speed, latency, size and memory, measured beside the original.
 
-    Returns what `manifest.write_validation` seals, the verdict, and what a reader should know beside it.
-
     Raises:
         UsageError: This is not hardware that the model is for.
-        IntegrityError, RegistryError, SourceError: As `prove_again`.
+        IntegrityError, RegistryError, SourceError: As `validate_again`.
         WorkerError, NothingCompiledError: It can't be run here.
     """
     job: Job = revive(Job, manifest["job"])
+    _demand_this_machine(context, manifest, job)
+    context = replace(context, cache=Cache(context.scratch / "cache"))
+    budget: Budget = revive(Budget, manifest["budget"])
+    proven = _prove(context, manifest, model_dir, budget, allow_pickle=allow_pickle)
+    notes = _other_samples(manifest, proven.samples)
+    if proven.verdict.passed:
+        proven, failures = _measure(context, manifest, budget, proven)
+        notes += failures
+    verdict, measurement = proven.verdict, proven.candidate.measurement
+    passed = verdict.passed and measurement is not None
+    document: dict[str, Any] = plain(
+        {
+            "key": manifest["key"],
+            "artifact": manifest["artifact"]["digest"],
+            "hardware": context.hardware,
+            "fingerprint": context.hardware.fingerprint,
+            "passed": passed,
+            "verdict": verdict,
+            "timing": timings(measurement),
+            "samples": proven.samples.digest,
+            "runtime": plugins.package_versions(*manifest.get("runtime", {})),
+            "python": python_version(),
+            "compile_stage": plugins.package_versions("compile-stage").get("compile-stage", ""),
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+    return Revalidation(passed=passed, verdict=verdict, document=document, notes=(*notes, *_waived(verdict)))
+
+
+def _demand_this_machine(context: Context, manifest: Mapping[str, Any], job: Job) -> None:
     if "budget" not in manifest:
         raise UsageError(
-            "an earlier compile-stage published it, whose manifest does not say by which gates it is to be measured",
+            "an earlier compile-stage published it, and its manifest does not name the performance gates",
             fix="run the stage again with its policy",
         )
     if (reason := context.hardware.refuse(dict(job.target.hardware))) is not None:
@@ -104,50 +149,11 @@ def prove_here(
             f"this machine is not what the model is for: {reason}", fix="run this where the model will be served"
         )
     plugins.demand(plugins.load("backends", job.backend))
-    context = replace(context, cache=Cache(context.scratch / "cache"))
-    budget: Budget = revive(Budget, manifest["budget"])
-    found = _prove(context, manifest, model_dir, budget, allow_pickle=allow_pickle)
-    waivers, target = _waivers(manifest), found.target
-    checks = apply_waivers(found.checks, waivers, target.name, context.today)
-    notes, measured = [*_other_samples(manifest, found.samples)], None
-    if Verdict(checks=checks).passed:
-        gates: tuple[Gate, ...] = revive(tuple[Gate, ...], manifest["performance"])
-        race = benchmark(
-            context, target.name, found.source, {job.id: found.artifact}, found.samples, target, budget,
-            seed=found.data.seed, min_calls=calls_needed(gates),
-        )  # fmt: skip
-        measured = race.measurements.get(job.id)
-        if (failure := race.failures.get(job.id)) is not None:
-            notes.append(f"it died while it was measured: {failure.problem}")
-        checks = apply_waivers(
-            (*checks, *check_performance(gates, measured, found.artifact.size_bytes)),
-            waivers,
-            target.name,
-            context.today,
-        )
-    verdict = Verdict(checks=checks)
-    said: dict[str, Any] = plain(
-        {
-            "key": manifest["key"],
-            "artifact": manifest["artifact"]["digest"],
-            "hardware": context.hardware,
-            "fingerprint": context.hardware.fingerprint,
-            "passed": verdict.passed and measured is not None,
-            "verdict": verdict,
-            "timing": timings(measured),
-            "samples": found.samples.digest,
-            "runtime": plugins.package_versions(*manifest.get("runtime", {})),
-            "python": python_version(),
-            "compile_stage": plugins.package_versions("compile-stage").get("compile-stage", ""),
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-    )
-    return said, verdict, (*notes, *_waived(checks))
 
 
 def _prove(
     context: Context, manifest: Mapping[str, Any], model_dir: Path, budget: Budget, *, allow_pickle: bool
-) -> _Proof:
+) -> _Proven:
     job, data = revive(Job, manifest["job"]), revive(Data, manifest["data"]["spec"])
     artifact, target = artifact_of(manifest, data_folder(model_dir)), job.target
     source = resolve(context, manifest["source"]["uri"])
@@ -161,8 +167,27 @@ def _prove(
     ):
         inspect(context, source_worker, source, Compliance(allow_pickle=allow_pickle))
         inputs = TargetInputs(context, source_worker, source, data, target, (job,))
-        checks = validate(context, worker, job, artifact, inputs.reference, inputs.validation, data).verdict.checks
-    return _Proof(source=source, artifact=artifact, target=target, samples=inputs.validation, data=data, checks=checks)
+        checks = validate(context, worker, job, artifact, inputs.validation_set).verdict.checks
+    candidate = judge_tolerances(Candidate(job=job, artifact=artifact), checks, _waivers(manifest), context.today)
+    return _Proven(candidate=candidate, artifact=artifact, source=source, samples=inputs.validation, data=data)
+
+
+def _measure(
+    context: Context, manifest: Mapping[str, Any], budget: Budget, proven: _Proven
+) -> tuple[_Proven, tuple[str, ...]]:
+    """With its measurement beside the original, and the performance gates in its verdict; and a note where it crashed."""
+    candidate, job = proven.candidate, proven.candidate.job
+    gates: tuple[Gate, ...] = revive(tuple[Gate, ...], manifest["performance"])
+    measured = benchmark(
+        context, job.target.name, proven.source, {job.id: proven.artifact}, proven.samples, job.target, budget,
+        seed=proven.data.seed, min_calls=calls_needed(gates),
+    )  # fmt: skip
+    candidate = replace(candidate, measurement=measured.measurements.get(job.id))
+    policy = TargetPolicy(target=job.target, tolerances={}, performance=gates)
+    judged = judge_performance(candidate, policy, _waivers(manifest), context.today)
+    failure = measured.failures.get(job.id)
+    notes = (f"it crashed during benchmarking: {failure.problem}",) if failure is not None else ()
+    return replace(proven, candidate=judged), notes
 
 
 def _waivers(manifest: Mapping[str, Any]) -> tuple[Waiver, ...]:
@@ -173,13 +198,11 @@ def _waivers(manifest: Mapping[str, Any]) -> tuple[Waiver, ...]:
     return published.waivers
 
 
-def _waived(checks: tuple[Check, ...]) -> list[str]:
-    return [
-        f"under a waiver of {w.gate} until {w.expires} ({w.owner}): {w.reason}" for w in Verdict(checks=checks).waivers
-    ]
+def _waived(verdict: Verdict) -> tuple[str, ...]:
+    return tuple(f"under a waiver of {w.gate} until {w.expires} ({w.owner}): {w.reason}" for w in verdict.waivers)
 
 
-def _other_samples(manifest: Mapping[str, Any], samples: SampleSet) -> list[str]:
+def _other_samples(manifest: Mapping[str, Any], samples: SampleSet) -> tuple[str, ...]:
     if samples.digest == manifest["data"]["samples"]["validation"]["digest"]:
-        return []
-    return ["the validation samples are others than those that it was published with"]
+        return ()
+    return ("the validation samples are not those that it was published with",)

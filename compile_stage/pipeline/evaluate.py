@@ -142,10 +142,7 @@ class _Steps:
         return compiled.artifact
 
     def _pruned(self, worker: Worker, artifact: Artifact) -> bool:
-        inputs = self._target.inputs
-        if validated_before(
-            self._target.context, self._job, artifact, inputs.reference, inputs.validation, inputs.data
-        ):
+        if validated_before(self._target.context, self._job, artifact, self._target.inputs.validation_set):
             return False
         measurement = quick_comparison(self._target, worker, self._job, artifact)
         if measurement is None:
@@ -155,7 +152,7 @@ class _Steps:
 
     def _validate(self, worker: Worker, artifact: Artifact) -> None:
         context, inputs = self._target.context, self._target.inputs
-        validated = validate(context, worker, self._job, artifact, inputs.reference, inputs.validation, inputs.data)
+        validated = validate(context, worker, self._job, artifact, inputs.validation_set)
         candidate = replace(self.candidate, cache={**self.candidate.cache, "validate": _cache_state(validated.cached)})
         waivers = self._target.run_policy.waivers
         self.candidate = judge_tolerances(candidate, validated.verdict.checks, waivers, context.today)

@@ -25,7 +25,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.steps.export import export, other_forms
 from compile_stage.steps.sample import sample
-from compile_stage.steps.validate import Reference, reference
+from compile_stage.steps.validate import Reference, ValidationSet, reference
 
 
 class TargetInputs:
@@ -79,6 +79,11 @@ class TargetInputs:
     def reference(self) -> Reference:
         """What the original predicts for the validation samples."""
         return reference(self._context, self._worker, self.source, self.validation, self.target)
+
+    @property
+    def validation_set(self) -> ValidationSet:
+        """What artifacts are compared with."""
+        return ValidationSet(samples=self.validation, reference=self.reference, data=self.data)
 
     @cached_property
     def forms(self) -> Mapping[str, PortableModel | str]:

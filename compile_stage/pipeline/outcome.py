@@ -118,7 +118,7 @@ class RunInProgress:
             refused=plan.refused if plan else (),
             baseline_framework=self.framework,
             baseline={t.policy.target.name: t.baseline for t in targets if t.baseline is not None},
-            samples={role: samples for t in targets for role, samples in t.samples.items()},
+            samples={role: samples for t in reversed(targets) for role, samples in t.samples.items()},
             duration_s=context.events.elapsed_s if context else time.monotonic() - self._started,
             events=context.events.events if context else (),
             notes=tuple(dict.fromkeys(notes)),

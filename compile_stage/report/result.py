@@ -122,6 +122,7 @@ def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "threads": spec.threads,
         "batch_sizes": spec.batch_sizes,
         "prefer": target.policy.prefer,
+        "data": {role: _samples(samples) for role, samples in target.samples.items()},
         "winner": selection.winner,
         "reason": selection.reason if selection.winner is None else None,
         "receipt": _receipt(target.receipt),

@@ -96,6 +96,15 @@ def reference(
 
 
 @record
+class ValidationSet:
+    """What an artifact is compared with: the samples, what the original predicts for them, and what the policy says of samples."""
+
+    samples: SampleSet
+    reference: Reference
+    data: Data
+
+
+@record
 class Validated:
     """The verdict, and whether it came from the cache."""
 
@@ -103,9 +112,7 @@ class Validated:
     cached: bool
 
 
-def validate(
-    context: Context, worker: Worker, job: Job, artifact: Artifact, expected: Reference, samples: SampleSet, data: Data
-) -> Validated:
+def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, validation: ValidationSet) -> Validated:
     """Judge every output of the artifact at every batch size of the target and at the corners of its shapes."""
     gates = _unplaced(job.gates)
 
@@ -113,30 +120,26 @@ def validate(
         worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
         checks: list[Check] = []
         for batch_size in job.target.batch_sizes:
-            checks += _at_batch_size(worker, gates, expected, samples, data, batch_size)
-        checks += _at_corners(worker, job, gates, expected, samples, data)
+            checks += _at_batch_size(worker, gates, validation, batch_size)
+        checks += _at_corners(worker, job, gates, validation)
         if any(check.outcome is Outcome.NOT_RUN for check in checks):
             raise _UnprovenError(tuple(checks))
         return Verdict(checks=tuple(checks))
 
     try:
-        found = context.cached(_STEP, job.id, _key(context, job, artifact, expected, samples, data), make)
+        found = context.cached(_STEP, job.id, _key(context, job, artifact, validation), make)
     except _UnprovenError as unproven:  # what could not be looked at is looked at again next time
         return Validated(verdict=_located(unproven.checks, job.gates), cached=False)
     verdict: Verdict = revive(Verdict, found.value)
     return Validated(verdict=_located(verdict.checks, job.gates), cached=found.hit)
 
 
-def validated_before(
-    context: Context, job: Job, artifact: Artifact, expected: Reference, samples: SampleSet, data: Data
-) -> bool:
+def validated_before(context: Context, job: Job, artifact: Artifact, validation: ValidationSet) -> bool:
     """True when the cache holds the verdict, so that `validate` costs nothing."""
-    return context.cache.read(_STEP, whole_key(_key(context, job, artifact, expected, samples, data))) is not None
+    return context.cache.read(_STEP, whole_key(_key(context, job, artifact, validation))) is not None
 
 
-def _key(
-    context: Context, job: Job, artifact: Artifact, expected: Reference, samples: SampleSet, data: Data
-) -> dict[str, Any]:
+def _key(context: Context, job: Job, artifact: Artifact, validation: ValidationSet) -> dict[str, Any]:
     gates = _unplaced(job.gates)
     key = {
         "artifact": artifact.digest,
@@ -146,11 +149,11 @@ def _key(
         "toolchain": artifact.toolchain,
         "made_by": plugins.made_by("backends", job.backend),
         "hardware": context.hardware,
-        "reference": expected.digest,
-        "samples": samples.digest,
+        "reference": validation.reference.digest,
+        "samples": validation.samples.digest,
         "gates": gates,
         "target": job.target,
-        "data": {"min_samples": data.min_samples, "seed": data.seed},
+        "data": {"min_samples": validation.data.min_samples, "seed": validation.data.seed},
     }
     if any(gate.metric.startswith("python:") for gate in gates):
         key["nonce"] = secrets.token_hex(16)  # what an own metric answers can't be known without calling it
@@ -169,12 +172,13 @@ class _UnprovenError(Exception):
 
 
 def _at_batch_size(
-    worker: Worker, gates: tuple[Gate, ...], expected: Reference, samples: SampleSet, data: Data, batch_size: int
+    worker: Worker, gates: tuple[Gate, ...], validation: ValidationSet, batch_size: int
 ) -> tuple[Check, ...]:
     from compile_stage.measure.metrics import check_outputs
     from compile_stage.measure.predict import open_outputs
     from compile_stage.measure.samples import open_samples
 
+    samples, data = validation.samples, validation.data
     with tempfile.TemporaryDirectory(prefix="compile-stage-outputs-") as folder:
         try:
             written = worker.call("predict", samples=samples, batch_size=batch_size, into=folder)
@@ -183,7 +187,7 @@ def _at_batch_size(
         return check_outputs(
             gates,
             open_outputs(written),
-            open_outputs(expected.outputs),
+            open_outputs(validation.reference.outputs),
             open_samples(samples).labels,
             batch_size=batch_size,
             seed=data.seed,
@@ -192,12 +196,11 @@ def _at_batch_size(
         )
 
 
-def _at_corners(
-    worker: Worker, job: Job, gates: tuple[Gate, ...], expected: Reference, samples: SampleSet, data: Data
-) -> list[Check]:
+def _at_corners(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet) -> list[Check]:
     """The smallest and largest shapes that the policy promises. Their inputs are real samples, cropped or tiled, so
     they are judged by the elementwise gates only: nobody has labels for them. An own metric of samples with labels may
     want them, and is left out too."""
+    samples, data, expected = validation.samples, validation.data, validation.reference
     if not expected.corners:
         return []
     from compile_stage.measure.metrics import check_outputs

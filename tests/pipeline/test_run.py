@@ -260,3 +260,14 @@ def test_an_error_before_the_plan_is_a_refused_run() -> None:
     assert [(r.status, r.exit_code, r.source.uri, r.policy.files) for r in written] == [
         ("refused", 2, "models:/m/1", ("p.yaml",))
     ]
+
+
+def test_each_target_keeps_its_own_samples(stage: Stage) -> None:
+    """Broken: of two targets with other samples the report would name those of the last for both."""
+    from compile_stage.report.result import result_document
+
+    one, two = target("one"), target("two")
+    rules = policy(target_policy(one), target_policy(two))
+    result = stage(Scenario(), rules, job("fp32", where=one), job("int8", where=two, native=False))
+    document = result_document(result)
+    assert [sorted(entry["data"]) for entry in document["targets"]] == [["validation"], ["calibration", "validation"]]
