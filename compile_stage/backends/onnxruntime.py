@@ -75,6 +75,7 @@ class OnnxRuntime(Backend):
         precisions=("fp32", "fp16", "int8", "int8-dynamic", "int4"),
         runtime=providers.PACKAGES,
         lacks=_LACKS,
+        compiles_any_graph=True,
         cross_compiles=True,
         offers_tuning_options=True,
     )
@@ -151,6 +152,7 @@ class OnnxRuntime(Backend):
             devices=provider.devices,
             precisions=self.capabilities.precisions if on_cpu else provider.precisions,
             lacks=self._lacks(provider, mobile.file_format(asked, target.device, provider)),
+            compiles_any_graph=on_cpu,
             cross_compiles=mobile.is_written_for(provider, target.device),
             offers_tuning_options=on_cpu and target.device not in mobile.DEVICES,
         )

@@ -78,6 +78,7 @@ class OpenVino(Backend):
         precisions=("fp32", "bf16", "int8", "int4"),
         runtime=("openvino",),
         lacks=_LACKS,
+        compiles_any_graph=True,
         offers_tuning_options=True,
     )
 
@@ -497,7 +498,9 @@ def _read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any
 
 
 def _judge(scheme: Scheme, heavy: Counter[str], *, quantised: bool) -> tuple[str, ...]:
-    wanted = {"int8": _INTEGER, "int4": _BLOCKS, "bf16": ("bf16",), "fp32": ("f32",)}[scheme.precision]
+    wanted = {"int8": _INTEGER, "int4": _BLOCKS, "bf16": ("bf16",), "fp32": ("f32",)}.get(scheme.precision)
+    if wanted is None:  # a third party's precision: nobody here knows what its kernels run in
+        return ()
     taken = sum(heavy[precision] for precision in wanted)
     rest = {precision: count for precision, count in sorted(heavy.items()) if precision not in wanted}
     listed = ", ".join(f"{count} in {precision}" for precision, count in rest.items())

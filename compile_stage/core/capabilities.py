@@ -53,6 +53,8 @@ class BackendCapabilities(Capabilities):
         runtime: Distributions that a serving environment needs.
         opens_with: Modules that opening an artifact needs; empty: all that the plug-in `requires`.
         lacks: Precision → why it has none, for the refusal; `*` for every other one.
+        compiles_any_graph: It compiles whatever ONNX graph it can read. So a precision that it neither has schemes for nor lacks, a third party's, is
+            compiled as that precision's lowering wrote it.
         times_kernels: It times kernels while it compiles, so nothing else may run on the machine meanwhile.
         cross_compiles: What it compiles is the same on every machine, also where it can't run (`Artifact.not_runnable_here`).
         tunes: It searches for the fastest kernels, within the budget's `tuning_trials` (`Backend.budget_options`).
@@ -67,6 +69,7 @@ class BackendCapabilities(Capabilities):
     runtime: tuple[str, ...]
     opens_with: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
+    compiles_any_graph: bool = False
     times_kernels: bool = False
     cross_compiles: bool = False
     tunes: bool = False

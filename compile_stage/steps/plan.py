@@ -103,7 +103,7 @@ def _expand_precision(
     not_runnable_here: str,
 ) -> Iterator[Job | Refusal]:
     target = target_policy.target
-    schemes = backend.schemes(target, precision)
+    schemes = backend.schemes(target, precision) or _schemes_of_any_graph(backend, target, precision)
     if not schemes:
         yield _refusal(source, target.name, backend.name, precision, _why_lacking(backend, target, precision))
     for scheme in schemes:
@@ -120,6 +120,14 @@ def _expand_precision(
             form=form,
             not_runnable_here=not_runnable_here,
         )
+
+
+def _schemes_of_any_graph(backend: Backend, target: Target, precision: str) -> tuple[Scheme, ...]:
+    """One scheme, the lowering's own, where a backend compiles any graph and does not say that it lacks the precision."""
+    capabilities = backend.capabilities_for(target)
+    if not capabilities.compiles_any_graph or capabilities.why_lacking(precision):
+        return ()
+    return (Scheme(precision=precision, name=precision),) if precision in plugins.names("lowerings") else ()
 
 
 def _why_lacking(backend: Backend, target: Target, precision: str) -> str:

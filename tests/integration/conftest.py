@@ -19,9 +19,12 @@ def fake_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The misbehaving backends, installed as a distribution of their own: on the path of this process and of its workers."""
     monkeypatch.syspath_prepend(str(FAKES))
     plugins._entries.cache_clear()
+    plugins.precisions.cache_clear()
     yield
     plugins._entries.cache_clear()
-    sys.modules.pop("fake_backends", None)
+    plugins.precisions.cache_clear()
+    for name in ("fake_backends", "fake_lowering"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
