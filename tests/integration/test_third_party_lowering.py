@@ -29,7 +29,7 @@ def test_its_precision_is_proven_and_published(small_model: Path, write_policy: 
     policy = write_policy(TARGET, BODY)
     result = api.run(f"folder:{small_model}", policy, out=policy.parent / "out")
     (target,) = result.targets
-    refused = {one.backend: one.reason for one in result.plan.refused} if result.plan else {}
+    refused = {one.backend for one in result.refused}
     assert "torchscript" in refused, "a program is no graph that a lowering works on"
     assert result.exit_code == 0
     by_precision = {one.job.scheme.precision: one for one in target.candidates if one.artifact is not None}
@@ -40,7 +40,7 @@ def test_its_precision_is_proven_and_published(small_model: Path, write_policy: 
     assert by_precision["fp16-weights"].verdict is not None
     assert by_precision["fp16-weights"].verdict.passed
     assert target.winner is not None
-    assert target.winner.endswith("--onnxruntime--fp16-weights")
+    assert target.winner.job.id.endswith("--onnxruntime--fp16-weights")
     assert target.receipt is not None
     (published,) = (policy.parent / "out" / "bundles").rglob("MLmodel")
     with flavor.load_model(str(published.parent), on_hardware_mismatch="ignore") as model:
