@@ -10,12 +10,11 @@ import pytest
 
 from compile_stage.backends.executorch import DELEGATE, ExecuTorch
 from compile_stage.core import plugins
-from compile_stage.core.digest import digest_file, digest_tree
+from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme, ShapeRange, Target
 from compile_stage.core.sample_files import write_index
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.flavor import _stage_code
 
 BACKEND = ExecuTorch()
 TARGET = Target(name="cpu", batch_sizes=(1, 3))
@@ -67,13 +66,6 @@ def samples(folder: Path, **arrays: Any) -> SampleSet:
     return SampleSet(path=str(folder), digest=digest_tree(folder), count=count, real=True, source="test")
 
 
-def test_what_it_lacks_is_said() -> None:
-    """Broken: a plan would say that fp16 is not there, and not why; or would take an option that does nothing."""
-    assert BACKEND.schemes(TARGET, "fp16") == ()
-    assert "float16" in str(BACKEND.capabilities_for(TARGET).why_lacking("fp16"))
-    assert "no option 'fast'" in str(BACKEND.refuse_target(Target(name="cpu", options={"executorch": {"fast": True}})))
-
-
 def test_a_free_axis_without_bounds_is_refused() -> None:
     """Broken: ExecuTorch would plan memory for a size of its own, and longer sentences would fail where the model is served."""
     tokens = TensorSpec(name="tokens", dtype="int64", shape=("batch", "sequence"))
@@ -88,15 +80,6 @@ def test_a_free_axis_without_bounds_is_refused() -> None:
     assert "shapes.tokens of the target" in str(BACKEND.refuse(model, TARGET))
     bounds = ShapeRange(min=(1, 8), typical=(1, 16), max=(4, 32))
     assert BACKEND.refuse(model, Target(name="cpu", shapes={"tokens": bounds})) is None
-
-
-def test_both_files_count_for_the_key_and_travel_with_what_is_published(tmp_path: Path) -> None:
-    """Broken: an edit of the second file would leave old artifacts in force, or a published model could not be opened."""
-    home = Path(__file__).parents[2] / "compile_stage" / "backends"
-    counted = plugins._identity("backends", "executorch")
-    assert counted["plug-in file executorch_program.py"] == digest_file(home / "executorch_program.py")
-    staged = _stage_code("executorch", tmp_path) / "backends"
-    assert sorted(path.name for path in staged.iterdir()) == ["__init__.py", "executorch.py", "executorch_program.py"]
 
 
 @pytest.mark.compilers

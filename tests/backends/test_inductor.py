@@ -206,10 +206,3 @@ def test_options_are_refused_in_words(options: dict[str, Any], word: str, tmp_pa
     model = PortableModel(path="", digest="", form="torch-export", opset=0, precision="fp32", signature=empty)
     with pytest.raises(UsageError, match=word):
         Inductor().compile(model, FP32, target, "job", tmp_path / "out")
-
-
-def test_what_it_lacks_is_said() -> None:
-    """Broken: a plan would say that int8 is not there, and not why."""
-    for precision in ("fp16", "int8", "int8-dynamic", "int4", "fp8"):
-        assert Inductor().schemes(TARGET, precision) == ()
-        assert Inductor().capabilities_for(TARGET).why_lacking(precision)

@@ -63,13 +63,6 @@ def test_a_device_must_be_named_in_the_options() -> None:
     assert Iree().refuse_target(asked) is None
 
 
-def test_precisions_without_schemes_have_a_reason() -> None:
-    """Broken: a policy's int8 would be dropped for this backend without a word."""
-    for precision in ("bf16", "int8", "int8-dynamic", "int4", "fp8"):
-        assert Iree().schemes(TARGET, precision) == ()
-        assert Iree().capabilities_for(TARGET).why_lacking(precision)
-
-
 def test_names_of_dispatches_are_read() -> None:
     """What runs is told from the names that the compiler gives its functions; other text of the file may run into a name."""
     raw = (

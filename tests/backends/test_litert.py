@@ -64,13 +64,6 @@ def sums(torch: Any, folder: Path) -> PortableModel:
     return described(tokens, path=str(folder / "model.pt2"), digest=digest_tree(folder))
 
 
-def test_what_it_lacks_is_said() -> None:
-    """Broken: a plan would say that bf16 is not there, and not why; or would take an option that does nothing."""
-    assert BACKEND.schemes(TARGET, "bf16") == ()
-    assert "bfloat16" in str(BACKEND.capabilities_for(TARGET).why_lacking("bf16"))
-    assert "no option 'fast'" in str(BACKEND.refuse_target(Target(name="cpu", options={"litert": {"fast": True}})))
-
-
 def test_what_a_file_with_fixed_shapes_can_not_be_is_refused() -> None:
     """Broken: a model of any sequence length would be compiled for one that nobody named, or float64 would quietly be float32."""
     assert "under the target's shapes" in str(BACKEND.refuse(described(TOKENS), TARGET))

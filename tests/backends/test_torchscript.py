@@ -95,12 +95,3 @@ def test_a_trace_that_wrote_a_size_down_is_refused(tmp_path: Path, monkeypatch: 
     model = portable(Outputs(), OUTPUTS, tmp_path / "model")
     with pytest.raises(NothingCompiledError, match=r"the trace takes no inputs of \[3, 4\], though the program does"):
         TorchScript().compile(model, FP32, TARGET, "job", tmp_path / "artifact")
-
-
-def test_what_it_lacks_is_said() -> None:
-    """Broken: a plan would say that int8 is not there, and not why."""
-    assert TorchScript().schemes(TARGET, "int8") == ()
-    assert "types it was traced in" in str(TorchScript().capabilities_for(TARGET).why_lacking("int8"))
-    assert "no option 'fast'" in str(
-        TorchScript().refuse_target(Target(name="cpu", options={"torchscript": {"fast": True}}))
-    )

@@ -287,17 +287,6 @@ def test_the_policys_trials_reach_the_job_and_the_note_is_gone() -> None:
     assert [job.target.options["tvm"]["trials"] for job in jobs if job.backend == "tvm"] == [7]
 
 
-def test_both_files_count_for_the_key_and_travel_with_what_is_published(tmp_path: Path) -> None:
-    """Broken: an edit of the second file would leave old artifacts in force, or a published model could not be opened."""
-    from compile_stage.core.digest import digest_file
-    from compile_stage.flavor import _stage_code
-
-    home = Path(__file__).parents[2] / "compile_stage" / "backends"
-    assert plugins._identity("backends", "tvm")["plug-in file tvm_tuning.py"] == digest_file(home / "tvm_tuning.py")
-    staged = _stage_code("tvm", tmp_path) / "backends"
-    assert sorted(path.name for path in staged.iterdir()) == ["__init__.py", "tvm.py", "tvm_tuning.py"]
-
-
 @needs_tvm
 @pytest.mark.parametrize(
     ("module", "case", "found", "said"),

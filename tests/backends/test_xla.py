@@ -473,16 +473,6 @@ def test_flags_of_xla_are_a_part_of_the_toolchain(monkeypatch: pytest.MonkeyPatc
     assert Xla().toolchain() != without
 
 
-def test_what_it_lacks_is_said() -> None:
-    """Broken: a plan would say that int8 is not there, and not why."""
-    for precision in ("fp16", "int8", "int8-dynamic", "int4", "fp8"):
-        assert Xla().schemes(TARGET, precision) == ()
-        assert Xla().capabilities_for(TARGET).why_lacking(precision)
-    if not hardware().multiplies_bf16:
-        assert Xla().schemes(TARGET, "bf16") == ()
-        assert "no bfloat16" in str(Xla().capabilities_for(TARGET).why_lacking("bf16"))
-
-
 @pytest.mark.compilers
 @pytest.mark.skipif(not plugins.importable(Xla()), reason="xla needs jax, jaxlib, torchax and torch")
 @pytest.mark.parametrize("weights", ["constants", "file"])
