@@ -91,7 +91,9 @@ def test_a_precision_that_a_backend_lacks_is_refused_with_its_reason() -> None:
 
 def test_a_backend_need_not_say_why_it_lacks_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a third party's backend that says nothing of it would end the plan."""
-    monkeypatch.setattr(OnnxRuntime, "capabilities_for", lambda self, target: replace(self.capabilities, lacks={}))
+    monkeypatch.setattr(
+        OnnxRuntime, "capabilities_for", lambda self, _: replace(self.capabilities, lacks={}, compiles_any_graph=False)
+    )
     (refusal,) = plan(SOURCE, with_target(precisions=("fp8",)), hardware()).refused
     assert refusal.reason == "onnxruntime has no fp8 on cpu here"
 
