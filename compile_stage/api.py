@@ -61,6 +61,7 @@ def run(
     publish: bool = True,
     promote: bool = True,
     engine: str = "local",
+    remeasure: bool = False,
     reporter: Reporter | None = None,
     on_result: Callable[[RunResult], object] = lambda _: None,
 ) -> RunResult:
@@ -73,6 +74,7 @@ def run(
         out: Folder for result.json, the reports and the bundles; by default `compile-stage-out/NAME-VERSION/POLICY`.
         publish: Push the winners to the registry.
         promote: Move their aliases too; nothing is promoted that is not published.
+        remeasure: Measure again what the cache holds measurements of, as after a run on a busy machine.
         reporter: Hears what happens, from several threads.
         on_result: Hears the result whenever the files of it are written; the last time before an exception too, and then the result says what ended it.
 
@@ -96,7 +98,7 @@ def run(
     options = RunOptions(out=Path(out).absolute() if out is not None else None, publish=publish, promote=promote)
     with RunInProgress(model_uri, os.fspath(policy_path), options, write_reports) as progress:
         progress.policy = load_policy(Path(policy_path), sets=sets, targets=targets)
-        with _context(reporter, engine) as context:
+        with _context(reporter, engine, remeasure=remeasure) as context:
             progress.context = context
             expanded = make_plan(context, progress.policy, model_uri)
             context.events.planned(expanded)
@@ -368,7 +370,7 @@ def _published(uri_or_bundle: str, into: Path) -> Path:
 
 
 @contextmanager
-def _context(reporter: Reporter | None, engine: str) -> Iterator[Context]:
+def _context(reporter: Reporter | None, engine: str, *, remeasure: bool = False) -> Iterator[Context]:
     """A run's surroundings; nothing of it is left behind but the cache."""
     demand_writable(cache_root())
     runner = plugins.load("engines", engine)
@@ -382,6 +384,7 @@ def _context(reporter: Reporter | None, engine: str) -> Iterator[Context]:
                 hardware=hardware(),
                 scratch=Path(scratch),
                 today=datetime.now(UTC).date(),
+                remeasure=remeasure,
             )
         finally:
             runner.close()

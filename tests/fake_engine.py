@@ -158,7 +158,7 @@ class FakeWorker:
         return []
 
     def _warm_up(self, **_: Any) -> Any:
-        return {"calls": 1, "seconds": 0.0, "steady": True}
+        return {"calls": 1, "seconds": 0.0, "steady": True, "latency_s": self._scenario.latency_s.get(self._open, 0.01)}
 
     def _time_turn(self, **_: Any) -> Any:
         return [self._scenario.latency_s.get(self._open, 0.01)] * 20

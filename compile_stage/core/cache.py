@@ -55,27 +55,25 @@ class Cache:
         """An entry that was given out and is no longer there; None while all are."""
         return next((path for path in sorted(self._used) if not path.exists()), None)
 
-    def fetch(self, step: str, key: Mapping[str, Any], make: Callable[[Path], Any]) -> Cached:
+    def fetch(self, step: str, key: Mapping[str, Any], make: Callable[[Path], Any], *, anew: bool = False) -> Cached:
         """The entry for `key`, made by `make(folder)` if it is not there.
 
         Args:
             step: Name and version of the step, such as `compile/1`; part of the key.
             key: Everything the result depends on: digests of inputs, tool versions, hardware where it matters.
             make: Writes files into the folder it is given and returns the answer as plain JSON.
+            anew: Make it though it is there, and replace it; when `make` raises, what was there stays.
         """
         entry = self.locate(step, key)
-        if (held := self._read(entry)) is not None:
+        if not anew and (held := self._read(entry)) is not None:
             return held
         entry.parent.mkdir(parents=True, exist_ok=True)
         from filelock import FileLock  # what loads a published model may have none
 
         with FileLock(f"{entry}.lock"):
-            if (held := self._read(entry)) is not None:  # another process made it while we waited
+            if not anew and (held := self._read(entry)) is not None:  # another process made it while we waited
                 return held
-            for left in (
-                entry,
-                *entry.parent.glob(f"{_part_prefix(entry)}*"),
-            ):  # damaged, or of a process that was killed
+            for left in entry.parent.glob(f"{_part_prefix(entry)}*"):  # of a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             return self._write(entry, step, key, make)
 
@@ -109,6 +107,7 @@ class Cache:
                 canonical_json({"step": step, "key": key, "value": value, "files": digest})
             )
             flush_tree(part)
+            shutil.rmtree(entry, ignore_errors=True)  # damaged, or to be replaced
             part.rename(entry)
             self._used.add(entry)
         except BaseException:

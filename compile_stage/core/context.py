@@ -29,6 +29,7 @@ class Context:
     Attributes:
         scratch: A folder that ends with the run.
         today: The day by which waivers are judged.
+        remeasure: What the cache holds of measurements is measured anew.
     """
 
     cache: Cache
@@ -37,17 +38,21 @@ class Context:
     hardware: Hardware
     scratch: Path
     today: date
+    remeasure: bool = False
 
-    def cached(self, step: str, job_id: str, key: Mapping[str, Any], make: Callable[[Path], Any]) -> Cached:
+    def cached(
+        self, step: str, job_id: str, key: Mapping[str, Any], make: Callable[[Path], Any], *, anew: bool = False
+    ) -> Cached:
         """The step's result, from the cache or made by `make(folder)`, with its event.
 
         Args:
             step: `name/version`; raise the version when the step's meaning changes.
             key: What the result depends on beside our own code and Python's version, which are always part of it.
+            anew: Make it, and replace what the cache has.
         """
         with self.events.step(step.partition("/")[0], job_id) as mark:
             try:
-                found = self.cache.fetch(step, whole_key(key), make)
+                found = self.cache.fetch(step, whole_key(key), make, anew=anew)
             except Exception as error:
                 # A worker that misses a file says only that. It is told apart here, or every candidate would seem to fail on its own.
                 if (gone := self._removed()) is not None:

@@ -211,11 +211,11 @@ def warm_up(samples: Any, batch_size: int, seconds: float) -> dict[str, Any]:
     return timing.warm_up(_timed_call(samples, batch_size), max_seconds=seconds)
 
 
-def time_turn(samples: Any, batch_size: int, seconds: float) -> list[float]:
-    """One turn of an interleaved measurement: seconds per call, for about `seconds`."""
+def time_turn(samples: Any, batch_size: int, seconds: float, max_calls: int | None = None) -> list[float]:
+    """One turn of an interleaved measurement: seconds per call, for at most about `seconds` and so many calls."""
     from compile_stage.measure import timing
 
-    return timing.turn(_timed_call(samples, batch_size), seconds=seconds)
+    return timing.turn(_timed_call(samples, batch_size), seconds=seconds, max_calls=max_calls)
 
 
 def peak_memory() -> int:

@@ -24,11 +24,15 @@ Statistic: TypeAlias = Callable[[F64], F64]
 RESOLUTION = 0.02
 """A ratio of two latencies is resolved to ±2 %: closer than that, nothing is claimed."""
 
-FEW_ROUNDS = 12
-"""Below so many rounds the bootstrap's intervals are too short (simulated: 85 % at 4 rounds, 92 % at 8, instead of 95
-%), so Student's t is used there."""
+UNSTABLE = 0.10
+"""A ratio whose interval's half width is more than 10 % of it is unstable: it is shown as a range, without a figure."""
 
-_TRIM = 0.2  # Wilcox's default: robust to a disturbed round in five, smooth enough to be bootstrapped
+FEW_ROUNDS = 6
+"""Below so many rounds the resampled medians lie between the extremes of the rounds, which is too short an interval (2
+rounds hold the median between them every other time), so Student's t is used there, with the bootstrap's error."""
+
+_RESAMPLES = 1000
+_GRID = 256  # a resample's median is exact to 0.2 % of the calls
 _BLOCK = 1 << 21  # weights held at once (16 MB)
 _NORMAL = NormalDist()
 
@@ -115,11 +119,11 @@ def ratio_interval(
     seed: int,
     confidence: float = 0.95,
 ) -> Interval:
-    """How many times faster the candidate is: baseline latency / candidate latency, from interleaved rounds.
+    """How many times faster the candidate is: the baseline's median latency / the candidate's, both over all calls.
 
-    Each round gives one ratio, that of the two medians within it: what slows the machine in a round slows both, and
-    cancels. The value is the trimmed geometric mean (20 % at each end) of the rounds' ratios. Rounds are what is
-    resampled, not calls, since the calls of one round share the machine's mood.
+    So the value is the quotient of the two medians that a report shows. The interval is the bootstrap's, of exactly that
+    quotient. Rounds are resampled, and a round brings the calls of both: the calls of one round share the state of the
+    machine, and what slows a whole round slows both.
 
     Args:
         baseline_rounds: Seconds per call, one list for each round.
@@ -129,62 +133,106 @@ def ratio_interval(
         With a single round the interval is (0, inf): one round says nothing of the next.
 
     Raises:
-        ValueError: there is no round, or one without a call.
+        ValueError: there is no round, or one without a call, or a latency that is not a number above 0.
     """
-    logs = np.array(
-        [
-            math.log(median(base)) - math.log(median(own))
-            # The last round may have been cut short.
-            for base, own in zip(baseline_rounds, candidate_rounds, strict=False)
-        ]
-    )
-    if len(logs) == 0:
+    count = min(len(baseline_rounds), len(candidate_rounds))  # the last round may have been cut short
+    if count == 0:
         raise ValueError("a ratio needs at least one round")
-    if len(logs) < FEW_ROUNDS:
-        return _student(logs, confidence)
-    found = bootstrap(_trimmed_mean(logs), len(logs), seed=seed, confidence=confidence, resamples=1000)
-    if found is None:
-        raise ValueError("a latency is not a number")
-    return Interval(
-        value=math.exp(found.value), low=math.exp(found.low), high=math.exp(found.high), confidence=confidence
+    base, own = _PooledMedian(baseline_rounds[:count]), _PooledMedian(candidate_rounds[:count])
+    value = base.value / own.value
+    if count == 1:
+        return Interval(value=value, low=0.0, high=math.inf, confidence=confidence)
+    log_ratios, share = _resampled_log_ratios(base, own, count, seed), _expanded(confidence, count)
+    if count < FEW_ROUNDS:
+        low, high = _student(math.log(value), log_ratios, count, confidence)
+    else:
+        low, high = (float(np.quantile(log_ratios, tail)) for tail in ((1 - share) / 2, (1 + share) / 2))
+    # Of few calls the resampled medians may all lie on one side of the median itself.
+    return Interval(value=value, low=min(_exp(low), value), high=max(_exp(high), value), confidence=confidence)
+
+
+def is_within(ratio: Interval, relative_half_width: float) -> bool:
+    """True when the interval's half width is at most that share of the ratio."""
+    return (ratio.high - ratio.low) / 2 <= relative_half_width * ratio.value
+
+
+class _PooledMedian:
+    """The median of all calls of some rounds, for many resamples of the rounds at once."""
+
+    def __init__(self, rounds: Sequence[Sequence[float]]) -> None:
+        arrays = [np.sort(np.asarray(calls, dtype=np.float64)) for calls in rounds]
+        pooled = np.sort(np.concatenate(arrays))
+        if any(len(calls) == 0 for calls in arrays) or not np.all(np.isfinite(pooled)) or pooled[0] <= 0:
+            raise ValueError("a ratio needs rounds with calls, and latencies that are numbers above 0")
+        self.value = float(np.median(pooled))
+        # A resample's median is looked up among so many of the calls, evenly spaced in rank.
+        ranks = np.unique(np.linspace(0, len(pooled) - 1, min(_GRID, len(pooled))).round().astype(np.intp))
+        self._grid = pooled[ranks]
+        self._at_most = np.array([np.searchsorted(calls, self._grid, side="right") for calls in arrays], dtype=float)
+        self._calls = np.array([len(calls) for calls in arrays], dtype=float)
+
+    def of(self, weights: F64) -> F64:
+        """`[resamples, rounds]` weights → `[resamples]` medians."""
+        twice, total = 2 * (weights @ self._at_most), (weights @ self._calls)[:, None]
+        lower, upper = np.argmax(twice >= total, axis=1), np.argmax(twice > total, axis=1)
+        medians: F64 = (self._grid[lower] + self._grid[upper]) / 2
+        return medians
+
+
+def _resampled_log_ratios(base: _PooledMedian, own: _PooledMedian, count: int, seed: int) -> F64:
+    from scipy.stats import bootstrap as scipy_bootstrap
+
+    def log_ratio(rounds: NDArray[np.intp], axis: int = -1) -> F64:
+        drawn = np.atleast_2d(np.moveaxis(rounds, axis, -1))
+        offsets = np.arange(len(drawn))[:, None] * count
+        weights = np.bincount((drawn + offsets).ravel(), minlength=len(drawn) * count).reshape(-1, count).astype(float)
+        ratios: F64 = np.log(base.of(weights) / own.of(weights))
+        return ratios if np.ndim(rounds) > 1 else ratios[0]
+
+    resampled = scipy_bootstrap(
+        (np.arange(count),), log_ratio, vectorized=True, n_resamples=_RESAMPLES, method="percentile", rng=seed
     )
+    draws: F64 = resampled.bootstrap_distribution
+    return draws
 
 
-def _student(logs: F64, confidence: float) -> Interval:
-    centre = float(logs.mean())
-    if len(logs) == 1:
-        return Interval(value=math.exp(centre), low=0.0, high=math.inf, confidence=confidence)
+def _expanded(confidence: float, count: int) -> float:
+    """The bootstrap's percentile interval is too short by a factor of about sqrt((n - 1) / n), and normal where Student's t
+    is due. Hesterberg's expanded interval (The American Statistician 69:4, 2015) takes percentiles further out."""
     from scipy.special import stdtrit
 
-    half = float(stdtrit(len(logs) - 1, (1 + confidence) / 2)) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    # With two rounds the half width may pass what exp can hold.
-    high = math.exp(centre + half) if centre + half < 700 else math.inf
-    return Interval(value=math.exp(centre), low=math.exp(centre - half), high=high, confidence=confidence)
+    wanted = float(stdtrit(count - 1, (1 + confidence) / 2)) * math.sqrt(count / (count - 1))
+    return 2 * _NORMAL.cdf(wanted) - 1
 
 
-def _trimmed_mean(values: F64) -> Statistic:
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
+def _student(centre: float, draws: F64, count: int, confidence: float) -> tuple[float, float]:
+    from scipy.special import stdtrit
 
-    def statistic(weights: F64) -> F64:
-        heights = np.cumsum(weights[:, order], axis=1)
-        total = heights[:, -1:]
-        inner = np.clip(heights, _TRIM * total, (1 - _TRIM) * total)
-        kept = np.diff(inner, axis=1, prepend=_TRIM * total)
-        means: F64 = kept @ ordered / ((1 - 2 * _TRIM) * total[:, 0])
-        return means
+    error = float(draws.std(ddof=1)) * math.sqrt(count / (count - 1))
+    half = float(stdtrit(count - 1, (1 + confidence) / 2)) * error
+    return centre - half, centre + half
 
-    return statistic
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf  # with two rounds the half width may pass what exp can hold
 
 
 def tied(a: Timing, b: Timing) -> bool:
-    """True when the two candidates' speeds can't be told apart: the interval of their own ratio, round by round, holds
-    1, or they differ by less than a ratio is resolved to. Timings that were not taken in the same rounds are not
-    tied."""
+    """True when the speeds of two candidates can't be told apart: the interval of the quotient of their own medians, from
+    the same rounds, holds 1, or the medians differ by less than a ratio is resolved to. Timings that were not taken in
+    the same rounds are not tied."""
     if not a.turns or len(a.turns) != len(b.turns):
         return False
     ratio = ratio_interval(by_round(a), by_round(b), seed=0)
     return ratio.low <= 1 <= ratio.high or abs(math.log(ratio.value)) <= math.log1p(RESOLUTION)
+
+
+def is_resolved(timing: Timing) -> bool:
+    """True when the timing's speedup is known to ±2 %: more measuring would not change what a limit says of it."""
+    if timing.speedup is None or timing.speedup_interval is None:
+        return True
+    low, high = timing.speedup_interval
+    return is_within(Interval(value=timing.speedup, low=low, high=high, confidence=0.95), RESOLUTION)
 
 
 def by_round(timing: Timing) -> list[tuple[float, ...]]:

@@ -1,4 +1,4 @@
-"""Taking turns at the stopwatch.
+"""The parts of an interleaved measurement.
 
 `warm_up` and `turn` run in a worker, beside the model. The rest is pure: who runs when (`schedule`) and when it is
 enough (`enough`), so that both can be tested with machines that drift as one likes.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from compile_stage.measure.stats import RESOLUTION, Interval, median, ratio_interval
+from compile_stage.measure.stats import RESOLUTION, is_within, median, ratio_interval
 
 MIN_ROUNDS = 6
 """Fewer rounds are never enough, however well they agree: with so few, agreement may be luck."""
@@ -23,9 +23,17 @@ STEADY_WITHIN = 0.05
 SETTLE_S = 0.25
 """At most so long until a process is at rest after its turn."""
 
-HOPELESS = 5.0
-"""So many times another's latency, in each round of a first pair, and a participant need not be measured further. Two rounds are known to a few per cent on a quiet machine and to a
-factor of two on a busy one, so that five leaves no doubt."""
+FAR_SLOWER = 5.0
+"""A participant with so many times another's latency, in each round of a first pair, need not be measured further. Two
+rounds are known to a few per cent on a quiet machine and to a factor of two on a busy one, so that five leaves no doubt."""
+
+TURN_S = 0.04
+"""Length of one turn, at least one call. Long enough for hundreds of calls of a small model; short enough that a round
+of ten small participants takes half a second, so that drift slower than that hits all alike, and there are many rounds
+to resample."""
+
+LONGEST_TURN_S = 10 * TURN_S
+"""A turn in which other processes slow the model down ends after so long, with fewer calls than the others."""
 
 _WINDOWS = 3
 _WINDOW_S = 0.02
@@ -36,10 +44,11 @@ def warm_up(call: Callable[[], Any], *, max_seconds: float) -> dict[str, Any]:
     """Call until the latencies are steady: caches filled, kernels chosen, clocks up. At least one call is made.
 
     Args:
-        max_seconds: Give up after so long; a slow or restless model is then timed as it is.
+        max_seconds: Give up after so long; a slow or unsteady model is then timed as it is.
 
     Returns:
-        `{"calls": how many, "seconds": how long, "steady": whether it got there}`.
+        `{"calls": how many, "seconds": how long, "steady": whether it got there, "latency_s": seconds of a call when
+        nothing disturbs it}`.
     """
     began = time.perf_counter()
     windows: list[float] = []
@@ -53,13 +62,19 @@ def warm_up(call: Callable[[], Any], *, max_seconds: float) -> dict[str, Any]:
             latencies.append(time.perf_counter() - before)
             if (seconds := time.perf_counter() - began) >= max_seconds:
                 settle()
-                return {"calls": calls + len(latencies), "seconds": seconds, "steady": steady(windows)}
+                latency_s = min((*windows, median(latencies)))
+                return {
+                    "calls": calls + len(latencies),
+                    "seconds": seconds,
+                    "steady": steady(windows),
+                    "latency_s": latency_s,
+                }
         calls += len(latencies)
         windows.append(median(latencies))
         if steady(windows):
             seconds = time.perf_counter() - began
             settle()
-            return {"calls": calls, "seconds": seconds, "steady": True}
+            return {"calls": calls, "seconds": seconds, "steady": True, "latency_s": min(windows)}
 
 
 def steady(windows: Sequence[float]) -> bool:
@@ -68,8 +83,18 @@ def steady(windows: Sequence[float]) -> bool:
     return len(last) == _WINDOWS and max(last) <= min(last) * (1 + STEADY_WITHIN)
 
 
-def turn(call: Callable[[], Any], *, seconds: float, min_calls: int = 1) -> list[float]:
-    """One turn: seconds per call, for about `seconds` and at least `min_calls` calls.
+def calls_of_a_turn(latency_s: float) -> int:
+    """Calls that fill a turn of a model with that latency.
+
+    Every turn of a participant has this many, however long they take. Were turns equally long instead, a round in which the
+    model is slow would hold few calls and one in which it is fast many, so the median over all calls would be that of the
+    fast rounds alone.
+    """
+    return max(1, round(TURN_S / latency_s)) if latency_s > 0 else 1
+
+
+def turn(call: Callable[[], Any], *, seconds: float, min_calls: int = 1, max_calls: int | None = None) -> list[float]:
+    """One turn: seconds per call, for about `seconds`; at least `min_calls` and at most `max_calls` calls.
 
     One call comes before the clock starts: the others' turns have emptied the caches, and each would pay for that with
     its first call, the one with the fewest calls per turn the most. The garbage collector waits meanwhile, as in
@@ -82,6 +107,8 @@ def turn(call: Callable[[], Any], *, seconds: float, min_calls: int = 1) -> list
     try:
         ends = time.perf_counter() + seconds
         while len(latencies) < min_calls or time.perf_counter() < ends:
+            if len(latencies) == max_calls:
+                break
             before = time.perf_counter()
             call()
             latencies.append(time.perf_counter() - before)
@@ -117,24 +144,24 @@ def schedule(names: Sequence[str], round_number: int, seed: int) -> tuple[str, .
     return tuple(order if round_number % 2 == 0 else reversed(order))
 
 
-def narrow(ratio: Interval) -> bool:
-    """True when the interval's half width is at most 2 % of the ratio: as fine as a ratio is resolved."""
-    return (ratio.high - ratio.low) / 2 <= RESOLUTION * ratio.value
+def far_slower(
+    rounds: Mapping[str, Sequence[Sequence[float]]], leaders: Collection[str]
+) -> dict[str, tuple[str, float]]:
+    """Who takes at least `FAR_SLOWER` times as long as one of `leaders` in every round.
 
-
-def hopeless(rounds: Mapping[str, Sequence[Sequence[float]]], leaders: Collection[str]) -> dict[str, tuple[str, float]]:
-    """Who takes at least `HOPELESS` times as long as one of `leaders` in every round: participant → that leader (the one furthest ahead), and how many times as long in the
-    round where it was nearest."""
-    found: dict[str, tuple[str, float]] = {}
+    Returns:
+        Participant → that leader (the one furthest ahead), and how many times as long in the round where it was nearest.
+    """
+    slower: dict[str, tuple[str, float]] = {}
     for name, turns in rounds.items():
         behind = {
             leader: min(median(own) / median(ahead) for own, ahead in zip(turns, rounds[leader], strict=True))
             for leader in leaders
             if leader != name
         }
-        if behind and max(behind.values()) >= HOPELESS:
-            found[name] = max(behind.items(), key=lambda item: (item[1], item[0]))
-    return found
+        if behind and max(behind.values()) >= FAR_SLOWER:
+            slower[name] = max(behind.items(), key=lambda item: (item[1], item[0]))
+    return slower
 
 
 def enough(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int, min_calls: int = 0) -> bool:
@@ -153,5 +180,7 @@ def enough(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, se
     if done < MIN_ROUNDS or done % 2:  # a half pair of mirrored rounds leans to one side
         return False
     return all(
-        narrow(ratio_interval(rounds[baseline], turns, seed=seed)) for name, turns in rounds.items() if name != baseline
+        is_within(ratio_interval(rounds[baseline], turns, seed=seed), RESOLUTION)
+        for name, turns in rounds.items()
+        if name != baseline
     )

@@ -31,7 +31,9 @@ class _NotCachedError(Exception):
 class _ReadOnly(Context):
     """A context that makes nothing."""
 
-    def cached(self, step: str, job_id: str, key: Mapping[str, Any], make: Callable[[Path], Any]) -> Cached:
+    def cached(
+        self, step: str, job_id: str, key: Mapping[str, Any], make: Callable[[Path], Any], *, anew: bool = False
+    ) -> Cached:
         if (entry := self.cache.read(step, whole_key(key))) is None:
             raise _NotCachedError(step)
         return entry

@@ -19,7 +19,7 @@ from compile_stage.core.errors import CompileStageError, WorkerError
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Artifact, Candidate, Job, Measurement, SampleSet, TargetPolicy, Waiver
 from compile_stage.measure import stats
-from compile_stage.measure.timing import HOPELESS as FAR_SLOWER
+from compile_stage.measure.timing import FAR_SLOWER
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.steps.benchmark import benchmark
 

@@ -42,7 +42,7 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, policy: Targ
         candidates, proven = _prove_pruned(target, candidates, result.winner)
         notes += proven
         result = _compete(target, candidates)
-    return replace(result, samples=inputs.samples, notes=notes)
+    return replace(result, samples=inputs.samples, notes=(*notes, *result.measurement_notes))
 
 
 def _compete(target: TargetRun, candidates: Sequence[Candidate]) -> TargetResult:

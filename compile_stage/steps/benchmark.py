@@ -1,24 +1,21 @@
 """Artifacts and baseline, interleaved → raw timings, ratios with intervals, memory and load time.
 
-Each participant is a fresh process that did not compile: its load time and peak memory are those of a serving process.
-Turns are given round-robin in an order that changes from round to round, so that a machine that slows down slows all
-alike; rounds in which others used the cores are dropped and played again, as long as the time lasts.
+How they take turns is in `compile_stage.measure.interleaved`; here is what is measured, for how long, and what of it is
+kept for the next run.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
-from compile_stage.core.errors import CompileStageError, WorkerError
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.ports import Needs
 from compile_stage.core.records import (
     Artifact,
     Budget,
@@ -36,29 +33,17 @@ from compile_stage.core.records import (
     Target,
     TargetPolicy,
     TargetResult,
-    Timing,
     record,
 )
-from compile_stage.measure import disturbance, stats, timing
+from compile_stage.measure import stats
+from compile_stage.measure.interleaved import BASELINE as BASELINE
+from compile_stage.measure.interleaved import Interleaved, Rounds
 from compile_stage.measure.performance import calls_needed, check_performance
-
-BASELINE = "baseline"
-"""Name of the participant that all others are compared with."""
-
-TURN_S = 0.04
-"""Length of one turn, at least one call. Long enough for hundreds of calls of a small model; short enough that a round
-of ten small participants takes half a second, so that drift slower than that hits all alike, and there are many rounds
-to resample."""
-
-_FIRST_LOOK = 2  # rounds: a shuffled order and its mirror image
-
-WARM_UP_S = 1.5
-"""At most so long until the latencies are steady; most models need a few calls."""
 
 
 @record
 class Measured:
-    """Measurements by participant, failures of those that did not live to the end, and whether it came from the
+    """Measurements by participant, failures of those that crashed during benchmarking, and whether it came from the
     cache."""
 
     measurements: Mapping[str, Measurement]
@@ -125,7 +110,7 @@ def benchmark_successor(
         return None
 
     def decided(_: str, measured: Measurement) -> bool:
-        intervals = [t.speedup_interval or (0.0, math.inf) for t in measured.timings if not t.stable]
+        intervals = [t.speedup_interval or (0.0, math.inf) for t in measured.timings if not stats.is_resolved(t)]
         return all(low >= limit or high < limit for low, high in intervals)
 
     label, samples = f"{target.name} (against the promoted version)", target_result.samples["validation"]
@@ -159,9 +144,13 @@ def benchmark(
         min_calls: So many calls of each are wanted even where the ratios are known sooner.
         decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
             Such a measurement is not kept for the next run, which may find a quieter machine.
-        drop_behind: Where given, whoever is hopelessly behind another that holds these gates (on size and memory) is dropped
-            after a first pair of rounds, and its measurement says so.
-        first_look: That pair is all that is wanted, and the baseline is the one to be behind.
+        drop_behind: Where given, whoever is far slower than another that holds these gates (on size and memory) is
+            dropped after a first pair of rounds, and its measurement says so.
+        first_look: That pair is all that is wanted, and the baseline is the one to be slower than.
+
+    Returns:
+        What a reader should know of all of it, such as that the machine was busy, is in the notes of the baseline's
+        measurement.
     """
     batch_sizes, threads = target.batch_sizes, target.threads
     seconds, needs = budget.measure_seconds, Needs.within(budget, threads)
@@ -182,35 +171,61 @@ def benchmark(
 
     def make(_: Any) -> dict[str, Measurement]:
         with context.engine.alone(), ExitStack() as stack:
-            race = _Race(context, label, samples, threads, stack)
+            interleaved = Interleaved(context, label, samples, threads, stack)
             for name, model in {BASELINE: baseline, **artifacts}.items():
-                race.enter(name, model, needs, batch_sizes)
+                interleaved.enter(name, model, needs, batch_sizes)
             leads = [BASELINE] if first_look else None
             if drop_behind is not None:
                 sizes = {name: artifact.size_bytes for name, artifact in artifacts.items()}
-                leads = race.who_hold(drop_behind, sizes)
+                leads = interleaved.who_hold(drop_behind, sizes)
+            # A first look ends by itself, after a few rounds: the slower the machine, the less may it be cut short.
+            left_s = math.inf if first_look else max(0.0, seconds - interleaved.wait_until_quiet(seconds))
             for batch_size in batch_sizes:
-                # A look ends by itself, after a few rounds: the slower it is, the less may it be cut short.
-                lasts = math.inf if first_look else seconds / len(batch_sizes)
-                race.run(batch_size, lasts, seed, min_calls, leads, first_look=first_look)
+                rounds = Rounds(
+                    batch_size=batch_size,
+                    seconds=left_s / len(batch_sizes),
+                    seed=seed,
+                    min_calls=min_calls,
+                    first_look=first_look,
+                )
+                interleaved.run(rounds, leads)
                 leads = None
-            failed.update(race.failures)
-            found = race.measurements()
-            if failed or not all(decided(name, measured) for name, measured in found.items() if name != BASELINE):
-                raise _PartialError(found)
-            return found
+            failed.update(interleaved.failures)
+            measured = interleaved.measurements()
+            if failed or not all(
+                decided(name, measurement) for name, measurement in measured.items() if name != BASELINE
+            ):
+                raise _PartialError(measured)
+            return measured
 
     try:
-        found = context.cached("benchmark/1", label, key, make)
+        cached = context.cached("benchmark/2", label, key, make, anew=context.remeasure)
     except _PartialError as partial:  # a failure is never cached, and the others' numbers still hold
         return Measured(measurements=partial.measurements, failures=failed, cached=False)
-    return Measured(measurements=revive(Mapping[str, Measurement], found.value), failures={}, cached=found.hit)
+    measured = dict(revive(Mapping[str, Measurement], cached.value))
+    if cached.hit and (unstable := _unstable(measured)):
+        base = measured[BASELINE]
+        note = (
+            f"The measurement of {label} comes from the cache, and the speedup of {', '.join(unstable)} is unstable: "
+            "on a quieter machine, run again with --remeasure"
+        )
+        measured[BASELINE] = replace(base, notes=(*base.notes, note))
+    return Measured(measurements=measured, failures={}, cached=cached.hit)
+
+
+def _unstable(measured: Mapping[str, Measurement]) -> list[str]:
+    """The participants that were measured to the end, and whose speedup has no figure."""
+    return [
+        name
+        for name, measurement in measured.items()
+        if not measurement.stopped_early and not all(timing.stable for timing in measurement.timings)
+    ]
 
 
 def _left_open(check: Check, measured: Measurement) -> bool:
     """True for a limit that was missed only because the machine was too unsteady to show more."""
     timing = measured.timing(check.batch_size) if check.batch_size is not None else None
-    if check.outcome is not Outcome.FAIL or timing is None or timing.stable:
+    if check.outcome is not Outcome.FAIL or timing is None or stats.is_resolved(timing):
         return False
     return check.interval is None or check.interval[1] >= check.gate.limit
 
@@ -227,175 +242,3 @@ class _PartialError(Exception):
     def __init__(self, measurements: Mapping[str, Measurement]) -> None:
         super().__init__("some participants failed, or did not settle, while they were measured")
         self.measurements = measurements
-
-
-@dataclass
-class _Runner:
-    worker: Worker
-    load_s: float
-    peak_memory_bytes: int
-    timings: list[Timing] = field(default_factory=list)
-
-
-_Round: TypeAlias = dict[str, list[float]]  # participant → seconds per call of its turn
-
-
-class _Race:
-    """The participants of one interleaved measurement."""
-
-    def __init__(self, context: Context, label: str, samples: SampleSet, threads: int, stack: ExitStack) -> None:
-        self._context = context
-        self._label = label
-        self._samples = samples
-        self._threads = threads
-        self._stack = stack
-        self._runners: dict[str, _Runner] = {}
-        self._dropped: dict[str, tuple[_Runner, str]] = {}
-        self.failures: dict[str, Failure] = {}
-
-    def enter(self, name: str, model: SourceModel | Artifact, needs: Needs, batch_sizes: Sequence[int]) -> None:
-        """Open the model in a fresh process, run it once at each batch size, and note load time and peak memory."""
-        self._context.events.progress("benchmark", self._label, f"loading {name}")
-        try:
-            if isinstance(model, Artifact):
-                needs = replace(needs, interpreter=plugins.interpreter_of(model.backend))
-            worker = self._stack.enter_context(self._context.engine.worker(f"measure--{name}", needs))
-            if isinstance(model, Artifact):
-                opened = worker.call("open_artifact", artifact=model, threads=self._threads)
-            else:
-                opened = worker.call("open_source", source=model, threads=self._threads)
-            for batch_size in batch_sizes:
-                worker.call("warm_up", samples=self._samples, batch_size=batch_size, seconds=0.0)
-            self._runners[name] = _Runner(worker, opened["load_s"], worker.call("peak_memory"))
-        except CompileStageError as error:
-            self._drop(name, error)
-
-    def who_hold(self, gates: Sequence[Gate], sizes: Mapping[str, int]) -> list[str]:
-        """The participants that hold gates which are known before the race."""
-        found = []
-        for name, runner in self._runners.items():
-            known = Measurement(timings=(), load_s=runner.load_s, peak_memory_bytes=runner.peak_memory_bytes)
-            if name != BASELINE and all(
-                check.outcome is Outcome.PASS for check in check_performance(gates, known, sizes[name])
-            ):
-                found.append(name)
-        return found
-
-    def run(
-        self, batch_size: int, seconds: float, seed: int, min_calls: int, leads: Sequence[str] | None = None,
-        *, first_look: bool = False,
-    ) -> None:  # fmt: skip
-        """Rounds at one batch size, until every ratio's interval is narrow enough or the time is up.
-
-        Args:
-            leads: Where given, who is hopelessly behind one of these after a first pair of undisturbed rounds, or a few more of any kind, is dropped.
-            first_look: No round comes after that.
-        """
-        for name in list(self._runners):
-            self._turn(name, "warm_up", batch_size, WARM_UP_S)
-        clean: list[_Round] = []
-        dirty: list[_Round] = []
-        ends = time.monotonic() + seconds
-        while BASELINE in self._runners:
-            played, quiet = self._round(len(clean) + len(dirty), batch_size, seed)
-            (clean if quiet else dirty).append(played)
-            # Where others use the cores all the time, more rounds must agree.
-            looked_at = clean if len(clean) == _FIRST_LOOK else [*clean, *dirty]
-            if leads is not None and (looked_at is clean or len(looked_at) == timing.MIN_ROUNDS):
-                here = [name for name in leads if name in self._runners]
-                self._drop_hopeless(self._by_name(looked_at), here, batch_size, seed)
-                leads = None
-                if first_look:
-                    break
-            if timing.enough(self._by_name(clean), BASELINE, seed=seed, min_calls=min_calls):
-                break
-            if time.monotonic() > ends:
-                break
-            said = f"batch {batch_size}, round {len(clean) + len(dirty)}"
-            self._context.events.progress(
-                "benchmark", self._label, f"{said}, {len(dirty)} disturbed" if dirty else said
-            )
-        trusted = len(clean) >= timing.MIN_ROUNDS
-        rounds = self._by_name(clean if trusted else clean + dirty)
-        for name, runner in self._runners.items():
-            timed = self._summary(name, rounds, batch_size, seed)
-            runner.timings.append(
-                replace(timed, disturbed=len(dirty)) if trusted else replace(timed, stable=timed.stable and not dirty)
-            )
-
-    def _drop_hopeless(
-        self, rounds: Mapping[str, list[list[float]]], leads: Sequence[str], batch_size: int, seed: int
-    ) -> None:
-        looked_at = {name: turns for name, turns in rounds.items() if name != BASELINE or name in leads}
-        for name, (leader, times) in timing.hopeless(looked_at, leads).items():
-            runner = self._runners.pop(name)
-            runner.timings.append(replace(self._summary(name, rounds, batch_size, seed), stable=False))
-            whose = "the original" if leader == BASELINE else leader
-            why = f"dropped after {len(rounds[name])} rounds: its latency was at least {times:.3g} times that of {whose} in each"
-            self._dropped[name] = (runner, why)
-            self._context.events.progress("benchmark", self._label, f"{name} {why}")
-
-    def _round(self, number: int, batch_size: int, seed: int) -> tuple[_Round, bool]:
-        """One turn for each, and whether the machine was ours meanwhile."""
-        before, played = disturbance.usage(), {}
-        for name in timing.schedule(tuple(self._runners), number, seed):
-            latencies = self._turn(name, "time_turn", batch_size, TURN_S)
-            if latencies is not None:
-                played[name] = latencies
-        return played, not disturbance.disturbed(before, disturbance.usage(), self._threads)
-
-    def _by_name(self, rounds: Sequence[_Round]) -> dict[str, list[list[float]]]:
-        return {name: [played[name] for played in rounds] for name in self._runners}
-
-    def measurements(self) -> dict[str, Measurement]:
-        everybody = {name: (runner, "") for name, runner in self._runners.items()} | self._dropped
-        return {
-            name: Measurement(
-                timings=tuple(runner.timings),
-                load_s=runner.load_s,
-                peak_memory_bytes=runner.peak_memory_bytes,
-                stopped_early=dropped,
-            )
-            for name, (runner, dropped) in everybody.items()
-        }
-
-    def _turn(self, name: str, function: str, batch_size: int, seconds: float) -> list[float] | None:
-        try:
-            answer: list[float] = self._runners[name].worker.call(
-                function, samples=self._samples, batch_size=batch_size, seconds=seconds
-            )
-        except CompileStageError as error:
-            self._drop(name, error)
-            return None
-        return answer
-
-    def _drop(self, name: str, error: CompileStageError) -> None:
-        if name == BASELINE:
-            raise error  # without the baseline no ratio means anything
-        self._runners.pop(name, None)
-        self.failures[name] = Failure(
-            kind=error.kind if isinstance(error, WorkerError) else "exception",
-            step="benchmark",
-            problem=error.problem,
-            detail=error.detail if isinstance(error, WorkerError) else "",
-        )
-
-    def _summary(self, name: str, rounds: Mapping[str, list[list[float]]], batch_size: int, seed: int) -> Timing:
-        own, base = rounds[name], rounds[BASELINE]
-        timed = Timing(
-            latency_s=tuple(value for turn in own for value in turn),
-            batch_size=batch_size,
-            environment=self._context.hardware.fingerprint,
-            rounds=len(own),
-            turns=tuple(len(turn) for turn in own),
-            stable=True,
-        )
-        if name == BASELINE:
-            return timed
-        ratio = stats.ratio_interval(base, own, seed=seed)
-        return replace(
-            timed,
-            stable=timing.narrow(ratio),
-            speedup=ratio.value,
-            speedup_interval=(ratio.low, ratio.high),
-        )

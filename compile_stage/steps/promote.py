@@ -22,6 +22,7 @@ from compile_stage.core.records import (
     Verdict,
     record,
 )
+from compile_stage.measure import stats
 from compile_stage.serving.manifest import artifact_of, check_integrity, data_folder, validations
 
 
@@ -165,7 +166,13 @@ def _refuse_slower(receipt: Receipt, alias: str, successor: Measurement | None, 
             raise GateError(
                 f"alias {alias!r} was not moved to {receipt.uri}: at batch size {timing.batch_size} it takes up to {slowest:.3f} times "
                 f"as long as what the alias points to now, and the policy allows {max_slowdown:g}"
-                + ("" if timing.stable else f"; the measurement did not settle in {timing.rounds} rounds"),
+                + (
+                    "" if stats.is_resolved(timing) else f"; after {timing.rounds} rounds it is not known more narrowly"
+                ),
                 fix="promote.max_slowdown in the policy sets the limit"
-                + ("" if timing.stable else "; a quieter machine, or a larger budget.measure_seconds, settles it"),
+                + (
+                    ""
+                    if stats.is_resolved(timing)
+                    else "; a quieter machine, or a larger budget.measure_seconds, narrows it"
+                ),
             )

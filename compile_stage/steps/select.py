@@ -110,7 +110,14 @@ def _why_won(candidate: Candidate, policy: TargetPolicy) -> str:
     under = f"; under {len(waivers)} waiver(s): {', '.join(w.gate for w in waivers)}" if waivers else ""
     if timing is None or timing.speedup is None:
         return f"passes every gate, best {policy.prefer}{under}"
-    return f"passes every gate, best {policy.prefer}: {timing.speedup:.2f} times as fast as the original{under}"
+    return f"passes every gate, best {policy.prefer}: {_how_fast(timing)} as the original{under}"
+
+
+def _how_fast(timing: Timing) -> str:
+    if timing.headline_speedup is not None or timing.speedup_interval is None:
+        return f"{timing.speedup:.2f} times as fast"
+    low, high = timing.speedup_interval
+    return f"between {low:.2g} and {high:.2g} times as fast (the measurement was unstable)"
 
 
 def _no_winner(candidates: Sequence[Candidate], states: Mapping[str, ResultState]) -> str:

@@ -37,8 +37,8 @@ def test_what_is_hopeless_is_dropped_early_and_said(small_model: Path, write_pol
     assert target.selection.winner == found["onnxruntime"].job.id
     slow = found["fake-slow"]
     assert target.selection.states[slow.job.id] == "lost"
-    assert re.match(r"dropped after [26] rounds: its latency was at least", target.selection.reasons[slow.job.id])
-    assert [timing.rounds for timing in slow.measurement.timings] in ([2], [6])
+    assert re.match(r"dropped after \d+ rounds: its latency was at least", target.selection.reasons[slow.job.id])
+    assert [timing.rounds for timing in slow.measurement.timings] in ([2], [3], [4], [5], [6])
     assert len(found["onnxruntime"].measurement.timings) == 2
     assert "its latency was at least" in (policy.parent / "out" / "report.md").read_text()
 

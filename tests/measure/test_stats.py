@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_stage.core.records import Timing
 from compile_stage.measure.stats import (
     FEW_ROUNDS,
+    UNSTABLE,
     Statistic,
     bootstrap,
+    is_within,
     median,
     percentile,
     ratio_interval,
@@ -46,18 +51,63 @@ def test_bootstrap_of_a_difference_covers_the_truth() -> None:
     assert 0.93 <= hits / trials <= 0.975
 
 
-@pytest.mark.parametrize("count", [4, 8, FEW_ROUNDS, 30])
+@pytest.mark.parametrize("count", [4, FEW_ROUNDS, 12, 30])
 def test_ratio_interval_covers_the_truth(count: int) -> None:
-    """At any number of rounds, although a machine's mood is shared within a round and one round in ten is disturbed."""
+    """At any number of rounds, although all of a round is slowed alike and one round in ten is disturbed. Broken: a
+    candidate that is slower than the policy allows would pass more often than 1 time in 20."""
     generator = np.random.default_rng(count)
-    trials, hits = 600, 0
+    trials, hits = 200, 0
     for trial in range(trials):
-        mood = np.exp(generator.normal(0, 0.2, count))
+        slowed = np.exp(generator.normal(0, 0.2, count))
         disturbed = np.where(generator.random((2, count)) < 0.05, np.exp(generator.normal(0, 0.1, (2, count))), 1)
         noise = np.exp(generator.normal(0, 0.02, (2, count))) * disturbed
-        found = ratio_interval(rounds_of(3.0 * mood * noise[0]), rounds_of(mood * noise[1]), seed=trial)
-        hits += found.low <= 3.0 <= found.high
-    assert 0.92 <= hits / trials <= 0.985
+        ratio = ratio_interval(rounds_of(3.0 * slowed * noise[0]), rounds_of(slowed * noise[1]), seed=trial)
+        hits += ratio.low <= 3.0 <= ratio.high
+    assert hits / trials >= 0.92
+
+
+def test_the_speedup_is_the_quotient_of_the_medians_beside_it() -> None:
+    """Broken: "827x" would stand over "35.1 us, baseline 1.09 ms". Such a run: a small model whose two threads wait for
+    each other on a busy machine. In most rounds a call of the baseline took 29 ms, so a turn held one or two; in the others
+    1.09 ms, and a turn held many. The mean over rounds is that of the slow ones, the median of all calls is a fast one."""
+    slow, fast, own = [[0.029] * 2] * 20, [[0.00109] * 37] * 2, [[35.1e-6] * 100] * 22
+    ratio = ratio_interval(slow + fast, own, seed=0)
+    assert ratio.value == pytest.approx(1.09e-3 / 35.1e-6)
+    assert ratio.high > 800  # what the rounds do not agree on is in the interval
+    assert not is_within(ratio, UNSTABLE)
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 30), st.integers(1, 30), st.integers(0, 99))
+def test_the_value_is_that_quotient_whatever_the_rounds_hold(count: int, calls: int, seed: int) -> None:
+    """Broken: the ratio that is shown would not be explained by the two latencies that are shown."""
+    generator = np.random.default_rng([count, calls, seed])
+    base = [generator.lognormal(0, 1, generator.integers(1, calls + 1)).tolist() for _ in range(count)]
+    own = [generator.lognormal(0, 1, generator.integers(1, calls + 1)).tolist() for _ in range(count)]
+    ratio = ratio_interval(base, own, seed=seed)
+    assert ratio.value == pytest.approx(median([*chain(*base)]) / median([*chain(*own)]))
+    assert ratio.low <= ratio.value <= ratio.high
+
+
+def test_a_quiet_run_is_stable_and_a_wide_interval_is_not() -> None:
+    """Broken: every run would be called unstable, as when 2 % was asked for, or none."""
+    generator = np.random.default_rng(0)
+
+    def rounds(latency: float, spread: float) -> list[list[float]]:
+        return [
+            (latency * np.exp(generator.normal(0, spread) + generator.normal(0, 0.05, 20))).tolist() for _ in range(20)
+        ]
+
+    assert is_within(ratio_interval(rounds(2.0, 0.01), rounds(1.0, 0.01), seed=0), UNSTABLE)
+    assert is_within(ratio_interval(rounds(2.0, 0.08), rounds(1.0, 0.08), seed=0), UNSTABLE)  # moderately busy
+    assert not is_within(ratio_interval(rounds(2.0, 0.8), rounds(1.0, 0.8), seed=0), UNSTABLE)
+
+
+def test_a_latency_that_is_no_number_is_refused() -> None:
+    """Broken: a clock that went wrong would come out as an infinite speedup."""
+    for wrong in ([[math.nan]], [[0.0]], [[]]):
+        with pytest.raises(ValueError, match="rounds with calls"):
+            ratio_interval([[1.0]], wrong, seed=0)
 
 
 def test_same_seed_same_interval() -> None:
@@ -99,6 +149,7 @@ def test_a_single_round_shows_nothing() -> None:
         ratio_interval([], [], seed=0)
 
 
+@settings(max_examples=25)
 @given(st.floats(0.1, 10), st.integers(1, 40))
 def test_ratio_does_not_know_the_unit(unit: float, count: int) -> None:
     generator = np.random.default_rng(count)
@@ -174,3 +225,18 @@ def test_timings_of_different_runs_never_tie() -> None:
     assert not tied(timing(2.0, 0.1), timing(2.0, 0.1, rounds=19))
     bare = Timing(latency_s=(2.0,), batch_size=1, stable=True, environment="x")
     assert not tied(bare, bare)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rounds", "at_least"),
+    [("quiet", 12, 0.9), ("disturbed", 12, 0.9), ("waves", 30, 0.85), ("own drift", 12, 0.5)],
+)
+def test_coverage_under_ugly_noise_is_what_the_docs_say(
+    noise: str, rounds: int, at_least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: docs/measurement.md would promise more, or less, than the interval keeps. The last kind is where it does not keep
+    95 %, which the page says; when that gets better, the page and this test change."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    share, _ = importlib.import_module("coverage_of_intervals").coverage(noise, rounds, 60)
+    assert at_least <= share
+    assert noise != "own drift" or share < 0.85

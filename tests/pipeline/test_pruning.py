@@ -34,7 +34,7 @@ from compile_stage.core.records import (
     Waiver,
 )
 from compile_stage.core.tensors import Signature
-from compile_stage.measure.timing import HOPELESS
+from compile_stage.measure.timing import FAR_SLOWER
 from compile_stage.pipeline import pruning
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.option_tuning import Tuning, lay_out
@@ -46,7 +46,7 @@ TARGET = Target(name="cpu", backends=("auto",), batch_sizes=(2, 8))
 POLICY = TargetPolicy(target=TARGET, tolerances={}, performance=())
 SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
 SAMPLE_S = 0.01
-HOPELESS_S = HOPELESS * SAMPLE_S * TARGET.batch_sizes[0]
+FAR_SLOWER_S = FAR_SLOWER * SAMPLE_S * TARGET.batch_sizes[0]
 """Seconds of a call from which on a candidate is suspected."""
 
 
@@ -125,7 +125,7 @@ def test_what_is_far_slower_and_takes_long_to_prove_is_dropped_with_the_reason_a
     assert races == [1]
 
 
-@pytest.mark.parametrize("latency_s", [HOPELESS_S * 0.99, WORTH_S / 200 * TARGET.batch_sizes[0] * 0.99])
+@pytest.mark.parametrize("latency_s", [FAR_SLOWER_S * 0.99, WORTH_S / 200 * TARGET.batch_sizes[0] * 0.99])
 def test_who_is_fast_enough_or_quickly_proven_is_not_suspected(
     latency_s: float, compare: Callable[..., Measurement | None]
 ) -> None:
@@ -169,7 +169,7 @@ def dropped_and_winner(winner_s: float) -> tuple[Candidate, Candidate]:
     )
 
 
-@pytest.mark.parametrize(("winner_s", "again"), [(1.0 / HOPELESS * 0.9, False), (1.0 / HOPELESS * 1.1, True)])
+@pytest.mark.parametrize(("winner_s", "again"), [(1.0 / FAR_SLOWER * 0.9, False), (1.0 / FAR_SLOWER * 1.1, True)])
 def test_it_is_proven_after_all_unless_the_winner_is_far_ahead(winner_s: float, again: bool) -> None:
     """Broken: a comparison with the original would decide between two candidates that are both slower than it."""
     dropped, winner = dropped_and_winner(winner_s)

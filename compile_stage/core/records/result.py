@@ -45,6 +45,11 @@ class TargetResult:
         """The candidate that was selected."""
         return next((c for c in self.candidates if c.job.id == self.selection.winner), None)
 
+    @property
+    def measurement_notes(self) -> tuple[str, ...]:
+        """What a reader should know of all its measurements, such as that the machine was busy."""
+        return self.baseline.notes if self.baseline is not None else ()
+
 
 RunStatus: TypeAlias = Literal["passed", "failed", "refused"]
 

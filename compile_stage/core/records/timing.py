@@ -11,13 +11,15 @@ class Timing:
 
     Attributes:
         latency_s: One value per call, in seconds, in order.
-        speedup: Baseline median / own median, from rounds that were interleaved; None for the baseline itself.
-        speedup_interval: 95 % bootstrap interval of `speedup`.
+        speedup: The baseline's median latency / the own one, each over all its calls of the same interleaved rounds; None
+            for the baseline itself.
+        speedup_interval: 95 % bootstrap interval of that quotient; rounds are what is resampled.
         rounds: Interleaved turns.
-        disturbed: Rounds that were dropped because others used the cores meanwhile; when too few would be left, none is dropped and
-            `stable` is False.
-        turns: How many of `latency_s` belong to each round, in order, so that two participants can be compared round by round.
-        stable: The interval became narrow enough before the budget ended.
+        disturbed: Rounds that were dropped because others used the cores meanwhile; when too few would be left, none is.
+        turns: How many of `latency_s` belong to each round, in order, so that two participants can be compared round by
+            round.
+        stable: The interval's half width is at most 10 % of `speedup`. One that is not stable is shown as its interval,
+            without a figure: see `headline_speedup`.
         environment: Hardware fingerprint.
     """
 
@@ -31,6 +33,11 @@ class Timing:
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
 
+    @property
+    def headline_speedup(self) -> float | None:
+        """`speedup` where one figure may stand for it; None where it is unstable, and for the baseline."""
+        return self.speedup if self.stable else None
+
 
 @record
 class Measurement:
@@ -38,12 +45,15 @@ class Measurement:
 
     Attributes:
         stopped_early: Why it was not measured further after a first short look, or not even proven; empty when it was.
+        notes: Of the baseline's measurement: what a reader should know of all that were measured beside it, such as that
+            the machine was busy.
     """
 
     timings: tuple[Timing, ...]
     load_s: float
     peak_memory_bytes: int
     stopped_early: str = ""
+    notes: tuple[str, ...] = ()
 
     def timing(self, batch_size: int) -> Timing | None:
         """The timing at that batch size, if it was measured."""

@@ -1,0 +1,148 @@
+"""What is measured, what of it is kept, and what a reader is told of it; workers are fakes with a latency that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from datetime import date
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_stage.core.cache import Cache
+from compile_stage.core.context import Context
+from compile_stage.core.environment import hardware
+from compile_stage.core.events import EventLog
+from compile_stage.core.ports import Needs
+from compile_stage.core.records import Artifact, Budget, SampleSet, SourceModel, Target
+from compile_stage.core.tensors import Signature
+from compile_stage.measure import disturbance, interleaved
+from compile_stage.steps.benchmark import BASELINE, Measured, benchmark
+
+SOURCE = SourceModel(uri="s", name="m", version="1", flavor="onnx", path="", digest="s", registry="")
+SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
+TARGET = Target(name="cpu", threads=2)
+LATENCY_S = {BASELINE: 0.02, "fast": 0.01}
+
+
+class FakeWorker:
+    """A model whose calls take as long as its name says, times what slows the round."""
+
+    def __init__(self, name: str, engine: FakeEngine) -> None:
+        self._latency_s, self._engine = LATENCY_S[name.removeprefix("measure--")], engine
+        self._generator = np.random.default_rng(len(name))
+
+    def call(self, function: str, /, **arguments: Any) -> Any:
+        if function == "warm_up":
+            return {"latency_s": self._latency_s}
+        if function == "time_turn":
+            self._engine.turns += 1
+            slowed = float(np.exp(self._generator.normal(0, self._engine.noise)))
+            return [self._latency_s * slowed] * arguments["max_calls"]
+        return 10**8 if function == "peak_memory" else {"load_s": 0.1}
+
+
+class FakeEngine:
+    """Starts fake workers, and counts their turns."""
+
+    def __init__(self, noise: float) -> None:
+        self.noise, self.turns = noise, 0
+
+    @contextmanager
+    def worker(self, name: str, needs: Needs) -> Iterator[FakeWorker]:
+        yield FakeWorker(name, self)
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def measure(tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False) -> Measured:
+    context = Context(
+        cache=Cache(tmp_path), engine=engine, events=EventLog(), hardware=hardware(), scratch=tmp_path,
+        today=date.today(), remeasure=remeasure,
+    )  # fmt: skip
+    artifact = Artifact(
+        path="", entry="", digest="a", job_id="fast", backend="onnxruntime", precision="fp32", toolchain={}, hardware="",
+        signature=Signature(inputs=(), outputs=()), size_bytes=10,
+    )  # fmt: skip
+    return benchmark(context, "cpu", SOURCE, {"fast": artifact}, SAMPLES, TARGET, Budget(measure_seconds=0.3), seed=0)
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Cores that other processes use, as the counters tell it; a test sets the figure."""
+    cores, clock = [0.0], [0.0]
+
+    def usage() -> disturbance.Usage:
+        clock[0] += 0.02
+        return disturbance.Usage(machine_s=cores[0] * clock[0], own_s=0.0, at_s=clock[0])
+
+    monkeypatch.setattr(disturbance, "usage", usage)
+    monkeypatch.setattr(disturbance, "available_cores", lambda: 2)
+    # The time that rounds may take is a number of rounds, however busy the machine is that runs the test.
+    looks = count()
+    monkeypatch.setattr(interleaved, "time", SimpleNamespace(monotonic=lambda: next(looks) * 0.01))
+    return cores
+
+
+def test_a_quiet_measurement_is_stable_kept_and_explained_by_its_medians(tmp_path: Path) -> None:
+    """Broken: each rerun would measure anew, or the headline would not be the quotient of the latencies beside it."""
+    engine = FakeEngine(noise=0.001)
+    first = measure(tmp_path, engine)
+    (timing,), (base,) = first.measurements["fast"].timings, first.measurements[BASELINE].timings
+    assert timing.headline_speedup == pytest.approx(np.median(base.latency_s) / np.median(timing.latency_s))
+    assert timing.headline_speedup == pytest.approx(2, rel=0.01)
+    assert set(timing.turns) == {4}  # as many calls in each turn
+    assert set(base.turns) == {2}
+    turns = engine.turns
+    again = measure(tmp_path, engine)
+    assert again.cached
+    assert engine.turns == turns
+    assert again.measurements == first.measurements
+    assert again.measurements[BASELINE].notes == ()
+
+
+def test_an_unstable_measurement_has_no_headline_and_comes_from_the_cache_with_a_note(tmp_path: Path) -> None:
+    """Broken: what a busy machine yielded once would be a headline, and be served for ever without a word."""
+    engine = FakeEngine(noise=1.0)
+    first = measure(tmp_path, engine)
+    (timing,) = first.measurements["fast"].timings
+    assert not timing.stable
+    assert timing.headline_speedup is None
+    assert timing.speedup_interval is not None
+    assert first.measurements[BASELINE].notes == ()
+    again = measure(tmp_path, engine)
+    (note,) = again.measurements[BASELINE].notes
+    assert note == (
+        "The measurement of cpu comes from the cache, and the speedup of fast is unstable: on a quieter machine, run again "
+        "with --remeasure"
+    )
+
+
+def test_remeasure_measures_and_replaces_what_the_cache_has(tmp_path: Path) -> None:
+    """Broken: the advice of that note would not work."""
+    assert not measure(tmp_path, FakeEngine(noise=1.0)).measurements["fast"].timings[0].stable
+    engine = FakeEngine(noise=0.001)
+    fresh = measure(tmp_path, engine, remeasure=True)
+    assert engine.turns
+    assert not fresh.cached
+    assert fresh.measurements["fast"].timings[0].stable
+    later = measure(tmp_path, FakeEngine(noise=1.0))
+    assert later.cached
+    assert later.measurements == fresh.measurements
+
+
+def test_a_busy_machine_is_noted_and_the_note_is_kept(tmp_path: Path, others: list[float]) -> None:
+    """Broken: nobody could tell from a report that another job ran beside the measurement."""
+    others[0] = 1.3
+    first = measure(tmp_path, FakeEngine(noise=0.001))
+    (note,) = first.measurements[BASELINE].notes
+    assert note.startswith("The machine was busy while measuring: other processes used 1.3 of 2 cores; ")
+    others[0] = 0.0
+    assert measure(tmp_path, FakeEngine(noise=0.001)).measurements[BASELINE].notes == (note,)
+    assert replace(first, cached=True).measurements["fast"].notes == ()
