@@ -31,7 +31,7 @@ class DoctorEntry:
     Attributes:
         version: Package and version of what it stands on, and where a registry is; empty when unknown or missing.
         reason: Why it can't be used; empty when it can.
-        fix: The command that mends it; empty when there is none.
+        fix: The command that fixes it; empty when there is none.
     """
 
     kind: Kind

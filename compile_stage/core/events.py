@@ -1,4 +1,4 @@
-"""What happens during a run, told to whoever listens: a live table, plain lines, a log."""
+"""What happens during a run, reported to whoever listens: a live table, plain lines, a log."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def precisions() -> tuple[str, ...]:
     can't be loaded has none."""
     known = {*names("lowerings")}
     for name in names("backends"):
-        with contextlib.suppress(Exception):  # whoever uses that backend is told why
+        with contextlib.suppress(Exception):  # whoever uses that backend sees the reason
             known.update(load("backends", name).capabilities.precisions)
     return (SOURCE_PRECISION, *sorted(known - {SOURCE_PRECISION}))
 

@@ -115,7 +115,7 @@ def rank_nodes(model: Any, lowered: Any, samples: Any, threads: int) -> list[Any
 
 
 def mix(model: Any, lowered: Any, keep: list[str], into: str) -> PortableModel:
-    """The lowered model with the source's nodes named in `keep` given back."""
+    """The lowered model with the nodes named in `keep` as the source has them."""
     from compile_stage.precision.mixed import mix as give_back
 
     return give_back(revive(PortableModel, model), revive(PortableModel, lowered), keep, Path(into))

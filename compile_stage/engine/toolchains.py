@@ -124,7 +124,7 @@ def lock(name: str, out: Path | None = None, say: Say = lambda _: None) -> Path:
         UsageError: The backend has no toolchain.
         MissingDependencyError: The requirements can't be resolved.
     """
-    plugins.load("backends", name)  # a name that no backend has is told first
+    plugins.load("backends", name)  # an unknown name is refused first
     wanted = plugins.shipped_lock(name)  # which need not be there: this is how a backend's first one is made
     wanted = wanted.with_suffix(".in") if wanted is not None else None
     if wanted is None or not wanted.is_file():
@@ -150,7 +150,7 @@ def lock(name: str, out: Path | None = None, say: Say = lambda _: None) -> Path:
 
 
 def _lock(name: str) -> Path:
-    plugins.load("backends", name)  # a name that no backend has is told first
+    plugins.load("backends", name)  # an unknown name is refused first
     found = plugins.lock_of(name)
     if found is None:
         have = ", ".join(state.name for state in states()) or "none"
@@ -238,15 +238,15 @@ def _run(command: Sequence[str], what: str, held: int = -1) -> str:
         raise MissingDependencyError(f"{what}: {command[0]} can't be run: {error.strerror}") from error
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        said = [line for line in lines if not line.startswith("WARNING: ")] or lines  # they may hide the error
-        told = "\n".join(said[-_REPORTED_LINES:])
-        if os.strerror(errno.ENOSPC) in told:
+        relevant = [line for line in lines if not line.startswith("WARNING: ")] or lines  # they may hide the error
+        report = "\n".join(relevant[-_REPORTED_LINES:])
+        if os.strerror(errno.ENOSPC) in report:
             raise StorageError(
-                f"{what} can't be made, since the disk is full:\n{told}",
+                f"{what} can't be made, since the disk is full:\n{report}",
                 fix="make room, or name a folder on another disk with COMPILE_STAGE_TOOLCHAINS (or TMPDIR, where pip unpacks)",
             )
         raise MissingDependencyError(
-            f"{what} can't be made:\n{told}",
+            f"{what} can't be made:\n{report}",
             fix="see what pip says above; a proxy or index is set in pip's own configuration",
         )
     return done.stdout

@@ -242,7 +242,7 @@ def _framer(estimator: Any) -> Any:
 
 
 def _limit_jobs(estimator: Any, threads: int) -> None:
-    """A model that was told to use several processes or threads uses as many as the policy says; one that was not stays
+    """A model that was made to use several processes or threads uses as many as the policy says; one that was not stays
     as it is."""
     parameters = estimator.get_params(deep=True)
     wanted = {

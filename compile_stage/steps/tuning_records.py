@@ -1,6 +1,6 @@
 """Tuning records: from the registry into the cache before jobs are compiled, and what they measured back to it.
 
-They make a run faster and change nothing of what is proven, so whatever is wrong with them is told, and the run goes on.
+They make a run faster and change nothing of what is proven, so whatever is wrong with them is a note, and the run goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STEP = "tuning"
 
 
 def pull_records(context: Context, source: SourceModel, jobs: Sequence[Job]) -> tuple[str, ...]:
-    """Bring what the registry knows for the backends that tune to where they look for it; returns what is to be told of that.
+    """Bring what the registry knows for the backends that tune to where they look for it; returns notes on that.
 
     Nothing is believed: each file must have the content that it is named after, and be what its backend writes.
     """

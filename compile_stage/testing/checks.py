@@ -90,10 +90,10 @@ def offers_rungs_that_it_takes(case: Case) -> str | None:
         names = [rung.name for rung in offered]
         for rung in offered:
             if names.count(rung.name) > 1:
-                return f"two of its rungs are called {rung.name!r}"
+                return f"two of its tuning options are called {rung.name!r}"
             reason = backend.refuse_target(replace(target, options={backend.name: rung.options}))
             if reason is not None:
-                return f"it offers the rung {rung.name!r}, and refuses its options: {reason}"
+                return f"it offers the tuning option {rung.name!r}, and refuses it: {reason}"
     return None
 
 

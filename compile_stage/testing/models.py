@@ -37,7 +37,7 @@ class Graph:
         self.weights: list[Any] = []
 
     def weight(self, *shape: int, scale: float | None = None, offset: float = 0.0) -> str:
-        """A float32 weight, normally distributed; scaled by its fan-in unless told otherwise."""
+        """A float32 weight, normally distributed; scaled by its fan-in unless `scale` says otherwise."""
         spread = scale if scale is not None else 1.0 / np.sqrt(np.prod(shape[1:] if len(shape) > 2 else shape[:1]))
         return self.constant((self.random.standard_normal(shape) * spread + offset).astype(np.float32))
 

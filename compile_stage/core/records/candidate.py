@@ -117,15 +117,15 @@ StepKind: TypeAlias = Literal["original", "graph", "precision", "memory", "tunin
 
 @record
 class OptimizationStep:
-    """One step of the way from the original to the best that was found; its latency, memory, size and error are those of its candidate.
+    """One step from the original to the best candidate; its latency, memory, size and error are those of its candidate.
 
     Attributes:
-        name: A scheme's or a rung's; empty for the original.
+        name: A scheme's or a tuning option's; empty for the original.
         job_id: Its candidate's; empty for the original, and where nothing was tried.
         accepted: False for what was tried and dropped, or not tried: then it is not one that the next is compared with.
         reason: One sentence: why it was kept, or not.
-        options: Those that it lays over what is below it.
-        speedup: Median latency of the climbed step before / its own, at the batch size that selection looks at, from turns of one
+        options: Those that it lays over the step before.
+        speedup: Median latency of the accepted step before / its own, at the batch size that selection looks at, from turns of one
             interleaved run; None where one of the two was not measured there.
         speedup_interval: 95 % bootstrap interval of `speedup`.
     """

@@ -155,7 +155,7 @@ class TargetPolicy:
     Attributes:
         tolerances: By precision (`fp32`, `int8`, ...). A precision without an entry has no gates, so its verdict can't pass.
         performance: Gates on `speedup`, `p95_latency_ms`, `size_mb`, `memory_mb`.
-        ladder: What passes is taken further: the backend's settings for memory, then those for tuning, one by one.
+        ladder: Tune the backend's options on the fastest candidate that passes: those for memory, then those for speed, one by one.
     """
 
     target: Target
@@ -168,7 +168,7 @@ class TargetPolicy:
 
     @property
     def prunes_slow(self) -> bool:
-        """True where a candidate that is hopelessly slow need not be taken to the end: what is named always is; `auto` names nothing, and brings whatever is
+        """True where a candidate that is far slower than another need not be proven: what is named always is; `auto` names nothing, and brings whatever is
         installed. Behind by far in latency matters only to who looks at latency."""
         return self.target.backends == ("auto",) and self.prefer == "latency"
 

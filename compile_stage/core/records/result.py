@@ -24,7 +24,7 @@ class TargetResult:
     Attributes:
         samples: By role: what its candidates were calibrated and validated on.
         baseline: What the original was measured at beside them; None when nothing was measured.
-        ladder: From the original upwards, when the policy asks for it.
+        ladder: The steps of option tuning, from the original on, when the policy asks for it.
         notes: What a reader should know of its data.
         unvalidated: What was compiled and could not be validated here; only where there is no winner.
     """
