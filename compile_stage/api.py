@@ -18,14 +18,17 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.events import EventLog, Reporter
 from compile_stage.core.records import Plan, Policy, Receipt, RunResult, SourceModel, Verification
+from compile_stage.core.shipped import policy_file
 from compile_stage.core.storage import demand_writable, storage_trouble
 from compile_stage.policy.load import load_policy
 
 if TYPE_CHECKING:
     from compile_stage.core.toolchains import Toolchain
-    from compile_stage.doctor import DoctorReport
     from compile_stage.engine.toolchains import State
     from compile_stage.graph_debug.diagnosis import Diagnosis
+    from compile_stage.installation import DoctorReport
+    from compile_stage.report.compare import Comparison
+    from compile_stage.report.notebook import NotebookResult
 
 
 def plan(
@@ -45,7 +48,7 @@ def plan(
     from compile_stage.pipeline.preflight import preflight
     from compile_stage.pipeline.run import make_plan
 
-    policy = load_policy(Path(policy_path), sets=sets, targets=targets)
+    policy = load_policy(policy_file(policy_path), sets=sets, targets=targets)
     with _context(None, "local") as context:
         expanded = preflight(context, make_plan(context, policy, model_uri))
         return replace(expanded, held=cache_status(context, expanded))
@@ -64,7 +67,7 @@ def run(
     remeasure: bool = False,
     reporter: Reporter | None = None,
     on_result: Callable[[RunResult], object] = lambda _: None,
-) -> RunResult:
+) -> NotebookResult:
     """Take a model through a policy: compile, prove, measure, publish, promote.
 
     Args:
@@ -79,7 +82,7 @@ def run(
         on_result: Hears the result whenever the files of it are written; the last time before an exception too, and then the result says what ended it.
 
     Returns:
-        The result; its `exit_code` is the command line's. A missed gate or a failed job is a result, not an exception.
+        The result; its `exit_code` is the command line's; a notebook shows it as the report, and `to_pandas()` gives its candidates. A missed gate or a failed job is a result, not an exception.
 
     Raises:
         PolicyError: The policy is wrong, or is not meant for this model.
@@ -90,6 +93,7 @@ def run(
     from compile_stage.pipeline.outcome import RunInProgress, RunOptions
     from compile_stage.pipeline.run import make_plan
     from compile_stage.pipeline.run import run as run_plan
+    from compile_stage.report.notebook import NotebookResult
 
     def write_reports(result: RunResult, folder: Path | None) -> Mapping[str, Path]:
         on_result(result)
@@ -97,7 +101,7 @@ def run(
 
     options = RunOptions(out=Path(out).absolute() if out is not None else None, publish=publish, promote=promote)
     with RunInProgress(model_uri, os.fspath(policy_path), options, write_reports) as progress:
-        progress.policy = load_policy(Path(policy_path), sets=sets, targets=targets)
+        progress.policy = load_policy(policy_file(policy_path), sets=sets, targets=targets)
         with _context(reporter, engine, remeasure=remeasure) as context:
             progress.context = context
             expanded = make_plan(context, progress.policy, model_uri)
@@ -106,7 +110,35 @@ def run(
             demand_writable(folder)
             progress.plan, progress.folder = expanded, folder
             run_plan(progress, context, expanded)
-    return progress.written or progress.result()
+    return NotebookResult.of(progress.written or progress.result())
+
+
+def lint(*policies: str | os.PathLike[str]) -> list[str]:
+    """Every mistake in these policy files, as `file:line:column: path: what is wrong; what is allowed`; empty when they are valid.
+
+    Args:
+        policies: Files, or `shipped:NAME`.
+    """
+    from compile_stage.policy.load import lint as lint_files
+
+    return lint_files([policy_file(policy) for policy in policies])
+
+
+def compare(a: RunResult | str | os.PathLike[str], b: RunResult | str | os.PathLike[str]) -> Comparison:
+    """What changed from one run to another: the status, and for each target the winner, verdicts, and speeds that differ by more than their noise.
+
+    Speeds over the original are compared by their 95 % intervals, and only where both were measured on the same hardware and neither is unstable; what
+    can't be compared is a note.
+
+    Args:
+        a, b: Results of `run`, or paths of `result.json` or of the folders that hold one.
+
+    Raises:
+        UsageError: A file can't be read, or is no result.json.
+    """
+    from compile_stage.report.compare import compare as compare_results
+
+    return compare_results(a, b)
 
 
 def default_out(source: SourceModel, policy: Policy) -> Path:
@@ -289,7 +321,7 @@ def debug(
                     f"nothing says how {subject!r} is to be looked into",
                     fix="name a policy with -p, a second model file to compare with, or a backend with --backend",
                 )
-            expanded = make_plan(context, load_policy(Path(policy), sets=sets, targets=targets), uri)
+            expanded = make_plan(context, load_policy(policy_file(policy), sets=sets, targets=targets), uri)
             folder = _folder(out, _model_folder(expanded.source))
             diagnosis = diagnose_job(context, expanded, pattern, folder, count=samples)
         debug_page.write(diagnosis, folder)
@@ -298,16 +330,9 @@ def debug(
 
 def doctor() -> DoctorReport:
     """What this machine has, what is missing, and the command that brings it."""
-    from compile_stage.doctor import examine
+    from compile_stage.installation import examine
 
     return examine()
-
-
-def demo(out: str | os.PathLike[str] = "demo-output", *, reporter: Reporter | None = None) -> list[RunResult]:
-    """Train small real models, register them in an embedded MLflow, and take each through the stage."""
-    from compile_stage.demo import demo as run_demo
-
-    return run_demo(Path(out), reporter)
 
 
 def toolchains() -> tuple[State, ...]:

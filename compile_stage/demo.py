@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,24 +12,27 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from compile_stage.api import run
 from compile_stage.core import plugins
-from compile_stage.core.errors import RegistryError, UsageError
+from compile_stage.core.errors import MissingDependencyError, RegistryError
 from compile_stage.core.events import Reporter, Silent
 from compile_stage.core.records import RunResult
+from compile_stage.core.shipped import folder, policy_file
 
 MODELS = {"digits-cnn": "digits_cnn.py", "digits-boosting": "digits_boosting.py"}
 """Registered name → the example that trains it."""
 
-POLICY = "cpu-server.yaml"
+POLICY = "shipped:cpu-server"
+
+NEEDS = ("mlflow", "torch", "onnxscript", "sklearn", "skl2onnx", "skops", "openvino", "nncf")
+"""Modules that training, exporting or compiling these models imports. Looked up before anything is trained, which takes minutes."""
 
 MEASURE_SECONDS = 12
 """The policy measures for up to a minute a target; a demo need not."""
 
-_PACKAGE = Path(__file__).parent
-
 
 def demo(out: Path, reporter: Reporter | None = None) -> list[RunResult]:
-    """Train the models, register them, and take each through `policies/cpu-server.yaml`.
+    """Train the models, register them, and take each through the shipped policy `cpu-server`.
 
     Args:
         out: Holds everything: the registry (unless MLFLOW_TRACKING_URI names another one), a folder of reports and
@@ -38,13 +42,17 @@ def demo(out: Path, reporter: Reporter | None = None) -> list[RunResult]:
         One result a model.
 
     Raises:
-        UsageError: The examples, or what they need, are not installed.
+        MissingDependencyError: A package that the demo needs is not installed; said before anything is trained.
+        UsageError: The examples are not part of this installation.
     """
-    from compile_stage.api import run
-
+    if missing := missing_packages():
+        raise MissingDependencyError(
+            f"the demo needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            fix='pip install "compile-stage[demo]"',
+        )
     listener, out = reporter or Silent(), out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    examples, policy = shipped("examples", "digits_cnn.py").parent, shipped("policies", POLICY)
+    examples, policy = folder("examples"), policy_file(POLICY)
     with _embedded_registry(out):
         _train_all(examples, listener)
         return [
@@ -59,13 +67,9 @@ def demo(out: Path, reporter: Reporter | None = None) -> list[RunResult]:
         ]
 
 
-def shipped(folder: str, name: str) -> Path:
-    """A file of `examples/` or `policies/`, which lie beside the package in a checkout and inside of it when
-    installed."""
-    for place in (_PACKAGE / f"_{folder}", _PACKAGE.parent / folder):
-        if (place / name).is_file():
-            return place / name
-    raise UsageError(f"{folder}/{name} is not part of this installation", fix="install compile-stage from a release")
+def missing_packages() -> tuple[str, ...]:
+    """The modules that the demo needs and that can't be found here."""
+    return tuple(module for module in NEEDS if importlib.util.find_spec(module) is None)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from compile_stage.core import plugins
 from compile_stage.core.digest import canonical_json
-from compile_stage.doctor import DoctorEntry, examine
+from compile_stage.installation import DoctorEntry, examine
 
 
 class Absent:

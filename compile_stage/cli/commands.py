@@ -53,7 +53,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog=_example(
         "compile-stage demo",
-        "compile-stage run models:/fraud/7 -p policies/cpu-server.yaml",
+        "compile-stage run models:/fraud/7 -p shipped:cpu-server",
     ),
 )
 @click.version_option(__version__, message="compile-stage %(version)s")
@@ -64,7 +64,7 @@ def cli() -> None:
 @cli.command(
     short_help="Compile, prove, measure and publish a model.",
     epilog=_example(
-        "compile-stage run models:/fraud@candidate -p policies/cpu-server.yaml",
+        "compile-stage run models:/fraud@candidate -p shipped:cpu-server",
         "compile-stage run models:/fraud/7 -p policy.yaml -t 'edge-*' --no-publish --out report",
         "compile-stage run models:/fraud/7 -p policy.yaml --set performance.min_speedup=2 --json > result.json",
     ),
@@ -129,7 +129,7 @@ def run(
 
 @cli.command(
     short_help="Show what would run, what is refused and why, and what is cached.",
-    epilog=_example("compile-stage plan models:/fraud/7 -p policies/cpu-server.yaml -t cpu-server"),
+    epilog=_example("compile-stage plan models:/fraud/7 -p shipped:cpu-server -t cpu-server"),
 )
 @click.argument("model_uri")
 @_policy
@@ -166,13 +166,14 @@ def plan(
 @_quiet
 def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
     """Check policy files; every mistake is listed with file:line:column."""
+    from compile_stage.core.shipped import policy_file
     from compile_stage.policy.load import load_policy, warnings
 
     wrong = 0
     said: set[str] = set()  # a base that several policies extend is at fault only once
     for path in policies:
         try:
-            policy = load_policy(path, sets, base=True)
+            policy = load_policy(policy_file(path), sets, base=True)
         except PolicyError as error:
             wrong += 1
             print_error(error, said)
@@ -184,7 +185,7 @@ def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
             if not quiet:
                 click.echo(f"{path}: ok ({policy.name}, {_targets_named(policy)})")
     if wrong:
-        click.echo(f"{wrong} of {len(policies)} policies can't be obeyed", err=True)
+        click.echo(f"{wrong} of {len(policies)} policies are invalid", err=True)
         return errors.EXIT_USAGE
     return errors.EXIT_OK
 
@@ -199,14 +200,35 @@ def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
 @_json
 def explain(policy: Path, target: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Show each resolved value of POLICY and the file:line that it came from."""
+    from compile_stage.core.shipped import policy_file
     from compile_stage.policy.explain import explain as explain_policy
 
-    found = explain_policy(policy, sets, target)
+    found = explain_policy(policy_file(policy), sets, target)
     if as_json:
         print_json(found)
         return
     with _display(False, 0, 0) as display:
         display.show_values(found)
+
+
+@cli.command(
+    "policy",
+    short_help="Print a shipped policy, to start your own from.",
+    epilog=_example("compile-stage policy", "compile-stage policy --from cpu-server > policy.yaml"),
+)
+@click.option("--from", "name", metavar="NAME", help="The shipped policy to print.  [default: list them]")
+def print_policy(name: str | None) -> None:
+    """Print a policy that comes with compile-stage, to start your own from; without --from, list them all.
+
+    Without a copy it is used as -p shipped:NAME.
+    """
+    from compile_stage.core import shipped
+
+    if name is not None:
+        print_text(shipped.policy_text(name))
+        return
+    for known in shipped.policy_names():
+        click.echo(f"{known:<16} {shipped.policy_summary(known)}")
 
 
 @cli.command(
@@ -350,10 +372,10 @@ def rollback(uri: str, alias: str | None, as_json: bool) -> None:
 @_verbose
 def demo(out: Path, quiet: int, verbose: int) -> int:
     """Train small real models on real data, register them in an embedded MLflow, and run the whole stage."""
-    from compile_stage import api
+    from compile_stage.demo import demo as run_demo
 
     with _display(False, quiet, verbose) as display:
-        results = api.demo(reporter=display, out=out)
+        results = run_demo(out, display)
         display.close()
         for result in results:
             display.show_result(result, out / result.source.name)

@@ -26,7 +26,13 @@ def example(*lines: str) -> str:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 policy_option: Decorator = click.option(
-    "-p", "--policy", "policy_path", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Policy file."
+    "-p",
+    "--policy",
+    "policy_path",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Policy file, or shipped:NAME (see `compile-stage policy`).",
 )
 targets_option: Decorator = click.option(
     "-t", "--target", "targets", multiple=True, metavar="GLOB", help="Only targets whose name matches. Repeatable."

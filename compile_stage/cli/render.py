@@ -25,8 +25,8 @@ from compile_stage.report.ladder import ladder_line
 
 if TYPE_CHECKING:
     from compile_stage.core.records import Verification
-    from compile_stage.doctor import DoctorReport
     from compile_stage.graph_debug.diagnosis import Diagnosis
+    from compile_stage.installation import DoctorReport
     from compile_stage.policy.explain import Row
 
 _STATE_STYLES = {"won": "bold green", "failed": "red", "refused": "yellow", "compiled_not_validated": "red"}

@@ -15,8 +15,9 @@ from functools import cache, partial
 from pathlib import Path as FilePath
 from typing import TypeAlias
 
-from compile_stage.core.errors import InternalError
+from compile_stage.core.errors import InternalError, UsageError
 from compile_stage.core.plugins import did_you_mean
+from compile_stage.core.shipped import PREFIX, policy_file
 from compile_stage.policy.locks import broken, joined, locks_of, words_of
 from compile_stage.policy.messages import check_schema
 from compile_stage.policy.metrics import METRICS
@@ -163,6 +164,12 @@ class _FileReader:
                 Problem(element.place, path, said, "copy the file into your repository and name it here")
             )
             return None
+        if name.startswith(PREFIX):
+            try:
+                return self.read(os.fspath(policy_file(name)), chain, element.place, path)
+            except UsageError as error:
+                self.problems.append(Problem(element.place, path, error.problem, error.fix or ""))
+                return None
         return self.read(os.path.normpath(FilePath(shown).parent / name), chain, element.place, path)
 
 

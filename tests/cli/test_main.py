@@ -203,7 +203,7 @@ def test_lint_says_every_mistake_of_every_file(
     assert f"error: {wrong}:9:" in shown.err
     assert f"error: {wrong}:10:1: tolerancez" in shown.err
     assert f"error: {absent}: does not exist" in shown.err
-    assert "2 of 3 policies can't be obeyed" in shown.err
+    assert "2 of 3 policies are invalid" in shown.err
     assert shown.out == f"{policy}: ok (cpu-server, 1 target)\n"
 
 
@@ -276,7 +276,7 @@ def test_verify_ends_with_7_when_something_does_not_hold(
 def test_demo_says_where_everything_is(
     result: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(api, "demo", lambda *, out, reporter: [result])
+    monkeypatch.setattr("compile_stage.demo.demo", lambda out, reporter: [result])
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert leave("demo", "-q", "--out", str(tmp_path)) == 0
     shown = capsys.readouterr().out
@@ -352,7 +352,7 @@ def test_every_help_has_an_example_that_parses_and_the_exit_codes(
 def test_the_group_lists_its_commands_in_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert leave("--help") == 0
     assert list(cli.commands) == [
-        "run", "plan", "lint", "explain", "schema", "doctor", "verify", "validate", "debug", "toolchain", "promote", "rollback", "demo", "version"
+        "run", "plan", "lint", "explain", "policy", "schema", "doctor", "verify", "validate", "debug", "toolchain", "promote", "rollback", "demo", "version"
     ]  # fmt: skip
     assert "..." not in capsys.readouterr().out.replace("[ARGS]...", "")
 

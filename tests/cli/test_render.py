@@ -14,7 +14,7 @@ import pytest
 from compile_stage.cli.render import Display
 from compile_stage.core.events import EventLog
 from compile_stage.core.records import Plan, RunResult, Verification
-from compile_stage.doctor import DoctorEntry, DoctorReport
+from compile_stage.installation import DoctorEntry, DoctorReport
 
 
 class Terminal(io.StringIO):

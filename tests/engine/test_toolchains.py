@@ -21,9 +21,9 @@ from compile_stage.cli.main import main
 from compile_stage.core import plugins, toolchains
 from compile_stage.core.errors import MissingDependencyError, StorageError, UsageError
 from compile_stage.core.ports import Needs
-from compile_stage.doctor import examine
 from compile_stage.engine import toolchains as engine
 from compile_stage.engine.local import LocalEngine
+from compile_stage.installation import examine
 
 BACKEND = """
 from compile_stage.core.capabilities import BackendCapabilities

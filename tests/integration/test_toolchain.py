@@ -12,8 +12,8 @@ from compile_stage import api
 from compile_stage.core import plugins
 from compile_stage.core.errors import MissingDependencyError
 from compile_stage.core.toolchains import Toolchain, toolchains_root
-from compile_stage.doctor import examine
 from compile_stage.engine import toolchains
+from compile_stage.installation import examine
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own deprecations
 
