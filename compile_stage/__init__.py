@@ -11,9 +11,6 @@ line is `compile-stage`.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 __version__ = "0.1.0"
 
 _FUNCTIONS = (
@@ -29,7 +26,9 @@ _HOMES = dict.fromkeys(_FUNCTIONS, "compile_stage.api") | dict.fromkeys(_RECORDS
 __all__ = ["__version__", *_HOMES]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
+    import importlib
+
     if (home := _HOMES.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name)

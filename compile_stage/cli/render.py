@@ -124,7 +124,7 @@ class Display:
         self._say(f"{result.status}: {summary.headline(result)}", style=style)
         for target in result.targets:
             if (receipt := target.receipt) is not None:
-                words = "published" if receipt.created else "already published, nothing new"
+                words = "published" if receipt.created else "already published, unchanged"
                 alias = f", {receipt.name}@{receipt.promoted_to} points to it" if receipt.promoted_to else ""
                 self._say(f"{words}: {receipt.uri}{alias}")
                 if receipt.note:
@@ -165,7 +165,7 @@ class Display:
             table = self._grid(kind, "", "version", "")
             for entry in entries:
                 state = self._text("ready", "green") if entry.ready else self._text("missing", "yellow")
-                remark = f"{entry.reason}: {entry.fix}" if entry.fix else entry.reason
+                remark = f"{entry.reason}:\n{entry.fix}" if entry.fix else entry.reason
                 table.add_row(self._text(entry.name), state, self._text(entry.version), self._text(remark))
             self._say("")
             self.console.print(table)
@@ -237,6 +237,9 @@ class Display:
 
     def _show_jobs(self, plan: Plan, jobs: Sequence[Job], refusals: Sequence[Refusal]) -> None:
         """A table where it fits; else a line a job, and what is done with it below."""
+        if not jobs and not refusals:
+            self._say("no jobs")
+            return
         entries = [
             (("run", "green") if todo else ("cached", "cyan"), job.id, job.scheme.precision, words)
             for job in jobs
@@ -279,19 +282,18 @@ class Display:
                 self._say(f"  {row.backend} {row.scheme}: {row.reason}")
         if target.selection.winner is None:
             self._say(f"no winner: {summary.no_winner(result, target)}", style="red")
+        if line := summary.baseline_text(result, target):
+            self._say(line)
+        for note in summary.measurement_notes(result, target):
+            self._say(f"note: {note}", style="yellow")
         if line := ladder_line(result, target):
             self._say(line)
 
     def _figures(self, row: summary.Row, wide: bool) -> list[str]:
-        """p50, speedup, error and size of a row; an unstable timing says so."""
-        speedup = numbers.ratio(row.timing.speedup) if row.timing is not None else numbers.DASH
-        if row.timing is not None and row.timing.speedup_interval is not None and wide:
-            speedup += f" ({numbers.span(row.timing.speedup_interval)})"
-        if row.timing is not None and not row.timing.stable:
-            speedup += " unstable"
+        """p50, speedup, error and size of a row."""
         return [
             numbers.duration(summary.median_s(row.timing)),
-            speedup,
+            summary.speedup_text(row.timing, interval=wide),
             summary.error_text(row.error),
             numbers.size(row.size_bytes),
         ]

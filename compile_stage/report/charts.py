@@ -73,17 +73,18 @@ def speedup_chart(bars: Sequence[Bar]) -> Markup:
             cap = '<line class="whisker s-{0}" x1="{1}" x2="{1}" y1="{2}" y2="{3}"/>'
             parts += [_svg(cap, bar.state, end, y - 5, y + 5) for end in (low, high)]
         hollow = "" if bar.stable else " hollow"
-        said = f"{bar.label}: {numbers.ratio(bar.speedup)} {numbers.span(bar.interval)}{'' if bar.stable else ', unstable'}"
+        figure = numbers.ratio(bar.speedup) if bar.stable else "unstable"
+        title = f"{bar.label}: {figure} {numbers.span(bar.interval)}"
         parts.append(
             _svg('<circle class="s-{0}{1}" cx="{2}" cy="{3}" r="5"><title>{4}</title></circle>', bar.state, hollow,
-                 x(bar.speedup), y, said)
+                 x(bar.speedup), y, title)
         )  # fmt: skip
         parts.append(
             _svg(
                 '<text class="value" x="{0}" y="{1}">{2}</text>',
                 _WIDTH - _RIGHT + 12,
                 y + 4,
-                numbers.ratio(bar.speedup),
+                figure,
             )
         )
     return _frame(height, "Speedup over the baseline with 95 % intervals", parts)

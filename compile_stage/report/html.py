@@ -63,6 +63,7 @@ def environment() -> Environment:
         "limit": summary.limit_text,
         "error": summary.error_text,
         "outcome": summary.outcome_word,
+        "speedup": summary.speedup_text,
         "readable": _readable,
         "state_word": summary.STATE_WORDS.__getitem__,
         "kind_word": KIND_WORDS.__getitem__,
@@ -89,6 +90,9 @@ def _section(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "target": target.policy.target,
         "prefer": target.policy.prefer,
         "selection": target.selection,
+        "measurement_notes": summary.measurement_notes(result, target),
+        "baseline_text": summary.baseline_text(result, target),
+        "how_fast": _how_fast(result, target),
         "no_winner": summary.no_winner(result, target),
         "receipt": target.receipt,
         "bundle": target.bundle,
@@ -105,6 +109,12 @@ def _section(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "speedups": _speedups(rows),
         "latencies": _latencies(result, target, rows, baseline),
     }
+
+
+def _how_fast(result: RunResult, target: TargetResult) -> str:
+    winner = summary.winner_of(target)
+    baseline = summary.main_timing(target, summary.baseline_of(result, target))
+    return summary.how_fast(summary.main_timing(target, winner.measurement if winner else None), baseline)
 
 
 def _main_summary(target: TargetResult, measurement: Measurement | None) -> dict[str, Any] | None:

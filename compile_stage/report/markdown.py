@@ -84,7 +84,7 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
                 _cell(row.backend),
                 _cell(row.scheme),
                 numbers.duration(summary.median_s(row.timing)),
-                _speedup(row),
+                summary.speedup_text(row.timing),
                 _cell(summary.error_text(row.error)),
                 numbers.size(row.size_bytes),
                 _cell(row.reason),
@@ -92,6 +92,9 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
             for row in summary.rows(result, target)
         ),
     )
+    remarks = [summary.baseline_text(result, target), *summary.measurement_notes(result, target)]
+    if any(remarks):
+        lines += ["", _cell(". ".join(filter(None, remarks))) + "."]
     if (receipt := target.receipt) is not None:
         what = "Published" if receipt.created else "Already published"
         alias = f", {_code(f'{receipt.name}@{receipt.promoted_to}')} points to it" if receipt.promoted_to else ""
@@ -164,12 +167,6 @@ def _broken(target: TargetResult) -> Iterator[str]:
 def _place(check: Check) -> str:
     batch = f"batch {check.batch_size}" if check.batch_size else ""
     return " ".join(part for part in (check.gate.metric, check.output or "", batch) if part)
-
-
-def _speedup(row: summary.Row) -> str:
-    if row.timing is None or row.timing.speedup is None:
-        return numbers.DASH
-    return _ratio(row.timing.speedup, row.timing.speedup_interval) + ("" if row.timing.stable else ", unstable")
 
 
 def _ratio(value: float | None, interval: tuple[float, float] | None) -> str:

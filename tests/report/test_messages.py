@@ -1,0 +1,185 @@
+"""The product's voice on one page: `tests/golden/messages.txt`, for whoever reviews the sentences that users see.
+
+All of it is produced by the code that produces it in a run; nothing here is a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from compile_stage.cli import exits
+from compile_stage.cli.render import Display
+from compile_stage.core.records import (
+    Candidate,
+    Check,
+    Failure,
+    Outcome,
+    Plan,
+    Receipt,
+    RunResult,
+    TargetResult,
+    Verdict,
+    Verification,
+)
+from compile_stage.report import summary
+from compile_stage.steps.judge import judge_performance, judge_tolerances
+from compile_stage.steps.select import select
+
+
+class Log(io.StringIO):
+    encoding = "utf-8"
+
+
+def test_what_users_read(factory: ModuleType, result: RunResult, golden: Callable[[str, str], None]) -> None:
+    """A sentence that changes shows here, in the words in which it is printed."""
+    sections = {
+        "How a run ends": endings(result, factory),
+        "Why a candidate is in its state": reasons(factory),
+        "Without a winner": without_winner(factory, result),
+        "What a check says": checks(factory),
+        "What a plan says of a job": jobs(factory, result),
+        "How verify ends": verifications(factory),
+        "What an exit code means": (f"{code}: {meaning}" for code, meaning in exits.MEANINGS.items()),
+    }
+    text = "\n".join(f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items())
+    golden("messages.txt", text)
+
+
+def printed(show: Callable[[Display], object], *, quiet: bool = False) -> list[str]:
+    stream = Log()
+    show(Display(stream, width=200, quiet=quiet))
+    return [line.rstrip() for line in stream.getvalue().splitlines() if line.strip()]
+
+
+def endings(result: RunResult, factory: ModuleType) -> Iterator[str]:
+    winner = result.targets[0].candidates[0]
+    timing = winner.measurement.timings[0]
+    again = dataclasses.replace(
+        result.targets[0].receipt, created=False, promoted_to="", note="the alias was not moved: 1.100 times as slow"
+    )
+    for ending in (
+        result,
+        with_first(result, candidate=with_timing(winner, dataclasses.replace(timing, stable=False))),
+        with_first(result, candidate=with_timing(winner, dataclasses.replace(timing, speedup=40.0))),
+        with_first(result, receipt=again),
+        factory.make_result(factory.no_winner(), status="failed", exit_code=3),
+        dataclasses.replace(
+            result,
+            status="refused",
+            exit_code=5,
+            targets=(),
+            problem="the source is refused: pickled models execute code when loaded",
+        ),
+        dataclasses.replace(result, status="failed", exit_code=130, problem="interrupted; run again to resume"),
+        dataclasses.replace(result, targets=()),
+    ):
+        yield from printed(lambda display, ending=ending: display.show_result(ending, Path("out")), quiet=True)
+
+
+def with_first(result: RunResult, candidate: Any = None, receipt: Receipt | None = None) -> RunResult:
+    target = result.targets[0]
+    if candidate is not None:
+        target = dataclasses.replace(target, candidates=(candidate, *target.candidates[1:]))
+    if receipt is not None:
+        target = dataclasses.replace(target, receipt=receipt)
+    return dataclasses.replace(result, targets=(target,))
+
+
+def with_timing(candidate: Any, timing: Any) -> Any:
+    rest = candidate.measurement.timings[1:]
+    return dataclasses.replace(
+        candidate, measurement=dataclasses.replace(candidate.measurement, timings=(timing, *rest))
+    )
+
+
+def every_candidate(factory: ModuleType) -> list[Any]:
+    """One of every way in which a candidate ends."""
+    policy, today = factory.cpu_server(), date(2026, 1, 1)
+    good, measured = factory.good_checks(0.999), factory.measurement
+
+    def job(scheme: str) -> Any:
+        return factory.job("onnxruntime", "fp32", scheme, policy.target)
+
+    def judged(scheme: str, checks: tuple[Check, ...], timings: Any = None) -> Any:
+        candidate = judge_tolerances(Candidate(job=job(scheme)), checks, (), today)
+        candidate = dataclasses.replace(
+            candidate, artifact=factory.candidate(job(scheme)).artifact, measurement=timings
+        )
+        return judge_performance(candidate, policy, (), today)
+
+    missed = dataclasses.replace(
+        good[0], outcome=Outcome.FAIL, measured=0.941, reason="0.941 < 0.99 on the worst of 360 samples"
+    )
+    not_run = dataclasses.replace(good[2], outcome=Outcome.NOT_RUN, measured=None, reason="the data has no labels")
+    return [
+        judged("won", good, measured(0.00031, 6.52)),
+        judged("slower", good, measured(0.00062, 3.26)),
+        *(
+            Candidate(job=job(kind)).failed(Failure(kind=kind, step=step, problem=problem, detail=""))
+            for kind, step, problem in (
+                ("crash", "compile", "the worker ended by signal 11 (SIGSEGV)"),
+                ("out_of_memory", "compile", "12,000 MB were not enough"),
+                ("timeout", "validate", "15 minutes were not enough"),
+                ("exception", "lower", "operator Foo is not supported"),
+            )
+        ),
+        judged("missed", (missed, *good[1:]), measured(0.0004, 5.0)),
+        judged("missed-two", (missed, good[1], not_run)),
+        judged("not-run", (*good[:2], not_run)),
+        judged("nothing-checked", ()),
+        judged("not-measured", good),
+        judged("slower-than-the-original", good, measured(0.004, 0.5)),
+        Candidate(job=job("refused")).in_state("refused", "onnxruntime has no fp8 on cpu"),
+    ]
+
+
+def reasons(factory: ModuleType) -> Iterator[str]:
+    selection = select(every_candidate(factory), factory.cpu_server())
+    for job_id, state in selection.states.items():
+        yield f"{job_id.rpartition('--')[2]} [{summary.STATE_WORDS[state]}]: {selection.reasons[job_id]}"
+
+
+def without_winner(factory: ModuleType, result: RunResult) -> Iterator[str]:
+    policy, losers = factory.cpu_server(), every_candidate(factory)[2:]
+    for candidates in (losers, losers[4:5], losers[-1:], ()):
+        target = TargetResult(policy=policy, candidates=tuple(candidates), selection=select(candidates, policy))
+        yield summary.no_winner(result, target)
+        if gate := summary.deciding_gate(target):
+            yield f"  {gate}"
+
+
+def checks(factory: ModuleType) -> Iterator[str]:
+    waiver = factory.every_ending().candidates[0].verdict.waivers[0]
+    good = factory.good_checks(0.999)
+    failed = dataclasses.replace(good[0], outcome=Outcome.FAIL, measured=0.941, reason="0.941 < 0.99 over 360 samples")
+    shown: tuple[Check, ...] = (
+        good[0],
+        good[2],
+        failed,
+        dataclasses.replace(failed, waived=waiver),
+        dataclasses.replace(failed, outcome=Outcome.NOT_RUN, measured=None, reason="the data has no labels"),
+    )
+    for check in shown:
+        yield f"{summary.outcome_word(check)}: {summary.error_text(check)}, {summary.limit_text(check)}: {check.reason}"
+    yield summary.outcome_counts(Verdict(checks=shown).checks)
+
+
+def jobs(factory: ModuleType, result: RunResult) -> list[str]:
+    planned = tuple(candidate.job for candidate in result.targets[0].candidates)[:3]
+    planned = (*planned[:2], dataclasses.replace(planned[2], not_runnable_here="it is compiled for aarch64"))
+    steps = ("lower", "compile", "validate", "measure")
+    held = {planned[0].id: steps, planned[1].id: steps[1:2]}
+    plan = Plan(source=result.source, policy=result.policy, jobs=planned, refused=result.refused, held=held)
+    return printed(lambda display: display.show_plan(plan))
+
+
+def verifications(factory: ModuleType) -> Iterator[str]:
+    for passed, word in ((True, "verified"), (False, "verified"), (True, "validated here"), (False, "validated here")):
+        ended = Verification(uri="models:/fraud-compiled/3", passed=passed, checks=(), notes=())
+        yield from printed(lambda display, ended=ended, word=word: display.show_verification(ended, word))
