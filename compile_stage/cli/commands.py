@@ -178,7 +178,7 @@ def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
             wrong += 1
             print_error(error, said)
         else:
-            for warning in warnings(path, sets):
+            for warning in warnings(policy_file(path), sets):
                 if warning not in said:
                     click.echo(f"warning: {warning}", err=True)
                 said.add(warning)
