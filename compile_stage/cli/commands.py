@@ -81,6 +81,7 @@ def cli() -> None:
 @click.option("--publish/--no-publish", default=True, show_default=True, help="Push the winners to the registry.")
 @click.option("--promote/--no-promote", default=True, show_default=True, help="Move the policy's alias.")
 @click.option("--engine", default="local", show_default=True, metavar="NAME", help="Where workers run.")
+@click.option("--remeasure", is_flag=True, help="Measure again what the cache holds measurements of.")
 @_json
 @_quiet
 @_verbose
@@ -93,6 +94,7 @@ def run(
     publish: bool,
     promote: bool,
     engine: str,
+    remeasure: bool,
     as_json: bool,
     quiet: int,
     verbose: int,
@@ -116,6 +118,7 @@ def run(
                 publish=publish,
                 promote=promote,
                 engine=engine,
+                remeasure=remeasure,
                 reporter=display,
                 on_result=told.append,
             )

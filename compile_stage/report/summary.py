@@ -198,7 +198,7 @@ def baseline_of(result: RunResult, target: TargetResult) -> Measurement | None:
 def measurement_notes(result: RunResult, target: TargetResult) -> tuple[str, ...]:
     """What a reader should know of all measurements of a target, such as that the machine was busy, or that an unstable one came from the cache."""
     taken = baseline_of(result, target)
-    return getattr(taken, "notes", ())
+    return taken.notes if taken is not None else ()
 
 
 def state_of(target: TargetResult, candidate: Candidate) -> ResultState:

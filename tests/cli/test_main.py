@@ -82,7 +82,10 @@ def test_run_hands_everything_to_the_api(
     policy: Path, tmp_path: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["run", "models:/m/1", "-p", str(policy), "-t", "edge-*", "-t", "cpu", "--set", "a.b=1", "--set", "c=2"]
-    assert leave(*line, "--out", str(tmp_path / "o"), "--no-publish", "--no-promote", "--engine", "local") == 0
+    assert (
+        leave(*line, "--out", str(tmp_path / "o"), "--no-publish", "--remeasure", "--no-promote", "--engine", "local")
+        == 0
+    )
     [((uri, path), named)] = calls
     assert (uri, path) == ("models:/m/1", policy)
     named.pop("reporter")
@@ -94,6 +97,7 @@ def test_run_hands_everything_to_the_api(
         "publish": False,
         "promote": False,
         "engine": "local",
+        "remeasure": True,
     }
     shown = capsys.readouterr().out
     assert "compile    some-job  done in 2.1 s" in shown
