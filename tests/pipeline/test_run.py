@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import date
@@ -271,3 +272,22 @@ def test_each_target_keeps_its_own_samples(stage: Stage) -> None:
     result = stage(Scenario(), rules, job("fp32", where=one), job("int8", where=two, native=False))
     document = result_document(result)
     assert [sorted(entry["data"]) for entry in document["targets"]] == [["validation"], ["calibration", "validation"]]
+
+
+def test_a_run_that_is_to_measure_again_measures_everything_again(
+    context: Callable[[Scenario], Context],
+) -> None:
+    """Broken: `--remeasure` would keep the figures of a busy machine, or would compile and prove everything again."""
+    scenario, rules = Scenario(latency_s=FAST_INT8), policy()
+    plan = Plan(source=source(), policy=rules, jobs=(INT8, FP32), refused=())
+    taken = []
+    for remeasure in (False, False, True):
+        surroundings = replace(context(scenario), remeasure=remeasure)
+        progress = RunInProgress("models:/m/1", "p.yaml", RunOptions(out=None, publish=False), lambda *_: {})
+        progress.context, progress.policy, progress.plan = surroundings, rules, plan
+        before = Counter(scenario.calls)
+        run(progress, surroundings, plan)
+        made = scenario.calls - before
+        taken.append((made.total() > 0, any(function == "time_turn" for function, _ in made)))
+        assert not (remeasure and any(function in ("compile_model", "predict") for function, _ in made))
+    assert taken == [(True, True), (False, False), (True, True)]
