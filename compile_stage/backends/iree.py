@@ -58,7 +58,7 @@ _CHIP_FLAGS = {"cuda": "--iree-cuda-target", "vulkan": "--iree-vulkan-target", "
 _DRIVERS = {"cuda": "cuda", "vulkan": "vulkan", "hip": "hip", "metal": "metal"}
 _FORMATS = {"local": "llvm-cpu", "cuda": "cuda-", "vulkan": "vulkan-", "hip": "rocm-", "metal": "metal-"}
 
-# The compiler's word for an instruction set, and the operating system's, where code that has it dies elsewhere.
+# The compiler's word for an instruction set, and the operating system's, where code that has it crashes on machines without.
 _FEATURES = {
     "sse4.2": "sse4_2", "avx": "avx", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "avxvnni": "avx_vnni",
     "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512vl": "avx512vl", "avx512vnni": "avx512_vnni",
@@ -473,7 +473,7 @@ def _run_compiler(flags: list[str], folder: Path) -> None:
     command = [find_tool("iree-compile"), "main.mlir", *flags, "-o", "main.vmfb"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, errors="replace")  # noqa: S603 - the package's own program
     if done.returncode < 0:
-        raise NothingCompiledError(f"IREE's compiler died of signal {-done.returncode}: {_why(done.stderr)}")
+        raise NothingCompiledError(f"IREE's compiler crashed with signal {-done.returncode}: {_why(done.stderr)}")
     if done.returncode:
         raise NothingCompiledError(f"IREE can't compile the graph: {_why(done.stderr)}")
 

@@ -133,9 +133,9 @@ class LiteRt(Backend):
                     file.write_bytes(_quantise(file, scheme, model.signature, calibration, rows))
         for name in files:
             loaded = _Loaded(into / name, model.signature, target.threads)
-            executed, told = _read_back(loaded.interpreter, scheme)
+            executed, remarks = _read_back(loaded.interpreter, scheme)
             found.append(executed)
-            notes += [note for note in told if note not in notes]
+            notes += [note for note in remarks if note not in notes]
         notes += filter(None, [padding_note(model.signature, shapes)])
         return describe(
             self,

@@ -171,9 +171,9 @@ class OnnxRuntime(Backend):
         asked = target.options.get(self.name, {})
         if not self.capabilities_for(target).offers_tuning_options:
             return ()
-        offered = _rungs(target.threads, scheme)
+        offered = _tuning_options(target.threads, scheme)
         if mobile.file_format(asked, target.device, self._provider(asked)) == "ort":  # it holds its weights
-            return tuple(rung for rung in offered if "mapped_weights" not in rung.options)
+            return tuple(option for option in offered if "mapped_weights" not in option.options)
         return offered
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
@@ -326,10 +326,10 @@ def _block_schemes() -> tuple[Scheme, ...]:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- rungs
+# ------------------------------------------------------------------------------------------------------- tuning options
 
 
-def _rungs(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
+def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
     """Settings of the session that are worth a try. Outputs bound to buffers of ours are none of them: they would have to be copied, since
     they belong to the caller, and the copy costs what the allocation does (docs/option-tuning.md). Nor is the switch that takes denormals for zero: it sets the
     arithmetic of the thread that serves, not of the model alone."""

@@ -55,7 +55,7 @@ def is_written_for(provider: providers.Provider, device: str) -> bool:
 
 
 def refuse(given: Mapping[str, Any], device: str, provider: providers.Provider) -> str | None:
-    """The reason why this combination of options can't be obeyed."""
+    """The reason why this combination of options is invalid."""
     if file_format(given, device, provider) == "ort":
         if provider.name not in _WRITTEN_FOR:
             shorts = ", ".join(one.short for one in providers.PROVIDERS if one.name in _WRITTEN_FOR)
@@ -321,7 +321,7 @@ def estimate(order: Order, provider: providers.Provider, given: Mapping[str, Any
             raise NothingCompiledError(
                 f"what {provider.name} would take of the graph can't be estimated: {error}"
             ) from error
-        # NNAPI takes no free shapes at all; Core ML's provider does unless it was told not to, and is slower with them.
+        # NNAPI takes no free shapes at all; Core ML's provider does unless an option forbids it, and is slower with them.
         needs = provider.short == "nnapi" or str(given.get("provider_options", {}).get("RequireStaticInputShapes")) in (
             "1",
             "True",

@@ -196,7 +196,7 @@ def find(word: str) -> Provider | None:
 
 
 def refuse(given: Mapping[str, Any], backend: str, default: str) -> str | None:
-    """The reason why `provider`, `provider_options` or `min_nodes_share` of a target can't be obeyed anywhere."""
+    """The reason why `provider`, `provider_options` or `min_nodes_share` of a target is invalid everywhere."""
     word = given.get("provider", default)
     provider = find(word) if isinstance(word, str) else None
     if provider is None:

@@ -104,7 +104,7 @@ class OpenVino(Backend):
         return ()
 
     def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
-        return _rungs(target)
+        return _tuning_options(target)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target) or refuse_types(model.signature)) is not None:
@@ -279,25 +279,25 @@ def _block_schemes() -> tuple[Scheme, ...]:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- rungs
+# ------------------------------------------------------------------------------------------------------- tuning options
 
 
-def _rungs(target: Target) -> tuple[TuningOption, ...]:
+def _tuning_options(target: Target) -> tuple[TuningOption, ...]:
     """Settings that are worth a try. The plug-in maps weights from their file and reuses its buffers by itself; streams serve calls that
     come at once, and a session's come one by one."""
     several = len(target.batch_sizes) > 1
-    rungs = [
+    options = [
         # One compiled model for every batch size, not one for each with packed weights of its own.
         *([TuningOption(kind="memory", name="one-model", options={"fixed_shapes": False})] if several else []),
         TuningOption(kind="tuning", name="no-pinning", options={"cpu_pinning": False}),
     ]
     if target.threads > 1:
-        rungs += [
+        options += [
             TuningOption(kind="tuning", name="hyper-threading", options={"hyper_threading": True}),
             # The parts of an operator are balanced among the threads while they run.
             TuningOption(kind="tuning", name="auto-partitioner", options={"partitioner": "auto"}),
         ]
-    return tuple(rungs)
+    return tuple(options)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -468,7 +468,7 @@ def _executed(
 def _read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What each layer of the executed graph runs in. Raises when the precision that was asked for was not taken.
 
-    The plug-in may fuse matrix layers with their neighbours into one `Subgraph`; it is then told by the names of the layers in it.
+    The plug-in may fuse matrix layers with their neighbours into one `Subgraph`; it is then recognised by the names of the layers in it.
     """
     operations = graph.get_ops()
     matrices = {op.get_friendly_name() for op in operations if op.get_type_name() in _MATRIX_OPS}

@@ -417,13 +417,13 @@ def read_layers(document: str) -> dict[str, dict[str, int]]:
     ops: Counter[str] = Counter()
     precision: Counter[str] = Counter()
     for layer in json.loads(document).get("Layers", []):
-        told = layer if isinstance(layer, Mapping) else {}
-        kind = str(told.get("LayerType", "untold"))
+        described = layer if isinstance(layer, Mapping) else {}
+        kind = str(described.get("LayerType", "untold"))
         ops[kind] += 1
         if kind.lower() in _MOVES:
             precision["moves"] += 1
             continue
-        tensors = [*told.get("Inputs", []), *told.get("Outputs", [])]
+        tensors = [*described.get("Inputs", []), *described.get("Outputs", [])]
         seen = {_type_in(str(tensor.get("Format/Datatype", ""))) for tensor in tensors if isinstance(tensor, Mapping)}
         precision[next((name for name in _NARROWEST_FIRST if name in seen), "untold")] += 1
     return {

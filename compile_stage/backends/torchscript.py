@@ -273,5 +273,5 @@ def _quiet() -> Iterator[None]:
 def _sentence(error: Exception) -> str:
     """What it says last, without the traced program's own lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("RuntimeError", "Error"))] or lines[-1:]
-    return (" ".join(told) or type(error).__name__)[:600]
+    errors = [line for line in lines if line.startswith(("RuntimeError", "Error"))] or lines[-1:]
+    return (" ".join(errors) or type(error).__name__)[:600]

@@ -225,7 +225,7 @@ class _Search:
             rand_state=1,
             num_threads=self._threads,
         ).clone()
-        builder, runner, keeper, told = _measuring(module, self._target, self._store, self._ends)
+        builder, runner, keeper, counted = _measuring(module, self._target, self._store, self._ends)
         callbacks = [ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel(), keeper]
         with tempfile.TemporaryDirectory() as scratch, _until(self._ends):
             ms.tune.tune_tasks(
@@ -240,7 +240,7 @@ class _Search:
                 cost_model=self._model,
                 measure_callbacks=callbacks,
             )
-        return int(told["trials"])
+        return int(counted["trials"])
 
 
 @contextlib.contextmanager
@@ -263,7 +263,7 @@ def _measuring(module: Any, target: Any, store: RecordStore, ends: float) -> tup
     from tvm.s_tir.meta_schedule.database.database import TuningRecord
 
     built: dict[str, Any] = {}
-    told = {"trials": 0}
+    counted = {"trials": 0}
 
     @derived_object
     class Builder(ms.builder.PyBuilder):  # type: ignore[misc]
@@ -308,11 +308,11 @@ def _measuring(module: Any, target: Any, store: RecordStore, ends: float) -> tup
                     records.append(TuningRecord(one.sch.trace, workload, seconds, target, one.args_info))
             if tried:
                 store.write(module, tried, records)
-            told["trials"] += tried
+            counted["trials"] += tried
             if time.monotonic() >= ends:
                 raise TimeoutError(_LATE)
 
-    return Builder(), Runner(), Keeper(), told
+    return Builder(), Runner(), Keeper(), counted
 
 
 def _seconds(made: Any, arguments: Any) -> list[float]:

@@ -1,7 +1,7 @@
 """From a PyTorch program to StableHLO: torchax's operators, traced by JAX. Needed to compile, not to open.
 
 torchax writes PyTorch's operators in JAX. Here the program's graph is run node by node with them, so that JAX sees the whole; two traps are
-taken care of at each node. JAX halves 64-bit types unless told otherwise, and told so, some of torchax's float32 operators compute in float64
+taken care of at each node. JAX halves 64-bit types by default, and with that switched off some of torchax's float32 operators compute in float64
 (pooling does). So 64-bit types are on for the nodes that have any, and off elsewhere; and each answer gets the type that the program says.
 """
 
@@ -290,7 +290,7 @@ def _torchax() -> tuple[Mapping[Any, Any], Any]:
                 raise
             return f"{self}.{key}, which this PyTorch has not"
 
-    fast, told = torch.backends.mha.get_fastpath_enabled(), os.environ.get("ENABLE_RUNTIME_UPTIME_TELEMETRY")
+    fast, reporting = torch.backends.mha.get_fastpath_enabled(), os.environ.get("ENABLE_RUNTIME_UPTIME_TELEMETRY")
     packet.__getattr__ = lenient
     try:
         from torchax import decompositions
@@ -300,7 +300,7 @@ def _torchax() -> tuple[Mapping[Any, Any], Any]:
     finally:
         packet.__getattr__ = strict
         torch.backends.mha.set_fastpath_enabled(fast)
-        if told is None:
+        if reporting is None:
             os.environ.pop("ENABLE_RUNTIME_UPTIME_TELEMETRY", None)
     return ops_registry.all_aten_ops, decompositions.DECOMPOSITIONS
 

@@ -124,7 +124,7 @@ class WorkerError(CompileStageError):
     """A worker's failure, by kind. The engine raises it; the job's result records it.
 
     Args:
-        kind: `crash` (the process died), `out_of_memory`, `timeout`, or `exception` (the call raised).
+        kind: `crash` (the process ended without an answer), `out_of_memory`, `timeout`, or `exception` (the call raised).
         problem: One sentence.
         detail: The traceback or the log's tail, for the report.
     """

@@ -80,20 +80,20 @@ def declares_schemes(case: Case) -> str | None:
     return None
 
 
-def offers_rungs_that_it_takes(case: Case) -> str | None:
-    """A backend that offers settings to try (`rungs`, optional) names each once, and takes their options."""
+def offers_tuning_options_that_it_takes(case: Case) -> str | None:
+    """A backend that offers settings to try (`tuning_options`) names each once, and takes their options."""
     backend = case.backend
     for target in (case.target, replace(case.target, threads=2, batch_sizes=(1, 8))):
         offered = backend.tuning_options(target, case.scheme)
         if offered and not backend.capabilities_for(target).offers_tuning_options:
             return "it has tuning options, and capabilities.offers_tuning_options is false: nobody would ask for them"
-        names = [rung.name for rung in offered]
-        for rung in offered:
-            if names.count(rung.name) > 1:
-                return f"two of its tuning options are called {rung.name!r}"
-            reason = backend.refuse_target(replace(target, options={backend.name: rung.options}))
+        names = [option.name for option in offered]
+        for option in offered:
+            if names.count(option.name) > 1:
+                return f"two of its tuning options are called {option.name!r}"
+            reason = backend.refuse_target(replace(target, options={backend.name: option.options}))
             if reason is not None:
-                return f"it offers the tuning option {rung.name!r}, and refuses it: {reason}"
+                return f"it offers the tuning option {option.name!r}, and refuses its options: {reason}"
     return None
 
 
@@ -332,7 +332,7 @@ CHECKS: Mapping[str, Callable[[Case], str | None]] = {
         describes_itself,
         plans_without_importing,
         declares_schemes,
-        offers_rungs_that_it_takes,
+        offers_tuning_options_that_it_takes,
         refuses_in_words,
         writes_its_artifact,
         keeps_names_and_types,
