@@ -37,7 +37,7 @@ _NO_KERNELS = ("prim::", "aten::size", "aten::Int", "aten::ScalarImplicit", "ate
 
 
 class TorchScript(Backend):
-    """The backend."""
+    """Traces, freezes and saves a PyTorch program; fp32 on CPUs only."""
 
     name: ClassVar[str] = "torchscript"
     requires: ClassVar[tuple[str, ...]] = ("torch",)

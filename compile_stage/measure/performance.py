@@ -53,18 +53,21 @@ def _speedup(gate: Gate, timing: Timing) -> Check:
     if timing.speedup is None or timing.speedup_interval is None:
         return _not_run(gate, f"{at} it was not compared with the baseline", timing)
     low, high = timing.speedup_interval
-    found = f"{timing.speedup:.3g} times the baseline's speed {at} (95 % interval {low:.3g} to {high:.3g})"
-    wanted = f"at least {gate.limit:g} is asked for"
+    measured = f"{timing.speedup:.3g} times the baseline's speed (95 % interval {low:.3g} to {high:.3g})"
+    limit = f"the limit is {gate.limit:g}"
     if high < gate.limit:
         outcome = Outcome.FAIL
-        reason = f"slower than the baseline: {found}" if high < 1 else f"not fast enough: {found}"
-        reason += f"; {wanted}"
+        reason = f"slower than the baseline: {measured}" if high < 1 else f"not fast enough: {measured}"
+        reason += f"; {limit}"
     elif low >= (1 - RESOLUTION) * gate.limit:
-        outcome, reason = Outcome.PASS, f"{found}; {wanted}"
+        outcome, reason = Outcome.PASS, f"{measured}; {limit}"
     else:
         outcome = Outcome.FAIL
         width = (high - low) / 2 / timing.speedup
-        reason = f"could not be shown: {found}; {wanted}, and after {timing.rounds} rounds the measurement is only known to ±{width:.1%}"
+        reason = (
+            f"too uncertain: {measured}; {limit}, and {timing.rounds} rounds leave ±{width:.1%}: use a quieter machine, or a larger "
+            "budget.measure_seconds"
+        )
     return Check(
         gate=gate,
         outcome=outcome,
@@ -79,7 +82,7 @@ def _speedup(gate: Gate, timing: Timing) -> Check:
 def _latency(gate: Gate, timing: Timing) -> Check:
     value = percentile(timing.latency_s, 0.95)
     if value is None:
-        reason = f"{len(timing.latency_s)} calls can't carry a p95, which needs {samples_needed(0.95)}"
+        reason = f"a p95 needs {samples_needed(0.95)} calls, and {len(timing.latency_s)} were made; raise budget.measure_seconds"
         return _not_run(gate, reason, timing)
     measured = value * 1e3
     holds = measured <= gate.limit

@@ -1,1 +1,1 @@
-"""The run, read top to bottom: `run.py` is the story."""
+"""One run, read top to bottom: `run.py` is the order, `target.py` one target, `evaluate.py` one candidate."""

@@ -17,6 +17,7 @@ from compile_stage.core.digest import tree_size
 from compile_stage.core.errors import CompileStageError, RemovedError, UsageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
 from compile_stage.core.records import Artifact, CacheState, Candidate, Failure, Job, PortableModel, record
+from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.measure import stats
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.pruning import quick_comparison
@@ -59,7 +60,7 @@ class Evaluation:
     """One candidate evaluated.
 
     Attributes:
-        quick_latency_s: Median seconds of a call, measured alone; None when it was not asked for or could not be measured.
+        quick_latency_s: Seconds of a call, measured alone; None when it was not asked for or could not be measured.
     """
 
     candidate: Candidate
@@ -85,8 +86,9 @@ def evaluate(target: TargetRun, job: Job, options: Options = _TO_THE_END) -> Eva
     """Take one job as far as it goes."""
     budget = target.run_policy.budget
     if target.seconds_left < 0:
-        late = f"the policy's budget of {budget.minutes:g} minutes was used up before this job began"
-        return Evaluation(candidate=Candidate(job=job).failed(Failure(kind="timeout", step="plan", problem=late)))
+        late = f"not started: the budget of {budget.minutes:g} minutes (budget.minutes) was used up"
+        failure = Failure(kind="timeout", step=NOT_STARTED, problem=late)
+        return Evaluation(candidate=Candidate(job=job).failed(failure))
     steps = _Steps(target, job, options)
     try:
         quick_latency_s = steps.run()
@@ -196,8 +198,8 @@ def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) 
 
 
 def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> float:
-    """Median seconds of a call at the target's first batch size, from half a second of measuring. Not interleaved: it guides the searches,
-    and no claim is made from it."""
+    """Seconds of a call at the target's first batch size: the lowest of the medians of four turns of 0.1 s, after the warm-up. Not interleaved: it
+    guides the searches, and no claim is made from it."""
     context, samples, batch_size = target.context, target.inputs.validation, job.target.batch_sizes[0]
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],

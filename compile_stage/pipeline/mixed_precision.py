@@ -156,7 +156,7 @@ def find_mixed(
         return replace(missed, note=f"the effect of each node could not be measured: {error.problem}"), None
     ranked = _worth_keeping(ranking)
     if len(ranked) < 2:
-        return replace(missed, note="only one node is quantised, so none can be kept in higher precision"), None
+        return replace(missed, note=_nothing_to_keep(ranking)), None
     trials = _Trials(target, missed, time.monotonic() + budget.seconds * share, method)
     outcome = searching.search(
         ranked,
@@ -313,6 +313,15 @@ def _no_use(plain_s: float, passing: Passing) -> str:
     return (
         f"no search for nodes to keep in higher precision: with none kept a call takes {plain_s * 1e3:.3g} ms, and "
         f"{passing.job.backend} {passing.job.scheme.name}, which passes, {passing.latency_s * 1e3:.3g} ms"
+    )
+
+
+def _nothing_to_keep(ranking: Sequence[Sensitivity]) -> str:
+    if not ranking:
+        return "no quantised node was found, so none can be kept in higher precision"
+    nodes = sum(1 + len(entry.together) for entry in ranking)
+    return (
+        f"no search among its {nodes} quantised nodes: without the first, none is left that the precision makes faster"
     )
 
 

@@ -191,7 +191,7 @@ def _steps_to(base: Candidate, chosen: str, candidates: Sequence[Candidate]) -> 
     fp32 = next((c.job for c in candidates if c.job.backend == backend and c.job.scheme.precision == "fp32"), None)
     if fp32 is None:
         graph = OptimizationStep(
-            kind="graph", name="fp32", accepted=False, reason=f"the policy has no fp32 of {backend}"
+            kind="graph", name="fp32", accepted=False, reason=f"{backend} has no fp32 candidate here"
         )
     else:
         graph = OptimizationStep(
@@ -199,7 +199,7 @@ def _steps_to(base: Candidate, chosen: str, candidates: Sequence[Candidate]) -> 
         )
     if scheme.precision == "fp32":
         lower = any(c.job.scheme.precision != "fp32" for c in candidates)
-        why = f"options are tuned on fp32: {chosen}" if lower else "the policy asks for no other precision"
+        why = f"options are tuned on fp32: {chosen}" if lower else "no other precision was compiled"
         return [graph, OptimizationStep(kind="precision", name="", accepted=False, reason=why)]
     why = f"{chosen}; {base.note}" if base.note else chosen
     return [graph, OptimizationStep(kind="precision", name=scheme.name, job_id=base.job.id, reason=why)]

@@ -58,7 +58,8 @@ class RunInProgress:
     Attributes:
         folder: Where reports and bundles go; None until the source is known, where the caller names none.
         policy: None until it is loaded.
-        plan: None until the source is resolved and the policy expanded; errors before that end a run as `refused`, later ones as `failed`.
+        plan: None until the source is resolved and the policy expanded. Errors before that, and a source that is refused, end a run as
+            `refused`, all others as `failed`.
         framework: Of the original, for people.
         targets: What became of each target so far.
         outcome: How the run ends if nothing else happens.
@@ -88,7 +89,7 @@ class RunInProgress:
 
     @contextmanager
     def alone_in_folder(self) -> Iterator[None]:
-        """Two runs may name one folder: the second waits, or one would replace the bundle that the other is publishing."""
+        """Keep other runs that name this folder from packaging and publishing meanwhile, or one would replace the bundle that another publishes."""
         from filelock import FileLock
 
         if self.folder is None:
@@ -149,7 +150,11 @@ def ended_by(error: BaseException, status: RunStatus) -> RunOutcome:
 
 def _no_winner(target: TargetResult) -> str:
     kind = "required target" if target.policy.target.required else "target"
-    hint = "; run compile-stage validate on such hardware to prove what was compiled" if target.unvalidated else ""
+    hint = (
+        "; what was compiled can be validated on a machine with the target's hardware: compile-stage validate URI"
+        if target.unvalidated
+        else ""
+    )
     return f"{kind} {target.policy.target.name!r} has no winner: {target.selection.reason}{hint}"
 
 

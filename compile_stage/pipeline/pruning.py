@@ -50,7 +50,14 @@ def quick_comparison(target: TargetRun, worker: Worker, job: Job, artifact: Arti
     def compare(_: Path) -> Measurement | None:
         return _compare(target, worker, job, artifact)
 
-    value = context.cached("look/1", job.id, key, compare, anew=context.remeasure).value
+    try:
+        value = context.cached("look/1", job.id, key, compare, anew=context.remeasure).value
+    except WorkerError as error:
+        if error.kind != "exception":
+            raise
+        return None
+    except CompileStageError:  # it could not be measured, which is no reason to prune it
+        return None
     return None if value is None else revive(Measurement, value)
 
 
@@ -64,17 +71,14 @@ def _compare(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) ->
     call_s = _one_call(worker, artifact, job.target.threads, samples, batch_size)
     if call_s is None or call_s < FAR_SLOWER * sample_s * batch_size or proof_s(call_s) < WORTH_S:
         return None
-    try:
-        measurement = _measure_beside_original(target, job, artifact)
-    except CompileStageError:  # it could not be measured, which is no reason to prune it
-        return None
+    measurement = _measure_beside_original(target, job, artifact)
     if measurement is None or not measurement.stopped_early:
         return None
     if (lasts_s := proof_s(_quickest(measurement))) < WORTH_S:
         return None
     lasting = f"{lasts_s / 60:.2g} minutes" if lasts_s >= 60 else f"{lasts_s:.2g} seconds"
-    why = f"{measurement.stopped_early}, so it was not proven, which would have taken about {lasting}"
-    return replace(measurement, stopped_early=f"{why}; name {job.backend} in the policy's backends to have it proven")
+    why = f"{measurement.stopped_early}, so it was not validated, which would have taken about {lasting}"
+    return replace(measurement, stopped_early=f"{why}; to have it validated, list the backends by name instead of auto")
 
 
 def _measure_beside_original(target: TargetRun, job: Job, artifact: Artifact) -> Measurement | None:

@@ -1,6 +1,6 @@
-"""The story: a model goes from the registry through the policy and back, once.
+"""One run in order: plan, targets, packaging, publication, promotion.
 
-What a step does stands in its own file in `compile_stage.steps`. Here is only the order.
+What a step does is in its own file in `compile_stage.steps`. Here is only the order.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _prove_pruned(
     wanted = to_prove(candidates, target.policy, target.run_policy.waivers, winner)
     proven = {c.job.id: c for c in evaluate_all(target, [c.job for c in wanted])} if wanted else {}
     because = f"{winner.job.id} is not far ahead of it" if winner is not None else "no other candidate passed"
-    notes = tuple(f"{c.job.id} was proven after all, since {because}; at first: {c.reason}" for c in wanted)
+    notes = tuple(f"{c.job.id} was pruned ({c.reason}), and then validated after all, since {because}" for c in wanted)
     return [proven.get(c.job.id, c) for c in candidates], notes
 
 

@@ -26,10 +26,10 @@ def options_of(backend: str, target: Target, scheme: Scheme) -> list[TuningOptio
 
 
 def refuse_option(option: TuningOption, job: Job) -> str | None:
-    """The reason why it can't be laid over a job's options: the policy sets it already, and what the policy says holds."""
+    """The reason why it can't be laid over a job's options: the policy, or an option that was accepted before, sets the same."""
     asked = job.target.options.get(job.backend, {})
     stated = sorted(key for key in _paths(option.options) if key in _paths(asked))
-    return f"not tried: {', '.join(stated)} is set already" if stated else None
+    return f"not tried: already set by the policy or by an accepted option: {', '.join(stated)}" if stated else None
 
 
 def tuned_job(job: Job, option: TuningOption) -> Job:

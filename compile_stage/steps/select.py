@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from compile_stage.core import plugins
 from compile_stage.core.records import Candidate, Measurement, ResultState, Selection, TargetPolicy, Timing
@@ -11,25 +12,40 @@ from compile_stage.measure.memory import SAME_MEMORY
 
 
 def select(candidates: Sequence[Candidate], policy: TargetPolicy) -> Selection:
-    """The best passing candidate by the policy's preference; among those that tie within the noise, the simplest."""
+    """The best passing candidate by the policy's preference; among those that tie with it within the noise, the simplest."""
     passing = [candidate for candidate in candidates if candidate.has_passed]
-    winner = _best(passing, policy) if passing else None
-    placed = [_placed(candidate, winner, policy) for candidate in candidates]
+    ranking = _rank(passing, policy) if passing else None
+    placed = [_placed(candidate, ranking, policy) for candidate in candidates]
     states = {candidate.job.id: candidate.result_state for candidate in placed}
     reasons = {candidate.job.id: candidate.full_reason for candidate in placed}
+    winner = ranking.winner.job.id if ranking else None
     return Selection(
         target=policy.target.name,
-        winner=winner.job.id if winner else None,
-        reason=reasons[winner.job.id] if winner else _no_winner(candidates, states),
+        winner=winner,
+        reason=reasons[winner] if winner else _no_winner(candidates, states),
         states=states,
         reasons=reasons,
     )
 
 
-def _best(passing: list[Candidate], policy: TargetPolicy) -> Candidate:
+@dataclass(frozen=True)
+class _Ranking:
+    """Attributes:
+    leader: The candidate with the lowest cost.
+    tied: It, and all that tie with it within the noise.
+    winner: The simplest of these.
+    """
+
+    leader: Candidate
+    tied: tuple[Candidate, ...]
+    winner: Candidate
+
+
+def _rank(passing: Sequence[Candidate], policy: TargetPolicy) -> _Ranking:
     leader = min(passing, key=lambda c: _cost(c, policy))
-    group = [c for c in passing if c is leader or _tied(c, leader, policy)]
-    return min(group, key=lambda c: (_complexity(c), _cost(c, policy)))
+    tied = tuple(c for c in passing if c is leader or _tied(c, leader, policy))
+    winner = min(tied, key=lambda c: (_complexity(c), _cost(c, policy)))
+    return _Ranking(leader=leader, tied=tied, winner=winner)
 
 
 def _cost(candidate: Candidate, policy: TargetPolicy) -> float:
@@ -78,21 +94,23 @@ def _complexity(candidate: Candidate) -> tuple[int, int, int, int]:
     return plugins.complexity(precision), kept, len(candidate.job.tuning_options), position
 
 
-def _placed(candidate: Candidate, winner: Candidate | None, policy: TargetPolicy) -> Candidate:
+def _placed(candidate: Candidate, ranking: _Ranking | None, policy: TargetPolicy) -> Candidate:
     """Won or lost, and why, for what passed; all else keeps its state."""
-    if not candidate.has_passed or winner is None:
+    if not candidate.has_passed or ranking is None:
         return candidate
-    if candidate.job.id == winner.job.id:
-        return candidate.in_state("won", _why_won(candidate, policy))
-    if _tied(candidate, winner, policy):
+    if candidate is ranking.winner:
+        return candidate.in_state("won", _why_won(candidate, ranking, policy))
+    if candidate in ranking.tied:
+        simpler = _complexity(ranking.winner) < _complexity(candidate)
         why = (
             "the winner is the simpler of the two"
-            if _complexity(winner) < _complexity(candidate)
+            if simpler
             else "neither is simpler: the winner's own figure is the better"
         )
         return candidate.in_state("lost", f"ties with the winner in {policy.prefer} within the noise, and {why}")
-    ratio = _cost(candidate, policy) / _cost(winner, policy)
-    return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times the winner's")
+    ratio = _cost(candidate, policy) / _cost(ranking.leader, policy)
+    whose = "the winner's" if ranking.leader is ranking.winner else f"that of {ranking.leader.job.id}"
+    return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times {whose}")
 
 
 def _worse(policy: TargetPolicy) -> str:
@@ -104,13 +122,17 @@ def _worse(policy: TargetPolicy) -> str:
     }[policy.prefer]
 
 
-def _why_won(candidate: Candidate, policy: TargetPolicy) -> str:
+def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> str:
     timing = _deciding_timing(candidate.measurement, policy)
     waivers = candidate.verdict.waivers if candidate.verdict else ()
     under = f"; under {len(waivers)} waiver(s): {', '.join(w.gate for w in waivers)}" if waivers else ""
+    best = f"best {policy.prefer}"
+    if candidate is not ranking.leader:
+        count, first = len(ranking.tied), ranking.leader.job.id
+        best = f"the simplest of {count} that tie in {policy.prefer} within the noise (the best figure has {first})"
     if timing is None or timing.speedup is None:
-        return f"passes every gate, best {policy.prefer}{under}"
-    return f"passes every gate, best {policy.prefer}: {_how_fast(timing)} as the original{under}"
+        return f"passes every gate, {best}{under}"
+    return f"passes every gate, {best}: {_how_fast(timing)} as the original{under}"
 
 
 def _how_fast(timing: Timing) -> str:

@@ -68,8 +68,8 @@ def test_a_hopeless_one_is_dropped_before_a_proof_that_takes_long(
     assert slow.verdict is None
     reason = target.selection.reasons[slow.job.id]
     assert re.fullmatch(
-        r"dropped after [26] rounds: its latency was at least [\d.e+]+ times that of the original in each, so it was not proven, which would have taken "
-        r"about [\d.]+ seconds; name fake-slow in the policy's backends to have it proven",
+        r"dropped after [26] rounds: its latency was at least [\d.e+]+ times that of the original in each, so it was not validated, which would have taken "
+        r"about [\d.]+ seconds; to have it validated, list the backends by name instead of auto",
         reason,
     )
     assert {event.step for event in result.events if event.job_id == slow.job.id} == {"compile", "look", "benchmark"}
@@ -115,8 +115,8 @@ def test_what_was_dropped_is_proven_after_all_when_nothing_else_passes(
     assert target.winner.job.backend == "fake-slow"
     assert target.winner.verdict is not None
     assert target.winner.verdict.passed
-    (note,) = [note for note in result.notes if "proven after all" in note]
-    assert "since no other candidate passed; at first: dropped after" in note
+    (note,) = [note for note in result.notes if "validated after all" in note]
+    assert "and then validated after all, since no other candidate passed" in note
     assert note in (out / "report.md").read_text()
 
 
@@ -131,7 +131,7 @@ def test_what_passes_and_dies_while_it_is_measured_leaves_the_dropped_one_to_be_
     target = result.targets[0]
     states = {candidate.job.backend: target.selection.states[candidate.job.id] for candidate in target.candidates}
     assert states == {"fake-slow": "won", "fake-dies-later": "failed"}
-    assert any("proven after all" in note for note in result.notes)
+    assert any("validated after all" in note for note in result.notes)
 
 
 def test_a_job_starts_one_worker_where_its_backend_has_no_toolchain(

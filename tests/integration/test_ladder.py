@@ -43,7 +43,7 @@ def test_what_is_better_is_climbed_and_what_lies_or_is_slower_is_not(
     assert not steps["slower"].accepted
     assert "dropped: 0." in steps["slower"].reason
     assert not steps["too-late"].accepted
-    assert "wait_ms is set already" in steps["too-late"].reason
+    assert "already set by the policy or by an accepted option: wait_ms" in steps["too-late"].reason
 
     measured = {candidate.job.id: candidate for candidate in target.candidates}
     assert set(measured) == {step.job_id for step in target.ladder if step.accepted and step.job_id}

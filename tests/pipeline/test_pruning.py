@@ -118,8 +118,8 @@ def test_what_is_far_slower_and_takes_long_to_prove_is_dropped_with_the_reason_a
     assert found is not None
     # 100 samples at two batch sizes, 0.9 s each.
     assert found.stopped_early == (
-        "dropped after 2 rounds: its latency was at least 90 times that of the original in each, so it was not proven, which would have taken "
-        "about 3 minutes; name onnxruntime in the policy's backends to have it proven"
+        "dropped after 2 rounds: its latency was at least 90 times that of the original in each, so it was not validated, which would have taken "
+        "about 3 minutes; to have it validated, list the backends by name instead of auto"
     )
     assert compare(Answering(0.0), no_race) == found
     assert races == [1]

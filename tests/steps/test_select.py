@@ -159,7 +159,7 @@ def test_a_crash_is_told_as_one() -> None:
     crashed = replace(candidate(), artifact=None, verdict=None).failed(crash)
     chosen = select([crashed], POLICY)
     assert chosen.states[crashed.job.id] == "failed"
-    assert chosen.reasons[crashed.job.id] == "compile ended in a crash: SIGSEGV"
+    assert chosen.reasons[crashed.job.id] == "compile: crashed: SIGSEGV"
     assert chosen.reason == "no candidate passed every gate: 1 failed"
 
 

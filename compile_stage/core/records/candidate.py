@@ -13,10 +13,13 @@ from compile_stage.core.records.plan import Job
 from compile_stage.core.records.proof import Trial, Verdict
 from compile_stage.core.records.timing import Measurement
 
+NOT_STARTED = "plan"
+"""The step of a failure that kept a job from being started at all."""
+
 
 @record
 class Failure:
-    """How a job ended that yielded nothing."""
+    """How a job ended that yielded nothing. `step` is the one that was running, or `NOT_STARTED`."""
 
     kind: FailureKind
     step: str
@@ -65,7 +68,9 @@ class Candidate:
 
     def failed(self, failure: Failure) -> Candidate:
         """The candidate as it ends with a crash, a time-out, too little memory or an error."""
-        reason = f"{failure.step} ended in {_KINDS[failure.kind]}: {failure.problem}"
+        kind = _KINDS[failure.kind]
+        where = f"{failure.step}: {kind}" if kind else failure.step
+        reason = failure.problem if failure.step == NOT_STARTED else f"{where}: {failure.problem}"
         return replace(self, failure=failure).in_state("failed", reason)
 
     @property
@@ -94,10 +99,10 @@ class Candidate:
 
 
 _KINDS: Mapping[FailureKind, str] = {
-    "crash": "a crash",
-    "out_of_memory": "running out of memory",
-    "timeout": "a time-out",
-    "exception": "an error",
+    "crash": "crashed",
+    "out_of_memory": "out of memory",
+    "timeout": "timed out",
+    "exception": "",
 }
 
 
