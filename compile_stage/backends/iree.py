@@ -56,6 +56,8 @@ _STACK = 65536
 # The flag that names the chip, by device; a device without one takes no chip.
 _CHIP_FLAGS = {"cuda": "--iree-cuda-target", "vulkan": "--iree-vulkan-target", "hip": "--iree-rocm-target"}
 _DRIVERS = {"cuda": "cuda", "vulkan": "vulkan", "hip": "hip", "metal": "metal"}
+# The device of a target, by the option target_device.
+_DEVICES = {"local": "cpu", "cuda": "cuda", "vulkan": "vulkan", "hip": "rocm", "metal": "apple"}
 _FORMATS = {"local": "llvm-cpu", "cuda": "cuda-", "vulkan": "vulkan-", "hip": "rocm-", "metal": "metal-"}
 
 # The compiler's word for an instruction set, and the operating system's, where code that has it crashes on machines without.
@@ -102,7 +104,7 @@ class Iree(Backend):
     extra: ClassVar[str] = "iree"
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("onnx",),
-        devices=("cpu", *sorted(_DRIVERS)),
+        devices=tuple(_DEVICES.values()),
         precisions=("fp32", "fp16"),
         runtime=("iree-base-runtime",),
         opens_with=("iree.runtime",),
@@ -118,11 +120,13 @@ class Iree(Backend):
         asked = target.options.get(self.name, {})
         if (reason := _refuse_options(asked)) is not None:
             return reason
-        device = asked.get("target_device", "local")
-        if target.device not in ("cpu", device):
+        wanted = asked.get("target_device", "local")
+        # The original is measured on the target's device, so that must be the artifact's too.
+        if target.device != _DEVICES[wanted]:
+            pairs = ", ".join(f"{option} for {device}" for option, device in _DEVICES.items())
             return (
-                f"iree compiles for the device cpu, and for {target.device!r} only where its option target_device says "
-                f"so (one of {', '.join(sorted(_DRIVERS))})"
+                f"iree's option target_device is {wanted}, which is for targets of the device {_DEVICES[wanted]}, not of "
+                f"{target.device!r} ({pairs})"
             )
         return None
 

@@ -87,11 +87,14 @@ class SourceCapabilities(Capabilities):
 
     Attributes:
         forms: Portable forms, preferred first: `onnx`, and `torch-export` where `Exporter.export_program` is there.
+        devices: On which `Exporter.open` runs the original. A target of another device is refused, since a speedup over a baseline
+            on another device is no comparison (`core.baseline`).
         program_requires: Modules that a PyTorch program needs beside those that the plug-in `requires`.
         program_extra: The extra of compile-stage that brings them.
     """
 
     forms: tuple[str, ...] = ("onnx",)
+    devices: tuple[str, ...] = ("cpu",)
     program_requires: tuple[str, ...] = ()
     program_extra: str = ""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core import plugins
+from compile_stage.core.baseline import baseline_target, refuse_baseline
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError, UsageError
 from compile_stage.core.records import (
@@ -139,11 +140,16 @@ def compile_model(
 # -------------------------------------------------------------------------------------------------------------- run
 
 
-def open_source(source: Any, threads: int) -> dict[str, Any]:
-    """Open the original model in its own framework; it stays open until another is opened."""
-    model = revive(SourceModel, source)
+def open_source(source: Any, target: Any) -> dict[str, Any]:
+    """Open the original model in its own framework, on the target's device; it stays open until another is opened.
+
+    Raises SourceError when the source does not declare that device, so that no original runs on another one unseen.
+    """
+    model, where = revive(SourceModel, source), revive(Target, target)
+    if (reason := refuse_baseline(model.flavor, where)) is not None:
+        raise SourceError(reason, where=model.uri)
     exporter = plugins.load("sources", model.flavor)
-    return _open(lambda: exporter.open(model, threads))
+    return _open(lambda: exporter.open(model, baseline_target(where)))
 
 
 def open_artifact(artifact: Any, threads: int) -> dict[str, Any]:

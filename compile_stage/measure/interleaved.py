@@ -26,6 +26,7 @@ from compile_stage.core.records import (
     Outcome,
     SampleSet,
     SourceModel,
+    Target,
     Timing,
     record,
 )
@@ -74,11 +75,12 @@ _Round: TypeAlias = dict[str, list[float]]  # participant → seconds per call o
 class Interleaved:
     """The participants of one interleaved measurement."""
 
-    def __init__(self, context: Context, label: str, samples: SampleSet, threads: int, stack: ExitStack) -> None:
+    def __init__(self, context: Context, label: str, samples: SampleSet, target: Target, stack: ExitStack) -> None:
         self._context = context
         self._label = label
         self._samples = samples
-        self._threads = threads
+        self._target = target
+        self._threads = target.threads
         self._stack = stack
         self._runners: dict[str, _Runner] = {}
         self._dropped: dict[str, tuple[_Runner, str]] = {}
@@ -95,7 +97,7 @@ class Interleaved:
             if isinstance(model, Artifact):
                 opened = worker.call("open_artifact", artifact=model, threads=self._threads)
             else:
-                opened = worker.call("open_source", source=model, threads=self._threads)
+                opened = worker.call("open_source", source=model, target=self._target)
             for batch_size in batch_sizes:
                 worker.call("warm_up", samples=self._samples, batch_size=batch_size, seconds=0.0)
             self._runners[name] = _Runner(worker, opened["load_s"], worker.call("peak_memory"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compile_stage.core import plugins
+from compile_stage.core.baseline import refuse_baseline
 from compile_stage.core.digest import tree_size
 from compile_stage.core.errors import CompileStageError, RemovedError, UsageError, WorkerError
 from compile_stage.core.ports import Needs, Worker
@@ -120,6 +121,9 @@ class _Steps:
                 reason = f"compiled, not validated: it can't be run on this machine: {why}"
                 self.candidate = self.candidate.in_state("compiled_not_validated", reason)
                 return None
+            no_baseline = refuse_baseline(self._target.inputs.source.flavor, self._job.target)
+            if no_baseline is not None:
+                raise UsageError(no_baseline)  # of a backend that cross-compiles, only now is known that this runs here
             self.current = "validate"
             if self._options.prune and self._pruned(worker, artifact):
                 return None

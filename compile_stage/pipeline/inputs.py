@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from compile_stage.core import plugins
+from compile_stage.core.baseline import reference_target
 from compile_stage.core.context import Context
 from compile_stage.core.errors import SourceError, UsageError
 from compile_stage.core.ports import Worker
@@ -80,8 +81,9 @@ class TargetInputs:
 
     @cached_property
     def reference(self) -> Reference:
-        """What the original predicts for the validation samples."""
-        return reference(self._context, self._worker, self.source, self.validation, self.target)
+        """What the original predicts for the validation samples, on the device that the artifacts run on."""
+        where = reference_target(self.source.flavor, self.target, self._jobs, self._context.hardware)
+        return reference(self._context, self._worker, self.source, self.validation, where)
 
     @property
     def validation_set(self) -> ValidationSet:

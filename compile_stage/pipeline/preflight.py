@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from compile_stage.core import plugins
+from compile_stage.core.baseline import reference_target
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import (
@@ -20,7 +23,7 @@ from compile_stage.core.errors import (
     WorkerError,
 )
 from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import Data, DataSpec, Job, Plan, Refusal, SampleSet, ShapeRange, SourceModel
+from compile_stage.core.records import Data, DataSpec, Job, Plan, Refusal, SampleSet, ShapeRange, SourceModel, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.steps.export import demand_batch_sizes, inspect
 from compile_stage.steps.sample import sample
@@ -81,7 +84,7 @@ class _Checks:
             SourceError: The source has not what the target asks for.
         """
         target = jobs[0].target
-        signature = self._signature()
+        signature = self._signature(reference_target(self.source.flavor, target, jobs, self.context.hardware).device)
         demand_batch_sizes(self.source, signature, target)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
         unproven = validation and _too_few(validation, self.data)
@@ -94,15 +97,16 @@ class _Checks:
                 reasons |= {job.id: f"it needs calibration samples: {error.problem}" for job in calibrated}
         return reasons
 
-    def _signature(self) -> Signature:
-        key = {"source": self.source.identity, "made_by": plugins.made_by("sources", self.source.flavor)}
-        found = self.context.cached(
-            "signature/1",
-            "",
-            key,
-            lambda _: self.worker.call("open_source", source=self.source, threads=1)["signature"],
-        )
-        signature: Signature = revive(Signature, found.value)
+    def _signature(self, device: str) -> Signature:
+        """From opening the original where a run would, so that a plan refuses what has no such device."""
+        made_by = plugins.made_by("sources", self.source.flavor)
+        key = {"source": self.source.identity, "made_by": made_by, "device": device}
+        where = Target(name="", device=device)
+
+        def make(_: Path) -> Any:
+            return self.worker.call("open_source", source=self.source, target=where)["signature"]
+
+        signature: Signature = revive(Signature, self.context.cached("signature/1", "", key, make).value)
         return signature
 
     def _sample(

@@ -13,7 +13,7 @@ from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
@@ -53,14 +53,14 @@ class LightGBMSource(Exporter):
             return error.problem
 
     @contextmanager
-    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
         model = _load(source)
         signature = _signature(model, source)
         booster = _booster(model)
 
         def call(arrays: Sequence[Any]) -> Sequence[Any]:
             # The wrappers' own predict does this and checks the input once more.
-            found = booster.predict(arrays[0], num_threads=threads, num_iteration=_rounds(model))
+            found = booster.predict(arrays[0], num_threads=target.threads, num_iteration=_rounds(model))
             if signature.outputs[0].name != tabular.LABEL:
                 return [found]
             import numpy as np
@@ -68,7 +68,7 @@ class LightGBMSource(Exporter):
             table = found if found.ndim > 1 else np.stack([1.0 - found, found], axis=1)
             return [model.classes_.take(table.argmax(axis=1)), table]
 
-        with tabular.limited_threads(threads):
+        with tabular.limited_threads(target.threads):
             yield SourceSession(signature, call)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:

@@ -1,4 +1,4 @@
-"""ONNX: the model is portable already; ONNX Runtime on the CPU is the baseline."""
+"""ONNX: the model is portable already; ONNX Runtime is the baseline, on the CPU or on CUDA as the target is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources.session import SourceSession
 
@@ -29,15 +29,26 @@ _WEIGHTS_ARE_NO_INPUTS = 4
 """The file format from which weights need not be listed among the inputs."""
 
 
+_PROVIDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "cpu": ("CPUExecutionProvider", {}),
+    # TF32 is its default, and keeps 10 bits of the 23 of each factor; the baseline is FP32. What it has no kernel for runs on the CPU, as it
+    # does for anyone who opens the model so.
+    "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),
+}
+
+
 class OnnxSource(Exporter):
     """Models that `mlflow.onnx` logged."""
 
     name = "onnx"
     requires = ("onnx", "onnxruntime")
     extra = ""
-    framework = "ONNX Runtime (CPU)"
+    framework = "ONNX Runtime"
     capabilities = SourceCapabilities(
-        forms=("onnx", "torch-export"), program_requires=("torch", "onnx2torch"), program_extra="onnx2torch"
+        forms=("onnx", "torch-export"),
+        devices=tuple(_PROVIDERS),
+        program_requires=("torch", "onnx2torch"),
+        program_extra="onnx2torch",
     )
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
@@ -56,16 +67,23 @@ class OnnxSource(Exporter):
         return None
 
     @contextmanager
-    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
         import onnxruntime
 
+        provider, provider_options = _PROVIDERS[target.device]
+        if provider not in onnxruntime.get_available_providers():
+            raise _lacking(provider, target.device, source)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = target.threads
         options.inter_op_num_threads = 1
         try:
-            runtime = onnxruntime.InferenceSession(str(_file(source)), options, providers=["CPUExecutionProvider"])
+            runtime = onnxruntime.InferenceSession(
+                str(_file(source)), options, providers=[(provider, provider_options)], enable_fallback=0
+            )
         except Exception as error:
             raise SourceError(f"ONNX Runtime can't open it: {mlmodel.first_line(error)}", where=source.uri) from error
+        if runtime.get_providers()[0] != provider:  # its library or driver could not be loaded, which it only warns of
+            raise _lacking(provider, target.device, source)
         signature = graph.signature_of(_load(source, weights=False))
         inputs = [spec.name for spec in signature.inputs]
         outputs = [spec.name for spec in signature.outputs]
@@ -111,6 +129,14 @@ class OnnxSource(Exporter):
 
 def _file(source: SourceModel) -> Path:
     return mlmodel.within(source, mlmodel.flavor(source, "onnx").get("data") or "model.onnx")
+
+
+def _lacking(provider: str, device: str, source: SourceModel) -> SourceError:
+    return SourceError(
+        f"the original can't be run on the target's device {device}: ONNX Runtime has no working {provider} here",
+        fix="install onnxruntime-gpu in place of onnxruntime, and the CUDA and cuDNN that it asks for, or set the target's device to cpu",
+        where=source.uri,
+    )
 
 
 def _load(source: SourceModel, *, weights: bool) -> ModelProto:

@@ -13,7 +13,7 @@ from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
@@ -53,13 +53,13 @@ class SklearnSource(Exporter):
             return error.problem
 
     @contextmanager
-    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
         estimator = _load(source)
-        _limit_jobs(estimator, threads)
+        _limit_jobs(estimator, target.threads)
         signature = _signature(estimator, source)
         as_frame = _framer(estimator)
         likeliest = _LABEL_IS_LIKELIEST.fullmatch(type(_last_step(estimator)).__name__) is not None
-        with tabular.limited_threads(threads), warnings.catch_warnings():
+        with tabular.limited_threads(target.threads), warnings.catch_warnings():
             # The model may have been fitted on a data frame; the baseline gets the bare matrix, which is faster.
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
 

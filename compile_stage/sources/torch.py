@@ -19,11 +19,12 @@ from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
 from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
+from compile_stage.sources.torch_device import DEVICES, place
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -43,7 +44,7 @@ class TorchSource(Exporter):
     requires = ("torch", "onnxscript")
     extra = "torch"
     framework = "PyTorch (eager)"
-    capabilities = SourceCapabilities(forms=("onnx", "torch-export"))
+    capabilities = SourceCapabilities(forms=("onnx", "torch-export"), devices=DEVICES)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         archive, pickled = _archive(source), _pickle(source)
@@ -65,25 +66,28 @@ class TorchSource(Exporter):
         return refuse_program(_export_module(source, module))
 
     @contextmanager
-    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
         import torch
 
-        with threads_restored():
-            use_threads(threads)
+        with threads_restored(), place(target.device) as there:
+            use_threads(target.threads)
             if _archive(source).exists():
                 program = _load_archive(source)
-                module: Any = program.module()
+                signature = signature_of(program, *_names(source, program))
+                module = there.program(program)
             else:
-                module = _load_pickle(source)
-                program = _export_module(source, module)
+                original = _load_pickle(source)
+                program = _export_module(source, original)
+                signature = signature_of(program, *_names(source, program))
+                module = there.module(original)
             in_spec = program.call_spec.in_spec
-            signature = signature_of(program, *_names(source, program))
 
             def call(arrays: Sequence[Any]) -> list[Any]:
-                args, kwargs = torch.utils._pytree.tree_unflatten([_tensor(a) for a in arrays], in_spec)
+                inputs = [there.tensor(_tensor(array)) for array in arrays]
+                args, kwargs = torch.utils._pytree.tree_unflatten(inputs, in_spec)
                 with torch.no_grad():
-                    answer = module(*args, **kwargs)
-                return [leaf.numpy() for leaf in torch.utils._pytree.tree_leaves(answer)]
+                    outputs = module(*args, **kwargs)
+                return there.arrays(torch.utils._pytree.tree_leaves(outputs))
 
             yield SourceSession(signature, call)
 

@@ -18,12 +18,13 @@ from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources import torch as torch_source
 from compile_stage.sources.session import SourceSession
+from compile_stage.sources.torch_device import DEVICES, place
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -52,7 +53,7 @@ class TransformersSource(Exporter):
     requires = ("transformers", "torch", "onnxscript")
     extra = "transformers"
     framework = "PyTorch (eager), transformers"
-    capabilities = SourceCapabilities(forms=("onnx", "torch-export"))
+    capabilities = SourceCapabilities(forms=("onnx", "torch-export"), devices=DEVICES)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         configuration = mlmodel.flavor(source, "transformers")
@@ -75,21 +76,22 @@ class TransformersSource(Exporter):
         return None
 
     @contextmanager
-    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
         import torch
 
-        with threads_restored():
-            use_threads(threads)
+        with threads_restored(), place(target.device) as there:
+            use_threads(target.threads)
             model = _load(source)
             inputs = _inputs(source, model)
             signature = _signature(model, inputs)
             outputs = [spec.name for spec in signature.outputs]
+            network = there.module(model)
 
             def call(arrays: Sequence[Any]) -> list[Any]:
-                tensors = {name: torch.from_numpy(array.copy()) for name, array in zip(inputs, arrays, strict=True)}
+                tensors = [there.tensor(torch.from_numpy(array.copy())) for array in arrays]
                 with torch.no_grad():
-                    answer = model(**tensors)
-                return [answer[name].numpy() for name in outputs]
+                    predicted = network(**dict(zip(inputs, tensors, strict=True)))
+                return there.arrays([predicted[name] for name in outputs])
 
             yield SourceSession(signature, call)
 

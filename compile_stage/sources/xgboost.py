@@ -13,7 +13,7 @@ from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph, mlmodel, tabular
 from compile_stage.sources.session import SourceSession
@@ -53,14 +53,14 @@ class XGBoostSource(Exporter):
             return error.problem
 
     @contextmanager
-    def open(self, source: SourceModel, threads: int) -> Iterator[Session]:
+    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
         model = _load(source)
         signature = _signature(model)
         booster = _booster(model)
-        booster.set_param({"nthread": threads})
+        booster.set_param({"nthread": target.threads})
         booster.feature_names = None  # rows come as a bare matrix
         if hasattr(model, "set_params"):
-            model.set_params(n_jobs=threads)
+            model.set_params(n_jobs=target.threads)
 
         def call(arrays: Sequence[Any]) -> Sequence[Any]:
             if signature.outputs[0].name == tabular.LABEL:
@@ -70,7 +70,7 @@ class XGBoostSource(Exporter):
                 return [booster.inplace_predict(arrays[0], validate_features=False)]
             return [model.predict(arrays[0], validate_features=False)]
 
-        with tabular.limited_threads(threads):
+        with tabular.limited_threads(target.threads):
             yield SourceSession(signature, call)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:

@@ -160,6 +160,7 @@ def benchmark(
         "samples": samples.digest,
         "batch_sizes": list(batch_sizes),
         "threads": threads,
+        "device": target.device,
         "seconds": seconds,
         "seed": seed,
         "min_calls": min_calls,
@@ -171,7 +172,7 @@ def benchmark(
 
     def make(_: Any) -> dict[str, Measurement]:
         with context.engine.alone(), ExitStack() as stack:
-            interleaved = Interleaved(context, label, samples, threads, stack)
+            interleaved = Interleaved(context, label, samples, target, stack)
             for name, model in {BASELINE: baseline, **artifacts}.items():
                 interleaved.enter(name, model, needs, batch_sizes)
             leads = [BASELINE] if first_look else None

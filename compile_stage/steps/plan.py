@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from compile_stage.core import plugins
+from compile_stage.core.baseline import crosses, refuse_baseline
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Backend
@@ -82,6 +83,9 @@ def _expand(
         if form != "onnx" and (reason := plugins.missing_for_programs(plugins.load("sources", source.flavor))):
             yield _refusal(source, target.name, name, "*", f"{name} takes {form}: {reason}")
             continue
+        if not crosses(name, granted.target) and (reason := refuse_baseline(source.flavor, target)) is not None:
+            yield _refusal(source, target.name, name, "*", reason)
+            continue
         for precision in precisions:
             yield from _expand_precision(source, granted, backend, form, precision, absent)
 
@@ -141,10 +145,8 @@ def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolic
     allowed = policy.compliance.allowed_backends
     if allowed is not None and backend.name not in allowed:
         return f"compliance.allowed_backends does not list {backend.name} (it lists {', '.join(allowed) or 'none'})"
-    crosses = backend.capabilities_for(target_policy.target).cross_compiles
-    return (
-        plugins.missing(backend) or (None if crosses else absent or None) or backend.refuse_target(target_policy.target)
-    )
+    here = None if crosses(backend.name, target_policy.target) else absent or None
+    return plugins.missing(backend) or here or backend.refuse_target(target_policy.target)
 
 
 def _forms(source: SourceModel) -> tuple[str, ...]:

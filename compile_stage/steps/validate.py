@@ -57,7 +57,11 @@ def reference(
     target: Target,
 ) -> Reference:
     """Run the original over all samples once, at the largest batch size, since it is mostly the slowest of all:
-    artifacts must agree with it at every batch size."""
+    artifacts must agree with it at every batch size.
+
+    Args:
+        target: Its device is where the original runs (`core.baseline.reference_target`).
+    """
     batch_sizes = list(target.batch_sizes)
     batch_size = max(batch_sizes)
     key = {
@@ -67,12 +71,13 @@ def reference(
         "batch_sizes": batch_sizes,
         "shapes": target.shapes,
         "threads": target.threads,
+        "device": target.device,
         "made_by": plugins.made_by("sources", source.flavor),
         "hardware": context.hardware,
     }
 
     def make(into: Path) -> dict[str, Any]:
-        worker.call("open_source", source=source, threads=target.threads)
+        worker.call("open_source", source=source, target=target)
         outputs = worker.call("predict", samples=samples, batch_size=batch_size, into=str(into))
         turn = worker.call("time_turn", samples=samples, batch_size=batch_size, seconds=0.0)
         corners = worker.call(

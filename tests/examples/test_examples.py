@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from compile_stage.core import plugins
-from compile_stage.core.records import Compliance
+from compile_stage.core.records import Compliance, Target
 from compile_stage.registry.mlflow import MLflowRegistry
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,7 +49,7 @@ def test_an_example_registers_candidates_that_the_stage_can_take(script: str, em
 
         exporter = plugins.load("sources", source.flavor)
         assert exporter.refuse(source, Compliance()) is None
-        with exporter.open(source, 1) as session:
+        with exporter.open(source, Target(name="cpu")) as session:
             (taken,) = session.signature.inputs
             assert taken.batch == "batch"
             for role in ("validation", "calibration"):

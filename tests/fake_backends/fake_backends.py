@@ -327,3 +327,36 @@ class Cross(_Fake):
 
     def capabilities_for(self, target: Target) -> BackendCapabilities:
         return replace(self.capabilities, cross_compiles=True)
+
+
+# ------------------------------------------------------------------------------- an accelerator, which is this CPU in truth
+
+
+class Accelerated(_Fake):
+    """Serves targets of the device rocm, which a machine of the tests only seems to have."""
+
+    name = "fake-accelerated"
+    capabilities = replace(OnnxRuntime.capabilities, devices=("rocm",), cross_compiles=False)
+
+    def capabilities_for(self, target: Target) -> BackendCapabilities:
+        return self.capabilities
+
+    def refuse_target(self, target: Target) -> str | None:
+        return None if target.device == "rocm" else "it serves the device rocm only"
+
+    def refuse(self, model: Any, target: Target) -> str | None:
+        return super().refuse(model, replace(target, device="cpu"))
+
+    def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
+        return ()
+
+    def compile(self, *args: Any, **kwargs: Any) -> Artifact:
+        model, scheme, target, *rest = args
+        return super().compile(model, scheme, replace(target, device="cpu"), *rest, **kwargs)
+
+
+class AcceleratedElsewhere(Accelerated):
+    """What it compiles is the same on every machine; that it runs here, only its artifact tells."""
+
+    name = "fake-accelerated-cross"
+    capabilities = replace(Accelerated.capabilities, cross_compiles=True)

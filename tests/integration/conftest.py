@@ -23,7 +23,7 @@ def fake_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     plugins._entries.cache_clear()
     plugins.precisions.cache_clear()
-    for name in ("fake_backends", "fake_lowering"):
+    for name in ("fake_backends", "fake_lowering", "fake_source"):
         sys.modules.pop(name, None)
 
 

@@ -97,7 +97,7 @@ def test_both_forms_compete_and_the_winner_answers_as_the_source(
     assert target.bundle is not None
     data = np.load(tmp_path / "data.npz")
     source = result.source
-    with flavor.load_model(target.bundle.path) as model, TorchSource().open(source, 1) as original:
+    with flavor.load_model(target.bundle.path) as model, TorchSource().open(source, Target(name="cpu")) as original:
         for count in (1, 5):
             batch = {key: data[key][:count] for key in ("a", "b")}
             (wanted,) = original.run(batch).values()

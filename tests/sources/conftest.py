@@ -12,7 +12,7 @@ import pytest
 
 from compile_stage.core import plugins
 from compile_stage.core.digest import digest_tree
-from compile_stage.core.records import Compliance, PortableModel, SourceModel
+from compile_stage.core.records import Compliance, PortableModel, SourceModel, Target
 
 Proof = Callable[..., PortableModel]
 
@@ -62,7 +62,7 @@ def prove(tmp_path: Path) -> Proof:
         assert model.digest == again.digest, "two exports of one model differ"
         assert model.precision == "fp32"
         assert model.made_from == source.digest
-        with exporter.open(source, 1) as session:
+        with exporter.open(source, Target(name="cpu")) as session:
             assert session.signature == model.signature
             for size in sizes:
                 part = {name: array[:size] for name, array in batch.items()}

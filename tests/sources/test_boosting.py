@@ -12,7 +12,7 @@ from mlflow.models import infer_signature
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
 from compile_stage.core import plugins
-from compile_stage.core.records import Compliance, SourceModel
+from compile_stage.core.records import Compliance, SourceModel, Target
 
 from .conftest import Proof, source_of
 
@@ -46,7 +46,7 @@ def prove_answer(source: SourceModel, rows: Any) -> None:
     how = exporter.answer(source)
     answer = mlflow.pyfunc.load_model(source.path).predict(rows)
     assert how["kind"] == "array"
-    with exporter.open(source, 1) as session:
+    with exporter.open(source, Target(name="cpu")) as session:
         found = session.run({"X": rows})[how["outputs"][0]]
     assert found.shape == answer.shape
     if answer.dtype.kind == "f":

@@ -23,7 +23,7 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 from sklearn.semi_supervised import LabelSpreading
 from sklearn.svm import LinearSVC
 
-from compile_stage.core.records import Compliance, ShapeRange, SourceModel
+from compile_stage.core.records import Compliance, ShapeRange, SourceModel, Target
 from compile_stage.sources.sklearn import SklearnSource
 
 from .conftest import Proof, source_of
@@ -93,7 +93,7 @@ def test_classifiers_answer_with_labels_and_probabilities(tmp_path: Path, prove:
     # The published model must answer as the source's pyfunc does.
     how, answer = SklearnSource().answer(source), mlflow.pyfunc.load_model(source.path).predict(X)
     assert how == {"kind": "array", "outputs": ["label"], "columns": COLUMNS, "frame_in_frame_out": False}
-    with SklearnSource().open(source, 1) as session:
+    with SklearnSource().open(source, Target(name="cpu")) as session:
         label = session.run({"X": X.to_numpy()})["label"]
     np.testing.assert_array_equal(answer, label)
     assert answer.dtype.kind == label.dtype.kind
@@ -108,7 +108,7 @@ def test_regressors_answer_with_a_number_for_each_row_and_target(tmp_path: Path,
     made = prove(source, {"X": rows.to_numpy()})
     assert made.signature.outputs[0].shape == (("batch",) if targets == 1 else ("batch", 2))
     answer = mlflow.pyfunc.load_model(source.path).predict(rows)
-    with SklearnSource().open(source, 1) as session:
+    with SklearnSource().open(source, Target(name="cpu")) as session:
         np.testing.assert_allclose(session.run({"X": rows.to_numpy()})["prediction"], answer, rtol=1e-5)
 
 

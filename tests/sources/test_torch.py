@@ -13,7 +13,7 @@ import pytest
 from mlflow.models import infer_signature
 
 from compile_stage.core.errors import SourceError
-from compile_stage.core.records import Compliance, ShapeRange
+from compile_stage.core.records import Compliance, ShapeRange, Target
 from compile_stage.sources import pt2
 from compile_stage.sources.torch import TorchSource
 
@@ -148,7 +148,7 @@ def test_the_answer_is_what_mlflows_own_pyfunc_does(tmp_path: Path) -> None:
     loaded = mlflow.pyfunc.load_model(source.path)
     assert how == {"kind": "array", "outputs": ["output"], "columns": None, "frame_in_frame_out": False}
     answer = loaded.predict(IMAGES)
-    with TorchSource().open(source, 1) as session:
+    with TorchSource().open(source, Target(name="cpu")) as session:
         np.testing.assert_array_equal(answer, session.run({"image": IMAGES})["output"])
 
 
@@ -179,7 +179,7 @@ def test_integer_inputs_and_a_scalar_for_each_row(tmp_path: Path, prove: Proof) 
 
 def test_outputs_are_the_callers(tmp_path: Path) -> None:
     source = saved_net(tmp_path / "net")
-    with TorchSource().open(source, 1) as session:
+    with TorchSource().open(source, Target(name="cpu")) as session:
         first = session.run({"image": IMAGES})["output"]
         kept = first.copy()
         session.run({"image": IMAGES * 2})
@@ -188,7 +188,7 @@ def test_outputs_are_the_callers(tmp_path: Path) -> None:
 
 def test_threads_are_set_while_the_model_is_open_and_given_back(tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    with TorchSource().open(saved_net(tmp_path / "net"), before + 1):
+    with TorchSource().open(saved_net(tmp_path / "net"), Target(name="cpu", threads=before + 1)):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 

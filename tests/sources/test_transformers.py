@@ -7,7 +7,7 @@ import mlflow
 import numpy as np
 import pytest
 
-from compile_stage.core.records import Compliance, SourceModel
+from compile_stage.core.records import Compliance, SourceModel, Target
 from compile_stage.sources.transformers import TransformersSource
 
 from .conftest import Proof, run_onnx, source_of
@@ -54,7 +54,7 @@ def test_a_text_model_keeps_batch_and_sequence_open(tmp_path: Path, prove: Proof
     made = prove(source, example, sizes=(1, 2))
     assert [str(spec) for spec in made.signature.outputs] == ["logits: float32[batch, 2]"]
     assert {spec.shape for spec in made.signature.inputs} == {("batch", "sequence")}
-    with TransformersSource().open(source, 1) as session:
+    with TransformersSource().open(source, Target(name="cpu")) as session:
         np.testing.assert_allclose(run_onnx(made, longer)["logits"], session.run(longer)["logits"], atol=1e-5)
     assert TransformersSource().answer(source)["kind"] == "dict"
 
@@ -92,7 +92,7 @@ def test_a_text_model_as_a_program_takes_the_networks_inputs_in_order(tmp_path: 
     example = TransformersSource().example(source)
     assert example is not None
     program = torch.export.load(made.path)
-    with TransformersSource().open(source, 1) as session:
+    with TransformersSource().open(source, Target(name="cpu")) as session:
         for rows in (1, 2):
             batch = {name: array[:rows] for name, array in example.items()}
             leaves = [torch.from_numpy(batch[spec.name].copy()) for spec in made.signature.inputs]

@@ -10,11 +10,11 @@ from .test_torch import saved_net
 
 SCRIPT = """
 import sys, pathlib
-from compile_stage.core.records import Compliance, SourceModel
+from compile_stage.core.records import Compliance, SourceModel, Target
 from compile_stage.sources.torch import TorchSource
 source = SourceModel(uri="u", name="n", version="1", flavor="pytorch", path=sys.argv[1], digest="sha256:0")
 assert TorchSource().refuse(source, Compliance()) is None
-with TorchSource().open(source, 1) as session:
+with TorchSource().open(source, Target(name="cpu")) as session:
     session.run(TorchSource().example(source))
 TorchSource().export(source, {}, pathlib.Path(sys.argv[2]))
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.ports.plugin import Plugin, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -28,8 +28,11 @@ class Exporter(Plugin, Protocol):
         """The reason why this model can't be exported."""
 
     @abstractmethod
-    def open(self, source: SourceModel, threads: int) -> AbstractContextManager[Session]:
-        """The ORIGINAL model in its own framework, in FP32: the baseline."""
+    def open(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
+        """The ORIGINAL model in its own framework, in FP32: the baseline. It runs on `target.device`, which is one of the declared
+        `capabilities.devices`, with `target.threads` threads. `Session.run` takes and gives arrays in the host's memory, and returns
+        when they are there: what has only been started must not be timed. Raises SourceError when the device is not here; never
+        falls back to another one."""
 
     @abstractmethod
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
