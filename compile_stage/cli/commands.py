@@ -173,18 +173,18 @@ def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
     from compile_stage.policy.load import load_policy, warnings
 
     wrong = 0
-    said: set[str] = set()  # a base that several policies extend is at fault only once
+    seen: set[str] = set()  # a base that several policies extend is reported only once
     for path in policies:
         try:
             policy = load_policy(policy_file(path), sets, base=True)
         except PolicyError as error:
             wrong += 1
-            print_error(error, said)
+            print_error(error, seen)
         else:
             for warning in warnings(policy_file(path), sets):
-                if warning not in said:
+                if warning not in seen:
                     click.echo(f"warning: {warning}", err=True)
-                said.add(warning)
+                seen.add(warning)
             if not quiet:
                 click.echo(f"{path}: ok ({policy.name}, {_targets_named(policy)})")
     if wrong:

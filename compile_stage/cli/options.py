@@ -72,7 +72,7 @@ def display(as_json: bool, quiet: int, verbose: int) -> Iterator[Display]:
         format="%(levelname)s %(name)s: %(message)s",
         handlers=[_StandardErrorHandler()],
     )
-    if not verbose:  # it tells of every try; what came of them all is told by us
+    if not verbose:  # it logs every attempt; what came of them all is in our own message
         logging.getLogger("urllib3").setLevel(logging.ERROR)
     shown = Display(sys.stderr if as_json else sys.stdout, quiet=bool(quiet), verbose=bool(verbose))
     try:

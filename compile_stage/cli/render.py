@@ -21,7 +21,7 @@ from rich.text import Text
 from compile_stage.cli.live import LiveConsole, LiveTable, ProgressBoard
 from compile_stage.core.records import Job, Plan, Refusal, RunResult, TargetResult
 from compile_stage.report import numbers, summary
-from compile_stage.report.ladder import ladder_line
+from compile_stage.report.option_tuning import option_tuning_line
 
 if TYPE_CHECKING:
     from compile_stage.core.records import Verification
@@ -286,7 +286,7 @@ class Display:
             self._say(line)
         for note in summary.measurement_notes(result, target):
             self._say(f"note: {note}", style="yellow")
-        if line := ladder_line(result, target):
+        if line := option_tuning_line(result, target):
             self._say(line)
 
     def _figures(self, row: summary.Row, wide: bool) -> list[str]:

@@ -54,7 +54,8 @@ class Context:
             try:
                 found = self.cache.fetch(step, whole_key(key), make, anew=anew)
             except Exception as error:
-                # A worker that misses a file says only that. It is told apart here, or every candidate would seem to fail on its own.
+                # A worker reports only that a file is missing. Without this check, every candidate would seem to fail
+                # on its own.
                 if (gone := self._removed()) is not None:
                     raise removed(gone) from error
                 raise

@@ -23,7 +23,7 @@ from compile_stage.core.records import record
 
 SLACK_CORES = 0.25
 """What others may use beyond the cores that we leave idle. The kernel counts in hundredths of a second for each
-process, so over half a second less than this can't be told from nothing."""
+process, so over half a second less than this can't be told apart from nothing."""
 
 QUIET_WINDOW_S = 0.25
 """So long is looked at to say that the machine is quiet."""

@@ -1,8 +1,9 @@
-"""Which nodes stay in higher precision: a search that is bounded, always holds the best it has seen, and knows nothing of models.
+"""Which nodes stay in higher precision: a bounded search that always holds its best result, and knows nothing of models.
 
-It is given the nodes in the order in which keeping them pays (`order`), and a function that evaluates a set of kept nodes for real. First the
-shortest prefix of that order that passes is found by doubling and bisection; then the same for other float types, where what
-is kept costs less; then nodes are given back in ever smaller groups. There is no chance in it: the same answers give the same search.
+It gets the nodes in the order in which keeping them pays (`order`), and a function that evaluates a set of kept nodes
+for real. First the shortest prefix of that order that passes is found by doubling and bisection; then the same for
+other float types, where what is kept costs less; then nodes are returned to the low precision in ever smaller groups.
+Nothing in it is random: the same evaluations give the same search.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def search(
         max_evaluations: Never more than so many calls of `evaluate`.
         max_seconds: None is begun later than this; a call under way is the caller's to end.
         float_types: Beside fp32, in what the kept nodes may run.
-        costs: Of nodes; those that cost most are given back first.
+        costs: Of nodes; those that cost most are returned to the low precision first.
         ceiling_s: Latency of what passes already: what is slower can't be of use, nor can what keeps more than it.
     """
     run = _Search(tuple(ranked), evaluate, max_evaluations, clock() + max_seconds, costs or {}, ceiling_s, clock)

@@ -111,7 +111,7 @@ class _Tuner:
             lower = (lambda _: lowered) if lowered is not None else None
             candidate = evaluate(self._target, job, Options(lower=lower, seconds=self._seconds)).candidate
             if not candidate.has_passed or candidate.artifact is None:
-                return replace(step, reason=f"dropped: {candidate.reason}"), None
+                return replace(step, reason=f"rejected: {candidate.reason}"), None
             accepted, reason = self._compare(candidate.artifact, below.artifact)
         return replace(step, accepted=accepted, reason=reason), candidate if accepted else None
 
@@ -119,7 +119,7 @@ class _Tuner:
         """Measured in turns with what it is laid over: is it better, and a sentence."""
         policy, run_policy, name = self._target.policy, self._target.run_policy, own.job_id
         if below is None or self._seconds <= 0:
-            return False, "dropped: no time was left to measure it"
+            return False, "rejected: no time was left to measure it"
         first = replace(policy.target, batch_sizes=policy.target.batch_sizes[:1])
         try:
             measured = benchmark(
@@ -127,9 +127,9 @@ class _Tuner:
                 seed=run_policy.data.seed,
             )  # fmt: skip
         except CompileStageError as error:
-            return False, f"dropped: the step before could not be measured again ({error.problem})"
+            return False, f"rejected: the step before could not be measured again ({error.problem})"
         if name in measured.failures:
-            return False, f"dropped: it crashed during benchmarking: {measured.failures[name].problem}"
+            return False, f"rejected: it crashed during benchmarking: {measured.failures[name].problem}"
         return is_better(measured.measurements[name], measured.measurements[BASELINE], policy)
 
     def _budget(self) -> Budget:

@@ -70,7 +70,7 @@ def is_better(own: Measurement, before: Measurement, policy: TargetPolicy) -> tu
     size = policy.target.batch_sizes[0]
     timing, below = own.timing(size), before.timing(size)
     if timing is None or below is None or timing.speedup is None:
-        return False, "dropped: it was not measured"
+        return False, "rejected: it was not measured"
     faster = timing.speedup > 1 and not stats.tied(timing, below)
     as_fast = math.log(timing.speedup) >= -math.log1p(stats.RESOLUTION)
     less = own.peak_memory_bytes * SAME_MEMORY < before.peak_memory_bytes
@@ -79,7 +79,7 @@ def is_better(own: Measurement, before: Measurement, policy: TargetPolicy) -> tu
     low, high = timing.speedup_interval or (timing.speedup, timing.speedup)
     memory = f"{own.peak_memory_bytes / 1e6:.4g} MB of memory instead of {before.peak_memory_bytes / 1e6:.4g} MB"
     compared = f"{timing.speedup:.3f} times as fast as the step before ({low:.3f} to {high:.3f}), {memory}"
-    return kept, f"{'kept' if kept else 'dropped'}: {compared}"
+    return kept, f"{'accepted' if kept else 'rejected'}: {compared}"
 
 
 def announce(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:

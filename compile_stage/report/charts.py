@@ -1,6 +1,6 @@
 """Inline SVG: speedups with their intervals, latency distributions, the run's timeline, and the error along a graph.
 
-Drawn with CSS classes, so the page's light and dark colours apply; nothing is told by colour alone. Text is escaped here.
+Drawn with CSS classes, so the page's light and dark colours apply; colour is never the only sign. Text is escaped here.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from compile_stage import __version__
 from compile_stage.core.records import Check, Measurement, RunResult, TargetResult, Timing
 from compile_stage.report import numbers, summary
 from compile_stage.report.charts import Bar, Distribution, latency_chart, speedup_chart, timeline_chart
-from compile_stage.report.ladder import KIND_WORDS, ladder_rows
+from compile_stage.report.option_tuning import KIND_WORDS, option_tuning_rows
 from compile_stage.report.result import timing_summary
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _section(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "baseline_timing": _main_summary(target, baseline),
         "winner_timing": _main_summary(target, winner.measurement if winner is not None else None),
         "rows": rows,
-        "ladder": ladder_rows(result, target),
+        "option_tuning": option_tuning_rows(result, target),
         "medians": {row.job_id: summary.median_s(row.timing) for row in rows},
         "proofs": [(row, _ordered(summary.checks_of(row.candidate))) for row in rows if row.candidate is not None],
         "timings": _timings(result, rows, baseline),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from compile_stage.core.records import Check, RunResult, TargetResult
 from compile_stage.report import numbers, summary
-from compile_stage.report.ladder import KIND_WORDS, LadderRow, ladder_rows
+from compile_stage.report.option_tuning import KIND_WORDS, OptionTuningRow, option_tuning_rows
 
 GITHUB_COMMENT_LIMIT = 65_536  # characters; MLflow's tags hold more
 
@@ -45,8 +45,8 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
     for target in result.targets:
         yield _target(result, target)
     for target in result.targets:
-        if rows := ladder_rows(result, target):
-            yield _ladder(target, rows)
+        if rows := option_tuning_rows(result, target):
+            yield _option_tuning(target, rows)
     for target in result.targets:
         if broken := list(_broken(target)):
             title = f"Checks of {_cell(target.policy.target.name)} that did not pass"
@@ -114,17 +114,17 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
     return lines
 
 
-def _ladder(target: TargetResult, rows: Iterable[LadderRow]) -> list[str]:
+def _option_tuning(target: TargetResult, rows: Iterable[OptionTuningRow]) -> list[str]:
     header = ("step", "", "p50", "over the step before", "peak memory", "size", "error", "why")
     return [
-        f"### The ladder of {_cell(target.policy.target.name)}",
+        f"### Option tuning of {_cell(target.policy.target.name)}",
         "",
         *_table(
             header,
             (
                 (
                     KIND_WORDS[row.kind] + (" 🏆" if row.state == "won" else ""),
-                    _cell(row.what) + ("" if row.accepted else " (dropped)" if row.job_id else " (not climbed)"),
+                    _cell(row.what) + ("" if row.accepted else " (rejected)" if row.job_id else " (not tried)"),
                     numbers.duration(row.p50_s),
                     _ratio(row.speedup, row.speedup_interval),
                     numbers.size(row.peak_memory_bytes),

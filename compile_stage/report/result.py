@@ -25,7 +25,7 @@ from compile_stage.core.records import (
     Trial,
     Waiver,
 )
-from compile_stage.report.ladder import LadderRow, ladder_rows
+from compile_stage.report.option_tuning import OptionTuningRow, option_tuning_rows
 from compile_stage.report.summary import reason_of, state_of
 
 SCHEMA = "compile-stage/result/v1"
@@ -132,11 +132,11 @@ def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
             for draft in target.unvalidated
         ],
         "candidates": [_candidate(target, c) for c in target.candidates] + [_refusal(r) for r in refused],
-        "ladder": [_ladder_row(row) for row in ladder_rows(result, target)],
+        "ladder": [_tuning_row(row) for row in option_tuning_rows(result, target)],
     }
 
 
-def _ladder_row(row: LadderRow) -> dict[str, Any]:
+def _tuning_row(row: OptionTuningRow) -> dict[str, Any]:
     return {
         "kind": row.kind,
         "name": row.what,

@@ -179,7 +179,7 @@ def benchmark(
             if drop_behind is not None:
                 sizes = {name: artifact.size_bytes for name, artifact in artifacts.items()}
                 leads = interleaved.who_hold(drop_behind, sizes)
-            # A first look ends by itself, after a few rounds: the slower the machine, the less may it be cut short.
+            # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
             left_s = math.inf if first_look else max(0.0, seconds - interleaved.wait_until_quiet(seconds))
             for batch_size in batch_sizes:
                 rounds = Rounds(

@@ -69,7 +69,7 @@ def _tied(candidate: Candidate, leader: Candidate, policy: TargetPolicy) -> bool
         slack = SAME_MEMORY if policy.prefer == "memory" else 1.0  # files do not differ at all
         return _cost(candidate, policy) <= _cost(leader, policy) * slack
     best = _deciding_timing(leader.measurement, policy)
-    # At the leader's batch size: only what was run in the same rounds can be told apart, or not.
+    # At the leader's batch size: only what was run in the same rounds can be told apart.
     mine = candidate.measurement.timing(best.batch_size) if candidate.measurement and best else None
     return mine is not None and best is not None and stats.tied(mine, best)
 
@@ -146,6 +146,6 @@ def _no_winner(candidates: Sequence[Candidate], states: Mapping[str, ResultState
     if not candidates:
         return "every job was refused before it ran"
     counts = {state: list(states.values()).count(state) for state in ("failed", "refused", "compiled_not_validated")}
-    words = {"compiled_not_validated": "compiled, not validated"}
-    said = ", ".join(f"{count} {words.get(state, state)}" for state, count in counts.items() if count)
-    return f"no candidate passed every gate: {said}"
+    words = {"compiled_not_validated": "compiled but not validated"}
+    numbers = ", ".join(f"{count} {words.get(state, state)}" for state, count in counts.items() if count)
+    return f"no candidate passed every gate: {numbers}"

@@ -60,7 +60,7 @@ def test_what_was_compiled_for_another_machine_is_promoted_once_that_machine_pro
     assert target.winner is None
     assert [(c.job.backend, c.verdict) for c in target.candidates] == [("fake-cross", None)]
     assert "onnxruntime" in {refusal.backend for refusal in result.refused}
-    assert "1 compiled, not validated" in result.problem
+    assert "1 compiled but not validated" in result.problem
     (draft,) = target.unvalidated
     assert draft.receipt is not None
     assert draft.receipt.created

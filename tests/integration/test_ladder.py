@@ -1,4 +1,5 @@
-"""The ladder through the whole stage: a setting that is better is kept and measured with all, one that lies or is slower is dropped."""
+"""The ladder through the whole stage: an option that is better is accepted and measured with all,
+one that is wrong or slower is rejected."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def test_what_is_better_is_climbed_and_what_lies_or_is_slower_is_not(
     assert not steps["broken"].accepted
     assert "max_rel" in steps["broken"].reason
     assert not steps["slower"].accepted
-    assert "dropped: 0." in steps["slower"].reason
+    assert "rejected: 0." in steps["slower"].reason
     assert not steps["too-late"].accepted
     assert "already set by the policy or by an accepted option: wait_ms" in steps["too-late"].reason
 
@@ -94,4 +95,4 @@ def test_without_being_asked_nothing_is_tried(small_model: Path, write_policy: C
     assert result.targets[0].ladder == ()
     assert [candidate.job.tuning_options for candidate in result.targets[0].candidates] == [()]
     assert "ladder" not in {event.step for event in result.events}
-    assert "Ladder" not in (Path(small_model).parent / "out" / "report.html").read_text()
+    assert "Option tuning" not in (Path(small_model).parent / "out" / "report.html").read_text()

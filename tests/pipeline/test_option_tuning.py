@@ -171,7 +171,7 @@ def test_a_rung_must_pay(speedup: float, memory: float, prefer: Any, kept: bool)
     """Broken: settings would be kept that do nothing, or for what the policy does not prefer."""
     found, reason = is_better(measured(speedup, memory), measured(None), replace(POLICY, prefer=prefer))
     assert found == kept, reason
-    assert reason.startswith("kept" if kept else "dropped")
+    assert reason.startswith("accepted" if kept else "rejected")
     assert f"{speedup:.3f} times" in reason
 
 
@@ -202,9 +202,9 @@ def test_each_step_is_compared_with_the_climbed_one_before() -> None:
     lean = tuned_job(job("int8"), NO_ARENA)
     tuned = tuned_job(lean, DENORMALS)
     kept = [
-        OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ..."),
-        OptimizationStep(kind="tuning", name="slow", job_id="x", accepted=False, reason="dropped: ..."),
-        OptimizationStep(kind="tuning", name="denormals", job_id=tuned.id, reason="kept: ..."),
+        OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="accepted: ..."),
+        OptimizationStep(kind="tuning", name="slow", job_id="x", accepted=False, reason="rejected: ..."),
+        OptimizationStep(kind="tuning", name="denormals", job_id=tuned.id, reason="accepted: ..."),
     ]
     found = ladder(
         Tuning(base=job("int8").id, steps=tuple(kept)),
@@ -222,7 +222,7 @@ def test_each_step_is_compared_with_the_climbed_one_before() -> None:
 def test_a_kept_setting_that_did_not_live_through_the_measurement_is_not_climbed() -> None:
     """Broken: the next step would be compared with one that nobody measured."""
     lean = tuned_job(job(), NO_ARENA)
-    step = OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="kept: ...")
+    step = OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="accepted: ...")
     found = ladder(Tuning(base=job().id, steps=(step,)), candidate(job()), candidate(lean, None))
     assert not found[-1].accepted
     assert "not measured" in found[-1].reason

@@ -203,7 +203,7 @@ def test_what_was_dropped_before_its_proof_wins_nothing_and_is_neither_passed_no
     assert beside.reasons[dropped.job.id] == "dropped: by far"
     alone = select([dropped], POLICY)
     assert alone.winner is None
-    assert alone.reason == "no candidate passed every gate: 1 compiled, not validated"
+    assert alone.reason == "no candidate passed every gate: 1 compiled but not validated"
     steps = lay_out(Tuning(base=dropped.job.id), (dropped, winner), beside, measured(3.0), POLICY)
     (graph,) = [step for step in steps if step.job_id == dropped.job.id]
     assert not graph.accepted

@@ -285,8 +285,8 @@ def every_ending() -> TargetResult:
     )
 
 
-def with_ladder() -> TargetResult:
-    """The first target with a ladder on its winner: a setting that was kept and won, one that lied, one that was not tried."""
+def with_option_tuning() -> TargetResult:
+    """The first target with option tuning: an option that was accepted and won, one rejected, one not tried."""
     target = every_ending()
     stand, fp32 = target.candidates[:2]
     lean = dataclasses.replace(
@@ -295,10 +295,8 @@ def with_ladder() -> TargetResult:
         scheme=dataclasses.replace(stand.job.scheme, name="int8-sym+lean"),
         tuning_options=("lean",),
     )
-    climbed = candidate(lean, good_checks(0.9987), measurement(0.00029, 6.97), size=18_400)
-    climbed = dataclasses.replace(
-        climbed, measurement=dataclasses.replace(climbed.measurement, peak_memory_bytes=61_000_000)
-    )
+    tuned = candidate(lean, good_checks(0.9987), measurement(0.00029, 6.97), size=18_400)
+    tuned = dataclasses.replace(tuned, measurement=dataclasses.replace(tuned.measurement, peak_memory_bytes=61_000_000))
     selection = dataclasses.replace(
         target.selection,
         winner=lean.id,
@@ -315,7 +313,7 @@ def with_ladder() -> TargetResult:
             kind="memory",
             name="lean",
             job_id=lean.id,
-            reason="kept: 61 MB instead of 92 MB",
+            reason="accepted: 61 MB instead of 92 MB",
             options={"arena": False},
             speedup=1.07,
             speedup_interval=(1.05, 1.09),
@@ -325,13 +323,13 @@ def with_ladder() -> TargetResult:
             name="<b>liar</b>",
             job_id=lean.id + "--tuned-liar",
             accepted=False,
-            reason="dropped: cosine is 0.2",
+            reason="rejected: cosine is 0.2",
             options={"config": {"lie": "1"}},
         ),
         OptimizationStep(kind="tuning", name="late", accepted=False, reason="not tried: nothing is left of the budget"),
     )
     return dataclasses.replace(
-        target, candidates=(stand, fp32, *target.candidates[2:], climbed), selection=selection, ladder=steps
+        target, candidates=(stand, fp32, *target.candidates[2:], tuned), selection=selection, ladder=steps
     )
 
 

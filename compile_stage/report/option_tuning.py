@@ -1,4 +1,4 @@
-"""The ladder of a target in the words of its readers: what each step from the original upwards gained, and what was tried and dropped."""
+"""Option tuning of a target as reports show it: what each accepted step gained, and what was rejected and why."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ KIND_WORDS: dict[StepKind, str] = {
 
 
 @record
-class LadderRow:
+class OptionTuningRow:
     """One step.
 
     Attributes:
         what: The source's framework, a scheme, or the name of a setting.
-        p50_s, peak_memory_bytes, size_bytes, error: Of the climbed step's candidate, as every other table has them; None for what was
-            not climbed, and where there is none.
-        speedup, speedup_interval: Over the climbed step before, from the same interleaved run.
-        state: What selection made of it; None for the original and for what was not climbed.
+        p50_s, peak_memory_bytes, size_bytes, error: Of the accepted step's candidate, as every other table has them;
+            None for what was not accepted, and where there is none.
+        speedup, speedup_interval: Over the accepted step before, from the same interleaved run.
+        state: What selection made of it; None for the original and for what was not accepted.
     """
 
     kind: StepKind
@@ -41,17 +41,17 @@ class LadderRow:
     state: CandidateState | None = None
 
 
-def ladder_rows(result: RunResult, target: TargetResult) -> tuple[LadderRow, ...]:
-    """From the original upwards, what was dropped where it was tried; empty when the policy asks for no ladder."""
+def option_tuning_rows(result: RunResult, target: TargetResult) -> tuple[OptionTuningRow, ...]:
+    """From the original on, what was rejected too; empty when the policy asks for no option tuning."""
     by_id = {row.job_id: row for row in summary.rows(result, target)}
-    found = []
+    rows = []
     for step in target.ladder:
         row = by_id.get(step.job_id) if step.accepted else None
         measured = row.candidate.measurement if row is not None and row.candidate is not None else None
         if step.kind == "original" and step.accepted:
             measured = summary.baseline_of(result, target)
-        found.append(
-            LadderRow(
+        rows.append(
+            OptionTuningRow(
                 kind=step.kind,
                 what=result.baseline_framework if step.kind == "original" else step.name,
                 job_id=step.job_id,
@@ -67,21 +67,23 @@ def ladder_rows(result: RunResult, target: TargetResult) -> tuple[LadderRow, ...
                 state=row.state if row is not None else None,
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
-def ladder_line(result: RunResult, target: TargetResult) -> str:
-    """The climbed steps on one line, `original 2.02 ms → graph fp32 0.62 ms → ...`, how many were dropped, and whether the winner is elsewhere; empty without
-    a ladder."""
-    rows = ladder_rows(result, target)
-    climbed = [row for row in rows if row.accepted]
+def option_tuning_line(result: RunResult, target: TargetResult) -> str:
+    """`option tuning: original 2.02 ms → graph fp32 0.62 ms → ...; 1 option rejected`: the accepted steps on one line.
+
+    It says when the winner is none of them. Empty without option tuning.
+    """
+    rows = option_tuning_rows(result, target)
+    accepted = [row for row in rows if row.accepted]
     steps = " → ".join(
         f"{KIND_WORDS[row.kind]} {'' if row.kind == 'original' else row.what + ' '}{numbers.duration(row.p50_s)}"
-        for row in climbed
+        for row in accepted
     )
-    said = [steps or "nothing to climb"]
-    if dropped := sum(not row.accepted and bool(row.job_id) for row in rows):
-        said.append(f"{numbers.count(dropped, 'setting')} tried and dropped")
-    if target.selection.winner is not None and not any(row.state == "won" for row in climbed):
-        said.append("the winner is none of these")
-    return f"ladder: {'; '.join(said)}" if rows else ""
+    parts = [steps or "nothing was accepted"]
+    if rejected := sum(not row.accepted and bool(row.job_id) for row in rows):
+        parts.append(f"{numbers.count(rejected, 'option')} rejected")
+    if target.selection.winner is not None and not any(row.state == "won" for row in accepted):
+        parts.append("the winner is none of these")
+    return f"option tuning: {'; '.join(parts)}" if rows else ""

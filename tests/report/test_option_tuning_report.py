@@ -1,0 +1,94 @@
+"""Option tuning in every report: what each step gained, and what was rejected and why."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import jsonschema
+import pytest
+
+from compile_stage.cli.render import Display
+from compile_stage.core.records import RunResult
+from compile_stage.report.html import render_html
+from compile_stage.report.markdown import render_markdown
+from compile_stage.report.option_tuning import option_tuning_line, option_tuning_rows
+from compile_stage.report.result import result_json_schema, result_text
+
+TUNED = "digits-cnn-1--cpu-server--openvino--int8-sym--memory-lean"
+
+
+@pytest.fixture
+def tuned(factory: ModuleType) -> RunResult:
+    return factory.make_result(factory.with_option_tuning())
+
+
+def test_the_figures_are_those_of_the_candidates(tuned: RunResult) -> None:
+    """Broken: option tuning would show another latency, memory or error than the table above it."""
+    rows = {row.what: row for row in option_tuning_rows(tuned, tuned.targets[0])}
+    original, lean, liar = rows["PyTorch (eager)"], rows["lean"], rows["<b>liar</b>"]
+    assert original.p50_s == pytest.approx(0.00202, rel=0.05)
+    assert original.size_bytes is None
+    assert (lean.peak_memory_bytes, lean.size_bytes, lean.state) == (61_000_000, 18_400, "won")
+    assert lean.error is not None
+    assert lean.error.gate.metric == "accuracy"
+    assert (liar.p50_s, liar.speedup, liar.error, liar.state) == (None, None, None, None)
+
+
+def test_result_json_fits_its_schema(tuned: RunResult) -> None:
+    """Broken: a field that others read would be missing, or a rejected option hidden."""
+    document = json.loads(result_text(tuned))
+    jsonschema.Draft202012Validator(result_json_schema()).validate(document)
+    steps = document["targets"][0]["ladder"]
+    assert [step["kind"] for step in steps] == ["original", "graph", "precision", "memory", "tuning", "tuning"]
+    assert steps[3]["options"] == {"arena": False}
+    assert steps[3]["speedup_interval"] == [1.05, 1.09]
+    assert [step["climbed"] for step in steps] == [True, True, True, True, False, False]
+    assert steps[5]["job_id"] is None
+
+
+def test_the_page_and_the_comment_show_it(tuned: RunResult) -> None:
+    """Broken: readers of the reports would not see what each step gained, or markup of others would be rendered."""
+    for text in (render_html(tuned), render_markdown(tuned)):
+        for words in (
+            "hardware tuning",
+            "61 MB instead of 92 MB",
+            "1.05 to 1.09",
+            "61.0 MB",
+            "cosine is 0.2",
+            "rejected",
+        ):
+            assert words in text, words
+        assert "<b>liar</b>" not in text
+        assert "liar" in text
+        assert "not tried" in text
+
+
+def test_the_terminal_has_one_line(tuned: RunResult) -> None:
+    """Broken: the terminal would lack it, or drown in it."""
+    line = option_tuning_line(tuned, tuned.targets[0])
+    assert line == (
+        "option tuning: original 2.03 ms → graph fp32 0.62 ms → precision int8-sym 0.31 ms → memory lean 0.29 ms; "
+        "1 option rejected"
+    )
+    stream = io.StringIO()
+    Display(stream, width=200).show_result(tuned, Path("out"))
+    assert stream.getvalue().count("option tuning: ") == 1
+
+
+def test_a_winner_beside_option_tuning_is_named(tuned: RunResult) -> None:
+    """Broken: a reader would take the last accepted step for what ships."""
+    target = tuned.targets[0]
+    elsewhere = replace(target.selection, winner="other", states={**target.selection.states, TUNED: "lost"})
+    assert "the winner is none of these" in option_tuning_line(tuned, replace(target, selection=elsewhere))
+
+
+def test_a_run_without_option_tuning_has_no_section(result: RunResult) -> None:
+    """Broken: every report would carry an empty table."""
+    assert "Option tuning" not in render_html(result)
+    assert "Option tuning" not in render_markdown(result)
+    assert option_tuning_line(result, result.targets[0]) == ""
+    assert json.loads(result_text(result))["targets"][0]["ladder"] == []
