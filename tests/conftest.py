@@ -30,6 +30,11 @@ from compile_stage.core.records import RunResult
 hypothesis_settings.register_profile("compile-stage", deadline=None)
 hypothesis_settings.load_profile("compile-stage")
 
+# A shell without job control starts `pytest &` with SIGINT ignored, and every process below inherits that: a stage that a test
+# sends SIGINT would go on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Before anything imports a runtime: two cores are shared by several test processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -202,6 +207,9 @@ class Server:
             *("--backend-store-uri", store, "--artifacts-destination", str(folder / "artifacts")),
             *("--workers", str(workers)),
         ]
+        # uvicorn kills a worker that is silent for 5 s, and on a busy machine importing MLflow takes longer.
+        if workers > 1:
+            self._command += ["--uvicorn-opts", "--timeout-worker-healthcheck=120"]
         self._folder = folder
         self.start()
 
@@ -222,15 +230,14 @@ class Server:
             return False
 
     def _wait(self) -> None:
-        for _ in range(600):
+        deadline = time.monotonic() + 120  # it starts in 5 s, but beside 12 busy processes in a minute
+        while self.process.poll() is None and time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"{self.uri}/health", timeout=2) as answer:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=10) as answer:
                     if answer.status == 200:
                         return
             except OSError:
                 pass
-            if self.process.poll() is not None:
-                break
             time.sleep(0.1)
         self.stop()
         pytest.fail(f"mlflow server did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
@@ -356,7 +363,8 @@ def _has_user(name: str) -> bool:
 def _wait_for_postgres(url: str, server: subprocess.Popen[bytes]) -> None:
     import psycopg2
 
-    for _ in range(200):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
         try:
             psycopg2.connect(url).close()
             return

@@ -162,7 +162,8 @@ def _lock(name: str) -> Path:
 def _alone(folder: Path, name: str, say: Say) -> Iterator[int]:
     """While nobody else makes the environment. Yields the lock's descriptor: who inherits it holds the lock too, so that an installer whose parent
     was killed is waited for, and does not write into what is made anew."""
-    lock = FileLock(f"{folder}.lock")
+    descriptors: list[int] = []
+    lock = FileLock(f"{folder}.lock", on_acquired=descriptors.append)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -176,9 +177,7 @@ def _alone(folder: Path, name: str, say: Say) -> Iterator[int]:
             fix="name a folder that can be written with COMPILE_STAGE_TOOLCHAINS",
         ) from error
     try:
-        # filelock has no public name for it; without it a killed installer is not waited for, and nothing else changes.
-        held = getattr(getattr(lock, "_context", None), "lock_file_fd", None)
-        yield -1 if held is None else held
+        yield descriptors[-1]
     finally:
         lock.release()
 

@@ -151,7 +151,7 @@ def test_endless_loop(engine: LocalEngine, loop: str) -> None:
     began = time.monotonic()
     error = fail(engine, loop, Needs(timeout_s=0.4))
     assert (error.kind, error.problem) == ("timeout", f"{loop!r} took longer than 0.4 s")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # by its limit, not by the end of the loop, which never comes
 
 
 def test_all_calls_of_a_worker_end_with_its_time(engine: LocalEngine) -> None:
@@ -162,7 +162,7 @@ def test_all_calls_of_a_worker_end_with_its_time(engine: LocalEngine) -> None:
         with pytest.raises(WorkerError) as caught:
             worker.call("spin")
     assert caught.value.kind == "timeout"
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 def test_gradual_allocation(engine: LocalEngine) -> None:
@@ -390,6 +390,6 @@ def test_close_ends_calls_under_way(engine: LocalEngine) -> None:
         time.sleep(0.05)
         began = time.monotonic()
         engine.close()
-        error = end.result(30)
+        error = end.result(60)
     assert error.problem == "'spin' was stopped, since the stage ended the worker"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60

@@ -253,7 +253,7 @@ def test_an_installer_that_outlives_its_stage_is_waited_for(tmp_path: Path) -> N
     with pytest.raises(Timeout):
         FileLock(f"{folder}.lock").acquire(timeout=0.2)
     os.kill(installer, signal.SIGKILL)
-    with FileLock(f"{folder}.lock", timeout=10):
+    with FileLock(f"{folder}.lock", timeout=60):
         pass
 
 

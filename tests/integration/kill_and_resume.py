@@ -70,9 +70,9 @@ class Server:
                 stdout=log, stderr=log, start_new_session=True, cwd=self.root,
                 env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # saves it eight more processes
             )  # fmt: skip
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=1):
+            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=10):
                 return
             time.sleep(0.2)
         raise RuntimeError(f"the server did not start: {(self.root / 'server.log').read_text()[-2000:]}")
