@@ -177,8 +177,10 @@ def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = 
             notes.append(f"it was proven on {fingerprint}; this machine is {context.hardware.fingerprint}")
         if not revalidate:
             return Verification(uri=uri_or_bundle, passed=True, checks=(), notes=tuple(notes))
-        verdict, said = validate_again(context, manifest, folder, allow_pickle=allow_pickle)
-        return Verification(uri=uri_or_bundle, passed=verdict.passed, checks=verdict.checks, notes=(*notes, *said))
+        verdict, more_notes = validate_again(context, manifest, folder, allow_pickle=allow_pickle)
+        return Verification(
+            uri=uri_or_bundle, passed=verdict.passed, checks=verdict.checks, notes=(*notes, *more_notes)
+        )
 
 
 def validate(uri: str, *, allow_pickle: bool = False, reporter: Reporter | None = None) -> Verification:

@@ -61,19 +61,19 @@ def examine() -> DoctorReport:
     """Look at the machine and at every plug-in; ask each registry whether it can be reached."""
     from compile_stage import __version__
 
-    found = hardware()
+    this_machine = hardware()
     machine = {
         "compile-stage": __version__,
         "python": python_version(),
-        "system": f"{found.system} {found.machine}",
-        "cpu": found.cpu,
-        "cores": str(found.cores),
-        "instruction sets": " ".join(found.features) or "none that matter",
-        "accelerators": ", ".join(found.accelerators) or "none",
-        "fingerprint": found.fingerprint,
+        "system": f"{this_machine.system} {this_machine.machine}",
+        "cpu": this_machine.cpu,
+        "cores": str(this_machine.cores),
+        "instruction sets": " ".join(this_machine.features) or "none that matter",
+        "accelerators": ", ".join(this_machine.accelerators) or "none",
+        "fingerprint": this_machine.fingerprint,
     }
     entries = tuple(_examine(kind, group, name) for kind, group in _GROUPS for name in plugins.names(group))
-    return DoctorReport(machine=machine, hardware_fingerprint=found.fingerprint, entries=entries, cache=_cache())
+    return DoctorReport(machine=machine, hardware_fingerprint=this_machine.fingerprint, entries=entries, cache=_cache())
 
 
 def _examine(kind: Kind, group: plugins.Group, name: str) -> DoctorEntry:
@@ -87,19 +87,19 @@ def _examine(kind: Kind, group: plugins.Group, name: str) -> DoctorEntry:
         return DoctorEntry(
             kind=kind, name=name, ready=False, reason=reason.rpartition(": ")[0], fix=plugins.pip_line(plugin)
         )
-    said = list(_versions(plugin))
+    facts = list(_versions(plugin))
     if kind == "backend" and (home := plugins.toolchain_of(plugin)) is not None:
-        said = [
+        facts = [
             f"{module} {home.packages[module]}" for module in plugin.capabilities.runtime if module in home.packages
         ]
-        said += [f"in {home.folder}"]
+        facts += [f"in {home.folder}"]
     if kind == "source" and (reason := plugins.missing_for_programs(plugin)) is not None:
-        said += [f"as ONNX only ({reason})"]
+        facts += [f"as ONNX only ({reason})"]
         reason = None
     if kind == "registry":
         reason = _registry_problem(plugin)
-        said += [f"at {plugin.place()}"] if hasattr(plugin, "place") else []
-    return DoctorEntry(kind=kind, name=name, ready=reason is None, version=", ".join(said), reason=reason or "")
+        facts += [f"at {plugin.place()}"] if hasattr(plugin, "place") else []
+    return DoctorEntry(kind=kind, name=name, ready=reason is None, version=", ".join(facts), reason=reason or "")
 
 
 def _cache() -> str:

@@ -106,7 +106,7 @@ def run(
     """
     from compile_stage import api
 
-    told: list[RunResult] = []
+    results: list[RunResult] = []
     with _display(as_json, quiet, verbose) as display:
         try:
             result = api.run(
@@ -120,12 +120,12 @@ def run(
                 engine=engine,
                 remeasure=remeasure,
                 reporter=display,
-                on_result=told.append,
+                on_result=results.append,
             )
         finally:
             display.close()
-            if as_json and told:
-                _print_result(told[-1])
+            if as_json and results:
+                _print_result(results[-1])
         display.show_result(result, out or api.default_out(result.source, result.policy))
     return result.exit_code
 
@@ -155,12 +155,12 @@ def plan(
     from compile_stage import api
 
     with _display(as_json, 0, verbose) as display:
-        found = api.plan(model_uri, policy_path, targets=targets, sets=sets)
+        the_plan = api.plan(model_uri, policy_path, targets=targets, sets=sets)
         if as_json:
-            print_json(found)
+            print_json(the_plan)
         else:
-            display.show_plan(found)
-    return found.exit_code
+            display.show_plan(the_plan)
+    return the_plan.exit_code
 
 
 @cli.command(short_help="Check policy files.", epilog=_example("compile-stage lint policies/*.yaml"))
@@ -206,12 +206,12 @@ def explain(policy: Path, target: str | None, sets: tuple[str, ...], as_json: bo
     from compile_stage.core.shipped import policy_file
     from compile_stage.policy.explain import explain as explain_policy
 
-    found = explain_policy(policy_file(policy), sets, target)
+    rows = explain_policy(policy_file(policy), sets, target)
     if as_json:
-        print_json(found)
+        print_json(rows)
         return
     with _display(False, 0, 0) as display:
-        display.show_values(found)
+        display.show_values(rows)
 
 
 @cli.command(
@@ -257,12 +257,12 @@ def doctor(as_json: bool) -> None:
     """Show this machine, the installed backends and sources, the registry, and how to get what is missing."""
     from compile_stage import api
 
-    found = api.doctor()
+    report = api.doctor()
     if as_json:
-        print_json(found)
+        print_json(report)
         return
     with _display(False, 0, 0) as display:
-        display.show_doctor(found)
+        display.show_doctor(report)
 
 
 @cli.command(
@@ -282,12 +282,12 @@ def verify(uri: str, revalidate: bool, allow_pickle: bool, as_json: bool, verbos
     from compile_stage import api
 
     with _display(as_json, 0, verbose) as display:
-        found = api.verify(uri, revalidate=revalidate, allow_pickle=allow_pickle)
+        verification = api.verify(uri, revalidate=revalidate, allow_pickle=allow_pickle)
         if as_json:
-            print_json(found)
+            print_json(verification)
         else:
-            display.show_verification(found)
-    return errors.EXIT_OK if found.passed else errors.EXIT_INTEGRITY
+            display.show_verification(verification)
+    return errors.EXIT_OK if verification.passed else errors.EXIT_INTEGRITY
 
 
 @cli.command(
@@ -307,13 +307,13 @@ def validate(uri: str, allow_pickle: bool, as_json: bool, quiet: int, verbose: i
     from compile_stage import api
 
     with _display(as_json, quiet, verbose) as display:
-        found = api.validate(uri, allow_pickle=allow_pickle, reporter=display)
+        verification = api.validate(uri, allow_pickle=allow_pickle, reporter=display)
         display.close()
         if as_json:
-            print_json(found)
+            print_json(verification)
         else:
-            display.show_verification(found, "validated here")
-    return errors.EXIT_OK if found.passed else errors.EXIT_GATE
+            display.show_verification(verification, "validated here")
+    return errors.EXIT_OK if verification.passed else errors.EXIT_GATE
 
 
 cli.add_command(debug)
@@ -393,8 +393,10 @@ def version(verbose: int) -> None:
     """Print the version; with -v also those of the packages it stands on."""
     click.echo(f"compile-stage {__version__}")
     if verbose:
-        for name, found in plugins.package_versions("mlflow", "mlflow-skinny", "onnx", "onnxruntime", "numpy").items():
-            click.echo(f"{name} {found}")
+        for name, release in plugins.package_versions(
+            "mlflow", "mlflow-skinny", "onnx", "onnxruntime", "numpy"
+        ).items():
+            click.echo(f"{name} {release}")
 
 
 # ------------------------------------------------------------------------------------------------ what they share

@@ -80,7 +80,7 @@ def debug(
     from compile_stage import api
 
     with display(as_json, quiet, verbose) as shown:
-        found = api.debug(
+        diagnosis = api.debug(
             subject,
             candidate,
             policy_path=policy_path,
@@ -95,5 +95,5 @@ def debug(
         )
         shown.close()
         if as_json:
-            print_json({"headline": found.headline, **plain(found)})
-        shown.show_diagnosis(found)
+            print_json({"headline": diagnosis.headline, **plain(diagnosis)})
+        shown.show_diagnosis(diagnosis)

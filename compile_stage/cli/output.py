@@ -12,18 +12,18 @@ import click
 from compile_stage.core.errors import CompileStageError, PolicyError
 
 
-def print_error(error: CompileStageError, said: set[str] | None = None) -> None:
+def print_error(error: CompileStageError, printed: set[str] | None = None) -> None:
     """`error: where: problem` and `fix: ...` on standard error; the problems of a policy each on its own line.
 
     Args:
-        said: Problems that were printed before and are not repeated; grows.
+        printed: Problems that were printed before and are not repeated; grows.
     """
     problems = error.problems if isinstance(error, PolicyError) else ()
     for problem in problems:
-        if said is None or problem not in said:
+        if printed is None or problem not in printed:
             click.echo(f"error: {problem}", err=True)
-    if said is not None:
-        said.update(problems)
+    if printed is not None:
+        printed.update(problems)
     if not problems:
         located = f"{error.where}: {error.problem}" if error.where else error.problem
         click.echo(f"error: {located}", err=True)

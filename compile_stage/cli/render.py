@@ -136,10 +136,10 @@ class Display:
                     self._say(f"  where it will run: compile-stage validate {draft.receipt.uri}", style="dim")
         self._say(f"report: {folder / 'report.html'}")
 
-    def show_values(self, found: Iterable[Row]) -> None:
+    def show_values(self, rows: Iterable[Row]) -> None:
         """Resolved policy values; those that the shipped defaults gave are dimmed."""
         table = self._grid("key", "value", "from", whole=("key",))
-        for row in found:
+        for row in rows:
             style = "dim" if row.is_default else ""
             origin = f"{row.origin}, locked by {row.locked_by}" if row.locked_by else row.origin
             table.add_row(*(self._text(cell, style) for cell in (row.path, _scalar(row.value), origin)))
@@ -151,15 +151,15 @@ class Display:
         finally:
             self.console.width = width
 
-    def show_doctor(self, found: DoctorReport) -> None:
+    def show_doctor(self, report: DoctorReport) -> None:
         """This machine, then plug-ins and the registry, each with what is missing and how to get it."""
         self._say("machine", style="bold")
         table = self._grid("", "")
-        for key, text in found.machine.items():
+        for key, text in report.machine.items():
             table.add_row(self._text(key, "dim"), self._text(text))
         self.console.print(table)
         for kind in ("backend", "source", "precision", "engine", "registry"):
-            entries = [entry for entry in found.entries if entry.kind == kind]
+            entries = [entry for entry in report.entries if entry.kind == kind]
             if not entries:
                 continue
             table = self._grid(kind, "", "version", "")
@@ -169,39 +169,39 @@ class Display:
                 table.add_row(self._text(entry.name), state, self._text(entry.version), self._text(remark))
             self._say("")
             self.console.print(table)
-        self._say(f"\ncache: {found.cache}")
+        self._say(f"\ncache: {report.cache}")
 
-    def show_verification(self, found: Verification, word: str = "verified") -> None:
+    def show_verification(self, verification: Verification, word: str = "verified") -> None:
         """Every check, then one word: what it is when it passed."""
         wide = self.console.width >= _WIDE
         columns = ("", "check", "output", "batch", "measured", "limit", *(("why",) if wide else ()))
         table = self._grid(*columns, right=("batch",), whole=("", "check", "batch"))
-        for check in found.checks:
+        for check in verification.checks:
             outcome = summary.outcome_word(check)
             cells = [
                 check.gate.metric, check.output or "", str(check.batch_size or ""), summary.measured_text(check),
                 summary.limit_text(check), *((check.reason,) if wide else ()),
             ]  # fmt: skip
             table.add_row(self._text(outcome, "green" if outcome == "passed" else "red"), *map(self._text, cells))
-        if found.checks:
+        if verification.checks:
             self.console.print(table)
-        for check in found.checks if not wide else ():
+        for check in verification.checks if not wide else ():
             if (outcome := summary.outcome_word(check)) != "passed":
                 self._say(f"  {check.gate.metric} {outcome}: {check.reason}")
-        for note in found.notes:
+        for note in verification.notes:
             self._say(f"note: {note}", style="dim")
-        verdict = word if found.passed else f"NOT {word}"
-        self._say(f"{verdict}: {found.uri}", style="bold green" if found.passed else "bold red")
+        verdict = word if verification.passed else f"NOT {word}"
+        self._say(f"{verdict}: {verification.uri}", style="bold green" if verification.passed else "bold red")
 
-    def show_diagnosis(self, found: Diagnosis) -> None:
+    def show_diagnosis(self, diagnosis: Diagnosis) -> None:
         """The error of each node that is worth a line, what to keep in fp32, and the finding."""
         from compile_stage.report.debug_page import decibels, notable
 
-        if found.trace is not None and not self.quiet:
+        if diagnosis.trace is not None and not self.quiet:
             columns = ("", "node", "operator", "SNR", "worst input", "drop", "of what")
             table = self._grid(*columns, right=("SNR", "worst input", "drop"))
-            for error in notable(found.trace):
-                departs = error.node == found.trace.first
+            for error in notable(diagnosis.trace):
+                departs = error.node == diagnosis.trace.first
                 drop = decibels(error.drop_db) if 0 < error.drop_db < 1e9 else ("∞" if error.drop_db > 0 else "")
                 cells = (
                     "departs" if departs else "", error.node, error.op, decibels(error.snr_db), decibels(error.input_db), drop,
@@ -209,29 +209,29 @@ class Display:
                 )  # fmt: skip
                 table.add_row(*(self._text(cell, "red" if departs else "") for cell in cells))
             self.console.print(table)
-            for output, (graph_db, served_db) in found.trace.outputs.items():
+            for output, (graph_db, served_db) in diagnosis.trace.outputs.items():
                 self._say(
                     f"output {output}: {decibels(graph_db)} as the graph says, {decibels(served_db)} as it is served"
                 )
-        if found.kept is not None and not self.quiet:
-            for trial in found.kept.trials:
+        if diagnosis.kept is not None and not self.quiet:
+            for trial in diagnosis.kept.trials:
                 self._say(
                     f"  {'passed' if trial.passed else 'failed'}, {len(trial.kept)} in {trial.float_type}: {trial.decisive.reason if trial.decisive else trial.problem}"
                 )
         if not self.quiet:
-            for text in (*found.misses, *found.notes, *(found.trace.notes if found.trace else ())):
+            for text in (*diagnosis.misses, *diagnosis.notes, *(diagnosis.trace.notes if diagnosis.trace else ())):
                 self._say(f"note: {text}", style="dim")
-        self._say(found.headline, style="bold")
-        if found.failed is not None and found.failed.reduced is not None:
-            self._say(f"it fails with: {found.failed.problem}")
-        if found.kept is not None:
-            if found.kept.nodes is not None:
-                less = ", and no fewer of them do" if found.kept.minimal else ""
-                self._say(f"in fp32 these make it pass{less}: {', '.join(found.kept.nodes)}")
-            if found.kept.note:
-                self._say(found.kept.note)
-        if found.bundle:
-            self._say(f"to attach to a bug report: {found.bundle}")
+        self._say(diagnosis.headline, style="bold")
+        if diagnosis.failed is not None and diagnosis.failed.reduced is not None:
+            self._say(f"it fails with: {diagnosis.failed.problem}")
+        if diagnosis.kept is not None:
+            if diagnosis.kept.nodes is not None:
+                less = ", and no fewer of them do" if diagnosis.kept.minimal else ""
+                self._say(f"in fp32 these make it pass{less}: {', '.join(diagnosis.kept.nodes)}")
+            if diagnosis.kept.note:
+                self._say(diagnosis.kept.note)
+        if diagnosis.bundle:
+            self._say(f"to attach to a bug report: {diagnosis.bundle}")
 
     # ------------------------------------------------------------------------------------------------- drawing
 

@@ -26,21 +26,21 @@ def list_all(as_json: bool) -> None:
     """Every backend that has a toolchain: whether it is made, where, and how large it is."""
     from compile_stage import api
 
-    found = api.toolchains()
+    states = api.toolchains()
     if as_json:
-        print_json(plain(found))
+        print_json(plain(states))
         return
-    for state in found:
+    for state in states:
         if state.here:
-            said = "not needed: its packages are in this environment"
+            text = "not needed: its packages are in this environment"
             if state.toolchain is not None:
-                said += f"; {state.toolchain.folder} ({state.size_bytes / 1e6:.0f} MB) is not looked at"
+                text += f"; {state.toolchain.folder} ({state.size_bytes / 1e6:.0f} MB) is not looked at"
         elif state.toolchain is not None:
-            said = f"{state.toolchain.folder} ({state.size_bytes / 1e6:.0f} MB)"
+            text = f"{state.toolchain.folder} ({state.size_bytes / 1e6:.0f} MB)"
         else:
-            said = f"not made: compile-stage toolchain install {state.name}"
-        click.echo(f"{state.name:<20} {said}")
-    if not found:
+            text = f"not made: compile-stage toolchain install {state.name}"
+        click.echo(f"{state.name:<20} {text}")
+    if not states:
         click.echo("no backend that is installed has a toolchain of its own")
 
 

@@ -52,15 +52,15 @@ class Context:
         """
         with self.events.step(step.partition("/")[0], job_id) as mark:
             try:
-                found = self.cache.fetch(step, whole_key(key), make, anew=anew)
+                value = self.cache.fetch(step, whole_key(key), make, anew=anew)
             except Exception as error:
                 # A worker reports only that a file is missing. Without this check, every candidate would seem to fail
                 # on its own.
                 if (gone := self._removed()) is not None:
                     raise removed(gone) from error
                 raise
-            mark.cached = found.hit
-            return found
+            mark.cached = value.hit
+            return value
 
     def _removed(self) -> Path | None:
         """What this run uses and somebody removed."""

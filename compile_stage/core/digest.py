@@ -137,8 +137,8 @@ def digest_file(path: str | os.PathLike[str]) -> str:
 def list_tree(root: str | os.PathLike[str], leave_out: Collection[str] = ()) -> list[str]:
     """Every file under `root` as a sorted relative POSIX path, without those named in `leave_out`."""
     base = Path(root)
-    found = (p.relative_to(base).as_posix() for p in base.rglob("*") if p.is_file())
-    return sorted(name for name in found if name not in leave_out)
+    names = (p.relative_to(base).as_posix() for p in base.rglob("*") if p.is_file())
+    return sorted(name for name in names if name not in leave_out)
 
 
 def digest_tree(root: str | os.PathLike[str], leave_out: Collection[str] = ()) -> str:

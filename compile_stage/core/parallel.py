@@ -20,9 +20,9 @@ Answer = TypeVar("Answer")
 
 def granted_threads() -> int:
     """What this process may use: what the engine granted its worker, which it says as OMP_NUM_THREADS; elsewhere all cores of the process."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    if said.isdecimal() and int(said) > 0:
-        return int(said)
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    if setting.isdecimal() and int(setting) > 0:
+        return int(setting)
     return available_cores()
 
 

@@ -78,10 +78,10 @@ def reduce_failure(context: Context, job: Job, model: PortableModel, needs: Need
             answer = source_worker.call("cut_graph", path=model.path, nodes=list(chosen), into=str(into / "try"))
             return compiler.failure(job, revive(PortableModel, answer), into / "tried") if answer else None
 
-        found = reduce_nodes(len(nodes), failure, fails, max_tries=MAX_TRIES)
-        source_worker.call("cut_graph", path=model.path, nodes=list(found.nodes), into=str(into / "reduced"))
-        names, ops = zip(*(nodes[i] for i in found.nodes), strict=True)
-        return Failed(step="compile", problem=failure, reduced=found, nodes=names, ops=ops)
+        reduced = reduce_nodes(len(nodes), failure, fails, max_tries=MAX_TRIES)
+        source_worker.call("cut_graph", path=model.path, nodes=list(reduced.nodes), into=str(into / "reduced"))
+        names, ops = zip(*(nodes[i] for i in reduced.nodes), strict=True)
+        return Failed(step="compile", problem=failure, reduced=reduced, nodes=names, ops=ops)
 
 
 def bundle_trace(

@@ -57,12 +57,12 @@ class State:
 
 def states() -> tuple[State, ...]:
     """Every backend that has a toolchain."""
-    found = []
+    listed = []
     for name in plugins.names("backends"):
         if (lock := plugins.lock_of(name)) is None:
             continue
         home = toolchains.find(name, lock)
-        found.append(
+        listed.append(
             State(
                 name=name,
                 here=plugins.importable(plugins.load("backends", name)),
@@ -71,7 +71,7 @@ def states() -> tuple[State, ...]:
                 lock=str(lock),
             )
         )
-    return tuple(found)
+    return tuple(listed)
 
 
 def install(name: str, say: Say = lambda _: None) -> Toolchain:
@@ -85,20 +85,20 @@ def install(name: str, say: Say = lambda _: None) -> Toolchain:
     lock = _lock(name)
     folder = toolchains.place(name, lock)
     with _alone(folder, name, say) as held:
-        if (found := toolchains.find(name, lock)) is not None:
-            say(f"{name} is there: {found.folder}")
-            return found
+        if (existing := toolchains.find(name, lock)) is not None:
+            say(f"{name} is there: {existing.folder}")
+            return existing
         shutil.rmtree(folder, ignore_errors=True)
         try:
             _make(name, lock, folder, say, held)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-    made = toolchains.find(name, lock)
-    if made is None:
+    installed = toolchains.find(name, lock)
+    if installed is None:
         raise MissingDependencyError(f"the toolchain {name} was changed while it was made", where=str(folder))
-    say(f"{name} is there: {made.folder}")
-    return made
+    say(f"{name} is there: {installed.folder}")
+    return installed
 
 
 def remove(name: str) -> tuple[str, ...]:
@@ -151,11 +151,11 @@ def lock(name: str, out: Path | None = None, say: Say = lambda _: None) -> Path:
 
 def _lock(name: str) -> Path:
     plugins.load("backends", name)  # an unknown name is refused first
-    found = plugins.lock_of(name)
-    if found is None:
+    lock = plugins.lock_of(name)
+    if lock is None:
         have = ", ".join(state.name for state in states()) or "none"
         raise UsageError(f"the backend {name} has no toolchain of its own", fix=f"those that have one: {have}")
-    return found
+    return lock
 
 
 @contextlib.contextmanager

@@ -52,9 +52,9 @@ def write_trace_bundle(
     for role, graph in graphs.items():
         wanted = list(dict.fromkeys([*graph.outputs, watched[role]]))
         with graph.open(wanted, 1) as run:
-            found = run(batch)
-        answers |= {f"{role}/output_{i}": found[name] for i, name in enumerate(outputs[role])}
-        answers[f"{role}/tensor"] = found[watched[role]]
+            outputs_of = run(batch)
+        answers |= {f"{role}/output_{i}": outputs_of[name] for i, name in enumerate(outputs[role])}
+        answers[f"{role}/tensor"] = outputs_of[watched[role]]
     inputs: dict[str, Any] = {f"input_{i}": array for i, array in enumerate(batch.values())}
     np.savez(into / "inputs.npz", **inputs)
     np.savez(into / "answers.npz", **answers)

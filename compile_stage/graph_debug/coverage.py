@@ -84,10 +84,10 @@ def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet
     ranges = _ranges(seen, floats, _batches(model, calibration))
     bounds = {name: _widened(*ends) for name, ends in ranges.items()}
     leaving, rounds = dict.fromkeys(ranges, 0), 0
-    for found in seen.each(_batches(model, validation)):
+    for batch_ranges in seen.each(_batches(model, validation)):
         rounds += 1
         for name, (least, most) in bounds.items():
-            leaving[name] += bool(found[name][0] < least or found[name][1] > most)
+            leaving[name] += bool(batch_ranges[name][0] < least or batch_ranges[name][1] > most)
     del seen
     limit = noted_share(calibration.count)
     worth = limit if limit < 1 else NOTED_SHARE
@@ -108,32 +108,32 @@ def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet
     )
 
 
-def coverage_note(found: Coverage, most: int = 3) -> str | None:
+def coverage_note(measured: Coverage, most: int = 3) -> str | None:
     """One sentence about what is not covered, or that there are too few samples to know; None when everything is."""
-    if found.limit >= 1:
-        return _too_few(found)
-    if not found.uncovered:
+    if measured.limit >= 1:
+        return _too_few(measured)
+    if not measured.uncovered:
         return None
     worst = ", ".join(
-        f"{c.tensor}{f' (node {c.node})' if c.node else ' (an input)'} {c.share:.1%}" for c in found.uncovered[:most]
+        f"{c.tensor}{f' (node {c.node})' if c.node else ' (an input)'} {c.share:.1%}" for c in measured.uncovered[:most]
     )
     return (
-        f"the {found.calibration} calibration samples do not cover the validation samples: in {len(found.uncovered)} of "
-        f"{found.looked_at} tensors more than {found.limit:.1%} of the values lie outside of the calibrated range and would be "
+        f"the {measured.calibration} calibration samples do not cover the validation samples: in {len(measured.uncovered)} of "
+        f"{measured.looked_at} tensors more than {measured.limit:.1%} of the values lie outside of the calibrated range and would be "
         f"clipped; most in {worst}. Take calibration samples from the data that the model will see"
     )
 
 
-def _too_few(found: Coverage) -> str:
+def _too_few(measured: Coverage) -> str:
     """Of so few samples chance alone may leave everything outside, so that no share would be worth a word."""
-    said = f"{_samples(found.calibration)} too few to tell whether they cover the {found.validation} validation samples"
-    if found.tensors:
-        worst = found.tensors[0]
-        said += (
+    text = f"{_samples(measured.calibration)} too few to tell whether they cover the {measured.validation} validation samples"
+    if measured.tensors:
+        worst = measured.tensors[0]
+        text += (
             f"; up to {worst.share:.1%} of a tensor's values lie outside of the calibrated range and would be clipped "
             f"({worst.tensor}{f', node {worst.node}' if worst.node else ', an input'})"
         )
-    return f"{said}. Take more calibration samples from the data that the model will see"
+    return f"{text}. Take more calibration samples from the data that the model will see"
 
 
 def _samples(count: int) -> str:
@@ -168,8 +168,8 @@ def _ranges(seen: _Watched, tensors: Sequence[str], batches: Iterator[Batch]) ->
     Those that have none, or one that is not finite, are left out.
     """
     low, high = dict.fromkeys(tensors, np.inf), dict.fromkeys(tensors, -np.inf)
-    for found in seen.each(batches):
-        for name, (least, most) in found.items():
+    for batch_ranges in seen.each(batches):
+        for name, (least, most) in batch_ranges.items():
             low[name], high[name] = min(low[name], float(least)), max(high[name], float(most))
     return {name: (low[name], high[name]) for name in tensors if np.isfinite([low[name], high[name]]).all()}
 
@@ -185,9 +185,9 @@ def _shares(
 ) -> dict[str, float]:
     """The part of each tensor's values that lies outside of its bounds."""
     sums, rounds = dict.fromkeys(bounds, 0.0), 0
-    for found in _Watched(graph, _share_nodes(bounds), tuple(bounds), threads).each(batches):
+    for batch_shares in _Watched(graph, _share_nodes(bounds), tuple(bounds), threads).each(batches):
         rounds += 1
-        for name, (below, above) in found.items():
+        for name, (below, above) in batch_shares.items():
             sums[name] += float(below) + float(above)
     return {name: total / rounds for name, total in sums.items()}
 
@@ -238,8 +238,8 @@ class _Watched:
         """Two numbers for each tensor, batch by batch; several batches run at once, each on one thread."""
 
         def run(batch: Batch) -> dict[str, tuple[Any, Any]]:
-            found = self._session.run(self._wanted, dict(batch))
-            return {name: (found[2 * i], found[2 * i + 1]) for i, name in enumerate(self._tensors)}
+            values = self._session.run(self._wanted, dict(batch))
+            return {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(self._tensors)}
 
         return in_threads(run, batches, self._threads)
 

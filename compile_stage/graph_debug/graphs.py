@@ -234,8 +234,8 @@ class OpenVinoGraph:
 
         def run(batch: Batch) -> Batch:
             request.infer([batch[name] for name in self.inputs])
-            found = {key: tensor.data.copy() for key, tensor in zip(keys, request.output_tensors, strict=True)}
-            return {name: batch[name] if name in self.inputs else found[name] for name in wanted}
+            values = {key: tensor.data.copy() for key, tensor in zip(keys, request.output_tensors, strict=True)}
+            return {name: batch[name] if name in self.inputs else values[name] for name in wanted}
 
         yield run
 
@@ -283,8 +283,8 @@ def pair_outputs(reference: Graph, candidate: Graph, shared: Mapping[str, str]) 
     """
     named = {name: own for name in reference.outputs if (own := shared.get(name, "")) in candidate.outputs}
     rest = iter([own for own in candidate.outputs if own not in named.values()])
-    found = {name: named.get(name) or next(rest, "") for name in reference.outputs}
-    return {name: own for name, own in found.items() if own}
+    pairs = {name: named.get(name) or next(rest, "") for name in reference.outputs}
+    return {name: own for name, own in pairs.items() if own}
 
 
 def is_float(array: Any) -> bool:
@@ -293,8 +293,8 @@ def is_float(array: Any) -> bool:
 
 
 def _consumers(nodes: Sequence[Node]) -> Mapping[str, list[Node]]:
-    found: defaultdict[str, list[Node]] = defaultdict(list)
+    consumers: defaultdict[str, list[Node]] = defaultdict(list)
     for node in nodes:
         for name in node.inputs:
-            found[name].append(node)
-    return found
+            consumers[name].append(node)
+    return consumers

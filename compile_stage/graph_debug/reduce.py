@@ -102,8 +102,8 @@ class _Reducer:
             if self.tries >= self.most:
                 return False
             self.tries += 1
-            found = self.fails(nodes)
-            self._known[key] = found if found is not None and same_failure(found, self.failure) else None
+            failure = self.fails(nodes)
+            self._known[key] = failure if failure is not None and same_failure(failure, self.failure) else None
         return self._known[key] is not None
 
 
@@ -135,11 +135,11 @@ class Cutter:
         """
         from compile_stage.precision.onnx_graph import write_graph
 
-        made = self.cut(nodes)
-        if made is None or not made.graph.output:
+        model = self.cut(nodes)
+        if model is None or not model.graph.output:
             return None
         try:
-            return describe(write_graph(made, into))
+            return describe(write_graph(model, into))
         except SourceError:
             return None
 
@@ -160,16 +160,16 @@ class Cutter:
             return None
         was_output = {value.name for value in graph.output}
         outputs = [name for name in written if name not in read or name in was_output]
-        made = ModelProto()
-        made.CopyFrom(self._model)
-        del made.graph.node[:], made.graph.initializer[:], made.graph.input[:], made.graph.output[:]
-        del made.graph.value_info[:]
-        made.graph.node.extend(chosen)
-        made.graph.initializer.extend(self._weights[name] for name in read if name in self._weights)
-        made.graph.input.extend(self._types[name] for name in inputs)
+        model = ModelProto()
+        model.CopyFrom(self._model)
+        del model.graph.node[:], model.graph.initializer[:], model.graph.input[:], model.graph.output[:]
+        del model.graph.value_info[:]
+        model.graph.node.extend(chosen)
+        model.graph.initializer.extend(self._weights[name] for name in read if name in self._weights)
+        model.graph.input.extend(self._types[name] for name in inputs)
         unknown = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs}
-        made.graph.output.extend(self._types.get(name, unknown[name]) for name in outputs)
-        return made
+        model.graph.output.extend(self._types.get(name, unknown[name]) for name in outputs)
+        return model
 
 
 def describe(path: Path) -> PortableModel:

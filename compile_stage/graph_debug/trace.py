@@ -104,7 +104,7 @@ class Trace:
 
     def find(self, node: str) -> NodeError | None:
         """The error of a node, if it was compared."""
-        return next((found for found in self.nodes if found.node == node), None)
+        return next((error for error in self.nodes if error.node == node), None)
 
 
 def trace(
@@ -137,11 +137,11 @@ def trace(
         candidate.open((), threads) as run_served,
     ):
         for batch in batches:
-            expected, found, final = run_reference(batch), run_candidate(batch), run_served(batch)
+            expected, actual, final = run_reference(batch), run_candidate(batch), run_served(batch)
             samples += len(next(iter(batch.values())))
             for name, own in shared.items():
                 for tensor in (own, *trips[name][0]):
-                    _add(sums, (name, tensor), found[tensor], expected[name])
+                    _add(sums, (name, tensor), actual[tensor], expected[name])
             for name, own in pairs.items():
                 if name in expected:
                     _add(served, name, final[own], expected[name])
@@ -189,7 +189,7 @@ def judge(
     ops = {node.name: node.op for node in nodes}
     healthy_db = HEALTHY_DB.get(precision, HEALTHY_DB["int8"])
     producer = {name: node for node in nodes for name in node.outputs}
-    found: list[NodeError] = []
+    errors: list[NodeError] = []
     for position, node in enumerate(nodes):
         own = [name for name in node.outputs if name in measured]
         if not own:
@@ -199,7 +199,7 @@ def judge(
         before, merged = _inputs_of(node, producer, measured)
         named = _blame(node, merged, (makers or {}).get(tensor, ""), ops)
         came_in = min([healthy_db, *(measured[name][0] for name in before)])
-        found.append(
+        errors.append(
             NodeError(
                 position=position,
                 node=named,
@@ -214,15 +214,15 @@ def judge(
                 merged=tuple(name for name in (node.name, *merged) if name != named),
             )
         )
-    first = next((error for error in found if error.drop_db >= drop_db), None)
+    first = next((error for error in errors if error.drop_db >= drop_db), None)
     links = _links(nodes)
     return Trace(
-        nodes=tuple(found),
+        nodes=tuple(errors),
         first=first.node if first else None,
         outputs=outputs,
         samples=samples,
         precision=precision,
-        unmatched=len(ops) - len({name for error in found for name in (error.node, *error.merged)}),
+        unmatched=len(ops) - len({name for error in errors for name in (error.node, *error.merged)}),
         drop_db=drop_db,
         consumers=links[0],
         producers=links[1],
@@ -289,18 +289,18 @@ def _inputs_of(
     node: Node, producer: Mapping[str, Node], measured: Mapping[str, Any]
 ) -> tuple[list[str], tuple[str, ...]]:
     """The nearest measured tensors before a node, and the nodes that lie between."""
-    found, merged, seen, pending = [], [], set(), list(node.inputs)
+    tensors, merged, seen, pending = [], [], set(), list(node.inputs)
     while pending:
         name = pending.pop()
         if name in seen:
             continue
         seen.add(name)
         if name in measured:
-            found.append(name)
+            tensors.append(name)
         elif name in producer and producer[name].op != INPUT_OP:
             merged.append(producer[name].name)
             pending += producer[name].inputs
-    return found, tuple(dict.fromkeys(merged))
+    return tensors, tuple(dict.fromkeys(merged))
 
 
 def _blame(node: Node, merged: Sequence[str], maker: str, ops: Mapping[str, str]) -> str:

@@ -62,8 +62,8 @@ def _best(scores: Array, k: int) -> NDArray[np.int64]:
 
 
 def _common(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = (x[:, :, None] == y[:, None, :]).any(axis=2).sum(axis=1)
-    return found
+    counts: NDArray[np.int64] = (x[:, :, None] == y[:, None, :]).any(axis=2).sum(axis=1)
+    return counts
 
 
 def _divergence(a: Array, b: Array, options: JsonMap, *, mean: bool) -> Measured:
@@ -92,8 +92,8 @@ def log_probabilities(scores: Array, *, logits: bool) -> F64:
     """Of `[positions, classes]`; probabilities are clipped from below and made to sum to 1."""
     values = scores.astype(np.float64)
     values = values - values.max(axis=1, keepdims=True) if logits else np.log(np.clip(values, _SMALLEST, None))
-    made: F64 = values - np.log(np.exp(values).sum(axis=1, keepdims=True))
-    return made
+    logs: F64 = values - np.log(np.exp(values).sum(axis=1, keepdims=True))
+    return logs
 
 
 def _scores(a: Array, b: Array, options: JsonMap) -> Iterator[tuple[slice, Array, Array]]:

@@ -64,8 +64,8 @@ def corner_batches(
 
 def _shape(promised: ShapeRange, end: str) -> tuple[int, ...]:
     if end in CORNERS:
-        found: tuple[int, ...] = getattr(promised, end)
-        return found
+        shape: tuple[int, ...] = getattr(promised, end)
+        return shape
     below: tuple[int, ...] = getattr(promised, end.rpartition(" ")[2])
     return tuple(min(size + 1, most) for size, most in zip(below, promised.max, strict=True))
 
@@ -100,8 +100,8 @@ def _target(
 
 
 def _resize(array: Array, rows: int, shape: tuple[int, ...]) -> Array:
-    made: Array = np.asarray(array[np.arange(rows) % len(array)])
+    resized: Array = np.asarray(array[np.arange(rows) % len(array)])
     for axis, size in enumerate(shape, start=1):
-        if made.shape[axis] != size:
-            made = np.take(made, np.arange(size) % made.shape[axis], axis=axis)
-    return np.ascontiguousarray(made)
+        if resized.shape[axis] != size:
+            resized = np.take(resized, np.arange(size) % resized.shape[axis], axis=axis)
+    return np.ascontiguousarray(resized)

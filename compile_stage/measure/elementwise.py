@@ -86,19 +86,19 @@ class Distances:
 def distances(a: Array, b: Array) -> Distances:
     """Compare candidate `a` with baseline `b`, of the same shape `[samples, ...]`, at least one element each."""
     a, b = a.reshape(len(a), -1), b.reshape(len(b), -1)
-    found = {name: np.zeros(len(b)) for name in Distances.__annotations__ if name != "width"}
+    sums = {name: np.zeros(len(b)) for name in Distances.__annotations__ if name != "width"}
     for rows, columns in _blocks(a, b):
         x, y = a[rows, columns].astype(np.float64), b[rows, columns].astype(np.float64)
         both = np.isfinite(x) & np.isfinite(y)
         same = ~both & ((x == y) | (np.isnan(x) & np.isnan(y)))
-        found["compared"][rows] += both.sum(axis=1)
-        found["shared"][rows] += same.sum(axis=1)
-        found["strange"][rows] += (~both & ~same).sum(axis=1)
+        sums["compared"][rows] += both.sum(axis=1)
+        sums["shared"][rows] += same.sum(axis=1)
+        sums["strange"][rows] += (~both & ~same).sum(axis=1)
         x, y = np.where(both, x, 0), np.where(both, y, 0)
         for name, value in (("peak_a", x), ("peak_b", y), ("max_abs", _minus(x, y))):
-            np.maximum(found[name][rows], np.abs(value).max(axis=1), out=found[name][rows])
+            np.maximum(sums[name][rows], np.abs(value).max(axis=1), out=sums[name][rows])
     unit_a, unit_b, unit_d = (
-        np.where((unit := found[name]) > 0, unit, 1)[:, None] for name in ("peak_a", "peak_b", "max_abs")
+        np.where((unit := sums[name]) > 0, unit, 1)[:, None] for name in ("peak_a", "peak_b", "max_abs")
     )
     for rows, columns in _blocks(a, b):
         x, y = a[rows, columns].astype(np.float64), b[rows, columns].astype(np.float64)
@@ -107,12 +107,12 @@ def distances(a: Array, b: Array) -> Distances:
         with np.errstate(invalid="ignore"):  # infinity over infinity, when |a - b| passes the largest float64
             apart = _minus(x, y) / unit_d[rows]
         x, y = x / unit_a[rows], y / unit_b[rows]
-        found["sum_abs"][rows] += np.abs(apart).sum(axis=1)
-        found["noise"][rows] += (apart * apart).sum(axis=1)
-        found["dot"][rows] += (x * y).sum(axis=1)
-        found["norm_a"][rows] += (x * x).sum(axis=1)
-        found["norm_b"][rows] += (y * y).sum(axis=1)
-    return Distances(**found, width=b.shape[1])
+        sums["sum_abs"][rows] += np.abs(apart).sum(axis=1)
+        sums["noise"][rows] += (apart * apart).sum(axis=1)
+        sums["dot"][rows] += (x * y).sum(axis=1)
+        sums["norm_a"][rows] += (x * x).sum(axis=1)
+        sums["norm_b"][rows] += (y * y).sum(axis=1)
+    return Distances(**sums, width=b.shape[1])
 
 
 def _blocks(*arrays: Array) -> Iterator[tuple[slice, slice]]:

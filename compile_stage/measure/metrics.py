@@ -76,17 +76,17 @@ def check_outputs(
     gates = [gate for gate in gates if gate not in left_out]
     checks = [proof.samples(min_samples, real)]
     if left_out:
-        said = f"the shipped limit on {_list([gate.metric for gate in left_out])} is left out: the labels are no classes of an output"
-        checks = [replace(checks[0], reason=f"{checks[0].reason}; {said}")]
+        skipped = f"the shipped limit on {_list([gate.metric for gate in left_out])} is left out: the labels are no classes of an output"
+        checks = [replace(checks[0], reason=f"{checks[0].reason}; {skipped}")]
     if proof.count == 0:
         return (*checks, *(proof.not_run(gate, "there are no samples") for gate in gates))
     checks += proof.structure()
-    found = [check for gate in gates for check in proof.gate(gate, gates)]
-    seen = {check.output for check in found}
-    found += [proof.unseen(name) for name in baseline if name not in seen]
+    gate_checks = [check for gate in gates for check in proof.gate(gate, gates)]
+    seen = {check.output for check in gate_checks}
+    gate_checks += [proof.unseen(name) for name in baseline if name not in seen]
     if checks[0].outcome is Outcome.NOT_RUN:
-        found = [_unproven(check, checks[0].reason) for check in found]
-    return (*checks, *found)
+        gate_checks = [_unproven(check, checks[0].reason) for check in gate_checks]
+    return (*checks, *gate_checks)
 
 
 def apply_waivers(checks: Sequence[Check], waivers: Sequence[Waiver], target: str, today: date) -> tuple[Check, ...]:
@@ -187,13 +187,13 @@ class _Proof:
 
     def _finite(self, name: str) -> Check:
         gate = Gate(metric="finite", limit=0, direction="at_most", output=name)
-        found = self.distances(name)
-        strange, shared = int(found.strange.sum()), int(found.shared.sum())
+        distances = self.distances(name)
+        strange, shared = int(distances.strange.sum()), int(distances.shared.sum())
         note = f"; {_values(shared)} the same NaN or infinity on both sides, and left out" if shared else ""
         if strange:
-            samples = int(np.count_nonzero(found.strange))
+            samples = int(np.count_nonzero(distances.strange))
             reason = f"output {name!r}: {_values(strange)} NaN or infinite on one side only, in {samples} of {self.count} samples{note}"
-            return self._check(gate, Outcome.FAIL, float(strange), reason, worst=Measured(0, found.strange).worst())
+            return self._check(gate, Outcome.FAIL, float(strange), reason, worst=Measured(0, distances.strange).worst())
         return self._check(gate, Outcome.PASS, 0.0, f"output {name!r} is finite wherever the baseline is{note}")
 
     def distances(self, name: str) -> Distances:
@@ -245,13 +245,13 @@ class _Proof:
         if gate.metric in _FLOAT_METRICS:
             if expected.dtype.kind != "f":
                 raise NotMeasurableError(f"{gate.metric} is for floats, and it holds {expected.dtype}; use agreement")
-            found = self.distances(name)
-            if not found.compared.any():
+            distances = self.distances(name)
+            if not distances.compared.any():
                 raise NotMeasurableError("no value is finite, so there is nothing to compare")
             return (
                 allclose(own, expected, gate.options)
                 if gate.metric == "allclose"
-                else DISTANCE_METRICS[gate.metric](found)
+                else DISTANCE_METRICS[gate.metric](distances)
             )
         if gate.metric in CLASS_METRICS:
             return measure_classes(gate.metric, own, expected, gate.options)
@@ -261,32 +261,32 @@ class _Proof:
             return Measured(_own_metric(gate.metric, own, expected, self.labels))
         raise NotMeasurableError(f"there is no metric {gate.metric!r}")
 
-    def _judge(self, gate: Gate, name: str, found: Measured) -> Check:
-        if math.isnan(found.value):
+    def _judge(self, gate: Gate, name: str, measured: Measured) -> Check:
+        if math.isnan(measured.value):
             return self.not_run(gate, f"output {name!r}: {gate.metric} came out as NaN", name)
-        ends = self._interval(gate, found)
-        worse = found.value if ends is None else _worse_end(gate, ends)
-        holds = _holds(gate, worse, _ROUNDING if found.parts is not None else 0.0)
+        ends = self._interval(gate, measured)
+        worse = measured.value if ends is None else _worse_end(gate, ends)
+        holds = _holds(gate, worse, _ROUNDING if measured.parts is not None else 0.0)
         unit = f" {gate.unit}" if gate.unit else ""
         sign = {"at_most": ("<=", ">"), "at_least": (">=", "<")}[gate.direction][0 if holds else 1]
-        what = f"{gate.metric} of output {name!r} is {found.value:.4g}"
+        what = f"{gate.metric} of output {name!r} is {measured.value:.4g}"
         if ends is not None:
             what += f", its {gate.confidence:.0%} interval's worse end {worse:.4g}"
         reason = f"{what} {sign} {gate.limit:g}{unit} over {self.count} samples"
         return self._check(
             gate,
             Outcome.PASS if holds else Outcome.FAIL,
-            found.value,
-            f"{reason} ({found.note})" if found.note else reason,
+            measured.value,
+            f"{reason} ({measured.note})" if measured.note else reason,
             output=name,
             interval=ends,
-            worst=found.worst(),
+            worst=measured.worst(),
         )
 
-    def _interval(self, gate: Gate, found: Measured) -> tuple[float, float] | None:
+    def _interval(self, gate: Gate, measured: Measured) -> tuple[float, float] | None:
         if gate.confidence is None:
             return None
-        parts = found.parts
+        parts = measured.parts
         if parts is None:
             raise NotMeasurableError(
                 f"{gate.metric} is no mean over samples, so it has no interval; leave `confidence` out"
@@ -419,8 +419,8 @@ def _kind(array: Array) -> str:
 
 def _unproven(check: Check, why: str) -> Check:
     """What a check would have said, had there been enough to prove it with."""
-    said = "" if check.outcome is Outcome.NOT_RUN else f"it would {check.outcome.value}: "
-    return replace(check, outcome=Outcome.NOT_RUN, reason=f"{said}{check.reason}; but {why}")
+    prefix = "" if check.outcome is Outcome.NOT_RUN else f"it would {check.outcome.value}: "
+    return replace(check, outcome=Outcome.NOT_RUN, reason=f"{prefix}{check.reason}; but {why}")
 
 
 def _own_metric(path: str, own: Array, expected: Array, labels: Array | None) -> float:

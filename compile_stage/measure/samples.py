@@ -159,21 +159,21 @@ def _convert(spec: DataSpec, tensor: TensorSpec, array: Array, notes: list[str])
     if array.dtype.kind not in "biuf":
         raise _misfit(spec, tensor, f"is {array.dtype}, which is no number")
     with np.errstate(all="ignore"):  # what is lost is found by the comparison below
-        made = array.astype(wanted)
+        converted = array.astype(wanted)
         if array.dtype.kind == "f" and wanted.kind == "f":
-            kept = np.isfinite(made) == np.isfinite(array)
-            if bool(np.any(kept & (made.astype(array.dtype) != array) & np.isfinite(array))):
+            kept = np.isfinite(converted) == np.isfinite(array)
+            if bool(np.any(kept & (converted.astype(array.dtype) != array) & np.isfinite(array))):
                 notes.append(f"input {tensor.name!r} was rounded from {array.dtype} to {wanted}")
         else:
             # Through the wider of both there and back: a value that changed on the way was not representable.
-            back = made.astype(array.dtype)
-            kept = (back == array) & (np.less(made, 0) == np.less(array, 0))
+            back = converted.astype(array.dtype)
+            kept = (back == array) & (np.less(converted, 0) == np.less(array, 0))
             if wanted.kind == "f":  # infinity, or 2^63, comes back as a whole number that it is not
-                kept &= _in_range(made, array.dtype)
+                kept &= _in_range(converted, array.dtype)
     if not bool(np.all(kept)):
         first = array[~kept].flat[0]
         raise _misfit(spec, tensor, f"is {array.dtype} and holds {first}, which {wanted} can't")
-    return np.ascontiguousarray(made)
+    return np.ascontiguousarray(converted)
 
 
 def _in_range(floats: Array, whole: np.dtype[Any]) -> NDArray[np.bool_]:
@@ -312,12 +312,12 @@ def overlap(a: SampleSet, b: SampleSet) -> int:
 
 
 def _fingerprints(samples: Samples) -> set[bytes]:
-    found = set()
+    digests = set()
     for batch in samples.batches(1):
         digest = sha256()
         for name in sorted(batch):
             array = batch[name]
             # Text is as wide as the set's longest; without the padding, equal text has equal bytes.
             digest.update(repr(array.tolist()).encode() if array.dtype.kind == "U" else array.tobytes())
-        found.add(digest.digest())
-    return found
+        digests.add(digest.digest())
+    return digests

@@ -48,8 +48,8 @@ def order(sensitivities: Sequence[Sensitivity]) -> tuple[str, ...]:
     total = sum(s.cost for s in sensitivities) or 1.0
 
     def worth(position: int) -> tuple[float, int]:
-        found = sensitivities[position]
-        return -found.effect / (found.cost / total + _COST_FLOOR), position
+        sensitivity = sensitivities[position]
+        return -sensitivity.effect / (sensitivity.cost / total + _COST_FLOOR), position
 
     return tuple(sensitivities[position].node for position in sorted(range(len(sensitivities)), key=worth))
 

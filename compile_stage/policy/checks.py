@@ -106,8 +106,8 @@ def _unknown_backend(place: Place, path: Path, name: str) -> Problem:
 def _backend_names(tree: Node, path: Path) -> Iterator[Problem]:
     for index, node in enumerate(tree.elements(*path)):
         if node.value == "auto":
-            said = "`auto` stands alone", "write `backends: auto`, or name the backends"
-            yield Problem(node.place, show_path((*path, index)), *said)
+            wrong_and_allowed = "`auto` stands alone", "write `backends: auto`, or name the backends"
+            yield Problem(node.place, show_path((*path, index)), *wrong_and_allowed)
         elif node.value not in plugins.names("backends"):
             yield _unknown_backend(node.place, (*path, index), str(node.value))
 
@@ -125,8 +125,8 @@ def _allowed_backends(tree: Node, path: Path) -> Iterator[Problem]:
     rule = tree.place_of(("compliance", "allowed_backends")).origin
     for index, node in enumerate(tree.elements(*path)):
         if node.value in plugins.names("backends") and node.value not in allowed:
-            said = f"{node.value} is forbidden by compliance.allowed_backends ({rule})"
-            yield Problem(node.place, show_path((*path, index)), said, f"one of: {', '.join(allowed)}")
+            message = f"{node.value} is forbidden by compliance.allowed_backends ({rule})"
+            yield Problem(node.place, show_path((*path, index)), message, f"one of: {', '.join(allowed)}")
 
 
 # -------------------------------------------------------------------------------------------------------- precisions
@@ -160,15 +160,15 @@ def _shapes(tree: Node, target: Path) -> Iterator[Problem]:
         for low, high in (("min", "typical"), ("typical", "max"), ("min", "max")):
             wrong = _axis_out_of_order(ranges.get(low), ranges.get(high))
             if wrong is not None and not (low == "min" and high == "max" and "typical" in ranges):
-                said = f"axis {wrong} of {low} ({ranges[low][wrong]}) is larger than that of {high} ({ranges[high][wrong]})"
+                message = f"axis {wrong} of {low} ({ranges[low][wrong]}) is larger than that of {high} ({ranges[high][wrong]})"
                 place = shape.place_of((low,))
-                yield Problem(place, show_path((*path, low)), said, "min <= typical <= max in every axis")
+                yield Problem(place, show_path((*path, low)), message, "min <= typical <= max in every axis")
         if "min" in ranges and "max" in ranges and ranges["min"][0] <= ranges["max"][0]:
             for index, batch in enumerate(batches):
                 if not ranges["min"][0] <= batch.value <= ranges["max"][0]:
-                    said = f"batch size {batch.value} is outside the shapes of input {name!r}"
+                    message = f"batch size {batch.value} is outside the shapes of input {name!r}"
                     allowed = f"axis 0 goes from {ranges['min'][0]} to {ranges['max'][0]}"
-                    yield Problem(batch.place, show_path((*target, "batch_sizes", index)), said, allowed)
+                    yield Problem(batch.place, show_path((*target, "batch_sizes", index)), message, allowed)
 
 
 def _axis_out_of_order(low: list[int] | None, high: list[int] | None) -> int | None:
@@ -198,16 +198,16 @@ def _template(tree: Node, path: Path, field: str) -> Iterator[Problem]:
         if name is not None
     }
     for unknown in sorted(used - {field}):
-        said = f"{{{unknown}}} stands for nothing here"
-        yield Problem(node.place, show_path(path), said, f"it may hold {{{field}}}")
+        message = f"{{{unknown}}} stands for nothing here"
+        yield Problem(node.place, show_path(path), message, f"it may hold {{{field}}}")
 
 
 def _published_name(tree: Node, path: Path) -> Iterator[Problem]:
     """A name that no registry takes is said now, not after the work."""
     node = tree.get(*path)
     if node is not None and isinstance(node.value, str) and (wrong := _UNNAMEABLE.search(node.value)):
-        said = f"{node.value!r} can't be the name of a registered model: it holds {wrong[0]!r}"
-        yield Problem(node.place, show_path(path), said, "a name without `/`, `:` and control characters")
+        message = f"{node.value!r} can't be the name of a registered model: it holds {wrong[0]!r}"
+        yield Problem(node.place, show_path(path), message, "a name without `/`, `:` and control characters")
 
 
 def _alias(tree: Node, path: Path, target: str) -> Iterator[Problem]:
@@ -237,8 +237,8 @@ def _limits(tree: Node, path: Path, forgiven: Collection[Path]) -> Iterator[Prob
             wrong = "max_drop and max_relative_drop are both given" if given else "no limit is given"
             yield Problem(node.place, here, wrong, "exactly one of max_drop, max_relative_drop")
         if labels is not None and labels.value is None and not node.place.is_shipped:
-            said = "this needs labels, and data.validation.labels is null, so it could never pass"
-            yield Problem(node.place, here, said, "name the array or column that holds them")
+            message = "this needs labels, and data.validation.labels is null, so it could never pass"
+            yield Problem(node.place, here, message, "name the array or column that holds them")
 
 
 def gate_name(word: str) -> str:
@@ -252,8 +252,8 @@ def _waiver(tree: Node, waiver: Node, path: Path, today: date) -> Iterator[Probl
     last = date.fromisoformat(day) if isinstance(day, str) else day
     if expires is not None and isinstance(last, date) and last < today:
         days = (today - last).days
-        said = f"the waiver expired on {last}, {days} day{'s' if days != 1 else ''} ago"
-        yield Problem(expires.place, show_path((*path, "expires")), said, "remove it, or have its owner renew it")
+        message = f"the waiver expired on {last}, {days} day{'s' if days != 1 else ''} ago"
+        yield Problem(expires.place, show_path((*path, "expires")), message, "remove it, or have its owner renew it")
     gate, target = waiver.get("gate"), waiver.get("target")
     if target is None:
         return
@@ -265,22 +265,22 @@ def _waiver(tree: Node, waiver: Node, path: Path, today: date) -> Iterator[Probl
         return
     gates = _gates(tree, str(target.value))
     if gate is not None and gate_name(str(gate.value)) not in gates:
-        said = f"target {target.value!r} has no gate {gate.value!r}"
+        message = f"target {target.value!r} has no gate {gate.value!r}"
         near = plugins.did_you_mean(str(gate.value), gates)
-        yield Problem(gate.place, show_path((*path, "gate")), said, f"one of: {', '.join(gates)}", near)
+        yield Problem(gate.place, show_path((*path, "gate")), message, f"one of: {', '.join(gates)}", near)
 
 
 def _gates(tree: Node, target: str) -> list[str]:
     """The metrics that a target has limits on, in any precision."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     base = ("targets", target, "tolerances")
     for precision, _ in tree.items(*base):
         groups: list[Path] = [(*base, precision)]
         groups += [(*base, precision, "outputs", output) for output, _ in tree.items(*base, precision, "outputs")]
         for group in groups:
-            found |= {
+            names |= {
                 metric: None for metric, node in tree.items(*group) if metric != "outputs" and node.value is not None
             }
     performance = tree.items("targets", target, "performance")
-    found |= {PERFORMANCE[key]: None for key, node in performance if key in PERFORMANCE and node.value is not None}
-    return list(found)
+    names |= {PERFORMANCE[key]: None for key, node in performance if key in PERFORMANCE and node.value is not None}
+    return list(names)

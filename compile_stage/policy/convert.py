@@ -16,7 +16,7 @@ from compile_stage.policy.nodes import Node, Path
 
 def to_policy(document: schema.PolicyDocument, tree: Node, files: tuple[str, ...]) -> records.Policy:
     """The record of a document that has no problems left. `tree` is what it was made from, for origins."""
-    made = records.Policy(
+    policy = records.Policy(
         name=document.name,
         owner=document.owner,
         digest="",
@@ -34,8 +34,8 @@ def to_policy(document: schema.PolicyDocument, tree: Node, files: tuple[str, ...
         waivers=tuple(_waiver(waiver) for waiver in document.waivers),
         publish_name=document.publish.name,
     )
-    made = replace(made, digest=_digest(made))
-    return replace(made, data=_located_data(made.data, tree))
+    policy = replace(policy, digest=_digest(policy))
+    return replace(policy, data=_located_data(policy.data, tree))
 
 
 def _digest(policy: records.Policy) -> str:

@@ -21,23 +21,23 @@ _ALWAYS_WHOLE = {"Waiver", "CustomLimit"}
 
 def json_schema() -> dict[str, Any]:
     """The schema of one policy file (draft 2020-12), with the precisions of the lowerings that are installed."""
-    made = PolicyDocument.model_json_schema()
-    for name, model in made["$defs"].items():
+    schema = PolicyDocument.model_json_schema()
+    for name, model in schema["$defs"].items():
         if name not in _ALWAYS_WHOLE:
             model.pop("required", None)
     for name in ("Limits", "Tolerance"):
-        limits = made["$defs"][name]
+        limits = schema["$defs"][name]
         # Any other key is an own metric.
         limits["patternProperties"] = {FUNCTION_METRIC: limits["additionalProperties"]}
         limits["additionalProperties"] = False
         for key in tolerance_names():
             limits["properties"][key].pop("default", None)
-    made["required"] = ["apiVersion", "kind"]
+    schema["required"] = ["apiVersion", "kind"]
     # Those that only a backend has are left out: to ask it, its packages would have to be loaded.
-    _list_precisions(made, list(dict.fromkeys([*SHIPPED_PRECISIONS, *plugins.names("lowerings")])))
-    _add_defaults(made, made, shipped())
-    _add_defaults(made, made["$defs"]["Target"], shipped().value["each_target"])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": "compile-stage policy"}
+    _list_precisions(schema, list(dict.fromkeys([*SHIPPED_PRECISIONS, *plugins.names("lowerings")])))
+    _add_defaults(schema, schema, shipped())
+    _add_defaults(schema, schema["$defs"]["Target"], shipped().value["each_target"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "compile-stage policy"}
 
 
 def _list_precisions(node: Any, known: list[str]) -> None:

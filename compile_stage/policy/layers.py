@@ -111,8 +111,8 @@ class _FileReader:
         if real in self._done:
             return self._done[real]
         if len(chain) >= MAX_EXTENDS:
-            said = f"{shown} is the {len(chain) + 1}th file of a chain of extends"
-            self.problems.append(Problem(place, path, said, f"at most {MAX_EXTENDS} files deep"))
+            message = f"{shown} is the {len(chain) + 1}th file of a chain of extends"
+            self.problems.append(Problem(place, path, message, f"at most {MAX_EXTENDS} files deep"))
             return None
         raw = _read_bytes(FilePath(shown))
         if isinstance(raw, str):
@@ -159,9 +159,9 @@ class _FileReader:
     def _extended(self, element: Node, shown: str, chain: tuple[str, ...], path: str) -> Node | None:
         name = str(element.value)
         if _URL.match(name):
-            said = f"{name} is not a local file"
+            message = f"{name} is not a local file"
             self.problems.append(
-                Problem(element.place, path, said, "copy the file into your repository and name it here")
+                Problem(element.place, path, message, "copy the file into your repository and name it here")
             )
             return None
         if name.startswith(PREFIX):
@@ -224,11 +224,11 @@ def _add_set(layers: Layers, argument: str) -> None:
         node = Node({word: node}, place, keys={word: place})
     if words[0] == "targets" and len(words) > 1 and layers.files.get("targets", words[1]) is None:
         known = [name for name, _ in layers.files.items("targets")]
-        said = "there is no such target", f"one of: {', '.join(known) or 'none'}"
-        layers.problems.append(Problem(place, show_path(words[:2]), *said, did_you_mean(words[1], known)))
+        wrong_and_allowed = "there is no such target", f"one of: {', '.join(known) or 'none'}"
+        layers.problems.append(Problem(place, show_path(words[:2]), *wrong_and_allowed, did_you_mean(words[1], known)))
         return
-    found, bad, _ = check_schema(node, whole=False)
-    layers.problems += found
+    schema_problems, bad, _ = check_schema(node, whole=False)
+    layers.problems += schema_problems
     layers.cut |= bad
     node = normalise(without(node, bad))
     over = merge(layers.sets, node)

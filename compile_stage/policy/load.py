@@ -74,10 +74,10 @@ def load_policy(
 def lint(paths: Iterable[PathLike], *, today: date | None = None) -> list[str]:
     """Every problem of these policies as `file:line:column: path: what is wrong; what is allowed; did you mean ...`;
     empty when all is well."""
-    found: dict[str, None] = {}  # a base that several extend is reported once
+    messages: dict[str, None] = {}  # a base that several extend is reported once
     for path in paths:
-        found |= {str(problem): None for problem in read_policy(path, today=today, base=True).problems}
-    return list(found)
+        messages |= {str(problem): None for problem in read_policy(path, today=today, base=True).problems}
+    return list(messages)
 
 
 def warnings(path: PathLike, sets: Sequence[str] = ()) -> list[str]:
@@ -99,13 +99,16 @@ def read_policy(path: PathLike, sets: Sequence[str] = (), *, today: date | None 
             *layers.cut,
             *(("targets", name, *cut) for name, _ in tree.items("targets") for cut in layers.cut),
         }
-        found, _, document = check_schema(tree, whole=True, forgiven=forgiven)
-        problems += found
+        schema_problems, _, document = check_schema(tree, whole=True, forgiven=forgiven)
+        problems += schema_problems
         problems += check_whole(tree, today or date.today(), forgiven)
         if not base and not tree.items("targets") and not any(path[0] == "targets" for path in layers.cut):
             place = tree.place_of(("targets",)) if layers.files.get("targets") else tree.place
-            said = "the policy names no target", "say where it must run, such as targets: {cpu-server: {device: cpu}}"
-            problems.append(Problem(place, "targets", *said))
+            wrong_and_allowed = (
+                "the policy names no target",
+                "say where it must run, such as targets: {cpu-server: {device: cpu}}",
+            )
+            problems.append(Problem(place, "targets", *wrong_and_allowed))
     ordered = _in_order(problems, layers.names)
     return Resolved(tree=tree, document=None if ordered else document, files=layers.names, problems=ordered)
 

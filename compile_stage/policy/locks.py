@@ -99,8 +99,8 @@ def broken(locks: tuple[Lock, ...], before: Node, after: Node, over: Node) -> It
             for changed, was, now in _differences(before.get(*path), after.get(*path), path):
                 place = now.place if now is not None and _is_of(over, now.place) else over.place_of(changed)
                 kept = f"must stay {_shown(was)}" + (f" ({was.place.origin})" if was is not None else "")
-                said = f"is locked by {lock.place.origin}: it {kept}"
-                yield Problem(place, show_path(changed), said, f"leave it out, or have {lock.place.file} changed")
+                message = f"is locked by {lock.place.origin}: it {kept}"
+                yield Problem(place, show_path(changed), message, f"leave it out, or have {lock.place.file} changed")
 
 
 def _differences(was: Node | None, now: Node | None, path: Path) -> Iterator[tuple[Path, Node | None, Node | None]]:

@@ -55,13 +55,13 @@ def check_schema(
     try:
         return problems, bad, PolicyDocument.model_validate(without(tree, bad).plain())
     except ValidationError as error:
-        found = error.errors(include_url=False)
-    for item in found:
+        details = error.errors(include_url=False)
+    for item in details:
         path = tuple(key for key in item["loc"] if key not in _TAGS and key != _KEY)
         if item["type"] == "missing":
             if whole and not any(cut[: len(path)] == path for cut in forgiven):
-                said = "is missing", _about(path)
-                problems.append(Problem(tree.place_of(path[:-1]), show_path(path), *said))
+                wrong_and_allowed = "is missing", _about(path)
+                problems.append(Problem(tree.place_of(path[:-1]), show_path(path), *wrong_and_allowed))
             continue
         if path in bad:
             continue
@@ -86,8 +86,8 @@ def _unknown_metrics(tree: Node) -> tuple[list[Problem], set[Path]]:
             bad.add(here)
             place = tree.place_of(here, of_key=True)
             if key.startswith(CUSTOM):
-                said = "is no function's path", "write python:package.module:function"
-                problems.append(Problem(place, show_path(here), *said))
+                wrong_and_allowed = "is no function's path", "write python:package.module:function"
+                problems.append(Problem(place, show_path(here), *wrong_and_allowed))
             else:
                 problems.append(_unknown_key(tree, here, known, "metric"))
 

@@ -122,9 +122,9 @@ class Problem:
     meant: str = ""
 
     def __str__(self) -> str:
-        said = [self.wrong, self.allowed, f"did you mean {self.meant}?" if self.meant else ""]
+        parts = [self.wrong, self.allowed, f"did you mean {self.meant}?" if self.meant else ""]
         subject = f"{self.path}: " if self.path else ""
-        return f"{self.place}: {subject}{'; '.join(part for part in said if part)}"
+        return f"{self.place}: {subject}{'; '.join(part for part in parts if part)}"
 
 
 def show_path(path: Sequence[Key]) -> str:

@@ -113,8 +113,8 @@ def _refuse_bomb(root: yaml.Node, file: str) -> Problem | None:
     if problem is not None:
         return problem
     if sizes[id(root)] > MAX_VALUES:
-        said = f"holds {sizes[id(root)]:,} values once its aliases (*name) are expanded"
-        return _whole(file, said, f"at most {MAX_VALUES:,}: write fewer aliases of aliases")
+        message = f"holds {sizes[id(root)]:,} values once its aliases (*name) are expanded"
+        return _whole(file, message, f"at most {MAX_VALUES:,}: write fewer aliases of aliases")
     if depths[id(root)] > MAX_DEPTH:
         return _whole(file, "is nested too deeply", f"at most {MAX_DEPTH} levels")
     return None
@@ -158,7 +158,7 @@ class _Reader:
     def _map(self, node: yaml.MappingNode, path: Path, place: Place) -> Node:
         if node.tag != f"{_TAG}map":
             self._report(place, path, f"the tag {_short(node.tag)} is not allowed", "plain YAML values only")
-        made = Node({}, place)
+        mapping = Node({}, place)
         inherited: dict[str, Node] = {}
         for key_node, value_node in node.value:
             key_place = self._place(key_node)
@@ -168,19 +168,19 @@ class _Reader:
             key = self._key(key_node, path, key_place)
             if key is None:
                 continue
-            if key in made.value:
-                first = made.keys[key]
-                said = (
+            if key in mapping.value:
+                first = mapping.keys[key]
+                message = (
                     f"the key is given twice (first on line {first.line})" if first.line else "the key is given twice"
                 )
-                self._report(key_place, (*path, key), said, "each key once")
+                self._report(key_place, (*path, key), message, "each key once")
                 continue
-            made.value[key] = self.read(value_node, (*path, key))
-            made.keys[key] = key_place
+            mapping.value[key] = self.read(value_node, (*path, key))
+            mapping.keys[key] = key_place
         for key, child in inherited.items():
-            if key not in made.value:
-                made.value[key], made.keys[key] = child, child.place
-        return made
+            if key not in mapping.value:
+                mapping.value[key], mapping.keys[key] = child, child.place
+        return mapping
 
     def _merged(self, node: yaml.Node, path: Path) -> dict[str, Node]:
         """What `<<: *anchor` brings; of several anchors the first one wins, as YAML says."""
@@ -198,34 +198,34 @@ class _Reader:
             return None
         kind = node.tag.removeprefix(_TAG)
         if kind != "str":
-            said = f"the key `{node.value}` is read by YAML as {_KINDS.get(kind, _short(node.tag))}, not as text"
-            self._report(place, path, said, f'put it in quotes: "{node.value}"')
+            message = f"the key `{node.value}` is read by YAML as {_KINDS.get(kind, _short(node.tag))}, not as text"
+            self._report(place, path, message, f'put it in quotes: "{node.value}"')
         return str(node.value)
 
     def _scalar(self, node: yaml.Node, path: Path, place: Place) -> Node:
         text, kind = str(node.value), node.tag.removeprefix(_TAG)
-        made = Node(text, place, text=text, quoted=getattr(node, "style", None) in ("'", '"', "|", ">"))
+        scalar = Node(text, place, text=text, quoted=getattr(node, "style", None) in ("'", '"', "|", ">"))
         if kind not in _SCALARS:
             # `=` and `<<` as values have tags of their own in YAML 1.1; they are plain text to everybody else.
             if kind not in ("value", "merge"):
-                made.broken = True
+                scalar.broken = True
                 self._report(place, path, f"the tag {_short(node.tag)} is not allowed", "plain YAML values only")
-            return made
+            return scalar
         try:
-            made.value = self._construct(node)
+            scalar.value = self._construct(node)
         # What PyYAML raises for `!!bool x`, `!!timestamp x`.
         except (ValueError, LookupError, AttributeError, yaml.YAMLError):
-            made.value, made.broken = None, True
+            scalar.value, scalar.broken = None, True
             self._report(place, path, f"`{text}` is no valid {'date' if kind == 'timestamp' else 'value'}")
-            return made
+            return scalar
         if kind == "int" and not _PLAIN_INT.match(text):
             self._report(
-                place, path, f"`{text}` is read by YAML as {made.value}", f"write {made.value}, or quote a text"
+                place, path, f"`{text}` is read by YAML as {scalar.value}", f"write {scalar.value}, or quote a text"
             )
-        if isinstance(made.value, float) and not math.isfinite(made.value):
+        if isinstance(scalar.value, float) and not math.isfinite(scalar.value):
             self._report(place, path, f"`{text}` is no finite number", "null switches a limit off")
-            made.value, made.broken = None, True
-        return made
+            scalar.value, scalar.broken = None, True
+        return scalar
 
     def _construct(self, node: yaml.Node) -> Any:
         value = self._scalars.construct_object(node)

@@ -24,7 +24,7 @@ def check_version(tree: Node) -> list[Problem]:
         if node is None:
             problems.append(Problem(Place(tree.place.file, 1, 1), key, "is missing", f"write `{key}: {expected}`"))
         elif node.value not in readable:
-            said = f"{node.text or node.value!r} is no {what} that this release reads"
+            message = f"{node.text or node.value!r} is no {what} that this release reads"
             near = did_you_mean(str(node.value), readable)
-            problems.append(Problem(node.place, key, said, f"it reads {expected}", near))
+            problems.append(Problem(node.place, key, message, f"it reads {expected}", near))
     return problems

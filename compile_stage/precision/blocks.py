@@ -107,9 +107,9 @@ def _fit(weight: Any, scale: Any, zero: Any, symmetric: bool) -> tuple[Array, Ar
         error: Any = weight / scale - (values - zero)
         magnitude: Any = np.maximum(np.abs(error), np.float32(1e-8))
         slope: Any = magnitude ** np.float32(_NORM - 1)
-        found: Any = np.sum(magnitude * slope, axis=1, keepdims=True) * scale ** np.float32(_NORM)
-        better: Any = found < best
-        best = np.where(better, found, best)
+        errors: Any = np.sum(magnitude * slope, axis=1, keepdims=True) * scale ** np.float32(_NORM)
+        better: Any = errors < best
+        best = np.where(better, errors, best)
         best_scale, best_zero = np.where(better, scale, best_scale), np.where(better, zero, best_zero)
         # The norm's proximal operator, approximately: of an error, what is small becomes zero, what is large stays.
         outlier: Any = np.sign(error) * np.maximum(magnitude - slope / penalty, 0)

@@ -69,28 +69,28 @@ def equalise(
     from onnx import helper
 
     names = Names(view.graph)
-    found = tuple(_find(view, plan, seen, kept, levels))
+    groups = tuple(_find(view, plan, seen, kept, levels))
     before: dict[str, Any] = {}  # node of the graph → the Mul that goes before it
     for group in sorted(
-        found, key=lambda group: not group.path
+        groups, key=lambda group: not group.path
     ):  # renames nodes first: the Muls are placed by their readers' names
         for layer in group.layers:
             layer.node.input[1] = _scale(view, names, layer.node.input[1], 1.0 / group.factor, _input_axis(layer))
         if group.path:
-            made = _absorb(view, names, group, seen)
+            rescaled = _absorb(view, names, group, seen)
         else:
-            made, factor = names.fresh(group.x + RESCALED), names.fresh(f"{group.x}/factor")
+            rescaled, factor = names.fresh(group.x + RESCALED), names.fresh(f"{group.x}/factor")
             add_constant(view.graph, factor, group.factor)
-            node = helper.make_node("Mul", [group.x, factor], [made], name=names.fresh(f"{group.x}/equalise"))
+            node = helper.make_node("Mul", [group.x, factor], [rescaled], name=names.fresh(f"{group.x}/equalise"))
             before[group.layers[0].node.name] = node
-        seen[made] = seen[group.x].rescaled(group.factor)
+        seen[rescaled] = seen[group.x].rescaled(group.factor)
         for layer in group.layers:
-            layer.node.input[0] = made
-    if not found:
+            layer.node.input[0] = rescaled
+    if not groups:
         return ()
     ordered = [part for node in view.graph.node for part in (before.get(node.name), node) if part is not None]
     replace_nodes(view.graph, ordered)
-    return found
+    return groups
 
 
 def _find(view: View, plan: Plan, seen: Mapping[str, Channels], kept: Collection[str], levels: int) -> Iterator[Group]:
@@ -246,21 +246,21 @@ def _absorb(view: View, names: Names, group: Group, seen: dict[str, Channels]) -
     first.input[1] = _scale(view, names, first.input[1], group.factor, axis)
     if len(first.input) > 2 and first.input[2]:
         first.input[2] = _scale(view, names, first.input[2], group.factor, -1)
-    made = old = ""
+    rescaled = old = ""
     for node in group.path:
-        if made:
-            node.input[:] = [made if name == old else name for name in node.input]
+        if rescaled:
+            node.input[:] = [rescaled if name == old else name for name in node.input]
         if node.op_type == "Add":
             node.input[:] = [
                 _scale(view, names, name, group.factor, -1) if name in view.constants else name for name in node.input
             ]
         old = node.output[0]
-        made = names.fresh(old + RESCALED)
-        node.output[0] = made
+        rescaled = names.fresh(old + RESCALED)
+        node.output[0] = rescaled
         node.name = names.fresh(node.name + RESCALED)
         if old in seen:
-            seen[made] = seen[old].rescaled(group.factor)
-    return made
+            seen[rescaled] = seen[old].rescaled(group.factor)
+    return rescaled
 
 
 def _scale(view: View, names: Names, constant: str, factor: Any, axis: int) -> str:

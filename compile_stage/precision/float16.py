@@ -100,10 +100,10 @@ def _constants_past(model: ModelProto, limit: float) -> set[str]:
         for node in model.graph.node
         if node.op_type in ("Constant", "ConstantOfShape") and (tensor := constant_tensor(node)) is not None
     ]
-    found = set()
+    names = set()
     for name, tensor in tensors:
         if tensor.data_type == TensorProto.FLOAT:
             values = np.abs(numpy_helper.to_array(tensor))
             if np.any((values > limit) & np.isfinite(values)):
-                found.add(name)
-    return found
+                names.add(name)
+    return names

@@ -117,22 +117,22 @@ def e4m3_bits(values: Array) -> Array:
 def _quantize(
     graph: GraphProto, chosen: Collection[str], weights: Mapping[str, TensorProto], peaks: Mapping[str, float]
 ) -> None:
-    made: dict[tuple[str, int | None], str] = {}
+    quantised: dict[tuple[str, int | None], str] = {}
     nodes: list[NodeProto] = []
     names = Names(graph)
     for node in graph.node:
         if node.name in chosen:
             for place, name in enumerate(node.input[:2]):
                 axis = _channel_axis(node, place, weights[name].dims) if name in weights else None
-                if (name, axis) not in made:
+                if (name, axis) not in quantised:
                     result = names.fresh(f"{name}.fp8" if axis is None else f"{name}.fp8_{axis}")
-                    made[name, axis] = result
+                    quantised[name, axis] = result
                     nodes += (
                         _dequantize_weight(graph, weights[name], axis, result)
                         if name in weights
                         else _round_trip(graph, name, peaks[name], result)
                     )
-                node.input[place] = made[name, axis]
+                node.input[place] = quantised[name, axis]
         nodes.append(node)
     replace_nodes(graph, nodes)
     del graph.value_info[:]

@@ -141,12 +141,12 @@ def _is_quantised(cone: Sequence[Any]) -> bool:
 def sort_nodes(graph: GraphProto) -> None:
     """Order the nodes so that each comes after what it reads, otherwise as they are."""
     available = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer} | {""}
-    made = {name for node in graph.node for name in node.output}
+    produced = {name for node in graph.node for name in node.output}
     waiting, ordered = list(graph.node), []
     while waiting:
         later = []
         for node in waiting:
-            if all(name in available or name not in made for name in reads(node)):
+            if all(name in available or name not in produced for name in reads(node)):
                 ordered.append(node)
                 available.update(node.output)
             else:
@@ -232,9 +232,9 @@ def _drop_unused(graph: GraphProto) -> None:
         if node is None or id(node) in alive:
             continue
         alive.add(id(node))
-        found = reads(node)
-        needed |= found
-        queue.extend(found)
+        inputs = reads(node)
+        needed |= inputs
+        queue.extend(inputs)
     makers_alive = [node for node in graph.node if any(id(makers[name]) in alive for name in node.output if name)]
     weights = [tensor for tensor in graph.initializer if tensor.name in needed]
     replace_nodes(graph, makers_alive)
@@ -246,18 +246,18 @@ def _cone(
     tensors: Sequence[str], shared: set[str], makers: Mapping[str, NodeProto], graph: GraphProto
 ) -> list[NodeProto]:
     """The nodes from shared tensors and constants to `tensors`, in the graph's order."""
-    found: dict[str, Any] = {}
+    producers: dict[str, Any] = {}
     queue = list(tensors)
     while queue:
         name = queue.pop()
-        if name in found or (name in shared and name not in tensors):
+        if name in producers or (name in shared and name not in tensors):
             continue
         node = makers.get(name)
         if node is None:  # a constant
             continue
-        found.update(dict.fromkeys((out for out in node.output if out), node))
+        producers.update(dict.fromkeys((out for out in node.output if out), node))
         queue.extend(reads(node))
-    members = {node.output[0] for node in found.values()}
+    members = {node.output[0] for node in producers.values()}
     return [node for node in graph.node if node.output and node.output[0] in members]
 
 

@@ -64,8 +64,8 @@ def refuse_form(model: PortableModel, precision: str) -> str | None:
         return f"the lowering to {precision} rewrites ONNX graphs, and this model is in the form {model.form}"
     if model.precision != "fp32":
         return f"the model is in {model.precision} already; a lowering starts from fp32"
-    if found := sorted(read_ops(model).intersection((*QUANTISED_OPS, *_FUSED_QUANTISED_OPS))):
-        return f"the graph is quantised already (it holds {', '.join(found)})"
+    if quantised := sorted(read_ops(model).intersection((*QUANTISED_OPS, *_FUSED_QUANTISED_OPS))):
+        return f"the graph is quantised already (it holds {', '.join(quantised)})"
     return None
 
 
@@ -153,17 +153,17 @@ def read_types(model: ModelProto) -> dict[str, int]:
     except onnx.shape_inference.InferenceError:  # what is declared is known even so
         graph = bare.graph
     values = (*graph.input, *graph.value_info, *graph.output)
-    found = {
+    types = {
         value.name: int(value.type.tensor_type.elem_type) for value in values if value.type.HasField("tensor_type")
     }
-    found |= {tensor.name: int(tensor.data_type) for tensor in graph.initializer}
+    types |= {tensor.name: int(tensor.data_type) for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant" and (tensor := constant_tensor(node)) is not None:
-            found[node.output[0]] = int(tensor.data_type)
+            types[node.output[0]] = int(tensor.data_type)
     # Tools that rewrite graphs leave declarations behind of tensors that are gone.
     there = {name for node in graph.node for name in node.output}
     there |= {part.name for part in (*graph.input, *graph.initializer)}
-    return {name: kind for name, kind in found.items() if kind and name in there}
+    return {name: kind for name, kind in types.items() if kind and name in there}
 
 
 def constant_tensor(node: NodeProto) -> Any:
@@ -313,9 +313,9 @@ def finish(model: ModelProto, source: PortableModel, into: Path, precision: str,
     model.producer_name, model.producer_version, model.doc_string = "compile-stage", "", ""
     model.graph.name = "model"
     wanted = [spec.name for spec in (*source.signature.inputs, *source.signature.outputs)]
-    found = [value.name for value in (*model.graph.input, *model.graph.output)]
-    if wanted != found:
-        raise UsageError(f"the lowering to {precision} changed inputs or outputs from {wanted} to {found}")
+    actual = [value.name for value in (*model.graph.input, *model.graph.output)]
+    if wanted != actual:
+        raise UsageError(f"the lowering to {precision} changed inputs or outputs from {wanted} to {actual}")
     path = write_graph(model, into)
     lowered = replace(
         source,

@@ -69,9 +69,9 @@ class View:
 
     def sole_reader(self, tensor: str) -> NodeProto | None:
         """The one node that reads it; None where there are more, or where it is an output or read by a subgraph."""
-        found = self.readers.get(tensor, [])
-        alone = len(found) == 1 and list(found[0].input).count(tensor) == 1
-        return found[0] if alone and tensor not in self.outputs | self.captured else None
+        readers = self.readers.get(tensor, [])
+        alone = len(readers) == 1 and list(readers[0].input).count(tensor) == 1
+        return readers[0] if alone and tensor not in self.outputs | self.captured else None
 
     def values(self, tensor: str) -> Any:
         """A constant as an array."""
@@ -144,23 +144,23 @@ def plan(
         chain: The placement: True is *chain*, False is *operands*.
         products: Whether a MatMul of two activations computes in integers.
     """
-    found = Plan()
+    plan = Plan()
     for node in view.graph.node:
         if node.name in kept or not is_standard(node) or node.op_type not in ops:
             continue
         if (layer := _as_layer(view, node, per_channel)) is not None:
-            found.layers[node.name] = layer
-            _read(view, found, node, (0,))
+            plan.layers[node.name] = layer
+            _read(view, plan, node, (0,))
             if chain and node.op_type.startswith("Conv"):
                 output = _after_cut(view, node.output[0], kept)
-                found.rounded.setdefault(output, output)
-                found.everywhere.add(output)
+                plan.rounded.setdefault(output, output)
+                plan.everywhere.add(output)
         elif products and node.op_type == "MatMul" and not any(name in view.constants for name in node.input):
-            _read(view, found, node, (0, 1))
-            found.products.update(node.input)
+            _read(view, plan, node, (0, 1))
+            plan.products.update(node.input)
     if chain:
-        _extend(view, found, ops, kept)
-    return found
+        _extend(view, plan, ops, kept)
+    return plan
 
 
 def _as_layer(view: View, node: NodeProto, per_channel: bool) -> Layer | None:
@@ -194,28 +194,28 @@ def _channel_axis(node: NodeProto, rank: int) -> int | None:
     return 0
 
 
-def _read(view: View, found: Plan, node: NodeProto, positions: Sequence[int]) -> None:
+def _read(view: View, plan: Plan, node: NodeProto, positions: Sequence[int]) -> None:
     if not all(view.is_float(node.input[position]) for position in positions):
         return
-    found.reads.setdefault(node.name, set()).update(positions)
+    plan.reads.setdefault(node.name, set()).update(positions)
     for position in positions:
-        _round_back(view, found, node.input[position])
+        _round_back(view, plan, node.input[position])
 
 
-def _round_back(view: View, found: Plan, tensor: str) -> None:
+def _round_back(view: View, plan: Plan, tensor: str) -> None:
     """Quantise a tensor; where it was only moved, quantise what it was before too, and let it take that range."""
     path = [tensor]
-    while tensor not in found.rounded:
+    while tensor not in plan.rounded:
         maker = view.makers.get(path[-1])
         source = maker.input[0] if maker is not None and maker.op_type in _MOVING and maker.input else ""
         if not source or source in view.constants or view.sole_reader(source) is not maker or not view.is_float(source):
             break
         path.append(source)
-    root = found.rounded.setdefault(path[-1], path[-1])
+    root = plan.rounded.setdefault(path[-1], path[-1])
     for name in path:
-        found.rounded.setdefault(name, root)
+        plan.rounded.setdefault(name, root)
     for name in path[1:]:
-        found.reads.setdefault(view.readers[name][0].name, set()).add(0)
+        plan.reads.setdefault(view.readers[name][0].name, set()).add(0)
 
 
 def _after_cut(view: View, tensor: str, kept: Collection[str]) -> str:
@@ -226,19 +226,19 @@ def _after_cut(view: View, tensor: str, kept: Collection[str]) -> str:
     return tensor
 
 
-def _extend(view: View, found: Plan, ops: Collection[str], kept: Collection[str]) -> None:
+def _extend(view: View, plan: Plan, ops: Collection[str], kept: Collection[str]) -> None:
     """Carry the integers on through sums, pools and moves."""
     for node in view.graph.node:
         if node.name in kept or not node.output or not is_standard(node):
             continue
-        if node.op_type in _MOVING and node.input[0] in found.everywhere and len(node.output) == 1:
-            found.rounded[node.output[0]] = found.rounded[node.input[0]]
-            found.everywhere.add(node.output[0])
-        elif node.op_type in CHAINED and node.op_type in ops and all(name in found.everywhere for name in node.input):
-            found.reads.setdefault(node.name, set()).update(range(len(node.input)))
+        if node.op_type in _MOVING and node.input[0] in plan.everywhere and len(node.output) == 1:
+            plan.rounded[node.output[0]] = plan.rounded[node.input[0]]
+            plan.everywhere.add(node.output[0])
+        elif node.op_type in CHAINED and node.op_type in ops and all(name in plan.everywhere for name in node.input):
+            plan.reads.setdefault(node.name, set()).update(range(len(node.input)))
             output = _after_cut(view, node.output[0], kept)
-            found.rounded.setdefault(output, output)
-            found.everywhere.add(output)
+            plan.rounded.setdefault(output, output)
+            plan.everywhere.add(output)
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -258,8 +258,8 @@ class QuantParams:
         return ((whole - self.zero) * self.scale).astype(np.float32)
 
 
-def write(view: View, found: Plan, params: Mapping[str, QuantParams]) -> None:
-    """Put the Q/DQ pairs of activations into the graph; the readers that `found` names read what comes out of them.
+def write(view: View, plan: Plan, params: Mapping[str, QuantParams]) -> None:
+    """Put the Q/DQ pairs of activations into the graph; the readers that `plan` names read what comes out of them.
 
     Args:
         params: By the tensor whose range it is (`Plan.ranges`). A tensor without one is not quantised.
@@ -268,7 +268,7 @@ def write(view: View, found: Plan, params: Mapping[str, QuantParams]) -> None:
     pairs: dict[str, list[NodeProto]] = {}  # tensor → the two nodes that stand behind the node that makes it
     dequantised: dict[str, str] = {}
     scales: dict[str, tuple[str, str]] = {}
-    for tensor, root in found.rounded.items():
+    for tensor, root in plan.rounded.items():
         if root not in params:
             continue
         if root not in scales:
@@ -276,16 +276,16 @@ def write(view: View, found: Plan, params: Mapping[str, QuantParams]) -> None:
             add_constant(graph, scales[root][0], params[root].scale)
             add_constant(graph, scales[root][1], params[root].zero)
         source = tensor
-        if tensor in found.everywhere and tensor in view.outputs:  # the output is what comes out of the pair
+        if tensor in plan.everywhere and tensor in view.outputs:  # the output is what comes out of the pair
             source = names.fresh(f"{tensor}/unrounded")
             maker = view.makers[tensor]
             maker.output[:] = [source if name == tensor else name for name in maker.output]
         pairs[source] = _pair(names, tensor, source, scales[root])
         dequantised[tensor] = pairs[source][1].output[0]
     for node in graph.node:
-        positions = found.reads.get(node.name, set())
+        positions = plan.reads.get(node.name, set())
         for position, name in enumerate(node.input):
-            if name in dequantised and (position in positions or name in found.everywhere):
+            if name in dequantised and (position in positions or name in plan.everywhere):
                 node.input[position] = dequantised[name]
     ordered = [part for value in graph.input for part in pairs.get(value.name, ())]
     for node in graph.node:

@@ -83,10 +83,10 @@ class Histogram:
     def _widened(self, exponent: int) -> Array:
         """The counts in bins of a width that is larger, or the same."""
         merged = min(2 ** (exponent - self.exponent), BINS)
-        found = np.zeros(2 * BINS, np.int64)
+        counts = np.zeros(2 * BINS, np.int64)
         half = BINS // merged
-        found[BINS - half : BINS + half] = self.counts.reshape(-1, merged).sum(1)
-        return found
+        counts[BINS - half : BINS + half] = self.counts.reshape(-1, merged).sum(1)
+        return counts
 
 
 @dataclass(frozen=True)
@@ -217,13 +217,13 @@ def rounding_shift(
     def look(values: dict[str, Array]) -> dict[str, Array]:
         return {name: _mean(round_trip(name, value) - value, tensors.axes[name]) for name, value in values.items()}
 
-    found: dict[str, tuple[Array, int]] = {}
+    sums: dict[str, tuple[Array, int]] = {}
     for shifts in tensors.each(names, look, tensors.first(samples)):
         for name, moved in shifts.items():
-            total, count = found.get(name, (np.zeros(1), 0))
+            total, count = sums.get(name, (np.zeros(1), 0))
             if not count or total.shape == moved.shape:
-                found[name] = (total + moved, count + 1)
-    return {name: total / count for name, (total, count) in found.items()}
+                sums[name] = (total + moved, count + 1)
+    return {name: total / count for name, (total, count) in sums.items()}
 
 
 def full_range(channels: Channels) -> Range:
@@ -231,8 +231,8 @@ def full_range(channels: Channels) -> Range:
 
     Empty where the steps within would be no float32 numbers.
     """
-    found = Range(min(0.0, float(channels.low.min())), max(0.0, float(channels.high.max())))
-    return found if found.high - found.low > BINS * LEAST_SCALE else Range(0.0, 0.0)
+    span = Range(min(0.0, float(channels.low.min())), max(0.0, float(channels.high.max())))
+    return span if span.high - span.low > BINS * LEAST_SCALE else Range(0.0, 0.0)
 
 
 def choose(method: str, span: Range, seen: Histogram, symmetric: bool, percentile: float) -> Range:
@@ -316,8 +316,8 @@ def _least_divergence(counts: Array, centres: Array, span: Range, symmetric: boo
         divergence = float(np.sum(p[p > 0] * np.log(p[p > 0] / q[p > 0])))
         if divergence < least:
             best, least = end, divergence
-    found = limit * best / _ENTROPY_BINS
-    return Range(max(span.low, -found), min(span.high, found))
+    threshold = limit * best / _ENTROPY_BINS
+    return Range(max(span.low, -threshold), min(span.high, threshold))
 
 
 def _mean(value: Array, axis: int) -> Array:

@@ -174,13 +174,13 @@ def _costs(model: PortableModel, units: Sequence[Unit], batch: Batch) -> dict[st
 
 
 def _multiplications(node: NodeProto, shapes: dict[str, list[int]]) -> float:
-    made = shapes.get(node.output[0])
+    output_shape = shapes.get(node.output[0])
     read = [shapes.get(name) for name in node.input]
-    if made is None:
+    if output_shape is None:
         return 1.0
     each = 1
     if node.op_type == "Conv" and len(read) > 1 and read[1]:
         each = math.prod(read[1][1:])
     elif node.op_type in ("MatMul", "Gemm") and read[0]:
         each = read[0][0] if attribute(node, "transA", 0) else read[0][-1]
-    return float(math.prod(made) * each)
+    return float(math.prod(output_shape) * each)

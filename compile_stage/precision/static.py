@@ -131,7 +131,7 @@ def _choose_ranges(
     plan: qdq.Plan, spans: Mapping[str, ranges.Range], counts: Mapping[str, ranges.Histogram], settings: Settings
 ) -> dict[str, qdq.QuantParams]:
     """Scale and zero point for each range that is needed."""
-    found = {}
+    params = {}
     for name, span in spans.items():
         # Runtimes multiply two activations in integers only when at least neither has a zero point to take out.
         one_sided = settings.one_sided and -span.low <= _ONE_SIDED * span.high
@@ -141,8 +141,8 @@ def _choose_ranges(
         chosen = span
         if name in counts:
             chosen = ranges.choose(settings.method, span, counts[name], symmetric, settings.percentile)
-        found[name] = _quant_params(chosen, symmetric, settings.signed and not one_sided)
-    return found
+        params[name] = _quant_params(chosen, symmetric, settings.signed and not one_sided)
+    return params
 
 
 def _measure_shifts(
@@ -298,14 +298,14 @@ def _spread(layer: qdq.Layer, weight: Any, channels: Any) -> Any | None:
 def _correct_sum(view: qdq.View, names: Names, node: Any, shift: Any, settings: Settings) -> None:
     """A MatMul has no bias: the constant that is added to its output takes the correction, and the output gets a new
     name."""
-    made = node.output[0]
-    reader = view.sole_reader(made)
+    output = node.output[0]
+    reader = view.sole_reader(output)
     if reader is None or reader.op_type != "Add" or reader.name in settings.kept:
         return
     constant = next((name for name in reader.input if name in view.constants), "")
     if not constant or list(view.constants[constant].dims) != [len(shift)]:
         return
-    corrected, renamed = names.fresh(f"{reader.name}/corrected"), names.fresh(made + CORRECTED)
+    corrected, renamed = names.fresh(f"{reader.name}/corrected"), names.fresh(output + CORRECTED)
     qdq.add_constant(view.graph, corrected, view.values(constant) + shift)
-    reader.input[:] = [{constant: corrected, made: renamed}.get(name, name) for name in reader.input]
+    reader.input[:] = [{constant: corrected, output: renamed}.get(name, name) for name in reader.input]
     node.output[0] = renamed

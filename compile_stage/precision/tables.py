@@ -136,15 +136,15 @@ def _round_up(ratios: Any) -> Any:
 
 def _block(width: int) -> int:
     """How many columns share a step: of the divisors near `_BLOCK` the nearest; the whole row where there is none."""
-    found = [block for block in _BLOCKS if width % block == 0]
-    return min(found, key=lambda block: (abs(block - _BLOCK), block), default=width)
+    fitting = [block for block in _BLOCKS if width % block == 0]
+    return min(fitting, key=lambda block: (abs(block - _BLOCK), block), default=width)
 
 
 def _choose(view: View, kept: Collection[str]) -> list[str]:
     """The tables that are stored as integers, in the graph's order."""
-    found = [name for name in view.constants if _is_table(view, name, kept)]
+    tables = [name for name in view.constants if _is_table(view, name, kept)]
     low, high = _MAGNITUDES
-    return [name for name in found if low < _largest(view.values(name)) < high]  # false of NaN and infinity too
+    return [name for name in tables if low < _largest(view.values(name)) < high]  # false of NaN and infinity too
 
 
 def _largest(values: Any) -> float:
@@ -214,7 +214,7 @@ def _read(
     def made(op: str, inputs: list[str], output: str, **attributes: Any) -> Any:
         return helper.make_node(op, inputs, [output], name=names.fresh(f"{output}_{op}"), **attributes)
 
-    found = [
+    nodes = [
         made("DequantizeLinear", [whole, held.scale, held.zero], steps),
         made("Gather", [held.ratios, indices], ratios, axis=0),
         made("Cast", [ratios], factors, to=TensorProto.FLOAT),
@@ -224,5 +224,5 @@ def _read(
         assert rank is not None
         rows = names.fresh(f"{output}/shape")
         add_constant(graph, rows, np.array([0] * rank + [shape[1] * shape[2]], np.int64))  # 0: as it is
-        found.append(made("Reshape", [product, rows], output))
-    return found
+        nodes.append(made("Reshape", [product, rows], output))
+    return nodes

@@ -108,9 +108,9 @@ def latency_chart(distributions: Sequence[Distribution]) -> Markup:
         return _LEFT + plot * (math.log10(seconds) - low) / (high - low)
 
     parts = [_vertical(x(tick), height, numbers.duration(tick)) for tick in _log_ticks(low, high)]
-    for index, found in enumerate(taken):
+    for index, series in enumerate(taken):
         floor = _TOP + row * (index + 1) - 6
-        clipped = np.clip(np.log10(found.latency_s), low, high)
+        clipped = np.clip(np.log10(series.latency_s), low, high)
         counts = np.histogram(clipped, bins=_BINS, range=(low, high))[0].tolist()
         tallest, width = max(counts), plot / _BINS
         path = [f"M{_LEFT} {floor:.1f}"]
@@ -118,11 +118,11 @@ def latency_chart(distributions: Sequence[Distribution]) -> Markup:
             y = floor - (row - 10) * amount / tallest
             path.append(f"L{_LEFT + position * width:.1f} {y:.1f}L{_LEFT + (position + 1) * width:.1f} {y:.1f}")
         path.append(f"L{_LEFT + plot} {floor:.1f}Z")
-        median = statistics.median(found.latency_s)
-        parts.append(_label(found.label, floor - row / 2 + 8))
+        median = statistics.median(series.latency_s)
+        parts.append(_label(series.label, floor - row / 2 + 8))
         parts.append(
-            _svg('<path class="ridge s-{0}" d="{1}"><title>{2}</title></path>', found.state, " ".join(path),
-                 f"{found.label}: median {numbers.duration(median)} of {len(found.latency_s)} calls")
+            _svg('<path class="ridge s-{0}" d="{1}"><title>{2}</title></path>', series.state, " ".join(path),
+                 f"{series.label}: median {numbers.duration(median)} of {len(series.latency_s)} calls")
         )  # fmt: skip
         parts.append(
             _svg('<line class="median" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', x(median), floor - row + 10, floor + 4)
@@ -197,13 +197,13 @@ def error_chart(trace: Trace, kept: Collection[str] = ()) -> Markup:
     parts.append(_svg('<polyline class="error" points="{0}"/>', points))
     for index, error in enumerate(trace.nodes):
         state = "failed" if error.node == trace.first else "won" if error.drop_db < trace.drop_db else "lost"
-        said = f"{error.node} ({error.op}): {error.snr_db:.1f} dB, drop {error.drop_db:.1f} dB"
+        title = f"{error.node} ({error.op}): {error.snr_db:.1f} dB, drop {error.drop_db:.1f} dB"
         radius = 6 if error.node == trace.first else 3
         if error.node in kept:
             parts.append(_svg('<circle class="ring" cx="{0}" cy="{1}" r="9"/>', x(index), y(error.snr_db)))
         parts.append(
             _svg('<circle class="s-{0}" cx="{1}" cy="{2}" r="{3}"><title>{4}</title></circle>', state, x(index),
-                y(error.snr_db), radius, said)
+                y(error.snr_db), radius, title)
         )  # fmt: skip
         if error.node == trace.first:
             parts.append(

@@ -21,25 +21,27 @@ SHOWN = 40
 """Nodes of a table; a larger graph shows those around the first that departs, and those with the largest drops."""
 
 
-def write(found: Diagnosis, out: Path) -> dict[str, Path]:
+def write(diagnosis: Diagnosis, out: Path) -> dict[str, Path]:
     """Write both files into the folder `out`, which is made if need be; file name → path."""
     out.mkdir(parents=True, exist_ok=True)
-    document = {"schema": "compile-stage/debug/v1", "headline": found.headline, **plain(found)}
+    document = {"schema": "compile-stage/debug/v1", "headline": diagnosis.headline, **plain(diagnosis)}
     texts = {
         "debug.json": json.dumps(document, indent=2, ensure_ascii=False) + "\n",
-        "debug.html": render(found),
+        "debug.html": render(diagnosis),
     }
     return {name: write_text(out / name, text) for name, text in texts.items()}
 
 
-def render(found: Diagnosis) -> str:
+def render(diagnosis: Diagnosis) -> str:
     """The page."""
     from compile_stage import __version__
 
     template = environment().get_template("debug.html.j2")
-    chart = error_chart(found.trace, found.kept.nodes or () if found.kept else ()) if found.trace else ""
-    rows = notable(found.trace) if found.trace else ()
-    return template.render(found=found, chart=chart, rows=rows, decibels=decibels, version=__version__)
+    chart = (
+        error_chart(diagnosis.trace, diagnosis.kept.nodes or () if diagnosis.kept else ()) if diagnosis.trace else ""
+    )
+    rows = notable(diagnosis.trace) if diagnosis.trace else ()
+    return template.render(found=diagnosis, chart=chart, rows=rows, decibels=decibels, version=__version__)
 
 
 def notable(trace: Trace) -> tuple[NodeError, ...]:

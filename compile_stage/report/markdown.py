@@ -63,12 +63,12 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
 
 
 def _data(result: RunResult) -> str:
-    said = [
+    sentences = [
         f"{_cell(role).capitalize()}: {samples.count} {'real' if samples.real else '**synthetic**'} samples "
         f"of {_code(samples.source)}."
         for role, samples in result.samples.items()
     ]
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def _target(result: RunResult, target: TargetResult) -> list[str]:

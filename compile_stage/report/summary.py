@@ -64,9 +64,9 @@ class Row:
 
 def rows(result: RunResult, target: TargetResult) -> tuple[Row, ...]:
     """All candidates of a target, those that the plan refused among them: the winner first, then by state and speed."""
-    found = [_row(target, candidate) for candidate in target.candidates]
-    known = {row.job_id for row in found}
-    found += [
+    listed = [_row(target, candidate) for candidate in target.candidates]
+    known = {row.job_id for row in listed}
+    listed += [
         Row(
             job_id=refusal.job_id,
             backend=refusal.backend,
@@ -78,7 +78,7 @@ def rows(result: RunResult, target: TargetResult) -> tuple[Row, ...]:
         for refusal in result.refused
         if refusal.target == target.policy.target.name and refusal.job_id not in known
     ]
-    return tuple(sorted(found, key=lambda row: (_STATE_ORDER.index(row.state), -_speedup(row), row.job_id)))
+    return tuple(sorted(listed, key=lambda row: (_STATE_ORDER.index(row.state), -_speedup(row), row.job_id)))
 
 
 def headline(result: RunResult) -> str:

@@ -56,8 +56,8 @@ def _model(source: SourceModel) -> Any:
 
 def flavor(source: SourceModel, name: str) -> Mapping[str, Any]:
     """The configuration of one flavor; empty when the model does not have it."""
-    found: Mapping[str, Any] = read(source).flavors.get(name, {})
-    return found
+    settings: Mapping[str, Any] = read(source).flavors.get(name, {})
+    return settings
 
 
 def data_file(source: SourceModel, name: str, *, flavor_name: str, key: str, default: str) -> Path:

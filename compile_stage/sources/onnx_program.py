@@ -149,17 +149,17 @@ def _unknown(model: ModelProto) -> list[str]:
     """Operators that onnx2torch has no module for, with the version of their operator set."""
     registry = importlib.import_module("onnx2torch.node_converters")
     versions = {entry.domain: entry.version for entry in model.opset_import}
-    found = set()
+    names = set()
     for node in model.graph.node:
         version = versions.get(node.domain, 0)
         named = f"{node.domain or 'ai.onnx'}.{node.op_type} ({version})"
         if node.op_type in _NEEDS_TORCHVISION:
-            found.add(named)
+            names.add(named)
         try:
             registry.get_converter(domain=node.domain, operation_type=node.op_type, version=version)
         except NotImplementedError:
-            found.add(named)
-    return sorted(found)
+            names.add(named)
+    return sorted(names)
 
 
 # --------------------------------------------------------------------------------------------------------------- tracing
@@ -169,7 +169,7 @@ def _arguments(
     signature: Signature, shapes: Mapping[str, ShapeRange], example: Batch | None, source: SourceModel
 ) -> list[tuple[int, ...]]:
     """The shape of each input to trace with; a free batch is 2, since a size of 1 would stick."""
-    found = []
+    sizes_of = []
     for spec in signature.inputs:
         if spec.dtype == "str":
             raise SourceError(
@@ -191,8 +191,8 @@ def _arguments(
                     fix="give the target shapes in the policy, or log the model with an input example",
                     where=source.uri,
                 )
-        found.append(tuple(sizes))
-    return found
+        sizes_of.append(tuple(sizes))
+    return sizes_of
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def _as_tensor(value: Any) -> Any:
     return value.tensor() if isinstance(value, _Sizes) else value
 
 
-def _of_sizes(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Callable[[Any], _Sizes]) -> Any:
+def _of_sizes(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], wrap: Callable[[Any], _Sizes]) -> Any:
     """What the operator answers where it makes sizes, computes with them alone, or takes them; None where it is one of data."""
     import numpy as np
     import torch
@@ -302,32 +302,32 @@ def _of_sizes(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: C
     kind, attributes = node.operation_type, node.attributes
     if kind == "Shape" and not isinstance(args[0], _Sizes):
         whole = np.array(list(args[0].shape), dtype=object)
-        return made(whole[attributes.get("start", 0) : attributes.get("end", len(whole))])
+        return wrap(whole[attributes.get("start", 0) : attributes.get("end", len(whole))])
     given = [*args, *kwargs.values()]
     if given and all(isinstance(value, _Sizes) for value in given):
         values = [value.values for value in given]
         if kind in _ARITHMETIC:
-            return made(np.asarray(_ARITHMETIC[kind](*values), dtype=object))
+            return wrap(np.asarray(_ARITHMETIC[kind](*values), dtype=object))
         if kind == "Range":
             return torch.arange(*(value.item() for value in values))
         if kind == "ConstantOfShape":
             filler = attributes.get("value")
             one = torch.zeros(1) if filler is None else filler.to_torch()
             if one.dtype == torch.int64 and all(isinstance(size, int) for size in values[0]):
-                return made(np.full(tuple(values[0]), one.item(), dtype=object))
+                return wrap(np.full(tuple(values[0]), one.item(), dtype=object))
             return torch.full(tuple(values[0]), one.item(), dtype=one.dtype)
         if kind == "Identity" or (kind == "Cast" and attributes.get("to") == 7):  # int64
             return args[0]
         if kind == "Gather":
-            return made(np.asarray(np.take(values[0], values[1].astype(np.int64)), dtype=object))
+            return wrap(np.asarray(np.take(values[0], values[1].astype(np.int64)), dtype=object))
         if kind == "Concat":
-            return made(np.concatenate(values))
+            return wrap(np.concatenate(values))
         if kind in ("Unsqueeze", "Squeeze"):
             one = values[0].size == 1 and values[0].ndim == (0 if kind == "Unsqueeze" else 1)
-            return made(values[0].reshape((1,) if kind == "Unsqueeze" else ())) if one else None
+            return wrap(values[0].reshape((1,) if kind == "Unsqueeze" else ())) if one else None
         if kind == "Slice" and not kwargs and values[0].ndim == 1:
             start, end = int(values[1][0]), int(values[2][0])
-            return made(values[0][start : end : int(values[4][0]) if len(values) > 4 else 1])
+            return wrap(values[0][start : end : int(values[4][0]) if len(values) > 4 else 1])
     if (
         not kwargs
         and len(args) > 1
@@ -385,11 +385,11 @@ def _signature(program: Any, wanted: Signature, source: SourceModel) -> Signatur
     """The graph's own. Raises SourceError where the program is of other tensors, or where tracing fixed a size that is free."""
     specs = list(programs.tensors(program))
     known = (*wanted.inputs, *wanted.outputs)
-    said = [f"{spec.dtype} with {len(spec.shape)} dimensions" for spec in specs]
+    actual = [f"{spec.dtype} with {len(spec.shape)} dimensions" for spec in specs]
     meant = [f"{spec.dtype} with {len(spec.shape)} dimensions" for spec in known]
-    if said != meant:
+    if actual != meant:
         raise SourceError(
-            f"onnx2torch's program takes and gives {', '.join(said)}; the graph has {', '.join(meant)}",
+            f"onnx2torch's program takes and gives {', '.join(actual)}; the graph has {', '.join(meant)}",
             where=source.uri,
         )
     for spec, own in zip(specs, known, strict=True):

@@ -79,10 +79,10 @@ class SklearnSource(Exporter):
         wanted = _signature(estimator, source)
         graph.demand_shapes(wanted, shapes, source)
         model = _convert(estimator, wanted, source)
-        made: list[tuple[str, tabular.Repair]] = []
+        repairs: list[tuple[str, tabular.Repair]] = []
         for spec, value in zip(wanted.outputs, graph.signature_of(model).outputs, strict=False):
-            made.append((value.name, "flatten" if len(spec.shape) == 1 else "keep"))
-        tabular.standardize(model, wanted, made)
+            repairs.append((value.name, "flatten" if len(spec.shape) == 1 else "keep"))
+        tabular.standardize(model, wanted, repairs)
         return graph.finish(model, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
@@ -198,8 +198,8 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
 
 
 def _blamed(error: Exception, estimator: Any) -> str:
-    found = re.search(r"type '<class '([\w.]+)'>'", str(error)) or re.search(r"<class '([\w.]+)'>", str(error))
-    return found[1].rpartition(".")[2] if found else type(estimator).__name__
+    match = re.search(r"type '<class '([\w.]+)'>'", str(error)) or re.search(r"<class '([\w.]+)'>", str(error))
+    return match[1].rpartition(".")[2] if match else type(estimator).__name__
 
 
 def _last_step(estimator: Any) -> Any:

@@ -78,21 +78,21 @@ def label_dtype(classes: Any, source: SourceModel) -> str:
     )
 
 
-def standardize(model: ModelProto, wanted: Signature, made: Sequence[tuple[str, Repair]]) -> None:
+def standardize(model: ModelProto, wanted: Signature, repairs: Sequence[tuple[str, Repair]]) -> None:
     """Give the graph the names, shapes and outputs of `wanted`.
 
     Args:
-        made: For each output of `wanted`, the converter's name of it and its repair. Other outputs of the converter go.
+        repairs: For each output of `wanted`, the converter's name of it and its repair. Other outputs of the converter go.
     """
     from onnx import TensorProto, helper
 
     inner = graph.signature_of(model)
     names = {inner.inputs[0].name: INPUT}
     # The converter's own values get out of the way of ours first.
-    names |= {value: f"{value}_raw" for value, _ in made}
+    names |= {value: f"{value}_raw" for value, _ in repairs}
     graph.rename_values(model, names)
     del model.graph.output[:]
-    for spec, (value, repair) in zip(wanted.outputs, made, strict=True):
+    for spec, (value, repair) in zip(wanted.outputs, repairs, strict=True):
         model.graph.node.append(_repair_node(model, f"{value}_raw", spec, repair))
         dtype = TensorProto.STRING if spec.dtype == "str" else helper.np_dtype_to_tensor_dtype(_numpy_dtype(spec.dtype))
         model.graph.output.append(helper.make_tensor_value_info(spec.name, dtype, list(spec.shape)))

@@ -203,12 +203,12 @@ def symbol_names(program: ExportedProgram, inputs: Sequence[str]) -> dict[str, s
 
     The exporter may keep the batches of two inputs apart, because they could be broadcast; all samples have one batch.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, spec in zip(inputs, tensors(program), strict=False):
         for axis, size in enumerate(spec.shape):
             if isinstance(size, str) and size.isidentifier():
-                found.setdefault(size, graph.BATCH if axis == 0 else f"{name}_{axis}")
-    return found
+                names.setdefault(size, graph.BATCH if axis == 0 else f"{name}_{axis}")
+    return names
 
 
 def export_graph(
@@ -370,11 +370,11 @@ def _names(source: SourceModel, program: ExportedProgram) -> tuple[tuple[str, ..
     """The signature's tensor names where they fit, else the forward's arguments and the output's own keys."""
     inputs, outputs = mlmodel.tensor_names(source)
     own = tuple(str(name) for name in program.graph_signature.user_inputs)
-    made = _output_names(program)
+    own_outputs = _output_names(program)
     fits_in = inputs is not None and len(inputs) == len(own)
-    fits_out = outputs is not None and len(outputs) == len(made)
+    fits_out = outputs is not None and len(outputs) == len(own_outputs)
     chosen_in = inputs if fits_in and inputs else own
-    chosen_out = outputs if fits_out and outputs else made
+    chosen_out = outputs if fits_out and outputs else own_outputs
     # A model that answers with its own input needs two names.
     return chosen_in, tuple(f"{name}_out" if name in chosen_in else name for name in chosen_out)
 

@@ -74,16 +74,16 @@ def benchmark_candidates(
         checks = check_performance(gates, measured, proven[name].size_bytes)
         return bool(measured.stopped_early) or not any(_left_open(check, measured) for check in checks)
 
-    found = benchmark(
+    results = benchmark(
         context, target.name, plan.source, proven, samples, target, plan.policy.budget, seed=plan.policy.data.seed,
         min_calls=calls_needed(gates), decided=decided, drop_behind=drop_behind,
     )  # fmt: skip
-    state: CacheState = "hit" if found.cached else "miss"
+    state: CacheState = "hit" if results.cached else "miss"
     measured = [
-        _measured(replace(c, cache={**c.cache, "benchmark": state}), found) if c.job.id in proven else c
+        _measured(replace(c, cache={**c.cache, "benchmark": state}), results) if c.job.id in proven else c
         for c in candidates
     ]
-    return measured, found.measurements.get(BASELINE)
+    return measured, results.measurements.get(BASELINE)
 
 
 def _measured(candidate: Candidate, measured: Measured) -> Candidate:
@@ -116,8 +116,10 @@ def benchmark_successor(
     label, samples = f"{target.name} (against the promoted version)", target_result.samples["validation"]
     artifacts = {successor.job_id: successor}
     seed = policy.data.seed
-    found = benchmark(context, label, incumbent, artifacts, samples, target, policy.budget, seed=seed, decided=decided)
-    return found.measurements.get(successor.job_id)
+    results = benchmark(
+        context, label, incumbent, artifacts, samples, target, policy.budget, seed=seed, decided=decided
+    )
+    return results.measurements.get(successor.job_id)
 
 
 def benchmark(

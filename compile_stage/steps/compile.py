@@ -42,12 +42,12 @@ def compile_job(
         answer, seconds = context.compile_in(worker, job, model, samples, into)
         return {"artifact": _checked(answer, into), "compile_s": seconds}
 
-    found = context.cached("compile/1", job.id, key, make)
-    artifact: Artifact = revive(Artifact, found.value["artifact"])
+    stored = context.cached("compile/1", job.id, key, make)
+    artifact: Artifact = revive(Artifact, stored.value["artifact"])
     return Compiled(
-        artifact=replace(artifact, path=found.path, job_id=job.id),
-        compile_s=found.value["compile_s"],
-        cached=found.hit,
+        artifact=replace(artifact, path=stored.path, job_id=job.id),
+        compile_s=stored.value["compile_s"],
+        cached=stored.hit,
     )
 
 

@@ -40,10 +40,10 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
     exporter = plugins.load("sources", source.flavor)
     plugins.demand(exporter)
     key = {"source": source.identity, "made_by": plugins.made_by("sources", source.flavor), "compliance": compliance}
-    found = context.cached(
+    stored = context.cached(
         "inspect/1", "", key, lambda _: worker.call("inspect_source", source=source, compliance=compliance)
     )
-    origin: Origin = revive(Origin, found.value)
+    origin: Origin = revive(Origin, stored.value)
     return origin
 
 
@@ -76,33 +76,33 @@ def export(context: Context, worker: Worker, source: SourceModel, target: Target
     """
     shapes = target.shapes
     key = {"source": source.identity, "shapes": shapes, "made_by": plugins.made_by("sources", source.flavor)}
-    found = context.cached(
+    stored = context.cached(
         "export/1",
         "",
         key,
         lambda into: _relative(worker.call("export", source=source, shapes=shapes, into=str(into)), into),
     )
-    model: PortableModel = revive(PortableModel, found.value)
+    model: PortableModel = revive(PortableModel, stored.value)
     demand_batch_sizes(source, model.signature, target)
-    return replace(model, path=str(Path(found.path) / model.path))
+    return replace(model, path=str(Path(stored.path) / model.path))
 
 
 def other_forms(
     context: Context, worker: Worker, source: SourceModel, jobs: Sequence[Job]
 ) -> dict[str, PortableModel | str]:
     """The source in each form beside ONNX that one of the jobs, all of one target, asks for; or why it can't be had in it."""
-    found: dict[str, PortableModel | str] = {}
+    forms: dict[str, PortableModel | str] = {}
     for form in sorted({job.form for job in jobs} - {"onnx"}):
         try:
-            found[form] = _as_program(context, worker, source, jobs[0].target)
+            forms[form] = _as_program(context, worker, source, jobs[0].target)
         except SourceError as error:
-            found[form] = f"the source can't be had as {form}: {error.problem}"
-    return found
+            forms[form] = f"the source can't be had as {form}: {error.problem}"
+    return forms
 
 
 def _as_program(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
     key = {"source": source.identity, "shapes": target.shapes, "made_by": plugins.made_by("sources", source.flavor)}
-    found = context.cached(
+    stored = context.cached(
         "export-program/1",
         "",
         key,
@@ -110,8 +110,8 @@ def _as_program(context: Context, worker: Worker, source: SourceModel, target: T
             worker.call("export_program", source=source, shapes=target.shapes, into=str(into)), into
         ),
     )
-    model: PortableModel = revive(PortableModel, found.value)
-    return replace(model, path=str(Path(found.path) / model.path))
+    model: PortableModel = revive(PortableModel, stored.value)
+    return replace(model, path=str(Path(stored.path) / model.path))
 
 
 def demand_batch_sizes(source: SourceModel, signature: Signature, target: Target) -> None:

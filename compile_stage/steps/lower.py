@@ -41,6 +41,6 @@ def lower(
         lowered: PortableModel = revive(PortableModel, answer)
         return replace(lowered, path=Path(lowered.path).relative_to(into).as_posix())
 
-    found = context.cached("lower/3", job.id, key, make)
-    lowered: PortableModel = revive(PortableModel, found.value)
-    return replace(lowered, path=str(Path(found.path) / lowered.path))
+    stored = context.cached("lower/3", job.id, key, make)
+    lowered: PortableModel = revive(PortableModel, stored.value)
+    return replace(lowered, path=str(Path(stored.path) / lowered.path))

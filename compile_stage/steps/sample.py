@@ -38,14 +38,14 @@ def compare_samples(
         return answer
 
     try:
-        found = context.cached(
+        stored = context.cached(
             "cover/3", "", {**key, "packages": plugins.package_versions("onnx", "onnxruntime")}, make
         )
     except CompileStageError as error:
         return (f"whether the calibration samples cover the validation samples is not known: {error.problem}",)
-    shared = overlap_note(found.value["overlap"], calibration.count, validation.count)
-    looked = found.value["coverage"]
-    uncovered = coverage_note(revive(Coverage, looked)) if looked is not None else None
+    shared = overlap_note(stored.value["overlap"], calibration.count, validation.count)
+    coverage = stored.value["coverage"]
+    uncovered = coverage_note(revive(Coverage, coverage)) if coverage is not None else None
     return tuple(note for note in (shared, uncovered) if note is not None)
 
 
@@ -88,9 +88,9 @@ def sample(
         prepared: SampleSet = revive(SampleSet, answer)
         return replace(prepared, path=".")
 
-    found = context.cached("sample/1", role, key, make)
-    chosen: SampleSet = revive(SampleSet, found.value)
-    return replace(chosen, path=found.path)
+    stored = context.cached("sample/1", role, key, make)
+    chosen: SampleSet = revive(SampleSet, stored.value)
+    return replace(chosen, path=stored.path)
 
 
 def _file_digest(path: str) -> str:

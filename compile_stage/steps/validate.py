@@ -89,14 +89,14 @@ def reference(
             "sample_s": min(turn) / batch_size,
         }
 
-    found = context.cached("reference/3", "", key, make)
-    here = Path(found.path)
+    stored = context.cached("reference/3", "", key, make)
+    here = Path(stored.path)
     return Reference(
-        outputs=_above(found.value["outputs"], here),
-        corners=tuple({**c, "outputs": _above(c["outputs"], here)} for c in found.value["corners"]),
-        digest=found.digest,
+        outputs=_above(stored.value["outputs"], here),
+        corners=tuple({**c, "outputs": _above(c["outputs"], here)} for c in stored.value["corners"]),
+        digest=stored.digest,
         batch_size=batch_size,
-        sample_s=found.value["sample_s"],
+        sample_s=stored.value["sample_s"],
     )
 
 
@@ -132,11 +132,11 @@ def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, val
         return Verdict(checks=tuple(checks))
 
     try:
-        found = context.cached(_STEP, job.id, _key(context, job, artifact, validation), make)
+        stored = context.cached(_STEP, job.id, _key(context, job, artifact, validation), make)
     except _UnprovenError as unproven:  # what could not be looked at is looked at again next time
         return Validated(verdict=_located(unproven.checks, job.gates), cached=False)
-    verdict: Verdict = revive(Verdict, found.value)
-    return Validated(verdict=_located(verdict.checks, job.gates), cached=found.hit)
+    verdict: Verdict = revive(Verdict, stored.value)
+    return Validated(verdict=_located(verdict.checks, job.gates), cached=stored.hit)
 
 
 def validated_before(context: Context, job: Job, artifact: Artifact, validation: ValidationSet) -> bool:
@@ -226,15 +226,15 @@ def _at_corners(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: V
             into=folder,
             labels=[corner["label"] for corner in expected.corners],
         )
-        found = {answer["label"]: answer["outputs"] for answer in answers}
+        by_label = {answer["label"]: answer["outputs"] for answer in answers}
         for corner in expected.corners:
             label = corner["label"]
-            if label not in found:
+            if label not in by_label:
                 checks.append(_not_run(gates[0], f"the artifact gave no answer at the shape corner {label}"))
                 continue
-            made = check_outputs(
+            corner_checks = check_outputs(
                 elementwise,
-                open_outputs(found[label]),
+                open_outputs(by_label[label]),
                 open_outputs(corner["outputs"]),
                 None,
                 batch_size=0,
@@ -242,7 +242,9 @@ def _at_corners(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: V
                 min_samples=1,
                 real=True,
             )
-            checks += [replace(c, batch_size=None, reason=f"at the shape corner {label}: {c.reason}") for c in made]
+            checks += [
+                replace(c, batch_size=None, reason=f"at the shape corner {label}: {c.reason}") for c in corner_checks
+            ]
     return checks
 
 

@@ -58,12 +58,12 @@ class Verdict:
     @property
     def waivers(self) -> tuple[Waiver, ...]:
         """The waivers that were needed."""
-        found = {
+        by_gate = {
             (w.gate, w.target): w
             for check in self.checks
             if (w := check.waived) is not None and check.outcome is Outcome.FAIL
         }
-        return tuple(found.values())
+        return tuple(by_gate.values())
 
 
 @record

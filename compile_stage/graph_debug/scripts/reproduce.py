@@ -28,9 +28,9 @@ def run(path: Path, batch: dict[str, Any], outputs: list[str], tensor: str, hint
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(str(watched), options, providers=["CPUExecutionProvider"])
-        found = list(session.run(outputs, batch))
+        answers = list(session.run(outputs, batch))
         watched.unlink()
-        return found, batch[tensor] if tensor in batch else session.run([tensor], batch)[0]
+        return answers, batch[tensor] if tensor in batch else session.run([tensor], batch)[0]
     import openvino
 
     core = openvino.Core()
@@ -42,13 +42,13 @@ def run(path: Path, batch: dict[str, Any], outputs: list[str], tensor: str, hint
     compiled = core.compile_model(model, "CPU", config)
     request = compiled.create_infer_request()
     request.infer(batch)
-    arrays = [found.data.copy() for found in request.output_tensors]
+    arrays = [answers.data.copy() for answers in request.output_tensors]
 
     def place(name: str, otherwise: int) -> int:
         return next((i for i, port in enumerate(compiled.outputs) if name in port.get_names()), otherwise)
 
-    found = [arrays[place(name, i)] for i, name in enumerate(outputs)]
-    return found, batch[tensor] if tensor in batch else arrays[place(tensor, len(arrays) - 1)]
+    answers = [arrays[place(name, i)] for i, name in enumerate(outputs)]
+    return answers, batch[tensor] if tensor in batch else arrays[place(tensor, len(arrays) - 1)]
 
 
 def snr_db(candidate: Any, reference: Any) -> float:
@@ -72,18 +72,18 @@ def main() -> int:
     facts = json.loads((HERE / "facts.json").read_text(encoding="utf-8"))
     inputs, answers = np.load(HERE / "inputs.npz"), np.load(HERE / "answers.npz")
     arrays = {name: inputs[f"input_{i}"] for i, name in enumerate(facts["inputs"])}
-    found = {}
+    results = {}
     for role in ("reference", "candidate"):
         batch = {name: arrays[name] for name in facts["fed"][role]}
-        found[role] = run(
+        results[role] = run(
             HERE / facts["files"][role], batch, facts["outputs"][role], facts["tensor"][role], facts["hint"]
         )
     print(facts["summary"])
-    again = snr_db(found["candidate"][1], found["reference"][1])
+    again = snr_db(results["candidate"][1], results["reference"][1])
     before = snr_db(answers["candidate/tensor"], answers["reference/tensor"])
     print(f"tensor {facts['tensor']['reference']}: {again:.1f} dB here, {before:.1f} dB when this was written")
     for position, name in enumerate(facts["outputs"]["reference"]):
-        here = snr_db(found["candidate"][0][position], found["reference"][0][position])
+        here = snr_db(results["candidate"][0][position], results["reference"][0][position])
         print(f"output {name}: {here:.1f} dB")
     seen = again == before or abs(again - before) < 3
     print("seen again" if seen else "not seen here")
