@@ -5,8 +5,8 @@
     result = compile_stage.run("models:/fraud/7", "policy.yaml")
     result.exit_code, result.to_pandas()
 
-The functions are those of `compile_stage.api`, the records those of `compile_stage.core.records`; both are imported when a name is first used. The command
-line is `compile-stage`.
+The functions are those of `compile_stage.api`, the records those of `compile_stage.core.records`; both are imported
+when a name is first used. The command line is `compile-stage`.
 """
 
 from __future__ import annotations

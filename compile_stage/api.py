@@ -36,11 +36,12 @@ def plan(
 ) -> Plan:
     """What `run` would do: the jobs, what is refused and why, what the cache already holds.
 
-    Downloads the model, opens it and reads its samples; compiles nothing. The plan's `exit_code` is how a run would end as
-    far as that is known.
+    Downloads the model, opens it and reads its samples; compiles nothing. The plan's `exit_code` is how a run would end
+    as far as that is known.
 
     Raises:
-        PolicyError: The policy is wrong, is not meant for this model, or names samples that can't be read or do not fit it.
+        PolicyError: The policy is wrong, is not meant for this model, or names samples that can't be read or do not fit
+            it.
         SourceError: The model is refused.
         RegistryError: The registry can't be reached or does not hold the model.
     """
@@ -79,10 +80,12 @@ def run(
         promote: Move their aliases too; nothing is promoted that is not published.
         remeasure: Measure again what the cache holds measurements of, as after a run on a busy machine.
         reporter: Hears what happens, from several threads.
-        on_result: Hears the result whenever the files of it are written; the last time before an exception too, and then the result says what ended it.
+        on_result: Hears the result whenever the files of it are written; the last time before an exception too, and
+            then the result says what ended it.
 
     Returns:
-        The result; its `exit_code` is the command line's; a notebook shows it as the report, and `to_pandas()` gives its candidates. A missed gate or a failed job is a result, not an exception.
+        The result; its `exit_code` is the command line's; a notebook shows it as the report, and `to_pandas()` gives
+        its candidates. A missed gate or a failed job is a result, not an exception.
 
     Raises:
         PolicyError: The policy is wrong, or is not meant for this model.
@@ -114,7 +117,8 @@ def run(
 
 
 def lint(*policies: str | os.PathLike[str]) -> list[str]:
-    """Every mistake in these policy files, as `file:line:column: path: what is wrong; what is allowed`; empty when they are valid.
+    """Every mistake in these policy files, as `file:line:column: path: what is wrong; what is allowed`; empty when they
+    are valid.
 
     Args:
         policies: Files, or `shipped:NAME`.
@@ -125,10 +129,11 @@ def lint(*policies: str | os.PathLike[str]) -> list[str]:
 
 
 def compare(a: RunResult | str | os.PathLike[str], b: RunResult | str | os.PathLike[str]) -> Comparison:
-    """What changed from one run to another: the status, and for each target the winner, verdicts, and speeds that differ by more than their noise.
+    """What changed from one run to another: the status, and for each target the winner, verdicts, and speeds that
+    differ by more than their noise.
 
-    Speeds over the original are compared by their 95 % intervals, and only where both were measured on the same hardware and neither is unstable; what
-    can't be compared is a note.
+    Speeds over the original are compared by their 95 % intervals, and only where both were measured on the same
+    hardware and neither is unstable; what can't be compared is a note.
 
     Args:
         a, b: Results of `run`, or paths of `result.json` or of the folders that hold one.
@@ -142,7 +147,8 @@ def compare(a: RunResult | str | os.PathLike[str], b: RunResult | str | os.PathL
 
 
 def default_out(source: SourceModel, policy: Policy) -> Path:
-    """`compile-stage-out/NAME-VERSION/POLICY` below the current folder: two policies on one model don't overwrite each other's results."""
+    """`compile-stage-out/NAME-VERSION/POLICY` below the current folder: two policies on one model don't overwrite each
+    other's results."""
     return Path("compile-stage-out") / _model_folder(source) / (policy.name or "no-policy")
 
 
@@ -184,10 +190,11 @@ def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = 
 
 
 def validate(uri: str, *, allow_pickle: bool = False, reporter: Reporter | None = None) -> Verification:
-    """Prove and measure a published version on this machine, by the gates of its policy, and attach what was found to the version.
+    """Prove and measure a published version on this machine, by the gates of its policy, and attach what was found to
+    the version.
 
-    That is how a version that was compiled for hardware that was not there comes to be promoted, and how one that was proven elsewhere comes to load here
-    without a complaint about the hardware.
+    That is how a version that was compiled for hardware that was not there comes to be promoted, and how one that was
+    proven elsewhere comes to load here without a complaint about the hardware.
 
     Args:
         uri: A registry URI.
@@ -220,9 +227,9 @@ def validate(uri: str, *, allow_pickle: bool = False, reporter: Reporter | None 
 def promote(uri: str, alias: str) -> Receipt:
     """Move an alias to a published version by hand.
 
-    Its files must be what was published and its verdict must have passed, or, where it was only compiled, a validation that was attached to it; a waiver that it
-    passed under must still hold. It is not compared with what the alias points to now: that is what
-    promotion within `run` does, and doing without it is the decision of whoever calls this.
+    Its files must be what was published and its verdict must have passed, or, where it was only compiled, a validation
+    that was attached to it; a waiver that it passed under must still hold. It is not compared with what the alias
+    points to now: that is what promotion within `run` does, and doing without it is the decision of whoever calls this.
 
     Raises:
         GateError: Its verdict did not pass, or passed under a waiver that has ended.
@@ -245,7 +252,8 @@ def rollback(uri: str, alias: str | None = None) -> Receipt:
     """Move an alias back to the version that it pointed to before.
 
     Args:
-        uri: `models:/NAME@ALIAS`, or with `alias` `models:/NAME` or `folder:/PATH/NAME`. A bare `NAME` is one of MLflow.
+        uri: `models:/NAME@ALIAS`, or with `alias` `models:/NAME` or `folder:/PATH/NAME`. A bare `NAME` is one of
+            MLflow.
 
     Raises:
         UsageError: No alias is named, or two are, or the URI names a version.
@@ -289,7 +297,8 @@ def debug(
     """Why a candidate's answers, or its compilation, go wrong.
 
     Args:
-        subject: A model's URI (with `policy_path`), a `result.json`, an `.onnx` to compare `candidate` with, or an `.onnx` that `backend` may not take.
+        subject: A model's URI (with `policy_path`), a `result.json`, an `.onnx` to compare `candidate` with, or an
+            `.onnx` that `backend` may not take.
         candidate: A second model file, `.onnx` or `.xml`.
         job: Glob over job ids; the first that matches and does not pass is looked into.
         data: File of samples, for two model files.
@@ -360,7 +369,8 @@ def install_toolchain(name: str, say: Callable[[str], None] = lambda _: None) ->
 
 
 def lock_toolchain(name: str, out: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Pin the newest versions for a backend's environment; returns the lock file, by default the user's own. Raises as `install_toolchain`."""
+    """Pin the newest versions for a backend's environment; returns the lock file, by default the user's own. Raises as
+    `install_toolchain`."""
     from compile_stage.engine.toolchains import lock
 
     return lock(name, out, say)

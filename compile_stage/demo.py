@@ -25,7 +25,8 @@ MODELS = {"digits-cnn": "digits_cnn.py", "digits-boosting": "digits_boosting.py"
 POLICY = "shipped:cpu-server"
 
 NEEDS = ("mlflow", "torch", "onnxscript", "sklearn", "skl2onnx", "skops", "openvino", "nncf")
-"""Modules that training, exporting or compiling these models imports. Looked up before anything is trained, which takes minutes."""
+"""Modules that training, exporting or compiling these models imports. Looked up before anything is trained, which takes
+minutes."""
 
 MEASURE_SECONDS = 12
 """The policy measures for up to a minute a target; a demo need not."""
@@ -87,8 +88,8 @@ def _embedded_registry(out: Path) -> Iterator[None]:
 
 
 def _train_all(examples: Path, reporter: Reporter) -> None:
-    """Side by side: each is mostly one thread that imports. The registry is made first, since two processes that made its tables at once would
-    get in each other's way."""
+    """Side by side: each is mostly one thread that imports. The registry is made first, since two processes that made
+    its tables at once would get in each other's way."""
     if (trouble := plugins.load("registries", "mlflow").check()) is not None:
         raise RegistryError(f"the registry can't be used: {trouble}", where=os.environ["MLFLOW_TRACKING_URI"])
     with ThreadPoolExecutor(len(MODELS)) as pool:

@@ -102,8 +102,8 @@ def save_model(
     Args:
         data_dir: Folder with `artifact/`, the backend's files. It is copied.
         path: A folder that does not exist yet, or is empty.
-        manifest: As in the module's docstring; `schema`, `files`, `code`, `beside` and `digest` are filled in here, from what was really
-            written.
+        manifest: As in the module's docstring; `schema`, `files`, `code`, `beside` and `digest` are filled in here,
+            from what was really written.
         signature: What MLflow enforces before `predict`: MLflow's own `ModelSignature`, or ours. It gives way to that
             of `source_model`.
         source_model: The source's model directory. Where the published model can keep the source's MLflow signature and
@@ -198,7 +198,8 @@ def _our_imports(file: Path) -> set[str]:
 
 
 def _requirements(manifest: Mapping[str, Any]) -> list[str]:
-    """MLflow is named as MLflow itself names it: what is installed here may be mlflow-skinny, of the same version, which can't serve alone."""
+    """MLflow is named as MLflow itself names it: what is installed here may be mlflow-skinny, of the same version,
+    which can't serve alone."""
     import mlflow
 
     pinned = {"mlflow": mlflow.__version__, **plugins.package_versions("numpy"), **manifest.get("runtime", {})}
@@ -208,8 +209,9 @@ def _requirements(manifest: Mapping[str, Any]) -> list[str]:
 def _write_environment(path: Path, pinned: Sequence[str]) -> None:
     """The files that MLflow makes an environment from, as its documentation describes them.
 
-    `mlflow.pyfunc.save_model` would write them too (docs/decisions/0026 says why it is not called): it compares every requirement with what is
-    installed here, which takes half a second and is wrong for a runtime that lies in a toolchain of its own.
+    `mlflow.pyfunc.save_model` would write them too (docs/decisions/0026 says why it is not called): it compares every
+    requirement with what is installed here, which takes half a second and is wrong for a runtime that lies in a
+    toolchain of its own.
     """
     python = platform.python_version()
     installed = plugins.package_versions("pip", "setuptools", "wheel")
@@ -387,7 +389,8 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("compile_stage."):
                 raise
-            # A process has one `compile_stage`: that of the first model that it loaded, which carries the files of its own backend.
+            # A process has one `compile_stage`: that of the first model that it loaded, which carries the files of its
+            # own backend.
             raise MissingDependencyError(
                 f"the model runs on {name}, and this process has the loader of another published model, which lacks {error.name}",
                 fix="load models of different backends in processes of their own, or install compile-stage and import compile_stage.flavor first",
@@ -418,7 +421,8 @@ class _Pyfunc:
         how = self._model.manifest.get("answer", {})
         try:
             outputs = self._model.run(to_batch(data, self._model.signature, how))
-        # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was compiled for.
+        # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was
+        # compiled for.
         except (InputRefusedError, UsageError) as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
         return from_outputs(outputs, data, how)

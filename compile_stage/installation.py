@@ -123,7 +123,8 @@ def _registry_problem(registry: Any) -> str | None:
 
 @cache
 def _owners() -> Mapping[str, list[str]]:
-    """Module → the distributions that bring it. Reads the file list of everything that is installed, which takes a third of a second."""
+    """Module → the distributions that bring it. Reads the file list of everything that is installed, which takes a
+    third of a second."""
     from importlib.metadata import packages_distributions
 
     return packages_distributions()

@@ -1,6 +1,8 @@
-"""A published model proven again: is it still what it was (`verify`), and is it right and fast enough on this machine (`validate`)?
+"""A published model proven again: is it still what it was (`verify`), and is it right and fast enough on this machine
+(`validate`)?
 
-No result of another run is believed: the source is fetched anew, the artifact is validated again, and the cache is a new one.
+No result of another run is believed: the source is fetched anew, the artifact is validated again, and the cache is a
+new one.
 """
 
 from __future__ import annotations
@@ -80,12 +82,14 @@ def validate_again(
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Run the validation of a published model once more, here, against its pinned source.
 
-    Waivers that the model was published under hold until they expire. Returns the verdict, and what a reader should know beside it.
+    Waivers that the model was published under hold until they expire. Returns the verdict, and what a reader should
+    know beside it.
 
     Args:
         manifest: The published model's own; what it was proven with is what it is proven with again.
         model_dir: The MLflow model directory that the manifest lies in.
-        allow_pickle: The source may be a pickle. The manifest can't allow that: it comes with the files that are in doubt.
+        allow_pickle: The source may be a pickle. The manifest can't allow that: it comes with the files that are in
+            doubt.
 
     Raises:
         IntegrityError: The source is not the one that the model was made from.
@@ -100,8 +104,8 @@ def validate_again(
 def validate_here(
     context: Context, manifest: Mapping[str, Any], model_dir: Path, *, allow_pickle: bool = False
 ) -> Revalidation:
-    """Everything that a run asks of a candidate, of a published model on this machine: the tolerances against its pinned source, and, where they
-    hold, the gates on speed, latency, size and memory, measured beside the original.
+    """Everything that a run asks of a candidate, of a published model on this machine: the tolerances against its
+    pinned source, and, where they hold, the gates on speed, latency, size and memory, measured beside the original.
 
     Raises:
         UsageError: This is not hardware that the model is for.
@@ -175,7 +179,8 @@ def _prove(
 def _measure(
     context: Context, manifest: Mapping[str, Any], budget: Budget, proven: _Proven
 ) -> tuple[_Proven, tuple[str, ...]]:
-    """With its measurement beside the original, and the performance gates in its verdict; and a note where it crashed."""
+    """With its measurement beside the original, and the performance gates in its verdict; and a note where it
+    crashed."""
     candidate, job = proven.candidate, proven.candidate.job
     gates: tuple[Gate, ...] = revive(tuple[Gate, ...], manifest["performance"])
     measured = benchmark(

@@ -150,7 +150,8 @@ def plan(
 ) -> int:
     """Show what would run, what is refused and why, and what the cache already holds. Compiles nothing.
 
-    The model is opened and its samples are read. What a run would refuse for that is refused here, with the same exit code.
+    The model is opened and its samples are read. What a run would refuse for that is refused here, with the same exit
+    code.
     """
     from compile_stage import api
 

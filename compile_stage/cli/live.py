@@ -24,10 +24,11 @@ REFRESHES_PER_SECOND = 8
 
 
 class LiveConsole(Console):
-    """A console that one thread at a time writes to, and whose reader may leave: a run that is piped into `head` goes on to its end.
+    """A console that one thread at a time writes to, and whose reader may leave: a run that is piped into `head` goes
+    on to its end.
 
-    Rich computes how far the cursor must go up before it writes, and lets go of its lock in between. A line from another thread
-    in that gap would be drawn over.
+    Rich computes how far the cursor must go up before it writes, and lets go of its lock in between. A line from
+    another thread in that gap would be drawn over.
     """
 
     def __init__(self, **settings: Any) -> None:

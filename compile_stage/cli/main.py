@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def complete(instruction: str) -> int:
-    """Answer a shell: `bash_source` prints what its start-up file runs, `bash_complete` the words that may come next; zsh and fish likewise.
+    """Answer a shell: `bash_source` prints what its start-up file runs, `bash_complete` the words that may come next;
+    zsh and fish likewise.
 
     Returns:
         The exit code: 0, or 2 for an instruction that is unknown.
@@ -109,7 +110,8 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _fill_closed_streams() -> None:
-    """`>&-`: what is written goes nowhere. Left closed, its number would go to the next file that is opened, and whatever a library prints into that."""
+    """`>&-`: what is written goes nowhere. Left closed, its number would go to the next file that is opened, and
+    whatever a library prints into that."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -52,7 +52,8 @@ verbose_option: Decorator = click.option("-v", "--verbose", count=True, help="Sa
 
 
 class _StandardErrorHandler(logging.StreamHandler[Any]):
-    """Writes to what standard error is at that moment: while a live table is shown, lines must go above it and not through it."""
+    """Writes to what standard error is at that moment: while a live table is shown, lines must go above it and not
+    through it."""
 
     @property
     def stream(self) -> Any:

@@ -1,6 +1,7 @@
 """What people see: a live table on a terminal, plain lines elsewhere, and the same tables at the end.
 
-Names come from models and policies of others: they are never read as markup, and control characters in them are shown escaped.
+Names come from models and policies of others: they are never read as markup, and control characters in them are shown
+escaped.
 """
 
 from __future__ import annotations

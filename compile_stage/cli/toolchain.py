@@ -16,8 +16,8 @@ from compile_stage.core.digest import plain
     epilog=example("compile-stage toolchain list", "compile-stage toolchain install litert"),
 )
 def toolchain() -> None:
-    """Compilers pin packages that exclude each other. A backend whose packages are not in this environment runs in one of its own, which
-    is made from the lock file that comes with it."""
+    """Compilers pin packages that exclude each other. A backend whose packages are not in this environment runs in one
+    of its own, which is made from the lock file that comes with it."""
 
 
 @toolchain.command("list", short_help="Which there are, and where.", epilog=example("compile-stage toolchain list"))

@@ -1,4 +1,5 @@
-"""On which device the original runs: on the one that its artifacts run on, so that no speedup is that of a GPU over a CPU."""
+"""On which device the original runs: on the one that its artifacts run on, so that no speedup is that of a GPU over a
+CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _WHOLE_MACHINES = (CPU, "apple", "android", "browser")
 
 
 def baseline_target(target: Target) -> Target:
-    """The target as the original is opened for it when it is measured: its device is one of a source's `capabilities.devices`."""
+    """The target as the original is opened for it when it is measured: its device is one of a source's
+    `capabilities.devices`."""
     return replace(target, device=CPU) if target.device in _WHOLE_MACHINES else target
 
 
@@ -38,8 +40,8 @@ def refuse_baseline(flavor: str, target: Target) -> str | None:
 def reference_target(flavor: str, target: Target, jobs: Iterable[Job], hardware: Hardware) -> Target:
     """The target as the original is opened for it to predict what artifacts are compared with.
 
-    That is where it is measured too. Where none of the artifacts can run on the target's device here, which holds for what is
-    cross-compiled, it is the CPU.
+    That is where it is measured too. Where none of the artifacts can run on the target's device here, which holds for
+    what is cross-compiled, it is the CPU.
     """
     wanted = baseline_target(target)
     if wanted.device == CPU or any(_runs_here(job) for job in jobs):
@@ -50,7 +52,8 @@ def reference_target(flavor: str, target: Target, jobs: Iterable[Job], hardware:
 
 
 def _runs_here(job: Job) -> bool:
-    """True when what the job compiles is for this machine; of a backend that cross-compiles, only its artifact tells."""
+    """True when what the job compiles is for this machine; of a backend that cross-compiles, only its artifact
+    tells."""
     return not job.not_runnable_here and not crosses(job.backend, job.target)
 
 

@@ -75,7 +75,8 @@ class Context:
     def compile_in(
         self, worker: Worker, job: Job, model: PortableModel, calibration: SampleSet | None, into: Path
     ) -> tuple[Any, float]:
-        """Have the job's backend compile the model, into the folder. A compiler that times kernels has the machine alone meanwhile.
+        """Have the job's backend compile the model, into the folder. A compiler that times kernels has the machine
+        alone meanwhile.
 
         Returns:
             What it says of the artifact, as plain JSON, and how many seconds it took, without the wait for the machine.

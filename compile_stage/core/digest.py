@@ -121,7 +121,8 @@ def load_record(kind: type[T], text: str) -> T:
 
 
 def digest_of(value: Any) -> str:
-    """`sha256:...` of a value's canonical JSON. A path may hold bytes that are no UTF-8, which Python keeps as lone surrogates."""
+    """`sha256:...` of a value's canonical JSON. A path may hold bytes that are no UTF-8, which Python keeps as lone
+    surrogates."""
     return "sha256:" + hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 

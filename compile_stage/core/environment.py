@@ -56,8 +56,8 @@ class Hardware:
 
     @property
     def sums_saturate(self) -> bool:
-        """True where products of 8-bit integers are summed in 16 bits, which overflow: x86 without VNNI (`pmaddubsw`). Weights of 7 bits are
-        safe there."""
+        """True where products of 8-bit integers are summed in 16 bits, which overflow: x86 without VNNI (`pmaddubsw`).
+        Weights of 7 bits are safe there."""
         return self.machine in ("x86_64", "AMD64") and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(self.features)
 
     def refuse(self, wanted: dict[str, str]) -> str | None:

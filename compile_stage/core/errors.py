@@ -110,21 +110,24 @@ class InternalError(CompileStageError):
 class StorageError(CompileStageError):
     """A disk of this machine is full, or a folder that we have to write into can't be written.
 
-    Which folders these are the user chose (--out, COMPILE_STAGE_CACHE, TMPDIR), and can choose otherwise: the code of wrong usage.
+    Which folders these are the user chose (--out, COMPILE_STAGE_CACHE, TMPDIR), and can choose otherwise: the code of
+    wrong usage.
     """
 
     exit_code = EXIT_USAGE
 
 
 class RemovedError(StorageError):
-    """Files of the cache, or temporary ones, were removed while a run used them. It ends the run: no other candidate can do without them."""
+    """Files of the cache, or temporary ones, were removed while a run used them. It ends the run: no other candidate
+    can do without them."""
 
 
 class WorkerError(CompileStageError):
     """A worker's failure, by kind. The engine raises it; the job's result records it.
 
     Args:
-        kind: `crash` (the process ended without an answer), `out_of_memory`, `timeout`, or `exception` (the call raised).
+        kind: `crash` (the process ended without an answer), `out_of_memory`, `timeout`, or `exception` (the call
+            raised).
         problem: One sentence.
         detail: The traceback or the log's tail, for the report.
     """

@@ -1,4 +1,5 @@
-"""The policies and examples that come with compile-stage: beside the package in a checkout, inside of it when installed."""
+"""The policies and examples that come with compile-stage: beside the package in a checkout, inside of it when
+installed."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def demand_present(path: str | os.PathLike[str]) -> None:
 
 
 def _removed(error: BaseException) -> str | None:
-    """The file that is missing, where it is one of our own: below the cache, or temporary. Any other that is missing is no storage trouble."""
+    """The file that is missing, where it is one of our own: below the cache, or temporary. Any other that is missing is
+    no storage trouble."""
     missing: list[str] = []
     if isinstance(error, FileNotFoundError):
         missing = [str(name) for name in (error.filename, error.filename2) if name]
@@ -81,7 +82,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def explained(error: BaseException) -> CompileStageError:
-    """What to say to people of whatever was raised: our own errors as they are, a disk's or a folder's trouble, else a bug of ours."""
+    """What to say to people of whatever was raised: our own errors as they are, a disk's or a folder's trouble, else a
+    bug of ours."""
     if isinstance(error, CompileStageError):
         return error
     return storage_error(error) or InternalError(f"{type(error).__name__}: {error}")

@@ -1,7 +1,8 @@
 """Where a backend's isolated environment is, if it has one.
 
-Compilers pin packages that exclude each other. So a backend may bring a lock file, and run in an environment that holds exactly that:
-its toolchain, made by `compile-stage toolchain install NAME` (`engine.toolchains`). Here it is only found.
+Compilers pin packages that exclude each other. So a backend may bring a lock file, and run in an environment that holds
+exactly that: its toolchain, made by `compile-stage toolchain install NAME` (`engine.toolchains`). Here it is only
+found.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def toolchains_root() -> Path:
 
 
 def lock_in_force(name: str, shipped: Path) -> Path | None:
-    """The lock file that counts: the user's own (`toolchain lock`), or the one that the backend brings. None when there is neither."""
+    """The lock file that counts: the user's own (`toolchain lock`), or the one that the backend brings. None when there
+    is neither."""
     return next((file for file in (users_lock(name), shipped) if file.is_file()), None)
 
 

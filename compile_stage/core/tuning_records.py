@@ -1,12 +1,14 @@
 """What backends measured while they tuned: files that runs, models and machines share.
 
-A backend keeps them below the cache under a key of its own, which names everything that they are true for: the tool and its version, the hardware
-(`core.environment.Hardware.fingerprint`), and what else decides, such as the number of threads:
+A backend keeps them below the cache under a key of its own, which names everything that they are true for: the tool and
+its version, the hardware (`core.environment.Hardware.fingerprint`), and what else decides, such as the number of
+threads:
 
     <cache>/tuning/<key>/<what>-<digest>.<suffix>        tuning/tvm-0.27.0/x86_64-1a2b3c4d5e6f7081-2-threads/81...-9f...json
 
-A file is written whole, never changed, and named by its content. So the records of two places are put together by copying files, nothing is ever overwritten
-by something else, and a file that was damaged on its way doesn't fit its name.
+A file is written whole, never changed, and named by its content. So the records of two places are put together by
+copying files, nothing is ever overwritten by something else, and a file that was damaged on its way doesn't fit its
+name.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def refuse(name: str, content: bytes) -> str | None:
 
 
 def write(folder: Path, name: str, content: bytes) -> Path:
-    """Keep a record: all of it or nothing, also after a power cut. One of that name has that content, and is replaced by itself."""
+    """Keep a record: all of it or nothing, also after a power cut. One of that name has that content, and is replaced
+    by itself."""
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder)
     descriptor, part = tempfile.mkstemp(prefix=".part-", dir=folder)

@@ -1,4 +1,5 @@
-"""What is done in workers to find why a candidate goes wrong: the trace against FP32, a small graph that fails like it, the bundle for a bug report."""
+"""What is done in workers to find why a candidate goes wrong: the trace against FP32, a small graph that fails like it,
+the bundle for a bug report."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def trace(context: Context, worker: Worker, pair: Comparison, count: int) -> Tra
 
 
 def reduce_failure(context: Context, job: Job, model: PortableModel, needs: Needs, into: Path) -> Failed | None:
-    """The smallest graph that fails to compile as the job does, as `into/reduced/model.onnx`; None when the graph compiles alone.
+    """The smallest graph that fails to compile as the job does, as `into/reduced/model.onnx`; None when the graph
+    compiles alone.
 
     Every try is made in a worker, and after a crash in a new one.
     """

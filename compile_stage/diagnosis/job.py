@@ -1,4 +1,5 @@
-"""A job of a policy that went wrong: the node at which the error departs, the nodes to keep in higher precision, and a bundle for a bug report."""
+"""A job of a policy that went wrong: the node at which the error departs, the nodes to keep in higher precision, and a
+bundle for a bug report."""
 
 from __future__ import annotations
 

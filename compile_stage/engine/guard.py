@@ -5,8 +5,10 @@ themselves, so it can't be trusted to clean up after itself, and the stage can't
 So before it loads anything the worker forks: the child does the work, and the parent, the guard, only waits for one of
 three things:
 
-- the worker dies: everything that it left behind is killed, and the guard dies in the same way, so that the stage sees how;
-- the stage says so (SIGTERM), or is gone (its end of the request pipe closed, or the parent id changed): everything is killed.
+- the worker dies: everything that it left behind is killed, and the guard dies in the same way, so that the stage sees
+  how;
+- the stage says so (SIGTERM), or is gone (its end of the request pipe closed, or the parent id changed): everything is
+  killed.
 
 On Linux the guard adopts every process whose parent died below it (PR_SET_CHILD_SUBREAPER), so "kill my children until
 there are none" reaches even those that made a session of their own. If the guard itself is killed, the kernel kills the

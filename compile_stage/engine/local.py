@@ -84,15 +84,18 @@ class LocalEngine:
                 self._workers.discard(worker)
 
     def room(self, memory_bytes: int) -> int:
-        """As many as there are cores, since lowerings and most compilers use one at a time, and as there is memory for now."""
+        """As many as there are cores, since lowerings and most compilers use one at a time, and as there is memory for
+        now."""
         return max(1, min(available_cores(), free_memory_bytes() // memory_bytes))
 
     def alone(self) -> AbstractContextManager[None]:
-        """Have the machine alone over several calls of this thread; calls of other threads and other stages wait meanwhile."""
+        """Have the machine alone over several calls of this thread; calls of other threads and other stages wait
+        meanwhile."""
         return self._gate.hold(alone=True)
 
     def close(self) -> None:
-        """End everything that is still running; calls under way raise WorkerError. May be called twice, and from any thread."""
+        """End everything that is still running; calls under way raise WorkerError. May be called twice, and from any
+        thread."""
         with self._lock:
             self._closed = True
             workers = tuple(self._workers)
@@ -135,7 +138,8 @@ class LocalWorker:
         The time limit runs from when the machine is free for the call.
 
         Raises:
-            WorkerError: It crashed, ran out of memory, took too long, or raised. After the first three the worker is gone.
+            WorkerError: It crashed, ran out of memory, took too long, or raised. After the first three the worker is
+                gone.
             CompileStageError: Of the class that was raised there, when it was one of ours for people.
             TypeError: An argument is not a record or plain JSON.
         """
@@ -173,7 +177,8 @@ class LocalWorker:
         interpreter = self.needs.interpreter or sys.executable
         # -P: the folder that compilers drop files into is no place to import from.
         command = [interpreter, "-P", "-m", "compile_stage.engine.worker", "--calls", calls, f"--folder={self._folder}"]
-        # What can be imported here can be imported there; another interpreter has its own packages, and finds ours by links.
+        # What can be imported here can be imported there; another interpreter has its own packages, and finds ours by
+        # links.
         if interpreter == sys.executable:
             command += [f"--path={Path(entry).absolute()}" for entry in sys.path]
         temporary = self._folder / "tmp"
@@ -198,7 +203,8 @@ class LocalWorker:
             raise WorkerError("crash", f"{interpreter} can't be run: {error.strerror}") from error
 
     def _greet(self) -> None:
-        """Wait, once, until the worker says that it is up. Starting is waited for here so that many can start at once."""
+        """Wait, once, until the worker says that it is up. Starting is waited for here so that many can start at
+        once."""
         if not self._greeted:
             hello = self._await("starting the worker", 0, _START_TIMEOUT_S).get("result")
             theirs = hello.get("protocol") if isinstance(hello, dict) else None

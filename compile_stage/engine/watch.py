@@ -61,7 +61,8 @@ class MemoryWatch:
 
 
 def free_memory_bytes() -> int:
-    """What new processes can have without pushing others out: of the machine's memory, and of the container's limit where there is one."""
+    """What new processes can have without pushing others out: of the machine's memory, and of the container's limit
+    where there is one."""
     free = psutil.virtual_memory().available
     with contextlib.suppress(OSError, ValueError, KeyError):  # "max" is no limit; the files are there in containers
         limit, used = (int((_CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))

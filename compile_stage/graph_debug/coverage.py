@@ -49,7 +49,8 @@ class Coverage:
 
     Attributes:
         tensors: Those of which a larger part of the samples than `limit` leaves the range.
-        limit: A share beyond it is no chance. From 1 on, with five calibration samples or fewer, no share is significant.
+        limit: A share beyond it is no chance. From 1 on, with five calibration samples or fewer, no share is
+            significant.
         looked_at: How many tensors were looked at.
     """
 

@@ -1,4 +1,5 @@
-"""The smallest and the largest input shapes that a policy promises, and odd ones in between, filled with real samples."""
+"""The smallest and the largest input shapes that a policy promises, and odd ones in between, filled with real
+samples."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 CORNERS = ("min", "max")
 
 BETWEEN = ("just above min", "just above typical")
-"""Where an artifact of fixed shapes pads by most. A model may have a step of its own, such as images in multiples of 32, that a policy can't say: what the original does not
-take is nothing to compare."""
+"""Where an artifact of fixed shapes pads by most. A model may have a step of its own, such as images in multiples of
+32, that a policy can't say: what the original does not take is nothing to compare."""
 
 
 def corner_batches(
@@ -29,7 +30,8 @@ def corner_batches(
     batch_sizes: Sequence[int],
     ends: Sequence[str] = CORNERS,
 ) -> list[tuple[str, Batch]]:
-    """Batches at the corners of the dynamic dimensions, or between them, for those that the samples do not have themselves.
+    """Batches at the corners of the dynamic dimensions, or between them, for those that the samples do not have
+    themselves.
 
     Real samples are cropped, or repeated along the axis. The batch is the corner's own: a policy whose shapes go up to
     32 rows promises 32 rows, also when `batch_sizes` ends at 8.

@@ -41,7 +41,8 @@ CLASSES_ONLY = "classes_only"
 for a regression."""
 
 _ROUNDING = 1e-12
-"""What float64 may do to a mean, or to the difference of two: 0.96 - 0.95 is more than 0.01 there, and a drop of exactly its limit is allowed."""
+"""What float64 may do to a mean, or to the difference of two: 0.96 - 0.95 is more than 0.01 there, and a drop of
+exactly its limit is allowed."""
 
 _FLOAT_METRICS = (*DISTANCE_METRICS, "allclose")
 

@@ -12,7 +12,8 @@ PERFORMANCE = ("speedup", "p95_latency_ms", "size_mb", "memory_mb")
 
 
 def calls_needed(gates: Sequence[Gate]) -> int:
-    """Calls of each participant that the gates ask for: a gate on a percentile wants as many as that percentile needs."""
+    """Calls of each participant that the gates ask for: a gate on a percentile wants as many as that percentile
+    needs."""
     return samples_needed(0.95) if any(gate.metric == "p95_latency_ms" for gate in gates) else 0
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def predict(session: Session, samples: Samples, batch_size: int, into: Path) -> dict[str, str]:
     """The outputs for all samples.
 
-    Every batch has `batch_size` rows: an artifact may be compiled for the target's sizes alone. The rows of the last are repeated to fill it,
-    which changes no range that is taken from a batch, and their outputs are dropped.
+    Every batch has `batch_size` rows: an artifact may be compiled for the target's sizes alone. The rows of the last
+    are repeated to fill it, which changes no range that is taken from a batch, and their outputs are dropped.
 
     Returns:
         Output name → `.npy` file below `into`, axis 0 being the sample.

@@ -1,4 +1,5 @@
-"""Which nodes stay in higher precision: a bounded search that always holds its best result, and knows nothing of models.
+"""Which nodes stay in higher precision: a bounded search that always holds its best result, and knows nothing of
+models.
 
 It gets the nodes in the order in which keeping them pays (`order`), and a function that evaluates a set of kept nodes
 for real. First the shortest prefix of that order that passes is found by doubling and bisection; then the same for
@@ -55,8 +56,8 @@ def order(sensitivities: Sequence[Sensitivity]) -> tuple[str, ...]:
 
 
 def margin(check: Check | None) -> float:
-    """By how much a check holds (negative: misses) its limit at the interval's worse end, relative to the limit, or to what is
-    left up to 1 for a share such as a cosine; -inf if unknown."""
+    """By how much a check holds (negative: misses) its limit at the interval's worse end, relative to the limit, or to
+    what is left up to 1 for a share such as a cosine; -inf if unknown."""
     if check is None or check.measured is None or check.outcome is Outcome.NOT_RUN:
         return -math.inf
     upward = check.gate.direction == "at_least"
@@ -68,7 +69,8 @@ def margin(check: Check | None) -> float:
 
 
 def better(trial: Trial, than: Trial | None) -> bool:
-    """True when `trial` is the better answer: it passes, is faster by more than the noise, or as fast with fewer nodes kept."""
+    """True when `trial` is the better answer: it passes, is faster by more than the noise, or as fast with fewer nodes
+    kept."""
     if than is None or not trial.passed or not than.passed:
         return trial.passed
     if trial.latency_s is not None and than.latency_s is not None:
@@ -141,7 +143,8 @@ class _Search:
             self._give_back(self.best)
 
     def _prefix(self, float_type: str, failing: int) -> int | None:
-        """Length of the shortest passing prefix, by doubling from one that is known to fail, then bisection. All nodes at once are
+        """Length of the shortest passing prefix, by doubling from one that is known to fail, then bisection. All nodes
+        at once are
         not tried: that is the float model itself, a candidate of its own."""
         most, step, passing = len(self._ranked) - 1, 1, None
         while passing is None and failing < most:

@@ -60,8 +60,8 @@ def bootstrap(
         count: Number of observations.
 
     Returns:
-        None when the statistic is undefined on the sample itself or on more than one resample in ten, and for a single observation: it says
-        nothing of how the next would differ.
+        None when the statistic is undefined on the sample itself or on more than one resample in ten, and for a single
+        observation: it says nothing of how the next would differ.
     """
     if count < 2:
         return None
@@ -121,9 +121,9 @@ def ratio_interval(
 ) -> Interval:
     """How many times faster the candidate is: the baseline's median latency / the candidate's, both over all calls.
 
-    So the value is the quotient of the two medians that a report shows. The interval is the bootstrap's, of exactly that
-    quotient. Rounds are resampled, and a round brings the calls of both: the calls of one round share the state of the
-    machine, and what slows a whole round slows both.
+    So the value is the quotient of the two medians that a report shows. The interval is the bootstrap's, of exactly
+    that quotient. Rounds are resampled, and a round brings the calls of both: the calls of one round share the state of
+    the machine, and what slows a whole round slows both.
 
     Args:
         baseline_rounds: Seconds per call, one list for each round.
@@ -197,8 +197,9 @@ def _resampled_log_ratios(base: _PooledMedian, own: _PooledMedian, count: int, s
 
 
 def _expanded(confidence: float, count: int) -> float:
-    """The bootstrap's percentile interval is too short by a factor of about sqrt((n - 1) / n), and normal where Student's t
-    is due. Hesterberg's expanded interval (The American Statistician 69:4, 2015) takes percentiles further out."""
+    """The bootstrap's percentile interval is too short by a factor of about sqrt((n - 1) / n), and normal where
+    Student's t is due. Hesterberg's expanded interval (The American Statistician 69:4, 2015) takes percentiles further
+    out."""
     from scipy.special import stdtrit
 
     wanted = float(stdtrit(count - 1, (1 + confidence) / 2)) * math.sqrt(count / (count - 1))
@@ -218,9 +219,9 @@ def _exp(value: float) -> float:
 
 
 def tied(a: Timing, b: Timing) -> bool:
-    """True when the speeds of two candidates can't be told apart: the interval of the quotient of their own medians, from
-    the same rounds, holds 1, or the medians differ by less than a ratio is resolved to. Timings that were not taken in
-    the same rounds are not tied."""
+    """True when the speeds of two candidates can't be told apart: the interval of the quotient of their own medians,
+    from the same rounds, holds 1, or the medians differ by less than a ratio is resolved to. Timings that were not
+    taken in the same rounds are not tied."""
     if not a.turns or len(a.turns) != len(b.turns):
         return False
     ratio = ratio_interval(by_round(a), by_round(b), seed=0)

@@ -25,7 +25,8 @@ SETTLE_S = 0.25
 
 FAR_SLOWER = 5.0
 """A participant with so many times another's latency, in each round of a first pair, need not be measured further. Two
-rounds are known to a few per cent on a quiet machine and to a factor of two on a busy one, so that five leaves no doubt."""
+rounds are known to a few per cent on a quiet machine and to a factor of two on a busy one, so that five leaves no
+doubt."""
 
 TURN_S = 0.04
 """Length of one turn, at least one call. Long enough for hundreds of calls of a small model; short enough that a round
@@ -86,9 +87,9 @@ def steady(windows: Sequence[float]) -> bool:
 def calls_of_a_turn(latency_s: float) -> int:
     """Calls that fill a turn of a model with that latency.
 
-    Every turn of a participant has this many, however long they take. Were turns equally long instead, a round in which the
-    model is slow would hold few calls and one in which it is fast many, so the median over all calls would be that of the
-    fast rounds alone.
+    Every turn of a participant has this many, however long they take. Were turns equally long instead, a round in which
+    the model is slow would hold few calls and one in which it is fast many, so the median over all calls would be that
+    of the fast rounds alone.
     """
     return max(1, round(TURN_S / latency_s)) if latency_s > 0 else 1
 
@@ -122,8 +123,8 @@ def turn(call: Callable[[], Any], *, seconds: float, min_calls: int = 1, max_cal
 def settle(max_seconds: float = SETTLE_S) -> None:
     """Wait until no thread of this process computes any more.
 
-    The threads of a runtime wait for the next call in a busy loop: those of ONNX Runtime for about 55 ms, longer than a turn, and an OpenMP
-    runtime's for up to 200 ms.
+    The threads of a runtime wait for the next call in a busy loop: those of ONNX Runtime for about 55 ms, longer than a
+    turn, and an OpenMP runtime's for up to 200 ms.
     """
     ends = time.perf_counter() + max_seconds
     while time.perf_counter() < ends:
@@ -150,7 +151,8 @@ def far_slower(
     """Who takes at least `FAR_SLOWER` times as long as one of `leaders` in every round.
 
     Returns:
-        Participant → that leader (the one furthest ahead), and how many times as long in the round where it was nearest.
+        Participant → that leader (the one furthest ahead), and how many times as long in the round where it was
+        nearest.
     """
     slower: dict[str, tuple[str, float]] = {}
     for name, turns in rounds.items():

@@ -1,7 +1,8 @@
 """What the cache already holds of a plan.
 
-It goes through the very functions that `run` calls, with a context that only reads: what is looked up is what `run` looks up. No worker is
-started, nothing is made. A measurement belongs to all candidates together, so it is not found where the run added mixed or tuned ones.
+It goes through the very functions that `run` calls, with a context that only reads: what is looked up is what `run`
+looks up. No worker is started, nothing is made. A measurement belongs to all candidates together, so it is not found
+where the run added mixed or tuned ones.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ from compile_stage.steps.lower import lower
 from compile_stage.steps.validate import validate, validated_before
 
 _JOB_BYTES, _JOB_COPIES = 1_000_000_000, 8
-"""What a job's worker holds at most, as a rule: a compiler's packages, and the model so many times (int8 of ResNet-50 and of BERT: 7)."""
+"""What a job's worker holds at most, as a rule: a compiler's packages, and the model so many times (int8 of ResNet-50
+and of BERT: 7)."""
 
 _WARM_UP_S, _TURN_S, _TURNS = 0.5, 0.1, 4  # of a quick latency
 
@@ -43,7 +44,8 @@ class Options:
     Attributes:
         lower: Makes the graph; None for the step `lower`.
         seconds: All of it ends after so long; None for the limits of each call alone.
-        prune: One that a quick comparison finds far slower than the original is not validated, where that would take long.
+        prune: One that a quick comparison finds far slower than the original is not validated, where that would take
+            long.
         time_quickly: Take its quick latency too, in the worker that has it open.
     """
 
@@ -202,8 +204,8 @@ def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) 
 
 
 def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> float:
-    """Seconds of a call at the target's first batch size: the lowest of the medians of four turns of 0.1 s, after the warm-up. Not interleaved: it
-    guides the searches, and no claim is made from it."""
+    """Seconds of a call at the target's first batch size: the lowest of the medians of four turns of 0.1 s, after the
+    warm-up. Not interleaved: it guides the searches, and no claim is made from it."""
     context, samples, batch_size = target.context, target.inputs.validation, job.target.batch_sizes[0]
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],
@@ -229,8 +231,8 @@ def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifac
 
 @contextmanager
 def _workers(target: TargetRun, job: Job, seconds: float | None) -> Iterator[tuple[Worker, Worker]]:
-    """The worker that lowers, and the one that compiles and runs: the same, unless the backend has a toolchain of its own, which holds only
-    the backend's packages."""
+    """The worker that lowers, and the one that compiles and runs: the same, unless the backend has a toolchain of its
+    own, which holds only the backend's packages."""
     context = target.context
     needs = replace(Needs.within(target.run_policy.budget, job.target.threads), total_s=seconds)
     interpreter = plugins.interpreter_of(job.backend)

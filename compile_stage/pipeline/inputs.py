@@ -1,4 +1,5 @@
-"""What the candidates of one target are made of and judged by (`TargetInputs`), and what its functions are given (`TargetRun`).
+"""What the candidates of one target are made of and judged by (`TargetInputs`), and what its functions are given
+(`TargetRun`).
 
 The only place that exports, takes samples and runs the original.
 """

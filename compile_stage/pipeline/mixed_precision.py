@@ -1,7 +1,9 @@
-"""A candidate that missed its tolerance → the same with some nodes in higher precision, or the record of what was tried.
+"""A candidate that missed its tolerance → the same with some nodes in higher precision, or the record of what was
+tried.
 
-`measure.search` decides which sets of nodes to try. Here each set is evaluated for real, within one budget for all candidates of a target.
-Each measurement is cached, so that a run that was killed goes on where it was. `run` and `debug` search by the same function (`find_mixed`).
+`measure.search` decides which sets of nodes to try. Here each set is evaluated for real, within one budget for all
+candidates of a target. Each measurement is cached, so that a run that was killed goes on where it was. `run` and
+`debug` search by the same function (`find_mixed`).
 """
 
 from __future__ import annotations
@@ -228,8 +230,8 @@ def _to_beat(target: TargetRun, passed: Sequence[Candidate], seconds: float) -> 
 
 
 def _rank(target: TargetRun, missed: Candidate, seconds: float) -> tuple[Sensitivity, ...]:
-    """The quantised nodes of a candidate with their effects on the output, measured on the calibration samples. Raises CompileStageError when
-    that can't be measured."""
+    """The quantised nodes of a candidate with their effects on the output, measured on the calibration samples. Raises
+    CompileStageError when that can't be measured."""
     context, inputs, threads = target.context, target.inputs, missed.job.target.threads
     samples = inputs.calibration or inputs.validation
     key = {
@@ -254,8 +256,8 @@ def _rank(target: TargetRun, missed: Candidate, seconds: float) -> tuple[Sensiti
 
 
 def _worth_keeping(ranking: Sequence[Sensitivity]) -> tuple[str, ...]:
-    """The nodes in the order of the search, up to the last that does arithmetic: with none of these quantised nothing is left that the
-    precision makes faster, and backends refuse to call it by its name."""
+    """The nodes in the order of the search, up to the last that does arithmetic: with none of these quantised nothing
+    is left that the precision makes faster, and backends refuse to call it by its name."""
     ranked = searching.order(ranking)
     carrying = {entry.node for entry in ranking if entry.op in _ARITHMETIC}
     last = max((place for place, node in enumerate(ranked) if node in carrying), default=len(ranked) - 1)

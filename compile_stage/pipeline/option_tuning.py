@@ -1,7 +1,8 @@
-"""Option tuning of a target: on the fastest candidate that passes, its backend's options are tried one by one, as long as the run's budget lasts.
+"""Option tuning of a target: on the fastest candidate that passes, its backend's options are tried one by one, as long
+as the run's budget lasts.
 
-Each option is compiled, validated in full, and measured in turns with what it is laid over. The accepted ones join the candidates: they are
-measured with all others and selected like any other.
+Each option is compiled, validated in full, and measured in turns with what it is laid over. The accepted ones join the
+candidates: they are measured with all others and selected like any other.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from compile_stage.pipeline.tuning_options import is_better, options_of, refuse_
 from compile_stage.steps.benchmark import BASELINE, benchmark
 
 _COMPARE_S = 8.0
-"""An option and what it is laid over are measured in turns for at most so long; on a quiet machine their ratio is known to 2 % after a second
-or two. It decides what is accepted; what is claimed is measured with all others."""
+"""An option and what it is laid over are measured in turns for at most so long; on a quiet machine their ratio is known
+to 2 % after a second or two. It decides what is accepted; what is claimed is measured with all others."""
 
 
 @record
@@ -52,7 +53,8 @@ class Tuning:
 
 
 def tune(target: TargetRun, candidates: Sequence[Candidate]) -> tuple[list[Candidate], Tuning | None]:
-    """The candidates, behind the base those with the options that were accepted, and what was tried; None when the policy wants no tuning."""
+    """The candidates, behind the base those with the options that were accepted, and what was tried; None when the
+    policy wants no tuning."""
     if not target.policy.ladder:
         return list(candidates), None
     tuner = _Tuner(target)
@@ -84,7 +86,8 @@ class _Tuner:
         return self._ends - time.monotonic()
 
     def base_of(self, candidates: Sequence[Candidate]) -> tuple[Candidate | None, str]:
-        """What the options are tried on, and why: the fastest that passes by quick latency, or the fastest of the smallest."""
+        """What the options are tried on, and why: the fastest that passes by quick latency, or the fastest of the
+        smallest."""
         passing, which = [c for c in candidates if c.has_passed], "that passes"
         if self._target.policy.prefer == "size":
             least = min((_size(c) for c in passing), default=0)

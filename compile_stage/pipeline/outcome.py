@@ -34,7 +34,8 @@ from compile_stage.core.records import (
 from compile_stage.core.storage import explained
 
 WriteReports = Callable[[RunResult, Path | None], Mapping[str, Path]]
-"""Writes the reports of a result into a folder, and says where they are: file name → path. Without a folder it only hears the result."""
+"""Writes the reports of a result into a folder, and says where they are: file name → path. Without a folder it only
+hears the result."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class RunInProgress:
     Attributes:
         folder: Where reports and bundles go; None until the source is known, where the caller names none.
         policy: None until it is loaded.
-        plan: None until the source is resolved and the policy expanded. Errors before that, and a source that is refused, end a run as
-            `refused`, all others as `failed`.
+        plan: None until the source is resolved and the policy expanded. Errors before that, and a source that is
+            refused, end a run as `refused`, all others as `failed`.
         framework: Of the original, for people.
         targets: What became of each target so far.
         outcome: How the run ends if nothing else happens.
@@ -89,7 +90,8 @@ class RunInProgress:
 
     @contextmanager
     def alone_in_folder(self) -> Iterator[None]:
-        """Keep other runs that name this folder from packaging and publishing meanwhile, or one would replace the bundle that another publishes."""
+        """Keep other runs that name this folder from packaging and publishing meanwhile, or one would replace the
+        bundle that another publishes."""
         from filelock import FileLock
 
         if self.folder is None:

@@ -1,9 +1,9 @@
-"""Candidates that are dropped before a long proof, because they are far slower than the original, and proven after all when they turn out to
-matter.
+"""Candidates that are dropped before a long proof, because they are far slower than the original, and proven after all
+when they turn out to matter.
 
-One call or two, beside whatever else runs, prove nothing: other work makes a call longer, never shorter. So a slow call only raises a
-suspicion; then candidate and original are measured in turns, in fresh processes, alone on the machine. Pruning changes no winner: whoever
-might still win is proven (`to_prove`).
+One call or two, beside whatever else runs, prove nothing: other work makes a call longer, never shorter. So a slow call
+only raises a suspicion; then candidate and original are measured in turns, in fresh processes, alone on the machine.
+Pruning changes no winner: whoever might still win is proven (`to_prove`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.steps.benchmark import benchmark
 
 WORTH_S = 30.0
-"""A proof that takes less than so many seconds is always made: the comparison costs about ten, most of them to load the original once more."""
+"""A proof that takes less than so many seconds is always made: the comparison costs about ten, most of them to load the
+original once more."""
 
 
 def quick_comparison(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> Measurement | None:
@@ -34,7 +35,8 @@ def quick_comparison(target: TargetRun, worker: Worker, job: Job, artifact: Arti
         worker: The one that will validate it.
 
     Raises:
-        WorkerError: It crashed, ran out of memory or took too long, and the worker is gone. Whatever else goes wrong is for the proof to say.
+        WorkerError: It crashed, ran out of memory or took too long, and the worker is gone. Whatever else goes wrong is
+            for the proof to say.
     """
     context, inputs = target.context, target.inputs
     key = {
@@ -96,7 +98,8 @@ def to_prove(
 ) -> list[Candidate]:
     """Of the pruned candidates those that might be wanted after all.
 
-    Beside a winner these are the ones that are not far slower than it; without one, all that are not far below the policy's limit on speed too.
+    Beside a winner these are the ones that are not far slower than it; without one, all that are not far below the
+    policy's limit on speed too.
     """
     pruned = [(c, c.measurement) for c in candidates if c.verdict is None and c.state == "pruned" and c.measurement]
     size = policy.target.batch_sizes[0]

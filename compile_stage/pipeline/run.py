@@ -71,7 +71,8 @@ def run(progress: RunInProgress, context: Context, plan: Plan) -> None:
 
 
 def _run_targets(context: Context, source_worker: Worker, plan: Plan) -> tuple[TargetResult, ...]:
-    """Every target. What the source can't do for one of them, such as a batch size, is that target's reason to have no winner.
+    """Every target. What the source can't do for one of them, such as a batch size, is that target's reason to have no
+    winner.
 
     Raises:
         SourceError: No target could have the source.
@@ -106,7 +107,8 @@ def _publish(progress: RunInProgress, context: Context, plan: Plan) -> None:
 
 
 def _promote(progress: RunInProgress, context: Context, plan: Plan) -> None:
-    """Move each target's alias, or say why it stays; one that stays keeps no other from moving, and a required one fails the run."""
+    """Move each target's alias, or say why it stays; one that stays keeps no other from moving, and a required one
+    fails the run."""
     problems = []
     for target in progress.targets:
         try:
@@ -144,7 +146,8 @@ def _put(progress: RunInProgress, changed: TargetResult) -> None:
 
 @contextmanager
 def _source_errors(source: SourceModel) -> Iterator[None]:
-    """A crash, a time-out or an error of the worker that holds the original is no job's failure: without the original nothing is proven."""
+    """A crash, a time-out or an error of the worker that holds the original is no job's failure: without the original
+    nothing is proven."""
     try:
         yield
     except WorkerError as error:

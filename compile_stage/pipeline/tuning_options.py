@@ -1,4 +1,5 @@
-"""A backend's tuning options: which may be tried on a job, what the tuned job is called, and when an option is better."""
+"""A backend's tuning options: which may be tried on a job, what the tuned job is called, and when an option is
+better."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def options_of(backend: str, target: Target, scheme: Scheme) -> list[TuningOptio
 
 
 def refuse_option(option: TuningOption, job: Job) -> str | None:
-    """The reason why it can't be laid over a job's options: the policy, or an option that was accepted before, sets the same."""
+    """The reason why it can't be laid over a job's options: the policy, or an option that was accepted before, sets the
+    same."""
     asked = job.target.options.get(job.backend, {})
     stated = sorted(key for key in _paths(option.options) if key in _paths(asked))
     return f"not tried: already set by the policy or by an accepted option: {', '.join(stated)}" if stated else None
@@ -46,7 +48,8 @@ def tuned_job(job: Job, option: TuningOption) -> Job:
 
 
 def find_tuned_job(jobs: Sequence[Job], job_id: str) -> Job | None:
-    """The job that an id like `...--int8-u8--memory-no-arena--tuned-static` names: one of `jobs` with its backend's options laid over it; None when there is none."""
+    """The job that an id like `...--int8-u8--memory-no-arena--tuned-static` names: one of `jobs` with its backend's
+    options laid over it; None when there is none."""
     for job in jobs:
         tuned, rest = job, job_id.removeprefix(job.id)
         offered = options_of(job.backend, job.target, job.scheme) if rest != job_id else []
@@ -62,10 +65,11 @@ def find_tuned_job(jobs: Sequence[Job], job_id: str) -> Job | None:
 
 
 def is_better(own: Measurement, before: Measurement, policy: TargetPolicy) -> tuple[bool, str]:
-    """Is an option better than what it is laid over, and a sentence. Both were measured in turns, `before` being the baseline of `own`.
+    """Is an option better than what it is laid over, and a sentence. Both were measured in turns, `before` being the
+    baseline of `own`.
 
-    Better is faster by more than can be noise, or as fast within the resolution of a ratio with less memory. A policy that prefers
-    memory takes less memory at any latency that its gates allow, and speed only where it costs none.
+    Better is faster by more than can be noise, or as fast within the resolution of a ratio with less memory. A policy
+    that prefers memory takes less memory at any latency that its gates allow, and speed only where it costs none.
     """
     size = policy.target.batch_sizes[0]
     timing, below = own.timing(size), before.timing(size)
@@ -83,7 +87,8 @@ def is_better(own: Measurement, before: Measurement, policy: TargetPolicy) -> tu
 
 
 def announce(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
-    """A note for each target that tunes options: what may be tried beyond the jobs. On which job is known when they are proven."""
+    """A note for each target that tunes options: what may be tried beyond the jobs. On which job is known when they are
+    proven."""
     for target in (target_policy.target for target_policy in policy.targets if target_policy.ladder):
         offered: dict[str, None] = {}
         for job in jobs:

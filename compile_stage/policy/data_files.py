@@ -1,6 +1,8 @@
-"""What `lint` looks up in the data files that a policy names: how many samples there are, and whether the labels are there.
+"""What `lint` looks up in the data files that a policy names: how many samples there are, and whether the labels are
+there.
 
-Headers are read, and no more lines than it takes to know. The files may differ where the policy runs, so these are warnings.
+Headers are read, and no more lines than it takes to know. The files may differ where the policy runs, so these are
+warnings.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def read_contents(path: FilePath, at_most: int) -> Contents:
 
     Raises:
         ImportError: pyarrow is not installed, for a parquet file.
-        OSError, ValueError, SyntaxError, LookupError, zipfile.BadZipFile, csv.Error: The file is not what its name says.
+        OSError, ValueError, SyntaxError, LookupError, zipfile.BadZipFile, csv.Error: The file is not what its name
+        says.
     """
     readers: Mapping[str, Callable[[FilePath, int], Contents]] = {".npz": _npz, ".csv": _csv, ".parquet": _parquet}
     return readers[path.suffix](path, at_most)

@@ -294,7 +294,8 @@ def _fitting(has_labels: bool, limits: Node) -> Node:
     """The limits of a precision without the shipped task metric where that makes no sense.
 
     It is for data with labels, and gives way to a task metric that the policy chose itself, for all outputs or for one:
-    nobody who asks for r2 wants accuracy too. Whether the labels are classes is seen only when they are read (`measure.metrics.CLASSES_ONLY`).
+    nobody who asks for r2 wants accuracy too. Whether the labels are classes is seen only when they are read
+    (`measure.metrics.CLASSES_ONLY`).
     """
     tasks = dict(_task_limits(limits))
     chosen = [*tasks.values()]

@@ -81,8 +81,8 @@ def lint(paths: Iterable[PathLike], *, today: date | None = None) -> list[str]:
 
 
 def warnings(path: PathLike, sets: Sequence[str] = ()) -> list[str]:
-    """What a policy without mistakes may fail by all the same: data files of this machine that hold too few samples, or no
-    labels. Located as `lint` locates mistakes."""
+    """What a policy without mistakes may fail by all the same: data files of this machine that hold too few samples, or
+    no labels. Located as `lint` locates mistakes."""
     return [str(problem) for problem in data_warnings(resolve(read_layers(path, sets)))]
 
 

@@ -1,7 +1,8 @@
 """The policy language: the only description of the YAML.
 
-The JSON Schema for editors and the reference in docs/policy.md are printed from these models. No field has a default here: `defaults.yaml`
-lists every one, so that all of them can be read in one place. A single file may leave out anything; the merged whole may not.
+The JSON Schema for editors and the reference in docs/policy.md are printed from these models. No field has a default
+here: `defaults.yaml` lists every one, so that all of them can be read in one place. A single file may leave out
+anything; the merged whole may not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-# Those that we ship lowerings for. A plug-in may bring others, so which ones a policy may name is asked of the plug-ins that
+# Those that we ship lowerings for. A plug-in may bring others, so which ones a policy may name is asked of the plug-ins
+# that
 # are installed: `checks` does, and the JSON Schema lists what lowerings bring.
 SHIPPED_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4", "fp8")
 Precision: TypeAlias = Annotated[str, WithJsonSchema({"enum": list(SHIPPED_PRECISIONS), "type": "string"})]
@@ -161,7 +163,8 @@ class TopK(Section):
 
 
 class CustomLimit(Section):
-    """The limit of an own metric, `python:package.module:function`, which takes (candidate, baseline, labels) arrays and returns a number."""
+    """The limit of an own metric, `python:package.module:function`, which takes (candidate, baseline, labels) arrays
+    and returns a number."""
 
     limit: float = Field(description="The limit, in the metric's unit.", allow_inf_nan=False)
     direction: Literal["at_most", "at_least"] = Field(description="Which side of the limit is good.")
@@ -181,7 +184,8 @@ _TASK = "A number is its max_drop. Needs labels."
 
 
 class Limits(Section):
-    """Limits on one output, or on all of them. All must hold; null takes an inherited one away; what is not named has none."""
+    """Limits on one output, or on all of them. All must hold; null takes an inherited one away; what is not named has
+    none."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, CustomLimit | None]

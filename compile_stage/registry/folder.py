@@ -8,11 +8,11 @@
     ROOT/.tuning/KEY/                tuning records (`core.tuning_records`)
 
 URIs are `folder:/ROOT/NAME/VERSION`, `folder:/ROOT/NAME@ALIAS`, `folder:/ROOT/NAME/latest`, and, for a source only,
-`folder:/PATH/TO/MODEL` of an MLflow model directory. A version is written beside its place, flushed and renamed, so that a reader, or a
-crash, sees all of it or nothing.
+`folder:/PATH/TO/MODEL` of an MLflow model directory. A version is written beside its place, flushed and renamed, so
+that a reader, or a crash, sees all of it or nothing.
 
-Publications go to the root that the source came from; to `$COMPILE_STAGE_FOLDER_REGISTRY` when that is set; and for a model directory
-outside of any registry, to the folder `compiled-models` beside it.
+Publications go to the root that the source came from; to `$COMPILE_STAGE_FOLDER_REGISTRY` when that is set; and for a
+model directory outside of any registry, to the folder `compiled-models` beside it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class FolderRegistry(Registry):
         )
 
     def dataset(self, source: SourceModel, name: str, into: Path) -> Path:
-        """From `datasets/NAME.npz|parquet|csv` in the version's folder, in the registry's root, or beside the model directory."""
+        """From `datasets/NAME.npz|parquet|csv` in the version's folder, in the registry's root, or beside the model
+        directory."""
         check_dataset_name(name)
         place = _locate(source.uri)
         homes = (place.model.parent, place.root) if place.version else (place.model.parent,)
@@ -314,7 +315,8 @@ def _uri(place: _Place) -> str:
 
 
 def _home(name: str) -> Path:
-    """The folder of a registered name, given as `folder:/ROOT/NAME`, as a path, or alone when the root is in the environment."""
+    """The folder of a registered name, given as `folder:/ROOT/NAME`, as a path, or alone when the root is in the
+    environment."""
     text = name.removeprefix(_SCHEME)
     if Path(text).is_absolute():
         return Path(text)
@@ -444,8 +446,8 @@ def _checked_name(name: str) -> str:
 
 
 def _replace_file(final: Path, source: Path, part_in: Path) -> None:
-    """Copy a file to its place, all of it or nothing, also after a power cut. The part lies in `part_in`, a folder of the same file system, where
-    `_writing` clears it away."""
+    """Copy a file to its place, all of it or nothing, also after a power cut. The part lies in `part_in`, a folder of
+    the same file system, where `_writing` clears it away."""
     final.parent.mkdir(parents=True, exist_ok=True)
     descriptor, part = tempfile.mkstemp(prefix=".part-", dir=part_in)
     with os.fdopen(descriptor, "wb") as stream, Path(source).open("rb") as content:

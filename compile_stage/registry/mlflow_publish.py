@@ -68,7 +68,8 @@ def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, P
 
 
 def attach(client: Any, receipt: Receipt, files: Mapping[str, Path]) -> None:
-    """Replace the reports in the runs of a published version, and then tag the version, so that a call that was killed is made again."""
+    """Replace the reports in the runs of a published version, and then tag the version, so that a call that was killed
+    is made again."""
     missing = f"there is no version {receipt.uri}"
     with trouble(receipt.uri, missing=missing), single_writer(receipt.name):
         version = client.get_model_version(receipt.name, receipt.version)
@@ -104,8 +105,8 @@ def _push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, 
 
 
 def _taken_away(error: Exception) -> bool:
-    """True when a run or a model is gone that another machine had made, and that it took away since a third one was faster than both: what that one made is
-    found at the next attempt."""
+    """True when a run or a model is gone that another machine had made, and that it took away since a third one was
+    faster than both: what that one made is found at the next attempt."""
     return is_code(error, "RESOURCE_DOES_NOT_EXIST") or "must be in the 'active' state" in str(error)
 
 
@@ -150,7 +151,8 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
     client.delete_model_version(bundle.name, created.version)
     if (first.tags or {}).get(_PUSH_TAG) == push_id:
         return receipt_of(first, created=True)  # our own call, whose answer was lost and which HTTP then sent again
-    # Another machine was faster: its version stands, and ours goes with its files, unless they are what that machine published too.
+    # Another machine was faster: its version stands, and ours goes with its files, unless they are what that machine
+    # published too.
     if model.tags.get(_WRITER_TAG) == writer and first.model_id != model.model_id:
         client.delete_logged_model(model.model_id)
     return receipt_of(first)
@@ -178,7 +180,8 @@ def _registered_model(client: Any, name: str, source: SourceModel) -> None:
 
 
 def _description(bundle: Bundle, runs: Runs) -> str:
-    """The bundle's summary and where the report is. The link has no host, so it holds on whatever address MLflow's pages are read."""
+    """The bundle's summary and where the report is. The link has no host, so it holds on whatever address MLflow's
+    pages are read."""
     link = f"#/experiments/{runs.experiment_id}/runs/{runs.child}/artifacts/report.html"
     return f"{bundle.summary} Report: [runs:/{runs.child}/report.html]({link})".strip()
 
@@ -350,7 +353,8 @@ def _describe(client: Any, runs: Runs, bundle: Bundle, source: SourceModel, file
 
 
 def _log_reports(client: Any, run: str, files: Mapping[str, Path]) -> None:
-    """Log the reports as a run's artifacts, and report.md also as its note; what is there under these names is replaced."""
+    """Log the reports as a run's artifacts, and report.md also as its note; what is there under these names is
+    replaced."""
     from mlflow.entities import RunTag
 
     for name, path in files.items():
@@ -364,8 +368,8 @@ def _log_reports(client: Any, run: str, files: Mapping[str, Path]) -> None:
 
 
 def _until_settled(call: Callable[[], object]) -> None:
-    """Make a call that changes nothing when it is made again. Of stages that write the same row at once, MLflow's database refuses all but one; asked again,
-    they find the row there, unless still another was writing then."""
+    """Make a call that changes nothing when it is made again. Of stages that write the same row at once, MLflow's
+    database refuses all but one; asked again, they find the row there, unless still another was writing then."""
     from mlflow.exceptions import MlflowException
 
     for pause_s in _PAUSES_S:

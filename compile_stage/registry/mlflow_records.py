@@ -1,6 +1,7 @@
 """Tuning records in MLflow: one run for each key, in an experiment of their own, whose artifacts are the records.
 
-Nothing is ever changed or deleted. Two machines that make a key's run at once leave two, and whoever reads takes what both hold.
+Nothing is ever changed or deleted. Two machines that make a key's run at once leave two, and whoever reads takes what
+both hold.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from compile_stage.registry.mlflow_connection import is_code, trouble
 from compile_stage.registry.model_files import TAG, link_or_copy
 
 EXPERIMENT = "compile-stage-tuning"
-"""The same for everybody, whatever MLFLOW_EXPERIMENT_NAME says: records are found again from other models' experiments."""
+"""The same for everybody, whatever MLFLOW_EXPERIMENT_NAME says: records are found again from other models'
+experiments."""
 
 KEY_TAG = TAG + "records"
 _FOLDER = "records"

@@ -199,7 +199,8 @@ def report_state(receipt: Receipt) -> str:
 
 
 def has_report(tags: Mapping[str, str], receipt: Receipt) -> bool:
-    """True when a version with these tags has its final report: one that says as much of its promotion as the receipt does."""
+    """True when a version with these tags has its final report: one that says as much of its promotion as the receipt
+    does."""
     held = tags.get(REPORT_TAG, "")
     return held == report_state(receipt) or (bool(held) and not receipt.promoted_to)
 

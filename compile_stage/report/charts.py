@@ -49,7 +49,8 @@ class Distribution:
 
 
 def speedup_chart(bars: Sequence[Bar]) -> Markup:
-    """A dot and its 95 % interval for each candidate; the dashed line is the baseline's own speed. Empty without bars."""
+    """A dot and its 95 % interval for each candidate; the dashed line is the baseline's own speed. Empty without
+    bars."""
     if not bars:
         return Markup()
     ends = [end for bar in bars for end in (bar.interval or ()) if math.isfinite(end)]
@@ -93,8 +94,8 @@ def speedup_chart(bars: Sequence[Bar]) -> Markup:
 def latency_chart(distributions: Sequence[Distribution]) -> Markup:
     """Every call's latency as a histogram on one logarithmic axis; the mark is the median. Empty without samples.
 
-    The axis ends where the slowest candidate's slowest 1 % begins, or one hiccup would squeeze all else into a corner; what lies beyond is gathered
-    at the right edge.
+    The axis ends where the slowest candidate's slowest 1 % begins, or one hiccup would squeeze all else into a corner;
+    what lies beyond is gathered at the right edge.
     """
     taken = [d for d in distributions if d.latency_s and min(d.latency_s) > 0]
     if not taken:
@@ -174,8 +175,8 @@ def timeline_chart(events: Sequence[Event], labels: dict[str, str]) -> Markup:
 def error_chart(trace: Trace, kept: Collection[str] = ()) -> Markup:
     """SNR in dB of each node's output, in the order in which they run; higher is better. Empty without nodes.
 
-    The first node that departs is marked with a line and its name, those that are to be kept in FP32 with a ring. What is exact lies on the upper edge, what is not finite on
-    the lower one.
+    The first node that departs is marked with a line and its name, those that are to be kept in FP32 with a ring. What
+    is exact lies on the upper edge, what is not finite on the lower one.
     """
     finite = [error.snr_db for error in trace.nodes if math.isfinite(error.snr_db)]
     if not trace.nodes:

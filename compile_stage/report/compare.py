@@ -112,8 +112,8 @@ def _kind(candidate: Mapping[str, Any]) -> str:
 
 
 def _speed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
-    """(what changed, why it can't be said). Speeds over the original are compared, each measured in turn with it: latencies of two runs also differ by what
-    the machine did meanwhile."""
+    """(what changed, why it can't be said). Speeds over the original are compared, each measured in turn with it:
+    latencies of two runs also differ by what the machine did meanwhile."""
     first, second = (_first_timing(candidate) for candidate in (old, new))
     if first is None or second is None:
         return "", ""

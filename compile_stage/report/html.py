@@ -1,4 +1,5 @@
-"""`report.html`: one file, no script, no outside asset, so it shows the same from disk, from CI and in MLflow's sandboxed frame."""
+"""`report.html`: one file, no script, no outside asset, so it shows the same from disk, from CI and in MLflow's
+sandboxed frame."""
 
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ def _ordered(checks: tuple[Check, ...]) -> list[Check]:
 def _timings(
     result: RunResult, rows: tuple[summary.Row, ...], baseline: Measurement | None
 ) -> list[tuple[str, str, Measurement, Timing, dict[str, Any]]]:
-    """(label, state, measurement, timing, its summary) for the baseline, then each measured candidate, by batch size."""
+    """(label, state, measurement, timing, its summary) for the baseline, then each measured candidate, by batch
+    size."""
     measured = [(result.baseline_framework, "baseline", baseline)]
     measured += [(f"{row.backend} {row.scheme}", row.state, row.candidate.measurement) for row in rows if row.candidate]
     return [

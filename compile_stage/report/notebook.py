@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class NotebookResult(RunResult):
-    """A `RunResult` that a notebook renders as the report, and that gives its candidates as a table. The records themselves know no report."""
+    """A `RunResult` that a notebook renders as the report, and that gives its candidates as a table. The records
+    themselves know no report."""
 
     __slots__ = ()
 
@@ -34,8 +35,9 @@ class NotebookResult(RunResult):
     def to_pandas(self) -> pd.DataFrame:
         """One row a candidate, those that were refused too, in the order of the report.
 
-        Columns: target, job_id, backend, precision, scheme, state, reason, batch_size, p50_s (seconds), speedup, speedup_low and speedup_high (its 95 %
-        interval), stable, size_bytes, peak_memory_bytes. What was not measured is missing.
+        Columns: target, job_id, backend, precision, scheme, state, reason, batch_size, p50_s (seconds), speedup,
+        speedup_low and speedup_high (its 95 % interval), stable, size_bytes, peak_memory_bytes. What was not measured
+        is missing.
         """
         import pandas as pd
 

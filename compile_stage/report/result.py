@@ -104,7 +104,8 @@ def timing_summary(timing: Timing) -> dict[str, Any]:
 
 
 def _samples_s(timing: Timing) -> list[float]:
-    """Every call. No clock ticks finer than a nanosecond: further digits are noise of a subtraction, and half of the file."""
+    """Every call. No clock ticks finer than a nanosecond: further digits are noise of a subtraction, and half of the
+    file."""
     import numpy as np
 
     rounded: list[float] = np.round(np.asarray(timing.latency_s, dtype=np.float64), 9).tolist()

@@ -99,7 +99,8 @@ def headline(result: RunResult) -> str:
 
 
 def how_fast(timing: Timing | None, baseline: Timing | None) -> str:
-    """`6.52× the baseline's speed (median 0.31 ms, baseline 2.02 ms)`; of an unstable measurement only the range; empty without a speedup."""
+    """`6.52× the baseline's speed (median 0.31 ms, baseline 2.02 ms)`; of an unstable measurement only the range; empty
+    without a speedup."""
     if timing is None or timing.speedup is None:
         return ""
     medians = ""
@@ -113,7 +114,8 @@ def how_fast(timing: Timing | None, baseline: Timing | None) -> str:
 
 
 def speedup_text(timing: Timing | None, *, interval: bool = True) -> str:
-    """`6.52× (6.32 to 6.65)`; `0.40 to 0.42×, unstable` of an unstable measurement, which no single figure stands for; a dash where there is none."""
+    """`6.52× (6.32 to 6.65)`; `0.40 to 0.42×, unstable` of an unstable measurement, which no single figure stands for;
+    a dash where there is none."""
     if timing is None or timing.speedup is None:
         return numbers.DASH
     if not timing.stable:
@@ -123,7 +125,8 @@ def speedup_text(timing: Timing | None, *, interval: bool = True) -> str:
 
 
 def baseline_text(result: RunResult, target: TargetResult) -> str:
-    """What every speedup of a target is over: `baseline pytorch: 2.02 ms at batch 1`; empty where it was not measured."""
+    """What every speedup of a target is over: `baseline pytorch: 2.02 ms at batch 1`; empty where it was not
+    measured."""
     timing = main_timing(target, baseline_of(result, target))
     if timing is None:
         return ""
@@ -137,8 +140,9 @@ def _agrees(timing: Timing, quotient: float) -> bool:
 
 
 def deciding_gate(target: TargetResult) -> str:
-    """Of a target without a winner, the candidate that failed the fewest checks, and its gate: `openvino int8-sym: cosine of logits is 0.941, at
-    least 0.99 is required by policy.yaml:21`; empty where no candidate was checked."""
+    """Of a target without a winner, the candidate that failed the fewest checks, and its gate:
+    `openvino int8-sym: cosine of logits is 0.941, at least 0.99 is required by policy.yaml:21`; empty where no
+    candidate was checked."""
     if target.selection.winner is not None:
         return ""
     failed = [
@@ -196,7 +200,8 @@ def baseline_of(result: RunResult, target: TargetResult) -> Measurement | None:
 
 
 def measurement_notes(result: RunResult, target: TargetResult) -> tuple[str, ...]:
-    """What a reader should know of all measurements of a target, such as that the machine was busy, or that an unstable one came from the cache."""
+    """What a reader should know of all measurements of a target, such as that the machine was busy, or that an unstable
+    one came from the cache."""
     taken = baseline_of(result, target)
     return taken.notes if taken is not None else ()
 

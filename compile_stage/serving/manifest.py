@@ -24,7 +24,8 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
     signature             names, types and shapes of the graph
 
-Beside `data/`, in `validations/FINGERPRINT.json`, lies what `compile-stage validate` found on a machine (`write_validation`).
+Beside `data/`, in `validations/FINGERPRINT.json`, lies what `compile-stage validate` found on a machine
+(`write_validation`).
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def check_integrity(model_dir: str | Path, *, beside: bool = False) -> dict[str,
     """Compare every file of a model directory with the manifest; returns the manifest.
 
     Args:
-        beside: Also what MLflow keeps beside the data and the code. Not asked when a model is loaded: `mlflow models update-pip-requirements` is no
-            reason not to serve it.
+        beside: Also what MLflow keeps beside the data and the code. Not asked when a model is loaded:
+            `mlflow models update-pip-requirements` is no reason not to serve it.
 
     Raises:
         IntegrityError: A file was changed, is missing, or was added; the message names it.
@@ -125,7 +126,8 @@ def check_integrity(model_dir: str | Path, *, beside: bool = False) -> dict[str,
 
 
 def list_beside(model_dir: Path) -> tuple[str, ...]:
-    """Files of a model directory that are neither data nor code, nor written by a registry or by `compile-stage validate`."""
+    """Files of a model directory that are neither data nor code, nor written by a registry or by
+    `compile-stage validate`."""
     theirs = (DATA_NAME, "code", VALIDATIONS, "MLmodel", "registered_model_meta")
     return tuple(name for name in list_tree(model_dir) if name.partition("/")[0] not in theirs)
 
@@ -150,8 +152,8 @@ def artifact_of(manifest: Mapping[str, Any], data: Path) -> Artifact:
 
 
 def validations(manifest: Mapping[str, Any], model_dir: str | Path) -> list[dict[str, Any]]:
-    """What was found of this very artifact on other machines, as `write_validation` wrote it. A file that was changed, or speaks of another
-    artifact or of another machine than its name says, counts for nothing."""
+    """What was found of this very artifact on other machines, as `write_validation` wrote it. A file that was changed,
+    or speaks of another artifact or of another machine than its name says, counts for nothing."""
     data = data_folder(model_dir)
     folder = data.parent / VALIDATIONS
     whole = []
@@ -189,7 +191,8 @@ def refuse_machine(manifest: Mapping[str, Any], model_dir: str | Path) -> str | 
 
 
 def runtime_to_install(manifest: Mapping[str, Any], model_dir: str | Path) -> list[str]:
-    """The requirements that bring the proven versions of the runtime; empty where they would not make this machine the one of the proof.
+    """The requirements that bring the proven versions of the runtime; empty where they would not make this machine the
+    one of the proof.
 
     So it is for another build of the same version: which index has it is not known here.
     """
@@ -201,7 +204,8 @@ def runtime_to_install(manifest: Mapping[str, Any], model_dir: str | Path) -> li
 
 
 def pin(name: str, version: str) -> str:
-    """A requirement without the local label of a build: of `2.13.0+cpu` the public index has `2.13.0` only, and where there is a choice that takes both.
+    """A requirement without the local label of a build: of `2.13.0+cpu` the public index has `2.13.0` only, and where
+    there is a choice that takes both.
 
     The manifest keeps the label, and `refuse_machine` tells another build when the model is loaded.
     """
@@ -234,7 +238,8 @@ def _other_machine(manifest: Mapping[str, Any], proof: Mapping[str, Any] | None)
 
 
 def _other_runtime(proven: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Package, its version in what was proven, the one that is installed: of those that differ. What is not installed is no difference."""
+    """Package, its version in what was proven, the one that is installed: of those that differ. What is not installed
+    is no difference."""
     wanted: Mapping[str, str] = proven.get("runtime", {})
     installed = plugins.package_versions(*wanted)
     return [(name, there, installed[name]) for name, there in wanted.items() if installed.get(name, there) != there]

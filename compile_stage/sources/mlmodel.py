@@ -18,7 +18,8 @@ class Description(NamedTuple):
     """What `MLmodel` says of how the payload is read.
 
     Attributes:
-        inputs: Specs of the signature as MLflow writes them (`{"type": "tensor", "name": ...}`); None when there is no signature.
+        inputs: Specs of the signature as MLflow writes them (`{"type": "tensor", "name": ...}`); None when there is no
+            signature.
         example: An input example was logged.
     """
 
@@ -29,7 +30,8 @@ class Description(NamedTuple):
 
 
 def read(source: SourceModel) -> Description:
-    """From what the registry parsed, or from the file. Raises SourceError when `MLmodel` is missing or can't be read."""
+    """From what the registry parsed, or from the file. Raises SourceError when `MLmodel` is missing or can't be
+    read."""
     mlmodel = source.mlmodel or _model(source).to_dict()
     signature = mlmodel.get("signature") or {}
     return Description(

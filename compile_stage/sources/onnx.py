@@ -31,8 +31,8 @@ _WEIGHTS_ARE_NO_INPUTS = 4
 
 _PROVIDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "cpu": ("CPUExecutionProvider", {}),
-    # TF32 is its default, and keeps 10 bits of the 23 of each factor; the baseline is FP32. What it has no kernel for runs on the CPU, as it
-    # does for anyone who opens the model so.
+    # TF32 is its default, and keeps 10 bits of the 23 of each factor; the baseline is FP32. What it has no kernel for
+    # runs on the CPU, as it does for anyone who opens the model so.
     "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),
 }
 

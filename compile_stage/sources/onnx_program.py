@@ -1,8 +1,9 @@
 """ONNX → PyTorch program, by way of onnx2torch, for compilers that start from one.
 
-onnx2torch 1.5 makes a module of each operator; torch.export then traces them. What it can't trace as it stands is sizes: onnx2torch holds them as tensors, also
-constant ones (`Reshape`'s second input), and torch.export does not know what is in a tensor. So sizes are followed here beside the tensors, as numbers and symbols,
-and operators that take sizes are given those. What still depends on the data is refused, by its operator.
+onnx2torch 1.5 makes a module of each operator; torch.export then traces them. What it can't trace as it stands is
+sizes: onnx2torch holds them as tensors, also constant ones (`Reshape`'s second input), and torch.export does not know
+what is in a tensor. So sizes are followed here beside the tensors, as numbers and symbols, and operators that take
+sizes are given those. What still depends on the data is refused, by its operator.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def export(
 
 
 def _onnx2torch() -> Any:
-    """The package. It imports torchvision, for two operators that are refused here anyway; where there is none, or one that does not fit the installed
-    PyTorch, empty modules stand in its place while it is imported."""
+    """The package. It imports torchvision, for two operators that are refused here anyway; where there is none, or one
+    that does not fit the installed PyTorch, empty modules stand in its place while it is imported."""
     try:
         return importlib.import_module("onnx2torch")
     except (ImportError, RuntimeError):  # RuntimeError: torchvision's own operators are for another PyTorch
@@ -112,7 +113,8 @@ def _prepare(model: ModelProto, source: SourceModel) -> ModelProto:
             fix="name a backend that takes onnx, or log the model with its framework's own flavor",
             where=source.uri,
         )
-    # onnx2torch answers with the outputs of nodes, each node once: so each output gets a node of its own, which has that output alone.
+    # onnx2torch answers with the outputs of nodes, each node once: so each output gets a node of its own, which has
+    # that output alone.
     inner = {value.name: f"{value.name}__inner" for value in model.graph.output}
     own = {value.name for value in model.graph.input}
     for node in model.graph.node:
@@ -295,7 +297,8 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _of_sizes(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], wrap: Callable[[Any], _Sizes]) -> Any:
-    """What the operator answers where it makes sizes, computes with them alone, or takes them; None where it is one of data."""
+    """What the operator answers where it makes sizes, computes with them alone, or takes them; None where it is one of
+    data."""
     import numpy as np
     import torch
 
@@ -344,7 +347,8 @@ def _with_sizes(kind: str, attributes: Mapping[str, Any], x: Any, sizes: Sequenc
 
     wanted = list(sizes[0].flat)
     if kind == "Gather" and sizes[0].ndim == 0:
-        # With a tensor as its place, the program would take a number out of data (`item`), which most compilers of programs refuse.
+        # With a tensor as its place, the program would take a number out of data (`item`), which most compilers of
+        # programs refuse.
         return x.select(attributes.get("axis", 0), wanted[0])
     if kind == "Reshape":
         keeps = not attributes.get("allowzero", 0)
@@ -382,7 +386,8 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
 
 
 def _signature(program: Any, wanted: Signature, source: SourceModel) -> Signature:
-    """The graph's own. Raises SourceError where the program is of other tensors, or where tracing fixed a size that is free."""
+    """The graph's own. Raises SourceError where the program is of other tensors, or where tracing fixed a size that is
+    free."""
     specs = list(programs.tensors(program))
     known = (*wanted.inputs, *wanted.outputs)
     actual = [f"{spec.dtype} with {len(spec.shape)} dimensions" for spec in specs]

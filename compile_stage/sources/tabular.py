@@ -82,7 +82,8 @@ def standardize(model: ModelProto, wanted: Signature, repairs: Sequence[tuple[st
     """Give the graph the names, shapes and outputs of `wanted`.
 
     Args:
-        repairs: For each output of `wanted`, the converter's name of it and its repair. Other outputs of the converter go.
+        repairs: For each output of `wanted`, the converter's name of it and its repair. Other outputs of the converter
+            go.
     """
     from onnx import TensorProto, helper
 

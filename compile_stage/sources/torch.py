@@ -169,7 +169,8 @@ def refuse_program(program: ExportedProgram) -> str | None:
 
 
 def _refuse_names(program: ExportedProgram) -> str | None:
-    """The reason when a submodule, parameter or buffer of the model itself is called like an attribute of the class that
+    """The reason when a submodule, parameter or buffer of the model itself is called like an attribute of the class
+    that
     PyTorch puts exported programs into: it can write and read such a program, but neither run nor export it."""
     import torch
 

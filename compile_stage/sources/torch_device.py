@@ -27,7 +27,8 @@ class Place:
         return module if self.name == "cpu" else module.to(self.name)
 
     def program(self, program: Any) -> Any:
-        """The module of an exported program there. Devices that were written into its graph follow, which `Module.to` leaves."""
+        """The module of an exported program there. Devices that were written into its graph follow, which `Module.to`
+        leaves."""
         if self.name == "cpu":
             return program.module()
         from torch.export.passes import move_to_device_pass
@@ -39,8 +40,8 @@ class Place:
         return tensor if self.name == "cpu" else tensor.to(self.name)
 
     def arrays(self, tensors: Any) -> list[Any]:
-        """The tensors as NumPy arrays in the host's memory, when the device has computed them: kernels on a GPU are only started by a
-        call, and a call that was only started would be timed as one that is done."""
+        """The tensors as NumPy arrays in the host's memory, when the device has computed them: kernels on a GPU are
+        only started by a call, and a call that was only started would be timed as one that is done."""
         if self.name == CUDA:
             import torch
 
@@ -66,8 +67,9 @@ def place(device: str) -> Iterator[Place]:
             f"the original can't be run on the target's device cuda: PyTorch {torch.__version__} here {why}",
             fix="install a build of PyTorch for the CUDA of this machine's driver, or set the target's device to cpu",
         )
-    # TF32 keeps 10 bits of the 23 of each factor. It is PyTorch's default for convolutions on a GPU, but the baseline is FP32: what
-    # artifacts are compared with, and what their FP32 is timed against, must be as exact as they have to be.
+    # TF32 keeps 10 bits of the 23 of each factor. It is PyTorch's default for convolutions on a GPU, but the baseline
+    # is FP32: what artifacts are compared with, and what their FP32 is timed against, must be as exact as they have to
+    # be.
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = False

@@ -90,7 +90,8 @@ def export(context: Context, worker: Worker, source: SourceModel, target: Target
 def other_forms(
     context: Context, worker: Worker, source: SourceModel, jobs: Sequence[Job]
 ) -> dict[str, PortableModel | str]:
-    """The source in each form beside ONNX that one of the jobs, all of one target, asks for; or why it can't be had in it."""
+    """The source in each form beside ONNX that one of the jobs, all of one target, asks for; or why it can't be had in
+    it."""
     forms: dict[str, PortableModel | str] = {}
     for form in sorted({job.form for job in jobs} - {"onnx"}):
         try:

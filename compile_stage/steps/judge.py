@@ -1,5 +1,5 @@
-"""Checks → the state of a candidate. Waivers are applied here, and nowhere else: to a verdict when it is made, and to the performance gates
-when they join it."""
+"""Checks → the state of a candidate. Waivers are applied here, and nowhere else: to a verdict when it is made, and to
+the performance gates when they join it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def judge_tolerances(
 
 
 def judge_performance(candidate: Candidate, policy: TargetPolicy, waivers: Sequence[Waiver], today: date) -> Candidate:
-    """The candidate with the performance gates in its verdict. What has no verdict, or missed a tolerance and so was not measured, stays as it is."""
+    """The candidate with the performance gates in its verdict. What has no verdict, or missed a tolerance and so was
+    not measured, stays as it is."""
     verdict, artifact, measurement = candidate.verdict, candidate.artifact, candidate.measurement
     if verdict is None or artifact is None or (not verdict.passed and measurement is None):
         return candidate

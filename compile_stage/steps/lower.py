@@ -21,7 +21,8 @@ def lower(
     calibration: SampleSet | None,
     keep: Sequence[str] = (),
 ) -> PortableModel:
-    """The model itself when the backend does the precision natively; else the lowered graph, shared by all backends that want the same scheme."""
+    """The model itself when the backend does the precision natively; else the lowered graph, shared by all backends
+    that want the same scheme."""
     if job.scheme.native:
         return model
     samples = calibration if plugins.needs_calibration(job.scheme) else None

@@ -37,8 +37,8 @@ TAG = "compile_stage."
 
 
 def publication_key(plan: Plan, target: TargetResult, chosen: Candidate, fingerprint: str) -> str:
-    """Same source, policy, data, target, toolchain and hardware: same key, so the same published version. A target has one winner, and as many
-    unvalidated bundles as candidates were compiled."""
+    """Same source, policy, data, target, toolchain and hardware: same key, so the same published version. A target has
+    one winner, and as many unvalidated bundles as candidates were compiled."""
     artifact = _artifact(chosen)
     unvalidated = {} if _is_proven(chosen) else {"draft": [chosen.job.backend, chosen.job.scheme.name]}
     return digest_of(
@@ -58,8 +58,8 @@ def publication_key(plan: Plan, target: TargetResult, chosen: Candidate, fingerp
 def package(
     context: Context, plan: Plan, target_result: TargetResult, answer: Mapping[str, Any], out: Path
 ) -> TargetResult:
-    """Write the bundle of a target's winner to `out/bundles/TARGET`, replacing what is there; where there is none, those of the candidates that were
-    compiled and could not be validated here, to `out/bundles/JOB`.
+    """Write the bundle of a target's winner to `out/bundles/TARGET`, replacing what is there; where there is none,
+    those of the candidates that were compiled and could not be validated here, to `out/bundles/JOB`.
 
     Args:
         answer: How the source's pyfunc answers (`core.ports.Exporter.answer`); the published model answers so too.

@@ -72,7 +72,8 @@ def shipped(context: Context, source: SourceModel, target: TargetResult) -> Arti
 
 def demand_passed(manifest: Mapping[str, Any], folder: Path, today: date, uri: str) -> None:
     """Raise GateError unless a published model's verdict passed, and holds today: a waiver that ended waives nothing
-    any more. For what could not be validated where it was compiled, a validation attached to it (in `folder`, its files) must have."""
+    any more. For what could not be validated where it was compiled, a validation attached to it (in `folder`, its
+    files) must have."""
     if manifest["verdict"] is not None:
         _demand(revive(Verdict, manifest["verdict"]), today, uri)
         return

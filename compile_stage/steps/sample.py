@@ -21,9 +21,11 @@ from compile_stage.graph_debug.coverage import Coverage, coverage_note, overlap_
 def compare_samples(
     context: Context, needs: Needs, model: PortableModel, samples: Mapping[str, SampleSet]
 ) -> tuple[str, ...]:
-    """What a reader should know of the two sets: samples that both hold, and activations that the calibration set does not show.
+    """What a reader should know of the two sets: samples that both hold, and activations that the calibration set does
+    not show.
 
-    It decides nothing, so a model that can't be looked into, or a worker that dies of it, costs the run a note and no more.
+    It decides nothing, so a model that can't be looked into, or a worker that dies of it, costs the run a note and no
+    more.
     """
     if "calibration" not in samples or model.form != "onnx":
         return ()

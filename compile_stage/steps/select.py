@@ -12,7 +12,8 @@ from compile_stage.measure.memory import SAME_MEMORY
 
 
 def select(candidates: Sequence[Candidate], policy: TargetPolicy) -> Selection:
-    """The best passing candidate by the policy's preference; among those that tie with it within the noise, the simplest."""
+    """The best passing candidate by the policy's preference; among those that tie with it within the noise, the
+    simplest."""
     passing = [candidate for candidate in candidates if candidate.has_passed]
     ranking = _rank(passing, policy) if passing else None
     placed = [_placed(candidate, ranking, policy) for candidate in candidates]

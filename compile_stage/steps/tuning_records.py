@@ -1,6 +1,7 @@
 """Tuning records: from the registry into the cache before jobs are compiled, and what they measured back to it.
 
-They make a run faster and change nothing of what is proven, so whatever is wrong with them is a note, and the run goes on.
+They make a run faster and change nothing of what is proven, so whatever is wrong with them is a note, and the run goes
+on.
 """
 
 from __future__ import annotations

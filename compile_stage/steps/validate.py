@@ -38,7 +38,8 @@ class Reference:
 
     Attributes:
         outputs: Output name → `.npy` file, axis 0 being the sample.
-        corners: The same at each corner of the policy's shapes that the samples do not have themselves, and between them.
+        corners: The same at each corner of the policy's shapes that the samples do not have themselves, and between
+            them.
         sample_s: Seconds that a warm call took for each of its samples: an idea, no measurement.
     """
 
@@ -102,7 +103,8 @@ def reference(
 
 @record
 class ValidationSet:
-    """What an artifact is compared with: the samples, what the original predicts for them, and what the policy says of samples."""
+    """What an artifact is compared with: the samples, what the original predicts for them, and what the policy says of
+    samples."""
 
     samples: SampleSet
     reference: Reference

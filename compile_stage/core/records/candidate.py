@@ -32,8 +32,9 @@ CacheState: TypeAlias = Literal["hit", "miss"]
 CandidateState: TypeAlias = Literal[
     "planned", "refused", "failed", "pruned", "compiled_not_validated", "passed", "won", "lost"
 ]
-"""How far a candidate came. `planned`: nothing is known yet. `passed`: every gate looked at so far holds. `pruned`: so much slower than
-another that the rest was not measured. `won` and `lost` are given by selection, among those that passed."""
+"""How far a candidate came. `planned`: nothing is known yet. `passed`: every gate looked at so far holds. `pruned`: so
+much slower than another that the rest was not measured. `won` and `lost` are given by selection, among those that
+passed."""
 
 ResultState: TypeAlias = Literal["won", "lost", "failed", "refused", "compiled_not_validated"]
 """The states that `result.json` knows."""
@@ -130,8 +131,8 @@ class OptimizationStep:
         accepted: False for what was tried and dropped, or not tried: then it is not one that the next is compared with.
         reason: One sentence: why it was kept, or not.
         options: Those that it lays over the step before.
-        speedup: Median latency of the accepted step before / its own, at the batch size that selection looks at, from turns of one
-            interleaved run; None where one of the two was not measured there.
+        speedup: Median latency of the accepted step before / its own, at the batch size that selection looks at, from
+            turns of one interleaved run; None where one of the two was not measured there.
         speedup_interval: 95 % bootstrap interval of `speedup`.
     """
 

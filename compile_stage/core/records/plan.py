@@ -22,15 +22,15 @@ class SourceModel:
         flavor: `pytorch`, `sklearn`, `onnx`, ...: the source plug-in that reads it.
         path: The downloaded MLflow model directory (holds `MLmodel`), inside our cache.
         digest: `sha256:...` of the payload, without `MLmodel` and `registered_model_meta`, which carry ids and times.
-        described: `sha256:...` of what `MLmodel` says of how the payload is read (flavors, signature, input example): the same weights logged
-            with another signature are another model to whoever reads them.
+        described: `sha256:...` of what `MLmodel` says of how the payload is read (flavors, signature, input example):
+            the same weights logged with another signature are another model to whoever reads them.
         signature: The MLflow signature as tensor specs where it has one; None when it does not describe the graph.
         registry: Plug-in name of the registry it came from.
         logged_model_id: MLflow's `m-...`, for lineage; empty elsewhere.
         run_id: The run that made it; empty when unknown.
         tags: Of the version, for `applies_to`.
-        mlmodel: The parts of `MLmodel` that say how the payload is read, as its registry parsed them. Empty: whoever wants them reads the file, with
-            MLflow, whose import takes seconds and a hundred megabytes.
+        mlmodel: The parts of `MLmodel` that say how the payload is read, as its registry parsed them. Empty: whoever
+            wants them reads the file, with MLflow, whose import takes seconds and a hundred megabytes.
     """
 
     uri: str

@@ -55,7 +55,8 @@ class Target:
         shapes: Per input name; empty when the model's own shapes are enough.
         batch_sizes: Each is validated and measured; the first is the one that selection looks at.
         threads: Compute threads of the runtime, for the baseline too.
-        hardware: What the machine must match, by `Hardware` field name (`{"machine": "x86_64", "features": "avx512_vnni"}`).
+        hardware: What the machine must match, by `Hardware` field name
+            (`{"machine": "x86_64", "features": "avx512_vnni"}`).
         options: Per backend name, options handed to it untouched.
     """
 
@@ -85,7 +86,8 @@ class Gate:
         unit: `""`, `ratio`, `dB`, `ms`, `MB`.
         output: The output it looks at; None for every output.
         confidence: With it, the worse end of the interval of that confidence must hold, not the mean.
-        options: What the metric needs beside the limit: `{"rtol": .., "atol": ..}`, `{"drop": "max_relative_drop"}`, `{"k": 5}`.
+        options: What the metric needs beside the limit: `{"rtol": .., "atol": ..}`, `{"drop": "max_relative_drop"}`,
+            `{"k": 5}`.
         origin: `file:line` of the policy, for messages.
     """
 
@@ -101,7 +103,8 @@ class Gate:
 
 @record
 class Waiver:
-    """A named, owned, dated exception to one gate on one target. `expires` is an ISO date, the last day on which it holds."""
+    """A named, owned, dated exception to one gate on one target. `expires` is an ISO date, the last day on which it
+    holds."""
 
     gate: str
     target: str
@@ -153,9 +156,11 @@ class TargetPolicy:
     """Everything the policy says of one target, all layers resolved.
 
     Attributes:
-        tolerances: By precision (`fp32`, `int8`, ...). A precision without an entry has no gates, so its verdict can't pass.
+        tolerances: By precision (`fp32`, `int8`, ...). A precision without an entry has no gates, so its verdict can't
+            pass.
         performance: Gates on `speedup`, `p95_latency_ms`, `size_mb`, `memory_mb`.
-        ladder: Tune the backend's options on the fastest candidate that passes: those for memory, then those for speed, one by one.
+        ladder: Tune the backend's options on the fastest candidate that passes: those for memory, then those for speed,
+            one by one.
     """
 
     target: Target
@@ -168,8 +173,9 @@ class TargetPolicy:
 
     @property
     def prunes_slow(self) -> bool:
-        """True where a candidate that is far slower than another need not be proven: what is named always is; `auto` names nothing, and brings whatever is
-        installed. Behind by far in latency matters only to who looks at latency."""
+        """True where a candidate that is far slower than another need not be proven: what is named always is; `auto`
+        names nothing, and brings whatever is installed. Behind by far in latency matters only to who looks at
+        latency."""
         return self.target.backends == ("auto",) and self.prefer == "latency"
 
 

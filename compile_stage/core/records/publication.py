@@ -15,7 +15,8 @@ class Bundle:
         path: An MLflow model directory: `MLmodel`, `data/` (artifact, `manifest.json`), `code/` (vendored loader).
         key: Idempotency key: same source, policy, target and toolchain give the same key.
         manifest: Content of `manifest.json`.
-        summary: One line for people: what it is, how fast, how exact. The description of the published version begins with it.
+        summary: One line for people: what it is, how fast, how exact. The description of the published version begins
+            with it.
     """
 
     path: str
@@ -46,7 +47,8 @@ class Receipt:
 
 @record
 class UnvalidatedBundle:
-    """A candidate that was compiled for hardware that is not here. It may be published; what promotes it is a validation on such hardware."""
+    """A candidate that was compiled for hardware that is not here. It may be published; what promotes it is a
+    validation on such hardware."""
 
     job_id: str
     bundle: Bundle

@@ -11,11 +11,12 @@ class Timing:
 
     Attributes:
         latency_s: One value per call, in seconds, in order.
-        speedup: The baseline's median latency / the own one, each over all its calls of the same interleaved rounds; None
-            for the baseline itself.
+        speedup: The baseline's median latency / the own one, each over all its calls of the same interleaved rounds;
+            None for the baseline itself.
         speedup_interval: 95 % bootstrap interval of that quotient; rounds are what is resampled.
         rounds: Interleaved turns.
-        disturbed: Rounds that were dropped because others used the cores meanwhile; when too few would be left, none is.
+        disturbed: Rounds that were dropped because others used the cores meanwhile; when too few would be left, none
+            is.
         turns: How many of `latency_s` belong to each round, in order, so that two participants can be compared round by
             round.
         stable: The interval's half width is at most 10 % of `speedup`. One that is not stable is shown as its interval,
@@ -45,8 +46,8 @@ class Measurement:
 
     Attributes:
         stopped_early: Why it was not measured further after a first short look, or not even proven; empty when it was.
-        notes: Of the baseline's measurement: what a reader should know of all that were measured beside it, such as that
-            the machine was busy.
+        notes: Of the baseline's measurement: what a reader should know of all that were measured beside it, such as
+            that the machine was busy.
     """
 
     timings: tuple[Timing, ...]

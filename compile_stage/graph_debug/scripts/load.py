@@ -1,6 +1,7 @@
 """Load the graph beside this file in the runtime that could not. Ends with 0 when it still can't, with 1 when it can.
 
-Needs onnxruntime or openvino, whichever `facts.json` names. The attempt runs in a process of its own, since it may crash.
+Needs onnxruntime or openvino, whichever `facts.json` names. The attempt runs in a process of its own, since it may
+crash.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Run both graphs on the inputs beside this file, and say how far their answers lie apart.
 
-Needs numpy, onnx and onnxruntime, and openvino where a graph is a .xml file. Ends with 0 when the error is seen again, with 1 when it is not.
+Needs numpy, onnx and onnxruntime, and openvino where a graph is a .xml file. Ends with 0 when the error is seen again,
+with 1 when it is not.
 """
 
 from __future__ import annotations
