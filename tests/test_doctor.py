@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from compile_stage.core import plugins
+from compile_stage.core.capabilities import BackendCapabilities, RegistryCapabilities
 from compile_stage.core.digest import canonical_json
 from compile_stage.installation import DoctorEntry, examine
 
@@ -19,6 +20,7 @@ class Absent:
     name = "absent"
     requires = ("no_such_package_anywhere",)
     extra = "absent"
+    capabilities = BackendCapabilities(forms=("onnx",), devices=("cpu",), precisions=("fp32",), runtime=())
 
 
 class Unreachable:
@@ -27,6 +29,7 @@ class Unreachable:
     name = "unreachable"
     requires = ()
     extra = ""
+    capabilities = RegistryCapabilities()
 
     def check(self) -> str | None:
         raise ConnectionError("connection refused")

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compile_stage.core.cache import cache_root
 from compile_stage.core.errors import CompileStageError, InternalError, RemovedError, StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -75,6 +74,8 @@ def _removed(error: BaseException) -> str | None:
 
 
 def _is_ours(path: Path) -> bool:
+    from compile_stage.core.cache import cache_root  # with it come all records, and a worker starts without them
+
     if path.is_relative_to(cache_root()):
         return True
     temporary = Path(tempfile.gettempdir())

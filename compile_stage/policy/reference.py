@@ -57,7 +57,7 @@ In an editor with the YAML language server, a policy's first line may be `# yaml
 - A target may carry its own {", ".join(f"`{name}`" for name in OVERRIDABLE)}: they are laid over the sections of the same name. They win over the
   section wherever it stands, except in `--set`, which wins over all.
 - `max_drop` and `max_relative_drop` exclude each other: a layer that gives one takes the place of a lower layer's other.
-- `extends` names local files, relative to the file that names them, at most {MAX_EXTENDS} deep and in no circle. Every file says its `apiVersion` and `kind`.
+- `extends` names local files, relative to the file that names them, or a shipped policy as `shipped:NAME`, at most {MAX_EXTENDS} deep and in no circle. Every file says its `apiVersion` and `kind`.
 - `locked: [compliance, tolerances.int8]` in a file keeps files that extend it, targets' own sections in them, and `--set` from changing these values: that is an
   error which names both places. An equal value is none; a stricter one is. Locks add up, and no layer takes one away. Waivers and data are values of their own:
   lock `waivers` and `data` where a team may not waive a gate or choose the samples. `explain` shows what is locked.

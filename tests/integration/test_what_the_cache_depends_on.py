@@ -139,5 +139,6 @@ def test_what_noise_leaves_open(
     """Broken: what is plainly too slow would be measured again in every run, or what may pass in none."""
     gate = Gate(metric="speedup", limit=1.0, direction="at_least")
     check = Check(gate=gate, outcome=outcome, measured=1.0, reason="", batch_size=1, interval=interval)
-    timing = Timing(latency_s=(0.1,), batch_size=1, stable=stable, environment="x")
+    known = (0.99, 1.01) if stable else (0.8, 1.2)
+    timing = Timing(latency_s=(0.1,), batch_size=1, stable=stable, environment="x", speedup=1.0, speedup_interval=known)
     assert _left_open(check, Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=1)) is left_open
