@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from factories import SIGNATURE
@@ -34,7 +35,8 @@ class Scenario:
         latency_s: Scheme name → seconds of a call; `original` for the baseline.
         raises: (function, scheme name or "") → the exception that the call ends with.
         effects: Node → how much of a scheme's error goes away when it stays in higher precision.
-        proof_s: Scheme name → what a single call takes when its first call is looked at (pruning); else `latency_s`.
+        calls: (function, scheme name) → how often it was called.
+        key: Its own, for a cache that no other scenario uses.
     """
 
     errors: dict[str, float] = field(default_factory=dict)
@@ -42,6 +44,7 @@ class Scenario:
     raises: dict[tuple[str, str], BaseException] = field(default_factory=dict)
     effects: dict[str, float] = field(default_factory=dict)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    key: str = field(default_factory=lambda: uuid4().hex)
 
 
 class FakeEngine:

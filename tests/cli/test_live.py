@@ -8,8 +8,8 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
+import subprocess
 import sys
 import termios
 import threading
@@ -140,12 +140,14 @@ def test_a_real_terminal(factory: ModuleType, columns: int) -> None:
 
 def run_in_terminal(command: list[str], columns: int, limit_s: float = 40) -> str:
     """What a program writes to a terminal of so many columns; one that doesn't end is killed, and that is a failure."""
-    pid, descriptor = pty.fork()
-    if pid == 0:
-        os.environ |= {"TERM": "xterm-256color"}
-        os.environ.pop("COLUMNS", None)
-        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-        os.execv(command[0], command)
+    # Not `pty.fork`: this process has threads of other tests' libraries, and a fork of it may crash before its `exec`.
+    descriptor, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+    )
+    os.close(slave)
     written, deadline = bytearray(), time.monotonic() + limit_s
     try:
         while True:
@@ -159,10 +161,10 @@ def run_in_terminal(command: list[str], columns: int, limit_s: float = 40) -> st
                 break
             written += data
     except BaseException:
-        os.kill(pid, signal.SIGKILL)
+        process.kill()
         raise
     finally:
-        _, status = os.waitpid(pid, 0)
+        status = process.wait()
         os.close(descriptor)
     assert status == 0, written.decode(errors="replace")
     return written.decode()

@@ -37,7 +37,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def context(tmp_path: Path) -> Callable[[Scenario], Context]:
     def fresh(scenario: Scenario) -> Context:
         return Context(
-            cache=Cache(tmp_path / f"cache-{id(scenario)}"), engine=FakeEngine(scenario), events=EventLog(), hardware=hardware(),
+            cache=Cache(tmp_path / f"cache-{scenario.key}"), engine=FakeEngine(scenario), events=EventLog(), hardware=hardware(),
             scratch=tmp_path, today=date(2026, 11, 22),
         )  # fmt: skip
 
