@@ -224,8 +224,15 @@ def tied(a: Timing, b: Timing) -> bool:
     taken in the same rounds are not tied."""
     if not a.turns or len(a.turns) != len(b.turns):
         return False
-    ratio = ratio_interval(by_round(a), by_round(b), seed=0)
-    return ratio.low <= 1 <= ratio.high or abs(math.log(ratio.value)) <= math.log1p(RESOLUTION)
+    if abs(math.log(median(a.latency_s) / median(b.latency_s))) <= math.log1p(RESOLUTION):
+        return True
+    rounds_a, rounds_b = by_round(a), by_round(b)
+    medians_a, medians_b = [median(calls) for calls in rounds_a], [median(calls) for calls in rounds_b]
+    # The median of pooled rounds lies between theirs, so no resample of rounds that don't overlap has a quotient of 1.
+    if max(medians_a) < min(medians_b) or max(medians_b) < min(medians_a):
+        return False
+    ratio = ratio_interval(rounds_a, rounds_b, seed=0)
+    return ratio.low <= 1 <= ratio.high
 
 
 def is_resolved(timing: Timing) -> bool:

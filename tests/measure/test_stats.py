@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_stage.core.records import Timing
+from compile_stage.measure import stats
 from compile_stage.measure.stats import (
     FEW_ROUNDS,
     UNSTABLE,
@@ -240,3 +241,27 @@ def test_coverage_under_ugly_noise_is_what_the_docs_say(
     share, _ = importlib.import_module("coverage_of_intervals").coverage(noise, rounds, 60)
     assert at_least <= share
     assert noise != "own drift" or share < 0.85
+
+
+@given(
+    st.lists(st.lists(st.floats(0.9, 1.1), min_size=1, max_size=4), min_size=6, max_size=10),
+    st.sampled_from([0.5, 0.9, 0.97, 1.0, 1.03, 1.2]),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_tie_that_is_seen_without_resampling_is_what_resampling_says(
+    rounds: list[list[float]], factor: float
+) -> None:
+    """Broken: the shortcut would call two candidates different, or equal, that the interval does not."""
+
+    def timed(scale: float, turns: list[list[float]]) -> Timing:
+        calls = tuple(scale * call for turn in turns for call in turn)
+        sizes = tuple(len(turn) for turn in turns)
+        return Timing(latency_s=calls, batch_size=1, stable=True, environment="x", rounds=len(turns), turns=sizes)
+
+    a, b = timed(1.0, rounds), timed(factor, rounds[::-1])
+    if len(a.turns) != len(b.turns):
+        return
+    ratio = stats.ratio_interval(stats.by_round(a), stats.by_round(b), seed=0)
+    resolution = math.log1p(stats.RESOLUTION)
+    expected = ratio.low <= 1 <= ratio.high or abs(math.log(ratio.value)) <= resolution
+    assert stats.tied(a, b) == expected
