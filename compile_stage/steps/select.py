@@ -140,7 +140,7 @@ def _how_fast(timing: Timing) -> str:
     if timing.headline_speedup is not None or timing.speedup_interval is None:
         return f"{timing.speedup:.2f} times as fast"
     low, high = timing.speedup_interval
-    return f"between {low:.2g} and {high:.2g} times as fast (the measurement was unstable)"
+    return f"between {low:.3g} and {high:.3g} times as fast (the measurement was unstable)"
 
 
 def _no_winner(candidates: Sequence[Candidate], states: Mapping[str, ResultState]) -> str:
