@@ -84,7 +84,7 @@ _MATRIX_KINDS = ("matmul", "conv", "contract", "mmt4d", "batch_matmul", "matvec"
 
 _POOL: dict[int, Any] = {}  # how many threads the runtime's pool of this process has → its device, once it was made
 _POOL_LOCK = threading.Lock()
-_SETTLING_S = 0.05  # for the pool's threads to give back the last buffers before the process ends
+_SETTLING_S = 0.05  # for the pool's threads to release the last buffers before the process ends
 
 
 _LACKS: Mapping[str, str] = {

@@ -412,7 +412,7 @@ def read_layers(document: str) -> dict[str, dict[str, int]]:
     """Layers by kind (`ops`) and by the type that they compute in (`precision`), from what the engine inspector says as JSON.
 
     A layer counts under the narrowest floating or quantised type that it reads or writes: a convolution that reads int8 and writes float32 computes in int8. One that only moves
-    data counts as `moves`; one of which only its name is told as `untold`.
+    data counts as `moves`; one of which only the name is known as `untold`.
     """
     ops: Counter[str] = Counter()
     precision: Counter[str] = Counter()

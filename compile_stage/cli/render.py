@@ -27,6 +27,7 @@ from compile_stage.report.option_tuning import option_tuning_line
 if TYPE_CHECKING:
     from compile_stage.core.records import Verification
     from compile_stage.graph_debug.diagnosis import Diagnosis
+    from compile_stage.graph_debug.trace import Trace
     from compile_stage.installation import DoctorReport
     from compile_stage.policy.explain import Row
 
@@ -196,24 +197,8 @@ class Display:
 
     def show_diagnosis(self, diagnosis: Diagnosis) -> None:
         """The error of each node that is worth a line, what to keep in fp32, and the finding."""
-        from compile_stage.report.debug_page import decibels, notable
-
         if diagnosis.trace is not None and not self.quiet:
-            columns = ("", "node", "operator", "SNR", "worst input", "drop", "of what")
-            table = self._grid(*columns, right=("SNR", "worst input", "drop"))
-            for error in notable(diagnosis.trace):
-                departs = error.node == diagnosis.trace.first
-                drop = decibels(error.drop_db) if 0 < error.drop_db < 1e9 else ("∞" if error.drop_db > 0 else "")
-                cells = (
-                    "departs" if departs else "", error.node, error.op, decibels(error.snr_db), decibels(error.input_db), drop,
-                    error.kind if error.drop_db > 3 else "",
-                )  # fmt: skip
-                table.add_row(*(self._text(cell, "red" if departs else "") for cell in cells))
-            self.console.print(table)
-            for output, (graph_db, served_db) in diagnosis.trace.outputs.items():
-                self._say(
-                    f"output {output}: {decibels(graph_db)} as the graph says, {decibels(served_db)} as it is served"
-                )
+            self._show_trace(diagnosis.trace)
         if diagnosis.kept is not None and not self.quiet:
             for trial in diagnosis.kept.trials:
                 self._say(
@@ -235,6 +220,24 @@ class Display:
             self._say(f"to attach to a bug report: {diagnosis.bundle}")
 
     # ------------------------------------------------------------------------------------------------- drawing
+
+    def _show_trace(self, trace: Trace) -> None:
+        """The error of each node that is worth a line, then that of each output."""
+        from compile_stage.report.debug_page import decibels, notable
+
+        columns = ("", "node", "operator", "SNR", "worst input", "drop", "of what")
+        table = self._grid(*columns, right=("SNR", "worst input", "drop"))
+        for error in notable(trace):
+            departs = error.node == trace.first
+            drop = decibels(error.drop_db) if 0 < error.drop_db < 1e9 else ("∞" if error.drop_db > 0 else "")
+            cells = (
+                "departs" if departs else "", error.node, error.op, decibels(error.snr_db), decibels(error.input_db), drop,
+                error.kind if error.drop_db > 3 else "",
+            )  # fmt: skip
+            table.add_row(*(self._text(cell, "red" if departs else "") for cell in cells))
+        self.console.print(table)
+        for output, (graph_db, served_db) in trace.outputs.items():
+            self._say(f"output {output}: {decibels(graph_db)} as the graph says, {decibels(served_db)} as it is served")
 
     def _show_jobs(self, plan: Plan, jobs: Sequence[Job], refusals: Sequence[Refusal]) -> None:
         """A table where it fits; else a line a job, and what is done with it below."""

@@ -1,7 +1,7 @@
 """Fixed shapes, for compilers that need them: which are compiled, and how a batch of any size in between goes through them.
 
 A bucket gives every free dimension of the inputs one size. A batch is run in the smallest bucket that holds it: padded up to the bucket's shapes, and what comes out cut
-back. Rows are padded with copies of the last row, since rows do not see each other; all else with zeros, which is right for a model that is told what is padding (an attention
+back. Rows are padded with copies of the last row, since rows do not see each other; all else with zeros, which is right for a model that is given what is padding (an attention
 mask), and wrong for one that is not. Which of the two a model is, validation finds out: it runs sizes between those of the buckets (`measure.corners`).
 """
 
