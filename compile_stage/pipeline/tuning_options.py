@@ -3,7 +3,6 @@ better."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -68,19 +67,20 @@ def is_better(own: Measurement, before: Measurement, policy: TargetPolicy) -> tu
     """Is an option better than what it is laid over, and a sentence. Both were measured in turns, `before` being the
     baseline of `own`.
 
-    Better is faster by more than can be noise, or as fast within the resolution of a ratio with less memory. A policy
-    that prefers memory takes less memory at any latency that its gates allow, and speed only where it costs none.
+    Better is faster by more than can be noise, or with less memory and not shown to be slower by more than a ratio is
+    resolved to. A policy that prefers memory takes less memory at any latency that its gates allow, and speed only
+    where it costs none.
     """
     size = policy.target.batch_sizes[0]
     timing, below = own.timing(size), before.timing(size)
     if timing is None or below is None or timing.speedup is None:
         return False, "rejected: it was not measured"
+    low, high = timing.speedup_interval or (timing.speedup, timing.speedup)
     faster = timing.speedup > 1 and not stats.tied(timing, below)
-    as_fast = math.log(timing.speedup) >= -math.log1p(stats.RESOLUTION)
+    as_fast = high * (1 + stats.RESOLUTION) >= 1  # that it is slower by more than a ratio is resolved to is not shown
     less = own.peak_memory_bytes * SAME_MEMORY < before.peak_memory_bytes
     more = own.peak_memory_bytes > before.peak_memory_bytes * SAME_MEMORY
     kept = (less or (faster and not more)) if policy.prefer == "memory" else (faster or (less and as_fast))
-    low, high = timing.speedup_interval or (timing.speedup, timing.speedup)
     memory = f"{own.peak_memory_bytes / 1e6:.4g} MB of memory instead of {before.peak_memory_bytes / 1e6:.4g} MB"
     compared = f"{timing.speedup:.3f} times as fast as the step before ({low:.3f} to {high:.3f}), {memory}"
     return kept, f"{'accepted' if kept else 'rejected'}: {compared}"
