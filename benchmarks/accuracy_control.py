@@ -103,8 +103,9 @@ def task_of(name: str, gate: str, fp32: nets.Run, folder: Path) -> tuple[Task, s
         np.savez(folder / "validation.npz", **samples)
     count = len(truth)
     policy = POLICY.format(
-        validation=folder / "validation.npz", calibration=folder / "calibration.npz", count=count, calibrated=nets.CALIBRATION,
-        labels=", labels: y" if labelled else "", gate=f"{{accuracy: {drop}}}" if labelled else f"{{snr_db: {gate}}}",
+        validation=folder / "validation.npz", calibration=folder / "calibration.npz", count=count,
+        calibrated=nets.CALIBRATION, labels=", labels: y" if labelled else "",
+        gate=f"{{accuracy: {drop}}}" if labelled else f"{{snr_db: {gate}}}",
     )  # fmt: skip
     return Task([nets.one(samples, index) for index in range(count)], truth, labelled, drop), policy
 

@@ -1,6 +1,6 @@
 """Every installed backend on seven models: what each makes of it, and which wins.
 
-    python benchmarks/backends.py                          # all seven, about half an hour on two cores with eight backends
+    python benchmarks/backends.py                          # all seven, half an hour on two cores with eight backends
     python benchmarks/backends.py small vit --seconds 20   # some of them
     python benchmarks/backends.py small --trials 100       # backends that tune may try so many schedules
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -128,13 +127,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, results.recording("backends", chosen.save) as record:
         record.settings |= {"batch": 1, "threads": 2, "measure_seconds": chosen.seconds, "total_s": {}}
         for name in chosen.models:
-            work = (chosen.keep or Path(scratch)).absolute() / name
-            work.mkdir(parents=True, exist_ok=True)
-            environment = {
-                **os.environ,
-                "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
-                "COMPILE_STAGE_CACHE": tempfile.mkdtemp(dir=scratch),
-            }
+            work, environment = results.workspace(chosen.keep, scratch, name)
             result = run(name, work, chosen, environment)
             record.rows += results.candidate_rows(name, result)
             record.settings["total_s"][name] = round(result["duration_s"])

@@ -30,7 +30,6 @@ import sys
 import tempfile
 import time
 import types
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +47,6 @@ import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 import openvino  # noqa: E402
 import results  # noqa: E402
-import torch  # noqa: E402
 
 from compile_stage.backends.onnxruntime import OnnxRuntime  # noqa: E402
 from compile_stage.backends.openvino import OpenVino  # noqa: E402
@@ -72,19 +70,13 @@ def one(batch: dict, index: int) -> dict:
 def export(name: str, folder: Path) -> tuple[PortableModel, SampleSet]:
     example, calibration = networks.samples(name, 2, 0), networks.samples(name, CALIBRATION, 2)
     folder.mkdir(parents=True)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            networks.NETWORKS[name](), tuple(map(torch.from_numpy, example.values())), dynamo=True, verbose=False,
-            input_names=list(example), output_names=["answer"],
-            dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in example),
-        )  # fmt: skip
-    onnx.save(program.model_proto, folder / "model.onnx")
+    exported = networks.export(name)
+    onnx.save(exported, folder / "model.onnx")
     inputs = tuple(
         TensorSpec(name=key, dtype=value.dtype.name, shape=("batch", *value.shape[1:]))
         for key, value in example.items()
     )
-    answer = program.model_proto.graph.output[0].type.tensor_type.shape.dim
+    answer = exported.graph.output[0].type.tensor_type.shape.dim
     output = TensorSpec(name="answer", dtype="float32", shape=("batch", *(dim.dim_value for dim in answer[1:])))
     model = PortableModel(
         path=str(folder / "model.onnx"), digest=digest_tree(folder), form="onnx", opset=18, precision="fp32",
@@ -254,8 +246,8 @@ def measure(name: str, seconds: float, full: bool, olive: str | None, alone: boo
         ratio = statistics.median(own / other for own, other in zip(times[kind], times["NNCF"], strict=True))
         exactly = "" if np.isinf(graph_db) else f"{graph_db:.1f}"
         print(
-            f"| {kind} | {exactly} | {f'{served_db[kind]:.1f}' if kind in served_db else ''} | {ratio:.{3 if alone else 2}f} | "
-            f"{statistics.median(times[kind]) * 1e3:.2f} |"
+            f"| {kind} | {exactly} | {f'{served_db[kind]:.1f}' if kind in served_db else ''} | "
+            f"{ratio:.{3 if alone else 2}f} | {statistics.median(times[kind]) * 1e3:.2f} |"
         )
         figure = {"network": name, "by": kind, "latency_over_nncf": round(ratio, 3)}
         figure["p50_ms"] = round(statistics.median(times[kind]) * 1e3, 2)

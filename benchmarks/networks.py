@@ -1,12 +1,15 @@
-"""The networks that benchmarks measure; those of examples/models.py among them. All but `digits` have random weights."""
+"""The networks that benchmarks measure; those of examples/models.py among them. All but `digits` have random
+weights."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
 
@@ -104,3 +107,16 @@ def samples(name: str, count: int, seed: int) -> dict[str, np.ndarray]:
 def register(name: str) -> str:
     """Log and register one in the MLflow that MLFLOW_TRACKING_URI names; returns its URI."""
     return examples.register_model(name, NETWORKS[name](), samples)
+
+
+def export(name: str) -> onnx.ModelProto:
+    """A network of `NETWORKS` as ONNX, with a free batch and one output, `answer`."""
+    example = samples(name, 2, 0)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            NETWORKS[name](), tuple(map(torch.from_numpy, example.values())), dynamo=True, verbose=False,
+            input_names=list(example), output_names=["answer"],
+            dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in example),
+        )  # fmt: skip
+    return program.model_proto

@@ -1,11 +1,11 @@
 """Every case of the onnx package's operator tests through compile, session and verdict of every installed backend that
 takes ONNX.
 
-    python benchmarks/node_cases.py                                   # all of them: about 1,900 cases, some minutes a backend on one core
-    python benchmarks/node_cases.py openvino --only reduce cast       # parts of cases' names
-    python benchmarks/node_cases.py --out cases.json                  # every case with its reason
-    python benchmarks/node_cases.py tvm --log tvm.jsonl               # in pieces: what the log has is not judged again
-    python benchmarks/node_cases.py iree --sample 360                 # drawn at random, the same ones each time; 400 hold those 360
+    python benchmarks/node_cases.py                             # all: 1,900 cases, some minutes a backend on one core
+    python benchmarks/node_cases.py openvino --only reduce cast # parts of cases' names
+    python benchmarks/node_cases.py --out cases.json            # every case with its reason
+    python benchmarks/node_cases.py tvm --log tvm.jsonl         # in pieces: what the log has is not judged again
+    python benchmarks/node_cases.py iree --sample 360           # drawn at random, the same each time; 400 hold those
 
 Prints a table, and the reasons by how often they occur. Ends with 1 when a verdict passed an output that NumPy finds
 wrong. Cases may end the process they run in: they run in children forked one after another, each of which goes on

@@ -36,7 +36,7 @@ from compile_stage import api  # noqa: E402
 from compile_stage.core import plugins  # noqa: E402
 from compile_stage.core.digest import digest_tree, plain  # noqa: E402
 from compile_stage.core.errors import CompileStageError  # noqa: E402
-from compile_stage.core.ports import Needs  # noqa: E402
+from compile_stage.core.ports import WorkerLimits  # noqa: E402
 from compile_stage.core.records import Job, PortableModel, Target  # noqa: E402
 from compile_stage.steps.compile import compile_job  # noqa: E402
 
@@ -91,9 +91,9 @@ def by_stage(job: Job, model: PortableModel, work: Path) -> float:
     with tempfile.TemporaryDirectory(dir=work) as cache:
         os.environ["COMPILE_STAGE_CACHE"] = cache
         with api._context(None, "local") as context:
-            needs = Needs(cpus=THREADS, interpreter=plugins.interpreter_of(job.backend))
+            limits = WorkerLimits(cpus=THREADS, interpreter=plugins.interpreter_of(job.backend))
             began = time.monotonic()
-            with context.worker(job.id, needs) as worker:
+            with context.worker(job.id, limits) as worker:
                 compile_job(context, worker, job, model, None)
             return time.monotonic() - began
 
@@ -118,7 +118,8 @@ def measure(backend_name: str, models: dict[str, PortableModel], repeats: int, w
     script_s, job_s = (statistics.median(times[way]) for way in (by_script, by_stage))
     return {
         "backend": backend_name, "runs_in": where, "script_s": round(script_s, 3), "job_s": round(job_s, 3),
-        "more_s": round(statistics.median(more), 3), "more_low_s": round(min(more), 3), "more_high_s": round(max(more), 3),
+        "more_s": round(statistics.median(more), 3), "more_low_s": round(min(more), 3),
+        "more_high_s": round(max(more), 3),
     }  # fmt: skip
 
 

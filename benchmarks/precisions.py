@@ -46,7 +46,8 @@ DOCUMENTED = {"separable": "separable-224"}  # another network than the one of b
 
 
 class Separable(nn.Module):
-    """A small network of depthwise-separable convolutions, as MobileNet's: [batch, 3, 224, 224] → [batch, 1000] logits."""
+    """A small network of depthwise-separable convolutions, as MobileNet's: [batch, 3, 224, 224] → [batch, 1000]
+    logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +185,8 @@ def measure(name: str, seconds: float, threads: int) -> list[dict[str, object]]:
                 candidate.times_s.append(time.perf_counter() - began)
     plain = {c.backend: c for c in candidates if c.scheme.precision == "fp32"}
     print(
-        f"\n| {name}, {turn} turns, {threads} thread(s) | size MB | p50 ms | times as fast as fp32 | SNR dB |\n|---|---|---|---|---|"
+        f"\n| {name}, {turn} turns, {threads} thread(s) | size MB | p50 ms | times as fast as fp32 | SNR dB "
+        "|\n|---|---|---|---|---|"
     )
     figures: list[dict[str, object]] = []
     for candidate, answer in zip(candidates, answers, strict=True):
@@ -192,7 +194,8 @@ def measure(name: str, seconds: float, threads: int) -> list[dict[str, object]]:
         noise = np.sum((answer - answers[0]) ** 2)
         snr = f"{10 * np.log10(np.sum(answers[0] ** 2) / noise):.1f}" if noise else "exact"
         print(
-            f"| {candidate.backend} {candidate.scheme.name} | {candidate.size_mb:.1f} | {1e3 * median(candidate.times_s):.2f} | {ratio:.2f} | {snr} |"
+            f"| {candidate.backend} {candidate.scheme.name} | {candidate.size_mb:.1f} | "
+            f"{1e3 * median(candidate.times_s):.2f} | {ratio:.2f} | {snr} |"
         )
         figure = {"network": DOCUMENTED.get(name, name), "backend": candidate.backend, "scheme": candidate.scheme.name}
         figure |= {"size_mb": round(candidate.size_mb, 1), "times_as_fast_as_fp32": round(ratio, 2), "turns": turn}

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,9 +61,23 @@ def add_save_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def workspace(keep: Path | None, scratch: str, name: str) -> tuple[Path, dict[str, str]]:
+    """A folder for one model's run, below `keep` if given; and an environment with a registry there and an empty
+    cache."""
+    work = (keep or Path(scratch)).absolute() / name
+    work.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
+        "COMPILE_STAGE_CACHE": tempfile.mkdtemp(dir=scratch),
+    }
+    return work, environment
+
+
 @contextmanager
 def recording(benchmark: str, into: Path | None) -> Iterator[Recording]:
-    """Collect rows; when the block ends without an error, has rows, and `into` is given, write them there as one file."""
+    """Collect rows; when the block ends without an error, has rows, and `into` is given, write them there as one
+    file."""
     record = Recording()
     if into is None:
         yield record

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -36,7 +35,12 @@ data:
   calibration: {{source: "mlflow-dataset:calibration", max_samples: {samples}}}
   min_samples: 32
 targets:
-  cpu: {{device: cpu, backends: [onnxruntime, openvino], precisions: [int8, int8-dynamic, bf16, fp32], batch_sizes: [1], threads: 2}}
+  cpu:
+    device: cpu
+    backends: [onnxruntime, openvino]
+    precisions: [int8, int8-dynamic, bf16, fp32]
+    batch_sizes: [1]
+    threads: 2
 budget: {{measure_seconds: {seconds}}}
 """
 
@@ -157,13 +161,7 @@ def main() -> None:
         candidates.settings |= {"batch": 1, "threads": 2, "samples": chosen.samples, "measure_seconds": chosen.seconds}
         commands.settings["rounds"] = chosen.rounds
         for name in chosen.models:
-            work = (chosen.keep or Path(scratch)).absolute() / name
-            work.mkdir(parents=True, exist_ok=True)
-            environment = {
-                **os.environ,
-                "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
-                "COMPILE_STAGE_CACHE": tempfile.mkdtemp(dir=scratch),
-            }
+            work, environment = results.workspace(chosen.keep, scratch, name)
             if name == "start-up":
                 commands.rows += start_up(work, environment, chosen.rounds)
                 continue
@@ -174,7 +172,8 @@ def main() -> None:
             ratio = round(cost["wall_s"] / cost["workers_s"], 3)
             costs.rows.append({"network": name, "wall_over_workers": ratio, "stage_peak_mb": round(cost["peak_mb"])})
             print(f"\n### {name}: winner {result['targets'][0]['winner']}\n\n{table(result)}\n")
-            print(f"wall {cost['wall_s']:.1f} s = {cost['wall_s'] / cost['workers_s']:.2f} x the workers' own {cost['workers_s']:.1f} s; "
+            print(f"wall {cost['wall_s']:.1f} s = {cost['wall_s'] / cost['workers_s']:.2f} x the workers' own "
+                  f"{cost['workers_s']:.1f} s; "
                   f"peak memory of the stage's own process {cost['peak_mb']:.0f} MB", flush=True)  # fmt: skip
 
 

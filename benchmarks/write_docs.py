@@ -20,6 +20,7 @@ import results  # noqa: E402
 from page import Figure, Page, Row, by_network, number, ordered  # noqa: E402
 from pictures import Bar, bar_chart  # noqa: E402
 from results import Run  # noqa: E402
+from simulation_tables import neighbour, selection, statistics  # noqa: E402
 
 DOCS = results.ROOT / "docs"
 HEAD = """\
@@ -105,7 +106,8 @@ def every_backend(page: Page) -> None:
             "The worst sample's cosine distance from the original (1 − cosine; 0 is exact).",
             error_cell,
         ),
-        ("How large is an artifact, and how much memory does it take?", "MB on disk / peak MB of a fresh process that runs it.", size_cell),
+        ("How large is an artifact, and how much memory does it take?",
+         "MB on disk / peak MB of a fresh process that runs it.", size_cell),
         (
             "How long does a compilation take?",
             "Wall seconds of the compiler and the lowering, mostly beside another job. The last row: the whole run.",
@@ -132,7 +134,8 @@ def matrix(
         (figure.row["backend"], figure.row["scheme"], figure.network, figure.hardware): figure.row for figure in figures
     }
     return [
-        [f"{backend} {scheme}", *(cell(held[key]) if (key := (backend, scheme, *column)) in held else "" for column in columns)]
+        [f"{backend} {scheme}",
+         *(cell(held[key]) if (key := (backend, scheme, *column)) in held else "" for column in columns)]
         for backend, scheme in candidates
     ]  # fmt: skip
 
@@ -220,9 +223,23 @@ def static_int8(page: Page) -> None:
         "float32.",
     )
     figures = page.newest("products", by=("length", "width", "heads"))
-    sizes = [f"{figure.row['length']} × {figure.row['width']}, {figure.row['heads']}" for figure in figures]
-    ratios = [f"{figure.row['int8_over_float32']:.2f}" for figure in figures]
-    page.table(["length × width of a head, heads", *sizes], [["int8 over float32", *ratios]], figures)
+    sizes = list(dict.fromkeys(attention_size(figure.row) for figure in figures))
+    ratios = {
+        (figure.hardware, attention_size(figure.row)): f"{figure.row['int8_over_float32']:.2f}" for figure in figures
+    }
+    rows = [[kind, *(ratios.get((kind, size), "") for size in sizes)] for kind in kinds_of(figures)]
+    page.table(["int8 over float32, by length × width of a head, heads", *sizes], rows, figures)
+
+    page.section(
+        "Is a quantised graph faster with its rest in 16-bit floats?",
+        "Graphs in OpenVINO with what is not quantised in float32, bfloat16 or float16: latency over that of the same "
+        "graph with float32, and in brackets the signal-to-noise ratio against the FP32 original in dB.",
+    )
+    figures = [
+        Figure(figure.run, {**figure.row, "name": f"{figure.row['graph']}, rest in {figure.row['hint']}"})
+        for figure in ordered(page.newest("float-rest"))
+    ]
+    page.table(*by_network(figures, "name", rest_cell), figures)
 
     page.section(
         "What does an int8 embedding table cost?",
@@ -231,6 +248,19 @@ def static_int8(page: Page) -> None:
     figures = page.newest("embedding-tables", by=())
     rows = [[figure.row["table"], f"{figure.row['snr_db']:.2f}", f"{figure.row['size_mb']:.1f}"] for figure in figures]
     page.table(["table", "SNR dB", "MB"], rows, figures)
+
+
+def attention_size(row: Row) -> str:
+    return f"{row['length']} × {row['width']}, {row['heads']}"
+
+
+def kinds_of(figures: Sequence[Figure]) -> list[str]:
+    """The kinds of hardware that the figures are from, the one of the oldest run first."""
+    return list(dict.fromkeys(figure.hardware for figure in figures))
+
+
+def rest_cell(row: Row) -> str:
+    return f"{row['latency_over_f32']:.2f} ({row['served_snr_db']:.1f})"
 
 
 def accuracy_control(page: Page) -> None:
@@ -244,16 +274,26 @@ def accuracy_control(page: Page) -> None:
         "trained networks do.",
     )
     figures = page.newest("accuracy-control", by=("network", "gate"))
+    several = len(kinds_of(figures)) > 1
     rows = []
     for figure in figures:
         row = figure.row
         by = row["by"] + (f" ({row['scheme']})" if "scheme" in row else "")
         ended = ", stopped" if row["stopped"] else ""
         measured = (row["reached"], number(row.get("latency_over_fp32"), 2))
-        rows.append(
-            [figure.network, row["gate"], by, f"{row['evaluations']}{ended}", f"{row['seconds']:.0f}", *measured]
-        )
-    head = ["network", "gate", "by", "evaluations", "s until proven", "reached", "latency over FP32's"]
+        where = [figure.hardware] if several else []
+        evaluations = f"{row['evaluations']}{ended}"
+        rows.append([figure.network, *where, row["gate"], by, evaluations, f"{row['seconds']:.0f}", *measured])
+    head = [
+        "network",
+        *(["CPU"] if several else []),
+        "gate",
+        "by",
+        "evaluations",
+        "s until proven",
+        "reached",
+        "latency over FP32's",
+    ]
     page.table(head, rows, figures)
 
 
@@ -395,7 +435,8 @@ def runs(page: Page) -> None:
         "Runs",
         "Where a commit is not recorded, the commit in brackets is the one that entered the figures into the "
         "repository. Quiet: other "
-        f"processes used less than {results.QUIET_CORES:g} cores in the two seconds before and after (older figures: as noted then).",
+        f"processes used less than {results.QUIET_CORES:g} cores in the two seconds before and after (older figures: "
+        "as noted then).",
     )
     rows = []
     for place, run in enumerate(page.runs, 1):
@@ -418,7 +459,8 @@ def versions_words(content: dict[str, Any]) -> str:
 
 
 SECTIONS = (
-    speed_of_winners, every_backend, static_int8, accuracy_control, precisions, option_tuning, tvm_tuning, own_cost, operators, runs,
+    speed_of_winners, every_backend, static_int8, accuracy_control, precisions, option_tuning, tvm_tuning, own_cost,
+    operators, statistics, selection, neighbour, runs,
 )  # fmt: skip
 
 

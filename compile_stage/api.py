@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,12 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import Cache, cache_root
+from compile_stage.core.cache import Cache, cache_root, cache_secret
+from compile_stage.core.cache_eviction import evict, limit_bytes
 from compile_stage.core.context import Context
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.core.events import EventLog, Reporter
+from compile_stage.core.leftovers import remove_leftovers, temporary_folder
 from compile_stage.core.records import Plan, Policy, Receipt, RunResult, SourceModel, Verification
+from compile_stage.core.remote_plugins import release
 from compile_stage.core.shipped import policy_file
 from compile_stage.core.storage import demand_writable, storage_trouble
 from compile_stage.policy.load import load_policy
@@ -30,14 +32,24 @@ if TYPE_CHECKING:
     from compile_stage.report.compare import Comparison
     from compile_stage.report.notebook import NotebookResult
 
+PathLike = str | os.PathLike[str]
+
 
 def plan(
-    model_uri: str, policy_path: str | os.PathLike[str], *, targets: Sequence[str] = (), sets: Sequence[str] = ()
+    model_uri: str,
+    policy_path: str | os.PathLike[str],
+    *,
+    targets: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    policy_roots: Sequence[str | os.PathLike[str]] = (),
 ) -> Plan:
     """What `run` would do: the jobs, what is refused and why, what the cache already holds.
 
     Downloads the model, opens it and reads its samples; compiles nothing. The plan's `exit_code` is how a run would end
     as far as that is known.
+
+    Args:
+        policy_roots: Folders beside the policy's repository, or its own folder, that `extends` may name files of.
 
     Raises:
         PolicyError: The policy is wrong, is not meant for this model, or names samples that can't be read or do not fit
@@ -49,10 +61,10 @@ def plan(
     from compile_stage.pipeline.preflight import preflight
     from compile_stage.pipeline.run import make_plan
 
-    policy = load_policy(policy_file(policy_path), sets=sets, targets=targets)
+    policy = load_policy(policy_file(policy_path), sets=sets, targets=targets, roots=policy_roots)
     with _context(None, "local") as context:
         expanded = preflight(context, make_plan(context, policy, model_uri))
-        return replace(expanded, held=cache_status(context, expanded))
+        return replace(expanded, cached_steps=cache_status(context, expanded))
 
 
 def run(
@@ -66,10 +78,13 @@ def run(
     promote: bool = True,
     engine: str = "local",
     remeasure: bool = False,
+    policy_roots: Sequence[str | os.PathLike[str]] = (),
+    signing_key: PathLike | None = None,
+    signing_certificate: PathLike | None = None,
     reporter: Reporter | None = None,
     on_result: Callable[[RunResult], object] = lambda _: None,
 ) -> NotebookResult:
-    """Take a model through a policy: compile, prove, measure, publish, promote.
+    """Take a model through a policy: compile, validate, measure, publish, promote.
 
     Args:
         model_uri: `models:/name/version`, `models:/name@alias`, `models:/m-...`, `runs:/...` or `folder:/...`.
@@ -79,6 +94,11 @@ def run(
         publish: Push the winners to the registry.
         promote: Move their aliases too; nothing is promoted that is not published.
         remeasure: Measure again what the cache holds measurements of, as after a run on a busy machine.
+        policy_roots: Folders beside the policy's repository, or its own folder, that `extends` may name files of.
+        signing_key: PEM file of the private key that signs what is published, or `sigstore`; by default
+            `$COMPILE_STAGE_SIGNING_KEY`.
+        signing_certificate: PEM file of its certificate and those up to an authority's, where one vouches for the key;
+            by default `$COMPILE_STAGE_SIGNING_CERTIFICATE`.
         reporter: Hears what happens, from several threads.
         on_result: Hears the result whenever the files of it are written; the last time before an exception too, and
             then the result says what ended it.
@@ -93,18 +113,26 @@ def run(
         StorageError: A disk is full, or `out` or the cache can't be written. Nothing is published half.
     """
     from compile_stage import report
-    from compile_stage.pipeline.outcome import RunInProgress, RunOptions
+    from compile_stage.pipeline.outcome import RunOptions, RunState
     from compile_stage.pipeline.run import make_plan
     from compile_stage.pipeline.run import run as run_plan
     from compile_stage.report.notebook import NotebookResult
+    from compile_stage.serving.trust import trust_of_environment
+    from compile_stage.signing.signers import signer_of
 
     def write_reports(result: RunResult, folder: Path | None) -> Mapping[str, Path]:
         on_result(result)
         return report.write(result, folder) if folder is not None else {}
 
-    options = RunOptions(out=Path(out).absolute() if out is not None else None, publish=publish, promote=promote)
-    with RunInProgress(model_uri, os.fspath(policy_path), options, write_reports) as progress:
-        progress.policy = load_policy(policy_file(policy_path), sets=sets, targets=targets)
+    options = RunOptions(
+        out=Path(out).absolute() if out is not None else None,
+        publish=publish,
+        promote=promote,
+        signer=signer_of(signing_key, signing_certificate),
+        trust=trust_of_environment(),
+    )
+    with RunState(model_uri, os.fspath(policy_path), options, write_reports) as progress:
+        progress.policy = load_policy(policy_file(policy_path), sets=sets, targets=targets, roots=policy_roots)
         with _context(reporter, engine, remeasure=remeasure) as context:
             progress.context = context
             expanded = make_plan(context, progress.policy, model_uri)
@@ -125,7 +153,10 @@ def lint(*policies: str | os.PathLike[str]) -> list[str]:
     """
     from compile_stage.policy.load import lint as lint_files
 
-    return lint_files([policy_file(policy) for policy in policies])
+    try:
+        return lint_files([policy_file(policy) for policy in policies])
+    finally:
+        release()
 
 
 def compare(a: RunResult | str | os.PathLike[str], b: RunResult | str | os.PathLike[str]) -> Comparison:
@@ -156,100 +187,151 @@ def _model_folder(source: SourceModel) -> str:
     return f"{source.name}-{source.version}" if source.version else source.name
 
 
-def verify(uri_or_bundle: str, *, revalidate: bool = True, allow_pickle: bool = False) -> Verification:
+def verify(
+    uri_or_bundle: str,
+    *,
+    policy_path: PathLike | None = None,
+    policy_roots: Sequence[PathLike] = (),
+    sets: Sequence[str] = (),
+    revalidate: bool = True,
+    rebuild: bool = False,
+    allow_pickle: bool = False,
+    allow_code: bool = False,
+    trusted_keys: Sequence[PathLike] = (),
+) -> Verification:
     """Is a published version, or a bundle on disk, what its manifest says, and does it still pass?
+
+    The recorded verdict is computed again from what was measured, whatever it says.
 
     Args:
         uri_or_bundle: A registry URI, or the folder of a bundle.
-        revalidate: Run the validation again too, against the pinned source; without it only the files are checked.
+        policy_path: Judge by this policy, not by the gates in the manifest: its gates, its data, its waivers, and what
+            it allows. Its target of the same name counts.
+        policy_roots: As for `run`.
+        sets: `path.to.key=value`, laid over that policy.
+        revalidate: Run the validation again too, against the pinned source; without it only what was measured when it
+            was published is judged.
+        rebuild: Make it again from the pinned source too, as its manifest says, and compare the bytes of the graph and
+            of the artifact.
         allow_pickle: The source may be a pickle, which runs code of its own. What is verified has no say in this.
+        allow_code: What is verified may be run though nothing that this machine knows vouches for it: a bundle that was
+            not packaged here, or a version of a registry that this machine is not set up for, whose artifact is
+            executable, or that names functions.
+        trusted_keys: Files that name who may sign (docs/signing.md), beside `$COMPILE_STAGE_TRUST` and the policy's.
+            Where any are named, a signature is demanded.
 
     Raises:
-        IntegrityError: A file, or the source, is not what was published.
+        UsageError: It would run code, and `allow_code` is false; other versions than those that made it, or another
+            machine, write other bytes; or the policy has no target like its, or is not meant
+            for the model that it was made from.
+        IntegrityError: A file, a tag, the signature or the source is not what was published.
         SourceError: The source is refused; a pickle is, unless allowed.
         RegistryError: The version, or its source, can't be had.
     """
-    from compile_stage.revalidation import validate_again
-    from compile_stage.serving.manifest import check_integrity
+    from compile_stage import verification
 
+    policy = None
+    if policy_path is not None:
+        policy = load_policy(policy_file(policy_path), sets=sets, roots=policy_roots)
+    trust = verification.named_trust(trusted_keys)
     with _context(None, "local") as context:
-        folder = _published(uri_or_bundle, context.scratch / "published")
-        manifest = check_integrity(folder, beside=True)
-        notes = ["every file has the digest that the manifest gives it"]
-        fingerprint = manifest["fingerprint"]
-        if manifest["verdict"] is None:
-            notes.append(f"it was compiled on {fingerprint} for other hardware, and not validated there")
-        elif fingerprint != context.hardware.fingerprint:
-            notes.append(f"it was proven on {fingerprint}; this machine is {context.hardware.fingerprint}")
-        if not revalidate:
-            return Verification(uri=uri_or_bundle, passed=True, checks=(), notes=tuple(notes))
-        verdict, more_notes = validate_again(context, manifest, folder, allow_pickle=allow_pickle)
-        return Verification(
-            uri=uri_or_bundle, passed=verdict.passed, checks=verdict.checks, notes=(*notes, *more_notes)
+        published = verification.open_published(context, uri_or_bundle, trust, policy)
+        return verification.verify(
+            context,
+            published,
+            policy,
+            revalidate=revalidate,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+            rebuild=rebuild,
         )
 
 
-def validate(uri: str, *, allow_pickle: bool = False, reporter: Reporter | None = None) -> Verification:
-    """Prove and measure a published version on this machine, by the gates of its policy, and attach what was found to
-    the version.
+def validate(
+    uri: str,
+    *,
+    allow_pickle: bool = False,
+    allow_code: bool = False,
+    trusted_keys: Sequence[PathLike] = (),
+    signing_key: PathLike | None = None,
+    signing_certificate: PathLike | None = None,
+    reporter: Reporter | None = None,
+) -> Verification:
+    """Validate and measure a published version on this machine, by the gates of its policy, and attach what was found
+    to the version.
 
     That is how a version that was compiled for hardware that was not there comes to be promoted, and how one that was
-    proven elsewhere comes to load here without a complaint about the hardware.
+    validated elsewhere comes to load here without a complaint about the hardware.
 
     Args:
         uri: A registry URI.
         allow_pickle: The source may be a pickle, which runs code of its own. The version has no say in this.
+        allow_code: As `verify`.
+        trusted_keys: As for `verify`.
+        signing_key, signing_certificate: As for `run`: the validation is signed by them.
 
     Raises:
-        UsageError: This is not hardware that the version is for.
-        IntegrityError: A file, or the source, is not what was published.
+        UsageError: This is not hardware that the version is for; the validation must be signed and can't be; or it
+            would run code, and `allow_code` is false.
+        IntegrityError: A file, the signature or the source is not what was published.
         SourceError: The source is refused, or its samples can't be had here.
         RegistryError: The registry can't be reached, or refuses.
     """
-    from compile_stage.revalidation import validate_here
-    from compile_stage.serving.manifest import check_integrity, write_validation
+    from compile_stage import verification
+    from compile_stage.signing.signers import signer_of
 
-    registry = plugins.registry_for(uri)
-    receipt = registry.published(uri)
+    receipt, trust = plugins.registry_for(uri).published(uri), verification.named_trust(trusted_keys)
+    signer = signer_of(signing_key, signing_certificate)
     with _context(reporter, "local") as context:
-        folder = registry.fetch(receipt.uri, context.scratch / "published")
-        manifest = check_integrity(folder, beside=True)
-        proven = validate_here(context, manifest, folder, allow_pickle=allow_pickle)
-        file = write_validation(proven.document, context.scratch / "validation")
-        word, fingerprint = "passed" if proven.passed else "failed", context.hardware.fingerprint
-        registry.attest(receipt, file, {f"validated.{fingerprint}": f"{word} on {proven.document['at']}"})
-        attached = f"attached to {receipt.uri} as the validation of {fingerprint}: {word}"
-        return Verification(
-            uri=uri, passed=proven.passed, checks=proven.verdict.checks, notes=(*proven.notes, attached)
+        published = verification.open_published(context, receipt.uri, trust)
+        return verification.validate(
+            context, receipt, published, signer, allow_pickle=allow_pickle, allow_code=allow_code
         )
 
 
-def promote(uri: str, alias: str) -> Receipt:
+def promote(
+    uri: str,
+    alias: str,
+    *,
+    trusted_keys: Sequence[PathLike] = (),
+    allow_code: bool = False,
+    serve_check: bool = True,
+) -> Receipt:
     """Move an alias to a published version by hand.
 
-    Its files must be what was published and its verdict must have passed, or, where it was only compiled, a validation
-    that was attached to it; a waiver that it passed under must still hold. It is not compared with what the alias
-    points to now: that is what promotion within `run` does, and doing without it is the decision of whoever calls this.
+    Its files must be what was published and what was measured must make its verdict pass, or, where it was only
+    compiled, a validation that was attached to it; a waiver that it passed under must still hold. MLflow must load it
+    in a new, confined process and answer there as the artifact that was proven: looked at here where it can run here,
+    else where a validation was made that is attached to it. It is not compared with what the alias points to now: that
+    is what promotion within `run` does, and doing without it is the decision of whoever calls this.
+
+    Args:
+        trusted_keys: As for `verify`.
+        allow_code: As for `verify`; it is loaded.
+        serve_check: False promotes what nobody loaded.
+
+    Returns:
+        Its `note` says how it is known that serving loads it.
 
     Raises:
-        GateError: Its verdict did not pass, or passed under a waiver that has ended.
-        IntegrityError: It is not one of ours, or a file of it was changed.
+        GateError: Its verdict did not pass, or passed under a waiver that has ended; it can't be loaded, answers
+            otherwise there, or nobody can tell.
+        IntegrityError: It is not one of ours, a file of it was changed, or its signature is not trusted.
         RegistryError: The registry can't be reached, or refuses.
     """
-    from compile_stage.serving.manifest import check_integrity
-    from compile_stage.steps.promote import demand_passed
+    from compile_stage import promotability, verification
 
-    registry = plugins.registry_for(uri)
+    registry, trust = plugins.registry_for(uri), verification.named_trust(trusted_keys)
     receipt = registry.published(uri)
     with _context(None, "local") as context:
-        folder = registry.fetch(receipt.uri, context.scratch / "published")
-        manifest = check_integrity(folder, beside=True)
-        demand_passed(manifest, folder, context.today, uri)
-    return registry.promote(receipt, alias)
+        published = verification.open_published(context, receipt.uri, trust)
+        note = promotability.demand_promotable(context, published, allow_code=allow_code, serve_check=serve_check)
+    return replace(registry.promote(receipt, alias), note=note)
 
 
 def rollback(uri: str, alias: str | None = None) -> Receipt:
-    """Move an alias back to the version that it pointed to before.
+    """Move an alias back to the version that it pointed to before. Where `$COMPILE_STAGE_TRUST` is set, that one must
+    be signed by somebody it names.
 
     Args:
         uri: `models:/NAME@ALIAS`, or with `alias` `models:/NAME` or `folder:/PATH/NAME`. A bare `NAME` is one of
@@ -258,26 +340,16 @@ def rollback(uri: str, alias: str | None = None) -> Receipt:
     Raises:
         UsageError: No alias is named, or two are, or the URI names a version.
         RegistryError: There is no such alias, or nothing came before.
+        IntegrityError: What came before is not signed by somebody trusted.
     """
-    uri = uri if ":" in uri else f"models:/{uri}"
-    place, _, named = uri.rpartition("@")
-    if not place or "/" in named:  # an @ in a folder's name
-        place, named = uri, ""
-    if (alias and named and alias != named) or not (alias or named):
-        raise UsageError(
-            f"it is not clear which alias is meant: {named!r} or {alias!r}" if named else "no alias is named",
-            fix=f"name one: compile-stage rollback {place}@ALIAS",
-            where=uri,
-        )
-    alias = alias or named
-    name = place.removeprefix("models:/")
-    if place.startswith("models:/") and "/" in name:
-        raise UsageError(
-            "a rollback moves an alias, not a version",
-            fix=f"compile-stage rollback models:/{name.partition('/')[0]}@{alias}",
-            where=uri,
-        )
-    return plugins.registry_for(place if place.startswith("folder:") else f"{place}@{alias}").rollback(name, alias)
+    from compile_stage import verification
+
+    name, alias, place = verification.named_alias(uri, alias)
+    registry = plugins.registry_for(place)
+    if (trust := verification.named_trust(())) is not None and (now := registry.current(name, alias)) is not None:
+        with _context(None, "local") as context:
+            verification.demand_previous(context, now, alias, trust)
+    return registry.rollback(name, alias)
 
 
 def debug(
@@ -285,6 +357,7 @@ def debug(
     candidate: str | None = None,
     *,
     policy_path: str | os.PathLike[str] | None = None,
+    policy_roots: Sequence[str | os.PathLike[str]] = (),
     job: str = "*",
     targets: Sequence[str] = (),
     sets: Sequence[str] = (),
@@ -332,7 +405,8 @@ def debug(
                     f"nothing says how {subject!r} is to be looked into",
                     fix="name a policy with -p, a second model file to compare with, or a backend with --backend",
                 )
-            expanded = make_plan(context, load_policy(policy_file(policy), sets=sets, targets=targets), uri)
+            loaded = load_policy(policy_file(policy), sets=sets, targets=targets, roots=policy_roots)
+            expanded = make_plan(context, loaded, uri)
             folder = _folder(out, _model_folder(expanded.source))
             diagnosis = diagnose_job(context, expanded, pattern, folder, count=samples)
         debug_page.write(diagnosis, folder)
@@ -343,7 +417,10 @@ def doctor() -> DoctorReport:
     """What this machine has, what is missing, and the command that brings it."""
     from compile_stage.installation import examine
 
-    return examine()
+    try:
+        return examine()
+    finally:
+        release()
 
 
 def toolchains() -> tuple[State, ...]:
@@ -377,7 +454,7 @@ def lock_toolchain(name: str, out: Path | None = None, say: Callable[[str], None
 
 
 def remove_toolchain(name: str) -> tuple[str, ...]:
-    """Delete a backend's environments; returns their folders. Raises UsageError as `install_toolchain`."""
+    """Delete a toolchain's environments; returns their folders. Raises UsageError as `install_toolchain`."""
     from compile_stage.engine.toolchains import remove
 
     return remove(name)
@@ -394,34 +471,26 @@ def _folder(out: str | os.PathLike[str] | None, name: str) -> Path:
     return (Path(out) if out is not None else Path("compile-stage-debug") / name).absolute()
 
 
-def _published(uri_or_bundle: str, into: Path) -> Path:
-    here = Path(uri_or_bundle)
-    if here.is_dir():
-        return here.absolute()  # a worker has a current folder of its own
-    if ":" not in uri_or_bundle:
-        raise UsageError(
-            f"{uri_or_bundle!r} is neither a folder nor a registry URI",
-            fix="give a bundle's folder, or a URI such as models:/NAME/VERSION",
-        )
-    return plugins.registry_for(uri_or_bundle).fetch(uri_or_bundle, into)
-
-
 @contextmanager
 def _context(reporter: Reporter | None, engine: str, *, remeasure: bool = False) -> Iterator[Context]:
     """A run's surroundings; nothing of it is left behind but the cache."""
     demand_writable(cache_root())
+    cache_limit = limit_bytes()
     runner = plugins.load("engines", engine)
     plugins.demand(runner)
-    with storage_trouble(), tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+    remove_leftovers()
+    with storage_trouble(), temporary_folder() as scratch:
         try:
             yield Context(
-                cache=Cache(cache_root()),
+                cache=Cache(cache_root(), cache_secret()),
                 engine=runner,
                 events=EventLog(reporter),
                 hardware=hardware(),
-                scratch=Path(scratch),
+                scratch=scratch,
                 today=datetime.now(UTC).date(),
                 remeasure=remeasure,
             )
         finally:
             runner.close()
+            evict(cache_root(), cache_limit)
+            release()

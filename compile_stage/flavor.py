@@ -8,17 +8,21 @@ serves where compile-stage is not installed: there must be MLflow, NumPy and the
 
     MLmodel, requirements.txt, ...   MLflow's own
     code/compile_stage/              the vendored loader
+    signature/                       where it is signed (`compile_stage.serving.signatures`)
     data/artifact/                   what the backend compiled
-    data/manifest.json               what it is, what it was made from, and the digest of every file (`compile_stage.serving.manifest`)
+    data/pyfunc/                     of a custom pyfunc: its own model directory (`compile_stage.serving.python_model`)
+    data/tokenizer/                  of a model that takes text
+    data/manifest.json               what it is, what it was made from, the digest of every file (`serving.manifest`)
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import json
+import os
 import platform
+import re
 import shutil
 import tempfile
 import threading
@@ -26,6 +30,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +38,14 @@ from compile_stage.core import plugins
 from compile_stage.core.digest import digest_file, list_tree
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.serving.examples import EXAMPLE_KEYS, is_example_name
 from compile_stage.serving.manifest import (
     ARTIFACT_NAME,
     DATA_NAME,
     MANIFEST_NAME,
     MANIFEST_SCHEMA,
     artifact_of,
+    batches_of,
     check_integrity,
     data_folder,
     list_beside,
@@ -48,10 +55,17 @@ from compile_stage.serving.manifest import (
     runtime_to_install,
     sealed,
 )
+from compile_stage.serving.mlmodel import LOADER_MODULE, MLMODEL, deciding_fields
 from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
+from compile_stage.serving.python_model import PYFUNC_FOLDER, load_python_model, with_network
+from compile_stage.serving.signatures import verify_model
+from compile_stage.serving.text import TOKENIZER_FILE, TOKENIZER_FOLDER, TextProcessor
+from compile_stage.serving.trust import TRUST_VARIABLE, Trust, trust_of_environment
+from compile_stage.serving.vendoring import copy_modules, our_imports
 
 if TYPE_CHECKING:
     from compile_stage.core.ports import Backend
+    from compile_stage.core.records import Artifact
     from compile_stage.core.tensors import Batch
 
 __all__ = [
@@ -81,7 +95,6 @@ _BACKENDS = {
     "tvm": "compile_stage.backends.tvm:Tvm",
     "xla": "compile_stage.backends.xla:Xla",
 }
-_PACKAGE = Path(__file__).parent
 _CODE_NAME = "code"
 
 
@@ -96,11 +109,13 @@ def save_model(
     signature: Any = None,
     source_model: str | Path | None = None,
     metadata: Mapping[str, Any] | None = None,
+    documents: Mapping[str, str] | None = None,
 ) -> None:
     """Write a complete MLflow model directory.
 
     Args:
-        data_dir: Folder with `artifact/`, the backend's files. It is copied.
+        data_dir: Folder with `artifact/`, the backend's files, and `tokenizer/` of a model that takes text. They are
+            copied.
         path: A folder that does not exist yet, or is empty.
         manifest: As in the module's docstring; `schema`, `files`, `code`, `beside` and `digest` are filled in here,
             from what was really written.
@@ -109,6 +124,7 @@ def save_model(
         source_model: The source's model directory. Where the published model can keep the source's MLflow signature and
             input example, it does, so that clients see one contract before and after.
         metadata: For `MLmodel`.
+        documents: File name → text of what lies beside, such as a bill of materials.
 
     Raises:
         IntegrityError: `data_dir` lacks the artifact that the manifest describes.
@@ -124,7 +140,15 @@ def save_model(
             "a model can't be saved over files that are there", fix="name an empty folder", where=str(path)
         )
     shutil.copytree(data_dir / ARTIFACT_NAME, path / DATA_NAME / ARTIFACT_NAME)
-    _copy_code(artifact.backend, path / _CODE_NAME / _PACKAGE.name)
+    wraps = bool(manifest.get("answer", {}).get("python_model"))
+    if wraps and source_model is not None:
+        shutil.copytree(source_model, path / DATA_NAME / PYFUNC_FOLDER)
+    if (data_dir / TOKENIZER_FOLDER).is_dir():
+        (path / DATA_NAME / TOKENIZER_FOLDER).mkdir()
+        shutil.copyfile(
+            data_dir / TOKENIZER_FOLDER / TOKENIZER_FILE, path / DATA_NAME / TOKENIZER_FOLDER / TOKENIZER_FILE
+        )
+    copy_loader(artifact.backend, path / _CODE_NAME / "compile_stage")
     model = Model(metadata=dict(metadata) if metadata else None)
     kept = _source_contract(source_model, manifest.get("answer", {}), artifact.signature)
     model.signature = kept.signature if kept else _mlflow_signature(signature)
@@ -136,7 +160,7 @@ def save_model(
     }
     pyfunc.add_to_model(
         model,
-        loader_module="compile_stage.flavor",
+        loader_module=LOADER_MODULE,
         data=DATA_NAME,
         code=_CODE_NAME,
         conda_env="conda.yaml",
@@ -144,10 +168,35 @@ def save_model(
         model_config=settings,  # only keys that are declared here can be set when the model is loaded
     )
     model.add_flavor(FLAVOR_NAME, schema=MANIFEST_SCHEMA, data=DATA_NAME, code=_CODE_NAME, backend=artifact.backend)
-    _write_environment(path, _requirements(manifest))
-    _write_manifest(path, manifest)
+    _write_environment(path, _requirements(manifest, Path(source_model) if wraps and source_model else None))
+    for name, text in (documents or {}).items():
+        (path / name).write_text(text, encoding="utf-8")
+    model.save(str(path / MLMODEL))
+    _write_manifest(path, {**manifest, "mlmodel": deciding_fields(path)})
     model.model_size_bytes = sum((path / name).stat().st_size for name in list_tree(path))
-    model.save(str(path / "MLmodel"))
+    model.save(str(path / MLMODEL))
+
+
+def save_draft(code: Path, path: Path, manifest: Mapping[str, Any]) -> None:
+    """Write what of a model directory its loader reads, data and manifest, for a model that is not published: MLflow's
+    own files are left out.
+
+    Args:
+        code: What `copy_loader` wrote.
+        path: A folder that does not exist yet; on the disk of the artifact, so that its files are linked, not copied.
+        manifest: With what `CompiledModel` asks for; `artifact` is the record as the backend made it.
+    """
+    artifact: Artifact = manifest["artifact"]
+    shutil.copytree(artifact.path, path / DATA_NAME / ARTIFACT_NAME, copy_function=_link_or_copy)
+    shutil.copytree(code, path / _CODE_NAME, copy_function=_link_or_copy)
+    _write_manifest(path, {**manifest, "artifact": replace(artifact, path=ARTIFACT_NAME)})
+
+
+def _link_or_copy(file: str, place: str) -> None:
+    try:
+        os.link(os.path.realpath(file), place)
+    except OSError:  # another disk, or one without links
+        shutil.copy2(file, place)
 
 
 def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -156,54 +205,49 @@ def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
         **manifest,
         "schema": MANIFEST_SCHEMA,
         "files": {name: digest_file(data / name) for name in list_tree(data)},
-        "code": {f"code/{name}": digest_file(code / name) for name in list_tree(code)},
+        "code": {f"code/{name}": digest_file(code / name) for name in list_tree(code) if "__pycache__" not in name},
         "beside": {name: digest_file(path / name) for name in list_beside(path)},
     }
     text = json.dumps(sealed(whole), indent=2, sort_keys=True, ensure_ascii=False)
     (data / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
 
 
-def _copy_code(backend: str, into: Path) -> None:
-    """Copy this file, the backend's, and what of ours these import, however indirectly, into the folder `into`."""
-    waiting = ["compile_stage.flavor"]
+def copy_loader(backend: str, into: Path) -> None:
+    """Copy this file, the backend's, and what of ours these import, however indirectly, into the folder `into`, which
+    is the package `compile_stage` of a published model.
+
+    A third party's backend comes with a package of its own, which the model's requirements name; what that imports of
+    ours is copied, since these files hide an installed compile-stage.
+    """
+    modules = {LOADER_MODULE, "compile_stage.pyfunc", "compile_stage.serving.predictions"}
     if backend in _BACKENDS:
-        waiting.append(_BACKENDS[backend].partition(":")[0])
-    done: set[Path] = set()
-    while waiting:
-        parts = waiting.pop().split(".")[1:]
-        for depth in range(len(parts) + 1):
-            file = _source_file(parts[:depth])
-            if file is None or file in done:
-                continue
-            done.add(file)
-            copy = into / file.relative_to(_PACKAGE)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
-            waiting.extend(_our_imports(file))
+        modules.add(_BACKENDS[backend].partition(":")[0])
+    else:
+        for file in plugins.source_files("backends", backend):
+            modules |= our_imports(file)
+    copy_modules(modules, into)
 
 
-def _source_file(parts: Sequence[str]) -> Path | None:
-    base = _PACKAGE.joinpath(*parts)
-    return next((file for file in (base / "__init__.py", base.with_suffix(".py")) if file.is_file()), None)
-
-
-def _our_imports(file: Path) -> set[str]:
-    modules: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "compile_stage":
-            modules |= {f"{node.module}.{name.name}" for name in node.names}  # a name may be a module of a package
-        elif isinstance(node, ast.Import):
-            modules |= {name.name for name in node.names if name.name.partition(".")[0] == "compile_stage"}
-    return modules
-
-
-def _requirements(manifest: Mapping[str, Any]) -> list[str]:
+def _requirements(manifest: Mapping[str, Any], wrapped: Path | None = None) -> list[str]:
     """MLflow is named as MLflow itself names it: what is installed here may be mlflow-skinny, of the same version,
-    which can't serve alone."""
+    which can't serve alone.
+
+    Args:
+        wrapped: The model directory of a custom pyfunc, whose own requirements stay, but for what is named here.
+    """
     import mlflow
 
     pinned = {"mlflow": mlflow.__version__, **plugins.package_versions("numpy"), **manifest.get("runtime", {})}
-    return [pin(name, version) for name, version in sorted(pinned.items())]
+    ours = [pin(name, version) for name, version in sorted(pinned.items())]
+    return [*ours, *_kept_requirements(wrapped, pinned)] if wrapped is not None else ours
+
+
+def _kept_requirements(wrapped: Path, pinned: Mapping[str, str]) -> list[str]:
+    file = wrapped / "requirements.txt"
+    known = {name.lower().replace("_", "-") for name in (*pinned, "compile-stage", "mlflow-skinny")}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    names = {line: re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0] for line in lines}
+    return [line.strip() for line, name in names.items() if name and name.lower().replace("_", "-") not in known]
 
 
 def _write_environment(path: Path, pinned: Sequence[str]) -> None:
@@ -239,8 +283,8 @@ def _lines(lines: Iterable[str]) -> str:
 def _source_contract(source_model: str | Path | None, answer: Mapping[str, Any], graph: Signature) -> Any:
     """The source's `MLmodel`, if clients of the compiled model can keep to its signature; else None.
 
-    A signature of columns fits when we know which input the columns make up; one of text, in front of a tokenizer, does
-    not describe what the graph takes.
+    A signature of columns fits when we know which input the columns make up; one of text, when the model carries its
+    tokenizer.
     """
     from mlflow.models import Model
 
@@ -251,15 +295,19 @@ def _source_contract(source_model: str | Path | None, answer: Mapping[str, Any],
         return None
     inputs = source.signature.inputs
     names = {spec.name for spec in graph.inputs}
-    fits = inputs.is_tensor_spec() or bool(answer.get("columns")) or set(inputs.input_names()) == names
+    described = any(answer.get(key) for key in ("columns", "python_model", "text"))
+    fits = inputs.is_tensor_spec() or described or set(inputs.input_names()) == names
     return source if fits else None
 
 
 def _copy_example(source: Path, kept: Any, path: Path, model: Any) -> None:
     info = dict(kept.saved_input_example_info)
+    names = [info[key] for key in EXAMPLE_KEYS if info.get(key)]
+    if not all(map(is_example_name, names)):
+        return
     model.saved_input_example_info = info
-    for key in ("artifact_path", "serving_input_path"):
-        if (name := info.get(key)) and (source / name).is_file():
+    for name in names:
+        if (source / name).is_file() and not (source / name).is_symlink():
             shutil.copyfile(source / name, path / name)
 
 
@@ -298,9 +346,13 @@ class CompiledModel:
         self, model_dir: str | Path, *, threads: int | None = None, on_hardware_mismatch: str | None = None
     ) -> None:
         data = data_folder(model_dir)
+        trust = trust_of_environment()
+        if trust is not None:
+            verify_model(data.parent, trust)  # before anything of it is read
         self.manifest = check_integrity(data)
+        _demand_trust(self.manifest, trust, data)
         mode = on_hardware_mismatch or self.manifest.get("on_hardware_mismatch", "error")
-        _accept_machine(self.manifest, data, mode)
+        _accept_machine(self.manifest, data, mode, trust)
         threads = threads if threads is not None else self.manifest.get("threads", 1)
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise UsageError(f"threads must be a whole number from 1, not {threads!r}")
@@ -312,9 +364,37 @@ class CompiledModel:
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, self._stack.close)  # for those who never close it
         self.signature: Signature = self._session.signature
+        self._batches = batches_of(self.manifest, data, trust)
+        self._data = data
+        self._processor: TextProcessor | None = None
+
+    @property
+    def text(self) -> TextProcessor | None:
+        """What stands between texts and the graph; None for a model that takes tensors. Raises MissingDependencyError
+        where the package `tokenizers` is not installed."""
+        how = self.manifest.get("answer", {}).get("text")
+        if not how:
+            return None
+        with self._lock:
+            if self._processor is None:
+                self._processor = _open_processor(self._data, how, self.signature, self.manifest)
+        return self._processor
 
     def run(self, batch: Batch) -> Batch:
-        """All outputs by name, for exactly the names, types and shapes of `signature`."""
+        """All outputs by name, for exactly the names, types and shapes of `signature`, of any number of rows from 1:
+        what was not proven in one batch is run in several (`compile_stage.serving.batches`).
+
+        Raises:
+            UsageError: It does not fit the signature; or it has another number of rows than the batches that were
+                proven, and parts of a batch may not be answered by themselves.
+        """
+        if self._batches is None or self._batches.takes(_rows(batch)):
+            return self._run(batch)
+        if (reason := self.signature.refuse(batch)) is not None:
+            raise UsageError(reason)
+        return self._batches.run(self._run, batch)
+
+    def _run(self, batch: Batch) -> Batch:
         with self._lock:
             return self._session.run(batch)
 
@@ -328,6 +408,14 @@ class CompiledModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _rows(batch: Batch) -> int:
+    """Of the first input; 0 where there is none, or it is no array of rows."""
+    for array in batch.values():
+        shape = getattr(array, "shape", ())
+        return int(shape[0]) if shape else 0
+    return 0
 
 
 def load_model(
@@ -364,16 +452,25 @@ def load_model(
         return model
 
 
-def _accept_machine(manifest: Mapping[str, Any], data: Path, mode: str) -> None:
+def _demand_trust(manifest: Mapping[str, Any], trust: Trust | None, data: Path) -> None:
+    if trust is None and manifest.get("signature_required"):
+        raise IntegrityError(
+            "its policy requires a signature, and nothing here says whose is trusted",
+            fix=f"set {TRUST_VARIABLE} to the signer's public key, or to a trust file",
+            where=str(data.parent),
+        )
+
+
+def _accept_machine(manifest: Mapping[str, Any], data: Path, mode: str, trust: Trust | None) -> None:
     if mode not in ("error", "warn", "ignore"):
         raise UsageError(f"on_hardware_mismatch can't be {mode!r}; it can be error, warn or ignore")
-    if mode == "ignore" or (reason := refuse_machine(manifest, data)) is None:
+    if mode == "ignore" or (reason := refuse_machine(manifest, data, trust)) is None:
         return
-    problem = f"the model was compiled and proven elsewhere ({reason}), so its accuracy and speed are not known here"
+    problem = f"the model was compiled and validated elsewhere ({reason}), so its accuracy and speed are not known here"
     if mode == "warn":
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
         return
-    ways = [f"pip install {' '.join(wanted)}"] if (wanted := runtime_to_install(manifest, data)) else []
+    ways = [f"pip install {' '.join(wanted)}"] if (wanted := runtime_to_install(manifest, data, trust)) else []
     ways += ["run compile-stage, or compile-stage validate, on this kind of machine"]
     raise IntegrityError(
         problem,
@@ -392,11 +489,13 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
             # A process has one `compile_stage`: that of the first model that it loaded, which carries the files of its
             # own backend.
             raise MissingDependencyError(
-                f"the model runs on {name}, and this process has the loader of another published model, which lacks {error.name}",
-                fix="load models of different backends in processes of their own, or install compile-stage and import compile_stage.flavor first",
+                f"the model runs on {name}, and this process has the loader of another published model, which lacks "
+                f"{error.name}",
+                fix="load models of different backends in processes of their own, or install compile-stage and import "
+                "compile_stage.flavor first",
             ) from error
     else:
-        backend = plugins.load("backends", name)
+        backend = plugins.load_here("backends", name)
     if absent := plugins.absent_to_open(backend):
         pinned = " ".join(pin(package, version) for package, version in manifest.get("runtime", {}).items())
         raise MissingDependencyError(
@@ -406,11 +505,24 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
     return backend
 
 
+def _open_processor(
+    data: Path, how: Mapping[str, Any], signature: Signature, manifest: Mapping[str, Any]
+) -> TextProcessor:
+    try:
+        return TextProcessor(data / TOKENIZER_FOLDER, how, signature, int(how.get("batch_size", 1)))
+    except ModuleNotFoundError as error:
+        version = manifest.get("runtime", {}).get("tokenizers")
+        raise MissingDependencyError(
+            "the model takes text, and the package tokenizers is not installed",
+            fix=f"pip install {pin('tokenizers', version) if version else 'tokenizers'}",
+        ) from error
+
+
 class _Pyfunc:
     """What MLflow's pyfunc calls."""
 
     def __init__(self, model: CompiledModel) -> None:
-        self._model = model
+        self._model, self._text = model, model.text
 
     def get_raw_model(self) -> CompiledModel:
         return self._model
@@ -418,8 +530,11 @@ class _Pyfunc:
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
         from mlflow.exceptions import MlflowException
 
-        how = self._model.manifest.get("answer", {})
+        how, text = self._model.manifest.get("answer", {}), self._text
         try:
+            if text is not None and text.takes(data):
+                return text.predict(data, params, self._model.run)
+            data = data if text is None else text.tensors(data)
             outputs = self._model.run(to_batch(data, self._model.signature, how))
         # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was
         # compiled for.
@@ -428,9 +543,29 @@ class _Pyfunc:
         return from_outputs(outputs, data, how)
 
 
+class _Wrapped(_Pyfunc):
+    """A custom pyfunc's own predict(), which calls the artifact in place of its network. The files of the pyfunc were
+    compared with the manifest before they are loaded."""
+
+    def __init__(self, model: CompiledModel, how: Mapping[str, Any], folder: Path) -> None:
+        super().__init__(model)
+        self._loaded = with_network(load_python_model(folder), how, model.run)
+
+    def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
+        return self._loaded.predict(data, params=dict(params)) if params else self._loaded.predict(data)
+
+
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> _Pyfunc:
     """Called by `mlflow.pyfunc.load_model` with the path of the data folder."""
+    if Path(path).name != DATA_NAME or not (Path(path).parent / MLMODEL).is_file():
+        raise IntegrityError(
+            "MLmodel is not what was published: its field flavors.python_function.data differs",
+            fix="fetch the model again",
+            where=path,
+        )
     settings = model_config or {}
-    return _Pyfunc(
-        CompiledModel(path, threads=settings.get("threads"), on_hardware_mismatch=settings.get("on_hardware_mismatch"))
+    model = CompiledModel(
+        path, threads=settings.get("threads"), on_hardware_mismatch=settings.get("on_hardware_mismatch")
     )
+    how = model.manifest.get("answer", {}).get("python_model")
+    return _Wrapped(model, how, Path(path) / PYFUNC_FOLDER) if how else _Pyfunc(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -71,6 +72,7 @@ def examine() -> DoctorReport:
         "instruction sets": " ".join(this_machine.features) or "none that matter",
         "accelerators": ", ".join(this_machine.accelerators) or "none",
         "fingerprint": this_machine.fingerprint,
+        "confinement": _confinement(),
     }
     entries = tuple(_examine(kind, group, name) for kind, group in _GROUPS for name in plugins.names(group))
     return DoctorReport(machine=machine, hardware_fingerprint=this_machine.fingerprint, entries=entries, cache=_cache())
@@ -88,18 +90,28 @@ def _examine(kind: Kind, group: plugins.Group, name: str) -> DoctorEntry:
             kind=kind, name=name, ready=False, reason=reason.rpartition(": ")[0], fix=plugins.pip_line(plugin)
         )
     facts = list(_versions(plugin))
-    if kind == "backend" and (home := plugins.toolchain_of(plugin)) is not None:
-        facts = [
-            f"{module} {home.packages[module]}" for module in plugin.capabilities.runtime if module in home.packages
-        ]
+    if (home := plugins.toolchain_of(plugin)) is not None:
+        told = plugin.capabilities.runtime if kind == "backend" else plugin.requires
+        facts = [f"{module} {home.packages[module]}" for module in told if module in home.packages]
         facts += [f"in {home.folder}"]
     if kind == "source" and (reason := plugins.missing_for_programs(plugin)) is not None:
         facts += [f"as ONNX only ({reason})"]
         reason = None
     if kind == "registry":
         reason = _registry_problem(plugin)
-        facts += [f"at {plugin.place()}"] if hasattr(plugin, "place") else []
+        facts += [f"at {plugin.place()}"] if plugin.capabilities.has_place else []
     return DoctorEntry(kind=kind, name=name, ready=reason is None, version=", ".join(facts), reason=reason or "")
+
+
+def _confinement() -> str:
+    """What keeps the workers of the local engine from the rest of this machine: one is started and asked."""
+    try:
+        with contextlib.closing(plugins.load("engines", "local")) as engine:
+            return engine.confinement().text
+    except CompileStageError as error:
+        return f"not known: {error.problem}"
+    except OSError as error:  # no room for a worker's folder
+        return f"not known: {error.strerror}"
 
 
 def _cache() -> str:

@@ -1,5 +1,5 @@
-"""A published model proven again: is it still what it was (`verify`), and is it right and fast enough on this machine
-(`validate`)?
+"""A published model validated again: is it still what it was (`verify`), and is it right and fast enough on this
+machine (`validate`)?
 
 No result of another run is believed: the source is fetched anew, the artifact is validated again, and the cache is a
 new one.
@@ -18,16 +18,19 @@ from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree, plain, revive
 from compile_stage.core.environment import python_version
-from compile_stage.core.errors import IntegrityError, UsageError
-from compile_stage.core.ports import Needs
+from compile_stage.core.errors import GateError, IntegrityError, UsageError
+from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import (
     Artifact,
     Budget,
     Candidate,
+    Check,
     Compliance,
     Data,
+    FetchedVersion,
     Gate,
     Job,
+    Outcome,
     SampleSet,
     SourceModel,
     TargetPolicy,
@@ -36,13 +39,18 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure.performance import calls_needed
-from compile_stage.pipeline.inputs import TargetInputs
+from compile_stage.measure.structure import SERVED
+from compile_stage.measure.timed_answers import Proof
+from compile_stage.pipeline.inputs import TargetInputs, source_limits
+from compile_stage.serving.batches import proven_batches
 from compile_stage.serving.manifest import artifact_of, data_folder
+from compile_stage.serving.trust import Trust
 from compile_stage.steps.benchmark import benchmark
 from compile_stage.steps.export import inspect
 from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.package import timings
 from compile_stage.steps.resolve import resolve
+from compile_stage.steps.serve import demand_served
 from compile_stage.steps.validate import validate
 
 
@@ -63,7 +71,7 @@ class Revalidation:
 
 
 @record
-class _Proven:
+class _Validated:
     """A published model's artifact as a candidate, validated here."""
 
     candidate: Candidate
@@ -71,6 +79,7 @@ class _Proven:
     source: SourceModel
     samples: SampleSet
     data: Data
+    proof: Proof
 
     @property
     def verdict(self) -> Verdict:
@@ -86,7 +95,7 @@ def validate_again(
     know beside it.
 
     Args:
-        manifest: The published model's own; what it was proven with is what it is proven with again.
+        manifest: The published model's own; what it was validated with is what it is validated with again.
         model_dir: The MLflow model directory that the manifest lies in.
         allow_pickle: The source may be a pickle. The manifest can't allow that: it comes with the files that are in
             doubt.
@@ -97,15 +106,25 @@ def validate_again(
         SourceError: The source is refused, or the samples can't be had any more.
     """
     context = replace(context, cache=Cache(context.scratch / "cache"))
-    proven = _prove(context, manifest, model_dir, Budget(), allow_pickle=allow_pickle)
-    return proven.verdict, (*_waived(proven.verdict), *_other_samples(manifest, proven.samples))
+    validated = _validate(context, manifest, model_dir, Budget(), allow_pickle=allow_pickle)
+    return validated.verdict, (*_waived(validated.verdict), *_other_samples(manifest, validated.samples))
 
 
 def validate_here(
-    context: Context, manifest: Mapping[str, Any], model_dir: Path, *, allow_pickle: bool = False
+    context: Context,
+    manifest: Mapping[str, Any],
+    version: tuple[str, Path],
+    trust: Trust | None,
+    *,
+    allow_pickle: bool = False,
 ) -> Revalidation:
     """Everything that a run asks of a candidate, of a published model on this machine: the tolerances against its
-    pinned source, and, where they hold, the gates on speed, latency, size and memory, measured beside the original.
+    pinned source, and, where they hold, the gates on speed, latency, size and memory, measured beside the original; and
+    that serving loads it and answers as what was validated.
+
+    Args:
+        version: Its URI, and the MLflow model directory that was fetched.
+        trust: Whose signatures it is loaded with.
 
     Raises:
         UsageError: This is not hardware that the model is for.
@@ -113,15 +132,20 @@ def validate_here(
         WorkerError, NothingCompiledError: It can't be run here.
     """
     job: Job = revive(Job, manifest["job"])
+    uri, model_dir = version
     _demand_this_machine(context, manifest, job)
     context = replace(context, cache=Cache(context.scratch / "cache"))
     budget: Budget = revive(Budget, manifest["budget"])
-    proven = _prove(context, manifest, model_dir, budget, allow_pickle=allow_pickle)
-    notes = _other_samples(manifest, proven.samples)
-    if proven.verdict.passed:
-        proven, failures = _measure(context, manifest, budget, proven)
+    validated = _validate(context, manifest, model_dir, budget, allow_pickle=allow_pickle)
+    notes = _other_samples(manifest, validated.samples)
+    if validated.verdict.passed:
+        validated = _served(
+            context, FetchedVersion(uri=uri, path=str(model_dir), artifact=validated.artifact), validated, budget, trust
+        )
+    if validated.verdict.passed:
+        validated, failures = _measure(context, manifest, budget, validated)
         notes += failures
-    verdict, measurement = proven.verdict, proven.candidate.measurement
+    verdict, measurement = validated.verdict, validated.candidate.measurement
     passed = verdict.passed and measurement is not None
     document: dict[str, Any] = plain(
         {
@@ -131,8 +155,9 @@ def validate_here(
             "fingerprint": context.hardware.fingerprint,
             "passed": passed,
             "verdict": verdict,
+            "batches": proven_batches(verdict, job.target),
             "timing": timings(measurement),
-            "samples": proven.samples.digest,
+            "samples": validated.samples.digest,
             "runtime": plugins.package_versions(*manifest.get("runtime", {})),
             "python": python_version(),
             "compile_stage": plugins.package_versions("compile-stage").get("compile-stage", ""),
@@ -155,44 +180,66 @@ def _demand_this_machine(context: Context, manifest: Mapping[str, Any], job: Job
     plugins.demand(plugins.load("backends", job.backend))
 
 
-def _prove(
+def _validate(
     context: Context, manifest: Mapping[str, Any], model_dir: Path, budget: Budget, *, allow_pickle: bool
-) -> _Proven:
+) -> _Validated:
     job, data = revive(Job, manifest["job"]), revive(Data, manifest["data"]["spec"])
     artifact, target = artifact_of(manifest, data_folder(model_dir)), job.target
     source = resolve(context, manifest["source"]["uri"])
     if source.digest != manifest["source"]["digest"]:
         raise IntegrityError(f"{source.uri} is {source.digest} now, and was {manifest['source']['digest']}")
     if digest_tree(artifact.path) != artifact.digest:
-        raise IntegrityError("the artifact's files do not have the digest that was proven", where=artifact.path)
+        raise IntegrityError("the artifact's files do not have the digest that was validated", where=artifact.path)
     with (
-        context.worker("source", Needs.within(budget)) as source_worker,
-        context.worker(job.id, Needs.within(budget, target.threads, plugins.interpreter_of(job.backend))) as worker,
+        context.source_worker(source, source_limits(budget, source, data)) as source_worker,
+        context.worker(
+            job.id, WorkerLimits.within(budget, target.threads, plugins.interpreter_of(job.backend))
+        ) as worker,
     ):
         inspect(context, source_worker, source, Compliance(allow_pickle=allow_pickle))
         inputs = TargetInputs(context, source_worker, source, data, target, (job,))
         checks = validate(context, worker, job, artifact, inputs.validation_set).verdict.checks
+        expected = inputs.reference
     candidate = judge_tolerances(Candidate(job=job, artifact=artifact), checks, _waivers(manifest), context.today)
-    return _Proven(candidate=candidate, artifact=artifact, source=source, samples=inputs.validation, data=data)
+    proof = Proof.of([candidate], expected.outputs, expected.digest)
+    return _Validated(
+        candidate=candidate, artifact=artifact, source=source, samples=inputs.validation, data=data, proof=proof
+    )
+
+
+def _served(
+    context: Context, version: FetchedVersion, validated: _Validated, budget: Budget, trust: Trust | None
+) -> _Validated:
+    """With the check that serving loads it and answers as what was validated."""
+    candidate, target = validated.candidate, validated.candidate.job.target
+    limits = WorkerLimits.within(budget, target.threads, plugins.interpreter_of(candidate.job.backend))
+    gate = Gate(metric=SERVED, limit=0, direction="at_most")
+    try:
+        reason = demand_served(context, version, target, validated.samples, limits, trust)
+        check = Check(gate=gate, outcome=Outcome.PASS, measured=0.0, reason=reason)
+    except GateError as error:
+        check = Check(gate=gate, outcome=Outcome.FAIL, measured=1.0, reason=error.problem)
+    checks = (*validated.verdict.checks, check)
+    return replace(validated, candidate=replace(candidate, verdict=Verdict(checks=checks)))
 
 
 def _measure(
-    context: Context, manifest: Mapping[str, Any], budget: Budget, proven: _Proven
-) -> tuple[_Proven, tuple[str, ...]]:
+    context: Context, manifest: Mapping[str, Any], budget: Budget, validated: _Validated
+) -> tuple[_Validated, tuple[str, ...]]:
     """With its measurement beside the original, and the performance gates in its verdict; and a note where it
-    crashed."""
-    candidate, job = proven.candidate, proven.candidate.job
+    failed."""
+    candidate, job = validated.candidate, validated.candidate.job
     gates: tuple[Gate, ...] = revive(tuple[Gate, ...], manifest["performance"])
     measured = benchmark(
-        context, job.target.name, proven.source, {job.id: proven.artifact}, proven.samples, job.target, budget,
-        seed=proven.data.seed, min_calls=calls_needed(gates),
+        context, job.target.name, validated.source, {job.id: validated.artifact}, validated.samples, job.target, budget,
+        seed=validated.data.seed, min_calls=calls_needed(gates), proof=validated.proof,
     )  # fmt: skip
     candidate = replace(candidate, measurement=measured.measurements.get(job.id))
     policy = TargetPolicy(target=job.target, tolerances={}, performance=gates)
     judged = judge_performance(candidate, policy, _waivers(manifest), context.today)
     failure = measured.failures.get(job.id)
-    notes = (f"it crashed during benchmarking: {failure.problem}",) if failure is not None else ()
-    return replace(proven, candidate=judged), notes
+    notes = (f"it failed during benchmarking: {failure.problem}",) if failure is not None else ()
+    return replace(validated, candidate=judged), notes
 
 
 def _waivers(manifest: Mapping[str, Any]) -> tuple[Waiver, ...]:

@@ -48,7 +48,8 @@ class Bert6(nn.Module):
 
 
 def resnet50() -> nn.Module:
-    """ResNet-50 in evaluation mode. Its batch norms get statistics as after training, or every activation would vanish."""
+    """ResNet-50 in evaluation mode. Its batch norms get statistics as after training, or every activation would
+    vanish."""
     torch.manual_seed(SEED)
     model = ResNet50().eval()
     random = torch.Generator().manual_seed(SEED)
@@ -80,7 +81,8 @@ BUILDERS = {"resnet50": resnet50, "bert6": bert6}
 
 
 def register_model(name: str, model: nn.Module, draw: Callable[..., dict[str, np.ndarray]] = samples) -> str:
-    """Log and register one under the alias `candidate`. Its labels mean nothing: it was never trained. Returns its URI."""
+    """Log and register one under the alias `candidate`. Its labels mean nothing: it was never trained. Returns its
+    URI."""
     validation, calibration = draw(name, 64, seed=1), draw(name, 64, seed=2)
     example = {key: value[:2] for key, value in validation.items()}
     with torch.no_grad():

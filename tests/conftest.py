@@ -1,4 +1,5 @@
-"""The suite runs without a network, without the user's home, and with fixed seeds. Servers are real, on loopback ports."""
+"""The suite runs without a network, without the user's home, and with fixed seeds. Servers are real, on loopback
+ports."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ from compile_stage.core.records import RunResult
 hypothesis_settings.register_profile("compile-stage", deadline=None)
 hypothesis_settings.load_profile("compile-stage")
 
-# A shell without job control starts `pytest &` with SIGINT ignored, and every process below inherits that: a stage that a test
-# sends SIGINT would go on.
+# A shell without job control starts `pytest &` with SIGINT ignored, and every process below inherits that: a stage that
+# a test sends SIGINT would go on.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,8 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compilers", action="store_true", help="also run what builds with a slow compiler, for minutes")
 
 
-# What takes long: stages that measure, which would disturb each other; servers, each started once for all of these, and kills; compilers. A test belongs to
-# the last that names it.
+# What takes long: stages that measure, which would disturb each other; servers, each started once for all of these, and
+# kills; compilers. A test belongs to the last that names it.
 SLOW_GROUPS = (
     ("integration", "pipelines", "debug"),
     ("test_serve_elsewhere", "test_kill", "test_two_stages", "registry", "test_toolchains"),
@@ -57,8 +58,8 @@ SLOW_GROUPS = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each process begins with a group of what is slow, and goes on with what is fast, so that none is left alone with a slow test at the
-    end. The scheduler (`--dist worksteal`) gives out equal runs of the list."""
+    """Each process begins with a group of what is slow, and goes on with what is fast, so that none is left alone with
+    a slow test at the end. The scheduler (`--dist worksteal`) gives out equal runs of the list."""
     workers = min(len(SLOW_GROUPS), getattr(config, "workerinput", {}).get("workercount", 1))
     shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
     fast: list[pytest.Item] = []
@@ -81,16 +82,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home, a cache and a registry of its own for every test, so that none can pass because of another's leftovers."""
+    """A home, a cache and a registry of its own for every test, so that none can pass because of another's
+    leftovers."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     monkeypatch.setenv("COMPILE_STAGE_CACHE", str(home / "cache" / "compile-stage"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
-    # A published model that MLflow loads puts its own code on the path, and the processes that later tests start would take that for ours.
+    # A published model that MLflow loads puts its own code on the path, and the processes that later tests start would
+    # take that for ours.
     monkeypatch.setattr(sys, "path", list(sys.path))
     return home
+
+
+# ------------------------------------------------------------------------------------- plug-ins of the examples
+
+
+@pytest.fixture(scope="session")
+def install_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+    """Gives the environment of a process in which a package below `examples/` is installed, by pip, from a copy of
+    it."""
+    folders: dict[str, Path] = {}
+
+    def install(name: str) -> dict[str, str]:
+        if name not in folders:
+            home = tmp_path_factory.mktemp("installed")
+            source = shutil.copytree(
+                Path(__file__).parents[1] / "examples" / name, tmp_path_factory.mktemp(name) / name
+            )
+            options = ["-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(home)]
+            command = [sys.executable, "-m", "pip", "install", *options, str(source)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            folders[name] = home
+        path = os.pathsep.join([str(folders[name]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return {**os.environ, "PYTHONPATH": path}
+
+    return install
 
 
 # ------------------------------------------------------------------------------------- a model for int8
@@ -98,8 +127,8 @@ def isolated_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 
 @pytest.fixture(scope="session")
 def outlier_net() -> Any:
-    """A depthwise-separable CNN with a residual, Conv-BN-Relu6, free height and width, and one channel of the depthwise layer
-    60 times as large as the others: int8 rounds the rest of its output away."""
+    """A depthwise-separable CNN with a residual, Conv-BN-Relu6, free height and width, and one channel of the depthwise
+    layer 60 times as large as the others: int8 rounds the rest of its output away."""
     import numpy as np
     import onnx
     from onnx import TensorProto, helper, numpy_helper
@@ -152,12 +181,7 @@ def outlier_net() -> Any:
 
 @pytest.fixture(scope="session")
 def factory() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("run_factory", Path(__file__).parent / "report" / "factory.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("report.factory")  # `tests` is on the path
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""An engine without processes: its workers do at once what a scenario says, so that `pipeline/` is driven through whole runs in milliseconds.
+"""An engine without processes: its workers do at once what a scenario says, so that `pipeline/` is driven through whole
+runs in milliseconds.
 
-Steps, cache, verdicts, statistics and selection are the real ones; only what happens inside a worker is made up. Outputs are real arrays on
-disk: the original's, plus as much error as the scenario gives a scheme.
+Steps, cache, verdicts, statistics and selection are the real ones; only what happens inside a worker is made up.
+Outputs are real arrays on disk: the original's, plus as much error as the scenario gives a scheme.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,9 +20,11 @@ import numpy as np
 from factories import SIGNATURE
 
 from compile_stage.core.digest import digest_of, plain
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.ports import MeteredCall, Worker, WorkerLimits, WorkerMemory, WorkerUsage
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Sensitivity
-from compile_stage.core.sample_files import LABELS, write_index
+from compile_stage.core.sample_files import LABELS, digest_of_samples, write_index
+from compile_stage.measure.timed_inputs import checked_batch
+from compile_stage.serving.manifest import artifact_of, data_folder, read_manifest
 
 SAMPLES = 64
 
@@ -58,13 +61,13 @@ class FakeEngine:
         self.scenario, self._lanes, self.closed = scenario, lanes, False
 
     @contextmanager
-    def worker(self, name: str, needs: Needs) -> Iterator[Worker]:
+    def worker(self, name: str, limits: WorkerLimits) -> Iterator[Worker]:
         yield FakeWorker(self.scenario)
 
-    def room(self, memory_bytes: int) -> int:
+    def max_parallel(self, memory_bytes: int) -> int:
         return self._lanes
 
-    def alone(self) -> AbstractContextManager[None]:
+    def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def close(self) -> None:
@@ -88,18 +91,29 @@ class FakeWorker:
                 raise self._scenario.raises[key]
         return plain(getattr(self, "_" + function)(**arguments))
 
+    def metered(self, function: str, /, **arguments: Any) -> MeteredCall:
+        value = self.call(function, **arguments)
+        used = WorkerUsage(at_s=0.0, cpu_s=0.0, threads={}, waits={})
+        wall_s = sum(value) if function == "time_turn" else 0.0
+        return MeteredCall(value=value, wall_s=wall_s, before=used, after=used)
+
+    def memory(self) -> WorkerMemory:
+        return WorkerMemory(peak_bytes=10**8)
+
     def _scheme(self, function: str, arguments: Mapping[str, Any]) -> str:
         if isinstance(scheme := arguments.get("scheme"), Scheme):
             return scheme.name
-        if function in ("open_source", "open_artifact"):
+        if function in ("open_source", "open_artifact", "open_served"):
             artifact = arguments.get("artifact")
+            if function == "open_served":
+                artifact = _served(arguments["model"])
             self._open = artifact.options["scheme"] if isinstance(artifact, Artifact) else "original"
         return self._open
 
     # ----------------------------------------------------------------------------------------------------- source
 
     def _inspect_source(self, **_: Any) -> Any:
-        return {"framework": "Fake", "answer": {"kind": "array"}}
+        return {"framework": "Fake", "prediction_format": {"kind": "array"}, "processor": {}}
 
     def _export(self, into: str, **_: Any) -> PortableModel:
         return _model(into, "fp32")
@@ -109,7 +123,8 @@ class FakeWorker:
         (folder / "inputs").mkdir(parents=True)
         np.save(folder / "inputs" / "x.npy", np.random.default_rng(0).standard_normal((SAMPLES, 4), np.float32))
         write_index(folder, {"x": "inputs/x.npy"}, labels=(folder / LABELS).exists(), count=SAMPLES)
-        return SampleSet(path=into, digest=digest_of("samples"), count=SAMPLES, real=True, source="input_example")
+        written = SampleSet(path=into, digest="", count=SAMPLES, real=True, source="input_example")
+        return replace(written, digest=digest_of_samples(written))
 
     def _compare_samples(self, **_: Any) -> Any:
         return {"overlap": 0, "coverage": None}
@@ -135,8 +150,9 @@ class FakeWorker:
         left = error * (1 - sum(self._scenario.effects.get(node, 0.0) for node in kept)) if kept else error
         Path(into, "model.bin").write_text(f"{scheme.name} {left}")
         return Artifact(
-            path=into, entry="model.bin", digest="", job_id=job_id, backend=backend, precision=scheme.precision, toolchain={}, hardware="",
-            signature=SIGNATURE, size_bytes=0, options={"scheme": scheme.name, "error": left},
+            path=into, entry="model.bin", digest="", job_id=job_id, backend=backend, precision=scheme.precision,
+            toolchain={}, hardware="", signature=SIGNATURE, size_bytes=0,
+            options={"scheme": scheme.name, "error": left},
         )  # fmt: skip
 
     # ----------------------------------------------------------------------------------------------- run, measure
@@ -149,25 +165,55 @@ class FakeWorker:
         self._error = float(artifact.options["error"])
         return {"load_s": 0.01, "signature": SIGNATURE}
 
+    def _open_served(self, model: dict[str, str], **_: Any) -> Any:
+        return self._open_artifact(_served(model))
+
     def _predict(self, into: str, **_: Any) -> Any:
-        exact = np.random.default_rng(1).standard_normal((SAMPLES, 3)).astype(np.float32)
-        noise = np.random.default_rng(2).standard_normal(exact.shape).astype(np.float32)
         path = Path(into) / "y.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, exact + np.float32(self._error) * noise)
+        np.save(path, self._answers())
         return {"y": str(path)}
+
+    def _answers(self) -> np.ndarray[Any, Any]:
+        exact = np.random.default_rng(1).standard_normal((SAMPLES, 3)).astype(np.float32)
+        noise = np.random.default_rng(2).standard_normal(exact.shape).astype(np.float32)
+        return exact + np.float32(self._error) * noise
 
     def _predict_corners(self, **_: Any) -> Any:
         return []
 
+    def _make_calls(self, calls: list[Any], **_: Any) -> Any:
+        answers = [None] * len(calls)
+        return {"answers": answers, "refusals": {}, "repeated": {}, "changed_inputs": [], "changed_answers": []}
+
+    def _soak(self, **_: Any) -> Any:
+        return {"calls": 1000, "kept": []}
+
     def _warm_up(self, **_: Any) -> Any:
         return {"calls": 1, "seconds": 0.0, "steady": True, "latency_s": self._scenario.latency_s.get(self._open, 0.01)}
+
+    def _quick_turn(self, **_: Any) -> Any:
+        return [self._scenario.latency_s.get(self._open, 0.01)] * 20
+
+    def _prepare_turn(self, checked_seed: int | None, **_: Any) -> int:
+        self._checked_seed = checked_seed
+        return 20
 
     def _time_turn(self, **_: Any) -> Any:
         return [self._scenario.latency_s.get(self._open, 0.01)] * 20
 
-    def _peak_memory(self, **_: Any) -> int:
-        return 10**8
+    def _end_turn(self, into: str | None) -> Any:
+        if into is None or self._checked_seed is None:
+            return []
+        batch = checked_batch(SAMPLES, 1, self._checked_seed, 0)
+        path = Path(into) / "0-0.npy"
+        np.save(path, self._answers()[batch.rows])
+        return [{"y": str(path)}]
+
+
+def _served(model: Mapping[str, str]) -> Artifact:
+    folder = data_folder(model["path"])
+    return artifact_of(read_manifest(folder), folder)
 
 
 def _model(into: str, precision: str, kept: Mapping[str, tuple[str, ...]] | None = None) -> PortableModel:

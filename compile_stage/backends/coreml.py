@@ -1,7 +1,8 @@
 """Core ML: models for Apple's devices, converted anywhere, run on macOS alone.
 
-The artifact is a model package (`.mlpackage`) with an ML program. Elsewhere than on macOS nothing can run it, and nothing here says that it ran: what is
-read back is the saved program, its operators, its types and its inputs and outputs, and `open` says why it can't be opened.
+The artifact is a model package (`.mlpackage`) with an ML program. Elsewhere than on macOS nothing can run it, and
+nothing here says that it ran: what is read back is the saved program, its operators, its types and its inputs and
+outputs, and `open` says why it can't be opened.
 
 `open` needs nothing but macOS, coremltools and numpy.
 """
@@ -28,6 +29,7 @@ from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.options import OneOf, refuse_options, valid_options
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -37,15 +39,16 @@ _ENTRY = f"{_PACKAGE}/Manifest.json"
 _PROGRAM = "Data/com.apple.CoreML/model.mlmodel"
 _DATE = "com.github.apple.coremltools.conversion_date"
 
-# Deployment targets that have ML programs and what is asked of them here; and what an option may be, the default first.
+# Deployment targets that have ML programs and what is asked of them here; and a target's options.
 _SYSTEMS = ("iOS17", "iOS16", "iOS18", "iOS26", "macOS14", "macOS13", "macOS15", "macOS26")
-_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "minimum_deployment_target": _SYSTEMS,
-    "compute_units": ("all", "cpu_only", "cpu_and_gpu", "cpu_and_ne"),
+_OPTIONS: Mapping[str, OneOf] = {
+    "minimum_deployment_target": OneOf(*_SYSTEMS),
+    "compute_units": OneOf("all", "cpu_only", "cpu_and_gpu", "cpu_and_ne"),
 }
 _NEW = ("iOS18", "iOS26", "macOS15", "macOS26")  # several enumerated inputs, and int4, begin with these
 
-# What Core ML takes and gives, by what the source has. It has no 64-bit integers: the session narrows and widens, and refuses what does not fit.
+# What Core ML takes and gives, by what the source has. It has no 64-bit integers: the session narrows and widens, and
+# refuses what does not fit.
 _TYPES = {"float32": "FLOAT32", "float16": "FLOAT16", "int32": "INT32", "int64": "INT32"}
 _MATRIX_OPS = (
     "conv",
@@ -84,6 +87,7 @@ class CoreMl(Backend):
         precisions=("fp32", "fp16", "int8", "int4"),
         runtime=("coremltools",),
         opens_with=("coremltools",),
+        artifact_is_code=False,
         lacks=_LACKS,
         cross_compiles=True,
     )
@@ -97,7 +101,7 @@ class CoreMl(Backend):
         numpy = package_versions("numpy").get("numpy", "")
         if tuple(map(int, re.findall(r"\d+", numpy)[:2])) >= (2, 4):
             return f"coremltools 9 needs a numpy below 2.4, and {numpy} is installed: pip install 'numpy<2.4'"
-        return _refuse_options(target.options.get(self.name, {}))
+        return refuse_options(self.name, _OPTIONS, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         if target.device != "apple":
@@ -130,11 +134,11 @@ class CoreMl(Backend):
         into: Path,
         calibration: SampleSet | None = None,  # no scheme here calibrates
     ) -> Artifact:
-        asked = target.options.get(self.name, {})
-        if (reason := _refuse_options(asked) or _refuse_signature(model.signature, target)) is not None:
+        asked = valid_options(self.name, _OPTIONS, target)
+        if (reason := _refuse_signature(model.signature, target)) is not None:
             raise UsageError(reason)
         into.mkdir(parents=True, exist_ok=True)
-        options = {key: str(asked.get(key, allowed[0])) for key, allowed in _OPTIONS.items()}
+        options = {key: str(asked.get(key, allowed.words[0])) for key, allowed in _OPTIONS.items()}
         shapes, note = _shapes(model.signature, target)
         with _quiet():
             converted = _compress(_convert(model, scheme, options, shapes), scheme)
@@ -214,15 +218,6 @@ class _CoreMlSession:
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def _refuse_options(given: Mapping[str, Any]) -> str | None:
-    for key, value in given.items():
-        if key not in _OPTIONS:
-            return f"coreml has no option {key!r}; it has {', '.join(_OPTIONS)}"
-        if value not in _OPTIONS[key]:
-            return f"coreml's option {key} can't be {value!r}; it can be {', '.join(_OPTIONS[key])}"
-    return None
-
-
 def _refuse_signature(signature: Signature, target: Target) -> str | None:
     for spec in (*signature.inputs, *signature.outputs):
         if spec.dtype not in _TYPES:
@@ -234,7 +229,10 @@ def _refuse_signature(signature: Signature, target: Target) -> str | None:
             promised = target.shapes.get(spec.name)
             sizes = {promised.min[axis], promised.typical[axis], promised.max[axis]} if promised else set()
             if isinstance(dim, str) and len(sizes) != 1:
-                return f"coreml converts for fixed shapes but for the batch, and {dim!r} in {spec} is free: fix it under the target's shapes"
+                return (
+                    f"coreml converts for fixed shapes but for the batch, and {dim!r} in {spec} is free: fix it under "
+                    "the target's shapes"
+                )
     return None
 
 
@@ -247,7 +245,8 @@ def _is_new(target: Target) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without coremltools' warnings that newer packages were not tested with it, and its progress bars, which go to standard error."""
+    """Without coremltools' warnings that newer packages were not tested with it, and its progress bars, which go to
+    standard error."""
     log = logging.getLogger("coremltools")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -279,7 +278,8 @@ def _shape(spec: TensorSpec, batch: int, target: Target) -> tuple[int, ...]:
 
 
 def _shapes(signature: Signature, target: Target) -> tuple[dict[str, Any], str]:
-    """The shapes that each input takes: one, the target's as a list, or a range where a list can't be had; and what the report says of that."""
+    """The shapes that each input takes: one, the target's as a list, or a range where a list can't be had; and what the
+    report says of that."""
     sizes = sorted({*target.batch_sizes})
     listed = {spec.name: [_shape(spec, size, target) for size in sizes] for spec in signature.inputs}
     free = [spec for spec in signature.inputs if isinstance(spec.batch, str)]
@@ -292,7 +292,8 @@ def _shapes(signature: Signature, target: Target) -> tuple[dict[str, Any], str]:
         for name, shapes in listed.items()
     }
     return ranges, (
-        f"several inputs with a list of shapes need iOS18 or macOS15: the batch is a range from {sizes[0]} to {sizes[-1]}"
+        f"several inputs with a list of shapes need iOS18 or macOS15: the batch is a range from {sizes[0]} to "
+        f"{sizes[-1]}"
     )
 
 
@@ -337,7 +338,8 @@ def _convert(model: PortableModel, scheme: Scheme, options: Mapping[str, str], s
 
 
 def _compress(converted: Any, scheme: Scheme) -> Any:
-    """The weights in fewer bits, each channel or block with its scale, or from a palette (k-means); activations stay in float16."""
+    """The weights in fewer bits, each channel or block with its scale, or from a palette (k-means); activations stay in
+    float16."""
     if (kind := scheme.options.get("weights")) is None:
         return converted
     from coremltools.optimize import coreml as optimize
@@ -365,7 +367,8 @@ def _compress(converted: Any, scheme: Scheme) -> Any:
 
 
 def _settle(package: Path) -> None:
-    """The same bytes for the same model: without the day, and with identifiers that come from the content instead of chance."""
+    """The same bytes for the same model: without the day, and with identifiers that come from the content instead of
+    chance."""
     program = _read_program(package)
     program.description.metadata.userDefined.pop(_DATE, None)
     (package / _PROGRAM).write_bytes(program.SerializeToString(deterministic=True))
@@ -445,7 +448,8 @@ def _read_back(program: Any, scheme: Scheme) -> tuple[dict[str, Any], tuple[str,
             ops[operation.type] += 1
             if operation.type in _MATRIX_OPS:
                 heavy[kind] += 1
-            # A compressed weight is held by the operation that expands it: as an attribute up to iOS 17, as an argument later.
+            # A compressed weight is held by the operation that expands it: as an attribute up to iOS 17, as an argument
+            # later.
             arguments = (one for named in operation.inputs.values() for one in named.arguments)
             held = [one.value for one in arguments if one.WhichOneof("binding") == "value"]
             for value in (*operation.attributes.values(), *held):
@@ -471,7 +475,8 @@ def _judge(scheme: Scheme, heavy: Counter[str], weights: Counter[str], compresse
         raise NothingCompiledError(f"coremltools was asked for {wanted}, and wrote matrix operations in {rest}")
     if scheme.precision in _COMPRESSED and not compressed:
         raise NothingCompiledError(
-            f"coremltools was asked for {scheme.precision} and compressed no weight; it leaves those of fewer than {_SMALLEST_WEIGHT} numbers"
+            f"coremltools was asked for {scheme.precision} and compressed no weight; it leaves those of fewer than "
+            f"{_SMALLEST_WEIGHT} numbers"
         )
     notes = [f"matrix operations beside those in {wanted}: {rest}"] if rest else []
     if scheme.precision in _COMPRESSED:

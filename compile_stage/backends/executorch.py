@@ -1,7 +1,8 @@
 """ExecuTorch with XNNPACK, PyTorch's runtime for phones and small devices, on this machine's CPU.
 
-The artifact is one `.pte` file. XNNPACK takes the parts of the program that it has kernels for; the rest runs in ExecuTorch's portable
-operators, which are written to run anywhere, not to be fast. Which nodes went where, and in what types, is read back from the file itself.
+The artifact is one `.pte` file. XNNPACK takes the parts of the program that it has kernels for; the rest runs in
+ExecuTorch's portable operators, which are written to run anywhere, not to be fast. Which nodes went where, and in what
+types, is read back from the file itself.
 
 `open` needs nothing but executorch's extension module, torch and numpy: not the compiler, whose import takes seconds.
 """
@@ -27,6 +28,7 @@ from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.options import refuse_options
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -59,6 +61,7 @@ class ExecuTorch(Backend):
         precisions=("fp32", "int8", "int8-dynamic"),
         runtime=("executorch", "torch"),
         opens_with=("executorch", "torch"),
+        artifact_is_code=False,
         lacks=_LACKS,
     )
 
@@ -68,9 +71,7 @@ class ExecuTorch(Backend):
     def refuse_target(self, target: Target) -> str | None:
         if (reason := super().refuse_target(target)) is not None:
             return reason
-        for key in target.options.get(self.name, {}):
-            return f"executorch has no option {key!r}; it has none"
-        return None
+        return refuse_options(self.name, {}, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         return (_SCHEMES[precision],) if target.device == "cpu" and precision in _SCHEMES else ()
@@ -132,10 +133,11 @@ _SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------------- the session
+# ---------------------------------------------------------------------------------------------------------- the session
 
-# The threads of ExecuTorch are one pool of the process, and a loaded program keeps the address of the pool that it was loaded with. So there is
-# one lock, and before the pool is replaced every open session lets go of its program; it loads it again at its next call.
+# The threads of ExecuTorch are one pool of the process, and a loaded program keeps the address of the pool that it was
+# loaded with. So there is one lock, and before the pool is replaced every open session lets go of its program; it loads
+# it again at its next call.
 _LOCK = threading.RLock()
 _OPEN: weakref.WeakSet[_ExecuTorchSession] = weakref.WeakSet()
 
@@ -205,14 +207,16 @@ class _ExecuTorchSession:
             shape = batch[spec.name].shape
             if any(size > limit for size, limit in zip(shape, room, strict=True)):
                 return (
-                    f"input {spec.name!r} of shape {list(shape)} is larger than the program has room for, {list(room)}: "
+                    f"input {spec.name!r} of shape {list(shape)} is larger than the program has room for, "
+                    f"{list(room)}: "
                     "compile it with larger batch_sizes or shapes of the target"
                 )
         return None
 
 
 def _runtime() -> Any:
-    """ExecuTorch's extension module. `executorch.runtime` wraps it, and imports the whole compiler for a warning (7 s)."""
+    """ExecuTorch's extension module. `executorch.runtime` wraps it, and imports the whole compiler for a warning (7
+    s)."""
     import importlib
 
     import torch  # noqa: F401 - the extension needs its libraries loaded
@@ -229,7 +233,8 @@ def _runtime() -> Any:
 
 
 def _demand_same(signature: Signature, meta: Any) -> None:
-    """An input or output that was lost or retyped on the way is an error here, not a surprise later. Names are not in the file: order counts."""
+    """An input or output that was lost or retyped on the way is an error here, not a surprise later. Names are not in
+    the file: order counts."""
     inputs = [meta.input_tensor_meta(at) for at in range(meta.num_inputs())]
     outputs = [meta.output_tensor_meta(at) for at in range(meta.num_outputs())]
     for word, specs, found in (("inputs", signature.inputs, inputs), ("outputs", signature.outputs, outputs)):
@@ -242,13 +247,15 @@ def _demand_same(signature: Signature, meta: Any) -> None:
             )
 
 
-# ---------------------------------------------------------------------------------------------------------------- shapes
+# --------------------------------------------------------------------------------------------------------------- shapes
 
 
 def _bounds(signature: Signature, target: Target) -> tuple[dict[int, tuple[int, int]], ...]:
-    """By input, each free axis with the smallest and the largest size that the program must take: memory is planned for the largest.
+    """By input, each free axis with the smallest and the largest size that the program must take: memory is planned for
+    the largest.
 
-    The batch goes up to the largest of the target's sizes, and at least to 2, since PyTorch takes a size of 1 for a constant.
+    The batch goes up to the largest of the target's sizes, and at least to 2, since PyTorch takes a size of 1 for a
+    constant.
 
     Raises:
         UsageError: Another axis is free, and the policy does not say between which sizes.
@@ -278,16 +285,18 @@ def _demand_room(bounds: Sequence[Mapping[int, tuple[int, int]]], limits: Sequen
         for axis, (_, high) in axes.items():
             if sizes[axis] < high:
                 raise NothingCompiledError(
-                    f"the program must take {high} along axis {axis} of input {at}, and ExecuTorch planned memory for {sizes[axis]}"
+                    f"the program must take {high} along axis {axis} of input {at}, and ExecuTorch planned memory for "
+                    f"{sizes[axis]}"
                 )
 
 
-# ----------------------------------------------------------------------------------------------------------------- quiet
+# ---------------------------------------------------------------------------------------------------------------- quiet
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings and log lines that PyTorch, torchao and ExecuTorch write about each other when they are imported and called."""
+    """Without the warnings and log lines that PyTorch, torchao and ExecuTorch write about each other when they are
+    imported and called."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

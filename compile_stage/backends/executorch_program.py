@@ -1,4 +1,5 @@
-"""A PyTorch program as ExecuTorch's file, with XNNPACK's parts: exported anew with bounds, quantised, lowered, and read back.
+"""A PyTorch program as ExecuTorch's file, with XNNPACK's parts: exported anew with bounds, quantised, lowered, and read
+back.
 
 One half of the backend `executorch`; what opens the file is the other (`backends.executorch`).
 """
@@ -69,7 +70,8 @@ def compile_program(
 
 
 def _sized(tensor: Any, axes: Mapping[int, tuple[int, int]]) -> Any:
-    """The example with each free axis at its largest size, its own rows again and again: they are values that the model takes."""
+    """The example with each free axis at its largest size, its own rows again and again: they are values that the model
+    takes."""
     import torch
 
     for axis, (_, high) in axes.items():
@@ -85,7 +87,8 @@ def _export(
     *,
     gathered: bool,
 ) -> Any:
-    """The module, whose inputs are `gathered` in one `*tensors` or not, as a program whose free axes have upper bounds: without one ExecuTorch plans memory for a number of its own."""
+    """The module, whose inputs are `gathered` in one `*tensors` or not, as a program whose free axes have upper bounds:
+    without one ExecuTorch plans memory for a number of its own."""
     import torch
 
     free = tuple(
@@ -100,7 +103,8 @@ def _export(
         for axis in axes:
             if isinstance(shape[axis], int):
                 raise NothingCompiledError(
-                    f"the program takes only {shape[axis]} along axis {axis} of input {spec.name!r}, though its signature leaves it free"
+                    f"the program takes only {shape[axis]} along axis {axis} of input {spec.name!r}, though its "
+                    "signature leaves it free"
                 )
     return exported
 
@@ -108,10 +112,11 @@ def _export(
 def _quantise(
     exported: Any, example: tuple[Any, ...], signature: Signature, scheme: Scheme, calibration: SampleSet | None
 ) -> Any:
-    """PyTorch's own quantisation of exported programs, with XNNPACK's rules of what is rounded: the module with quantised weights.
+    """PyTorch's own quantisation of exported programs, with XNNPACK's rules of what is rounded: the module with
+    quantised weights.
 
-    Static: ranges of activations are observed on the policy's samples in their order. Dynamic: they are taken from each call's own values, and only matrix
-    products by a weight are rounded.
+    Static: ranges of activations are observed on the policy's samples in their order. Dynamic: they are taken from each
+    call's own values, and only matrix products by a weight are rounded.
     """
     import torch
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import get_symmetric_quantization_config
@@ -137,7 +142,8 @@ def _quantise(
 
 
 def _as_linear(module: Any) -> Any:
-    """The module with products by a weight written as linear layers, the only form in which the quantizer knows them."""
+    """The module with products by a weight written as linear layers, the only form in which the quantizer knows
+    them."""
     import torch
 
     aten = torch.ops.aten
@@ -167,8 +173,8 @@ def _as_linear(module: Any) -> Any:
 
 
 def _quantizer() -> Any:
-    """XNNPACK's quantizer, kept from arithmetic of whole numbers. By itself it makes floats of the constants in it, and marks it for rounding:
-    an index that was rounded is no index."""
+    """XNNPACK's quantizer, kept from arithmetic of whole numbers. By itself it makes floats of the constants in it, and
+    marks it for rounding: an index that was rounded is no index."""
     import torch
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer
     from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
@@ -202,8 +208,8 @@ def _quantizer() -> Any:
 
 
 def read_back(program: bytes, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Which nodes of the file XNNPACK runs, in what types, and what is left to portable operators. Raises when XNNPACK has none, or none in the precision
-    that was asked for."""
+    """Which nodes of the file XNNPACK runs, in what types, and what is left to portable operators. Raises when XNNPACK
+    has none, or none in the precision that was asked for."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
     read = deserialize_pte_binary(program).program
@@ -282,8 +288,8 @@ def _judge(scheme: Scheme, types: Counter[str], outside: Mapping[str, int]) -> t
         return ()
     if not integer:
         raise NothingCompiledError(
-            f"ExecuTorch was asked for {scheme.precision}, and XNNPACK runs no convolution or matrix product in integers: "
-            f"{floating} stayed in float, {left} in portable operators"
+            f"ExecuTorch was asked for {scheme.precision}, and XNNPACK runs no convolution or matrix product in "
+            f"integers: {floating} stayed in float, {left} in portable operators"
         )
     if floating + left:
         return (f"{integer} convolutions and matrix products run in int8, {floating + left} in float",)

@@ -1,8 +1,9 @@
 """PyTorch's own compiler, ahead of time: AOTInductor.
 
-The artifact is a package with a shared library: the program in C++, compiled for this machine's instruction set, and its weights. Making it
-takes a C++ compiler; loading it takes PyTorch alone, whose library kernels it calls, and runs none of the model's Python. What was
-compiled is read back from the generated source: its calls of library kernels, its own fused loops, and the types of its weights.
+The artifact is a package with a shared library: the program in C++, compiled for this machine's instruction set, and
+its weights. Making it takes a C++ compiler; loading it takes PyTorch alone, whose library kernels it calls, and runs
+none of the model's Python. What was compiled is read back from the generated source: its calls of library kernels, its
+own fused loops, and the types of its weights.
 
 `open` needs nothing but torch and numpy.
 """
@@ -19,7 +20,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,18 +34,20 @@ from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import describe, refuse_form
-from compile_stage.plugin_support.torch_programs import free_axes, threads_restored, use_threads
+from compile_stage.plugin_support.options import FLAG, Option, refuse_options, valid_options
+from compile_stage.plugin_support.torch_programs import free_axes, opened, use_threads
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
 _ENTRY = "model.pt2"
 
-# Options of a target, each true or false, and what holds when it says nothing.
-_OPTIONS: Mapping[str, bool] = {
+# Options of a target, and what holds when it says nothing.
+_DEFAULTS: Mapping[str, bool] = {
     "freezing": True,  # weights are constants: folded into their neighbours, and packed for the kernels
     "max_autotune": False,  # matrix products are timed in several forms while the model is compiled
 }
+_OPTIONS: Mapping[str, Option] = dict.fromkeys(_DEFAULTS, FLAG)
 
 _NOT_DRIVEN = "PyTorch's quantisers are not driven by this backend"
 _LACKS = {
@@ -92,7 +95,7 @@ class Inductor(Backend):
             return (
                 f"inductor needs a C++ compiler, and {_compiler()} can't be run here: install g++, or name one in CXX"
             )
-        return _refuse_options(target.options.get(self.name, {}))
+        return refuse_options(self.name, _OPTIONS, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         if target.device == "cpu" and (precision == "fp32" or (precision == "bf16" and hardware().multiplies_bf16)):
@@ -114,11 +117,9 @@ class Inductor(Backend):
         into: Path,
         calibration: SampleSet | None = None,  # no scheme here calibrates
     ) -> Artifact:
-        asked = target.options.get(self.name, {})
-        if (reason := _refuse_options(asked)) is not None:
-            raise UsageError(reason)
+        asked = valid_options(self.name, _OPTIONS, target)
         into.mkdir(parents=True, exist_ok=True)
-        options = {**_OPTIONS, **asked}
+        options = {**_DEFAULTS, **asked}
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
             built = _build(model, scheme, options, Path(scratch))
             executed, notes = _read_back(built, scheme)
@@ -127,14 +128,8 @@ class Inductor(Backend):
             self, model, scheme, job_id, into, entry=_ENTRY, options=options, executed=executed, notes=notes
         )
 
-    @contextmanager
-    def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
-        session = _InductorSession(Path(artifact.path) / artifact.entry, artifact.signature, threads)
-        with threads_restored():
-            try:
-                yield session
-            finally:
-                session.close()
+    def open(self, artifact: Artifact, threads: int) -> AbstractContextManager[Session]:
+        return opened(_InductorSession(Path(artifact.path) / artifact.entry, artifact.signature, threads))
 
 
 class _InductorSession:
@@ -146,8 +141,8 @@ class _InductorSession:
         self.signature = signature
         self._threads = threads
         try:
-            # What `torch._inductor.aoti_load_package` wraps, without the compiler that its module imports (6 s and 90 MB): the package
-            # holds one model, called `model`, of which one instance runs at a time.
+            # What `torch._inductor.aoti_load_package` wraps, without the compiler that its module imports (6 s and 90
+            # MB): the package holds one model, called `model`, of which one instance runs at a time.
             self._loaded: Any = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
         except RuntimeError as error:
             raise NothingCompiledError(f"PyTorch can't load the package: {_sentence(error)}") from error
@@ -176,7 +171,7 @@ class _InductorSession:
         self._loaded = None
 
 
-# ------------------------------------------------------------------------------------------------ what it needs and takes
+# ---------------------------------------------------------------------------------------------- what it needs and takes
 
 
 def _compiler() -> str:
@@ -199,15 +194,6 @@ def _version_of(compiler: str) -> dict[str, str]:
         return {}
     lines = done.stdout.splitlines()
     return {Path(found).name: lines[0].strip()} if lines else {}
-
-
-def _refuse_options(given: Mapping[str, Any]) -> str | None:
-    for key, value in given.items():
-        if key not in _OPTIONS:
-            return f"inductor has no option {key!r}; it has {', '.join(_OPTIONS)}"
-        if not isinstance(value, bool):
-            return f"inductor's option {key} must be true or false, not {value!r}"
-    return None
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling
@@ -244,7 +230,8 @@ def _build(model: PortableModel, scheme: Scheme, options: Mapping[str, bool], sc
 
 
 def _wrap_compiler(scratch: Path) -> Path:
-    """A script in front of the compiler. Inductor lets no flag through, and without this one the paths of the machine are in the library."""
+    """A script in front of the compiler. Inductor lets no flag through, and without this one the paths of the machine
+    are in the library."""
     import torch
 
     real = shutil.which(_compiler())
@@ -262,7 +249,8 @@ def _caches_in(folder: Path) -> Iterator[None]:
     """What Inductor reads from the environment at every use: where its caches are."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
     if "distutils" in sys.modules and "setuptools" not in sys.modules:
-        # Inductor imports setuptools, which refuses to replace a distutils that somebody else of this process has imported.
+        # Inductor imports setuptools, which refuses to replace a distutils that somebody else of this process has
+        # imported.
         places["SETUPTOOLS_USE_DISTUTILS"] = "stdlib"
     before = {name: os.environ.get(name) for name in places}
     os.environ.update(places)
@@ -284,8 +272,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _in_bfloat16(program: Any, signature: Signature) -> Any:
-    """The program with matrix products and convolutions in bfloat16, and in float32 what PyTorch's autocast leaves there. Its inputs are flat,
-    in the same order; inputs and outputs keep their types."""
+    """The program with matrix products and convolutions in bfloat16, and in float32 what PyTorch's autocast leaves
+    there. Its inputs are flat, in the same order; inputs and outputs keep their types."""
     import torch
 
     tree = torch.utils._pytree
@@ -313,12 +301,14 @@ def _in_bfloat16(program: Any, signature: Signature) -> Any:
 
 
 def _read_back(package: Path, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the generated source calls, and in what types its weights are. Raises when the precision that was asked for was not taken."""
+    """What the generated source calls, and in what types its weights are. Raises when the precision that was asked for
+    was not taken."""
     with zipfile.ZipFile(package) as archive:
         sources = [archive.read(name).decode() for name in archive.namelist() if name.endswith(".wrapper.cpp")]
     if len(sources) != 1:
         raise NothingCompiledError(
-            f"the package should hold one generated source and holds {len(sources)}, so what it executes can't be read back"
+            f"the package should hold one generated source and holds {len(sources)}, so what it executes can't be read "
+            "back"
         )
     source = sources[0]
     kernels = Counter(_KERNEL_CALL.findall(source))

@@ -1,8 +1,9 @@
 """LiteRT (formerly TensorFlow Lite), the runtime of Android and small devices, on this machine's CPU.
 
-litert-torch converts the PyTorch program, ai-edge-quantizer rounds it, and ai-edge-litert runs it with XNNPACK's kernels. A converted
-file has fixed shapes, so the artifact is one file for each bucket of the target's shapes (`plugin_support.buckets`). Which operators XNNPACK took, and in what types they
-compute, is read back from the loaded interpreter.
+litert-torch converts the PyTorch program, ai-edge-quantizer rounds it, and ai-edge-litert runs it with XNNPACK's
+kernels. A converted file has fixed shapes, so the artifact is one file for each bucket of the target's shapes
+(`plugin_support.buckets`). Which operators XNNPACK took, and in what types they compute, is read back from the loaded
+interpreter.
 
 `open` needs nothing but ai-edge-litert and numpy.
 """
@@ -29,6 +30,7 @@ from compile_stage.core.sample_files import read_index
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import describe, refuse_form, without_folders
 from compile_stage.plugin_support.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
+from compile_stage.plugin_support.options import refuse_options
 from compile_stage.plugin_support.torch_programs import flat_module
 
 if TYPE_CHECKING:
@@ -55,10 +57,12 @@ _SCHEMES: Mapping[str, Scheme] = {
     "int8-dynamic": Scheme(precision="int8-dynamic", name="int8-dynamic-litert", native=True, weights="int8"),
 }
 
-# Operators that do the arithmetic of a network. Their second input is the weight (of TRANSPOSE_CONV the second of three, too).
+# Operators that do the arithmetic of a network. Their second input is the weight (of TRANSPOSE_CONV the second of
+# three, too).
 _MATRIX_OPS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL")
 
-# The converter makes 32-bit numbers of 64-bit ones. Whole numbers are checked at each call; rounding floats would be another precision.
+# The converter makes 32-bit numbers of 64-bit ones. Whole numbers are checked at each call; rounding floats would be
+# another precision.
 _NARROWED = {"int64": "int32", "uint64": "uint32"}
 
 
@@ -74,6 +78,7 @@ class LiteRt(Backend):
         precisions=tuple(_SCHEMES),
         runtime=("ai-edge-litert",),
         opens_with=("ai_edge_litert",),
+        artifact_is_code=False,
         lacks=_LACKS,
     )
 
@@ -85,9 +90,7 @@ class LiteRt(Backend):
     def refuse_target(self, target: Target) -> str | None:
         if (reason := super().refuse_target(target)) is not None:
             return reason
-        for key in target.options.get(self.name, {}):
-            return f"litert has no option {key!r}; it has none"
-        return None
+        return refuse_options(self.name, {}, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         return (_SCHEMES[precision],) if target.device == "cpu" and precision in _SCHEMES else ()
@@ -118,7 +121,8 @@ class LiteRt(Backend):
         shapes = buckets(model.signature, target)
         if scheme.precision == "int8" and len({tuple(shape[1:] for shape in one) for one in shapes}) > 1:
             raise UsageError(
-                "litert calibrates each file on samples of its own shape, and the target promises several sizes beside the batch: leave int8 to another backend"
+                "litert calibrates each file on samples of its own shape, and the target promises several sizes beside "
+                "the batch: leave int8 to another backend"
             )
         into.mkdir(parents=True, exist_ok=True)
         notes: list[str] = []
@@ -158,7 +162,7 @@ class LiteRt(Backend):
             session.close()
 
 
-# ----------------------------------------------------------------------------------------------------------- the session
+# ---------------------------------------------------------------------------------------------------------- the session
 
 
 class _LiteRtSession:
@@ -210,7 +214,8 @@ class _Loaded:
             array = batch[spec.name]
             if list(array.shape) != [int(size) for size in tensor["shape"]]:
                 raise UsageError(
-                    f"input {spec.name!r} of shape {list(array.shape)} does not fit the file's {tensor['shape'].tolist()}"
+                    f"input {spec.name!r} of shape {list(array.shape)} does not fit the file's "
+                    f"{tensor['shape'].tolist()}"
                 )
             self.interpreter.set_tensor(tensor["index"], _narrowed(spec, array, tensor["dtype"]))
         self.interpreter.invoke()
@@ -221,7 +226,8 @@ class _Loaded:
 
 
 def _tensors(word: str, details: Mapping[str, Any], specs: Sequence[TensorSpec]) -> list[Any]:
-    """The file's tensors in the model's order: the converter numbers them. One that was lost or retyped is an error here."""
+    """The file's tensors in the model's order: the converter numbers them. One that was lost or retyped is an error
+    here."""
     ordered = [details[name] for name in sorted(details, key=lambda name: int(name.rpartition("_")[2]))]
     wanted = [(_NARROWED.get(spec.dtype, spec.dtype), len(spec.shape)) for spec in specs]
     have = [(tensor["dtype"].__name__.rstrip("_"), len(tensor["shape"])) for tensor in ordered]
@@ -242,7 +248,8 @@ def _narrowed(spec: TensorSpec, array: Any, dtype: Any) -> Any:
     limits = np.iinfo(dtype)
     if array.size and (array.min() < limits.min or array.max() > limits.max):
         raise UsageError(
-            f"input {spec.name!r} holds {int(array.min())} to {int(array.max())}, and the compiled model takes {dtype.__name__} only"
+            f"input {spec.name!r} holds {int(array.min())} to {int(array.max())}, and the compiled model takes "
+            f"{dtype.__name__} only"
         )
     return np.asarray(array, dtype, order="C")
 
@@ -280,8 +287,8 @@ def _quantise(
     try:
         rules, ranges = _rules(scheme.precision), None
         if scheme.precision == "int8" and calibration is not None:
-            # The smallest and largest value of all samples. By default it takes a moving average, which with few samples is the range of the first,
-            # and another one for another batch size.
+            # The smallest and largest value of all samples. By default it takes a moving average, which with few
+            # samples is the range of the first, and another one for another batch size.
             observed = calibrator.Calibrator(str(file), num_threads=1, qsv_update_func=qsv_utils.min_max_update)
             observed.calibrate({_SIGNATURE: list(_calibration(calibration, signature, batch_size))}, rules)
             ranges = observed.get_model_qsvs()
@@ -338,8 +345,8 @@ def _calibration(samples: SampleSet, signature: Signature, batch_size: int) -> I
 
 
 def _read_back(interpreter: Any, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The loaded file's operators, which of them XNNPACK took, and the types of activations and weights in the products. Raises when XNNPACK took none, or the precision
-    that was asked for was not taken."""
+    """The loaded file's operators, which of them XNNPACK took, and the types of activations and weights in the
+    products. Raises when XNNPACK took none, or the precision that was asked for was not taken."""
     nodes = interpreter._get_ops_details()
     operators = [node for node in nodes if node["op_name"] != "DELEGATE"]
     left = _left_out(nodes, [detail["index"] for detail in interpreter.get_output_details()])
@@ -375,8 +382,8 @@ def _read_back(interpreter: Any, scheme: Scheme) -> tuple[dict[str, Any], tuple[
 
 
 def _left_out(nodes: Sequence[Mapping[str, Any]], outputs: Sequence[int]) -> set[int]:
-    """The operators that no delegate took. The interpreter lists those that one did take beside it, but what they make is
-    made by it now: so from the outputs backwards, each tensor's maker is the delegate where there is one."""
+    """The operators that no delegate took. The interpreter lists those that one did take beside it, but what they make
+    is made by it now: so from the outputs backwards, each tensor's maker is the delegate where there is one."""
     makers: dict[int, Mapping[str, Any]] = {}
     for node in nodes:
         for output in node["outputs"]:
@@ -418,7 +425,7 @@ def _judge(scheme: Scheme, products: Counter[str]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# ----------------------------------------------------------------------------------------------------------------- quiet
+# ---------------------------------------------------------------------------------------------------------------- quiet
 
 
 @contextlib.contextmanager
@@ -436,7 +443,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without what the C++ of the converter and the runtime writes on standard error, which no setting of their packages turns off."""
+    """Without what the C++ of the converter and the runtime writes on standard error, which no setting of their
+    packages turns off."""
     sys.stderr.flush()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

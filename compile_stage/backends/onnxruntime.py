@@ -1,9 +1,9 @@
 """ONNX Runtime, on its CPU provider or on another one (`onnxruntime_providers.py`).
 
-The artifact is the ONNX graph itself; the runtime optimises it for the machine when it is opened. What comes out of that is
-read back at compile time: the optimised graph is dumped and counted, so that a provider that was not taken, or an int8 graph
-whose kernels stayed in float, is found here and not by a user. Another provider's graph can't be dumped; of that, the place of every node is read
-back, when it is compiled and whenever it is opened.
+The artifact is the ONNX graph itself; the runtime optimises it for the machine when it is opened. What comes out of
+that is read back at compile time: the optimised graph is dumped and counted, so that a provider that was not taken, or
+an int8 graph whose kernels stayed in float, is found here and not by a user. Another provider's graph can't be dumped;
+of that, the place of every node is read back, when it is compiled and whenever it is opened.
 
 As `.ort` (`onnxruntime_mobile.py`) it is optimised when it is written; for a phone it is compiled here, and not run.
 
@@ -32,25 +32,27 @@ from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import describe, refuse_form, refuse_types
+from compile_stage.plugin_support.options import CHECKED_ELSEWHERE, FLAG, MAPPING, OneOf, Option, refuse_options
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-# Options of a target, with what each may be. `config` hands entries to the session untouched.
-_OPTIONS: Mapping[str, tuple[str, ...] | type] = {
-    "graph_optimization": tuple(sessions.LEVELS),
-    "spinning": bool,
-    "memory_arena": bool,
-    "mapped_weights": bool,
-    "config": dict,
-    "provider": str,
-    "provider_options": dict,
-    "min_nodes_share": float,
-    "format": ("onnx", "ort"),
+# Options of a target. `config` hands entries to the session untouched.
+_OPTIONS: Mapping[str, Option] = {
+    "graph_optimization": OneOf(*sessions.LEVELS),
+    "spinning": FLAG,
+    "memory_arena": FLAG,
+    "mapped_weights": FLAG,
+    "config": MAPPING,
+    "provider": CHECKED_ELSEWHERE,
+    "provider_options": MAPPING,
+    "min_nodes_share": CHECKED_ELSEWHERE,
+    "format": OneOf("onnx", "ort"),
 }
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 
-# How MatMulNBits computes: 4 rounds its input to int8 by blocks too, with integer products; 1 stays in float32. The runtime's own default, pinned.
+# How MatMulNBits computes: 4 rounds its input to int8 by blocks too, with integer products; 1 stays in float32. The
+# runtime's own default, pinned.
 _ACCURACY_LEVEL = "session.qdq_matmulnbits_accuracy_level"
 
 _LACKS = {
@@ -75,6 +77,7 @@ class OnnxRuntime(Backend):
         precisions=("fp32", "fp16", "int8", "int8-dynamic", "int4"),
         runtime=providers.PACKAGES,
         lacks=_LACKS,
+        artifact_is_code=False,
         compiles_any_graph=True,
         cross_compiles=True,
         offers_tuning_options=True,
@@ -86,11 +89,14 @@ class OnnxRuntime(Backend):
 
     def refuse_target(self, target: Target) -> str | None:
         asked = target.options.get(self.name, {})
-        if (reason := self._refuse_options(asked)) is not None:
+        if (reason := self._refuse_options(target)) is not None:
             return reason
         provider = self._provider(asked)
         if target.device not in provider.devices:
-            said = f"{self.name}'s {provider.name} runs on the device {' or '.join(provider.devices)}, not on {target.device!r}"
+            said = (
+                f"{self.name}'s {provider.name} runs on the device {' or '.join(provider.devices)}, not on "
+                f"{target.device!r}"
+            )
             suited = [one.short for one in providers.PROVIDERS if target.device in one.devices]
             return f"{said}; its option provider can be {', '.join(suited)} there" if suited else said
         if (reason := mobile.refuse(asked, target.device, provider)) is not None:
@@ -111,8 +117,9 @@ class OnnxRuntime(Backend):
             raise UsageError(f"{self.name} knows no provider {asked.get('provider')!r}")
         return found
 
-    def _refuse_options(self, asked: Mapping[str, Any]) -> str | None:
-        return _refuse_options(asked, self.name) or providers.refuse(asked, self.name, self.default_provider)
+    def _refuse_options(self, target: Target) -> str | None:
+        asked = target.options.get(self.name, {})
+        return refuse_options(self.name, _OPTIONS, target) or providers.refuse(asked, self.name, self.default_provider)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         asked = target.options.get(self.name, {})
@@ -125,7 +132,8 @@ class OnnxRuntime(Backend):
             return ()
         return {
             "fp32": (Scheme(precision="fp32", name="fp32", native=True),),
-            # Computed in float32 on a CPU: half the size, no more speed. Whether that is worth shipping is the policy's to say.
+            # Computed in float32 on a CPU: half the size, no more speed. Whether that is worth shipping is the policy's
+            # to say.
             "fp16": (Scheme(precision="fp16", name="fp16", weights="float16"),),
             "int8": _static_schemes(on_arm=target.device in mobile.DEVICES or _on_arm()),
             "int8-dynamic": (
@@ -141,7 +149,8 @@ class OnnxRuntime(Backend):
         }.get(precision, ())
 
     def capabilities_for(self, target: Target) -> BackendCapabilities:
-        """Its options and kernels are the CPU's; what it writes for a phone, or for Apple's provider, needs no such device here."""
+        """Its options and kernels are the CPU's; what it writes for a phone, or for Apple's provider, needs no such
+        device here."""
         asked = target.options.get(self.name, {})
         provider = providers.find(str(asked.get("provider", self.default_provider)))
         if provider is None:
@@ -163,7 +172,8 @@ class OnnxRuntime(Backend):
             return {**_LACKS, **written}
         served = " and ".join(provider.precisions)
         return {
-            "*": f"what {provider.name} computes in another precision can't be read back from it; it is served in {served}",
+            "*": f"what {provider.name} computes in another precision can't be read back from it; it is served in "
+            f"{served}",
             **written,
         }
 
@@ -200,7 +210,7 @@ class OnnxRuntime(Backend):
         calibration: SampleSet | None = None,  # the graph carries its calibration: no scheme here calibrates natively
     ) -> Artifact:
         asked = target.options.get(self.name, {})
-        provider = self._provider(asked) if (reason := self._refuse_options(asked)) is None else None
+        provider = self._provider(asked) if (reason := self._refuse_options(target)) is None else None
         if provider is None or (reason := mobile.refuse(asked, target.device, provider)) is not None:
             raise UsageError(str(reason))
         file = mobile.file_format(asked, target.device, provider)
@@ -268,7 +278,8 @@ class OnnxRuntime(Backend):
 
 
 class OnnxRuntimeOpenVino(OnnxRuntime):
-    """The same on OpenVINO's provider, whose package takes the place of onnxruntime's and so has an environment of its own (docs/decisions/0022)."""
+    """The same on OpenVINO's provider, whose package takes the place of onnxruntime's and so has an environment of its
+    own (docs/decisions/0022)."""
 
     name: ClassVar[str] = "onnxruntime-openvino"
     capabilities: ClassVar[BackendCapabilities] = replace(
@@ -308,11 +319,13 @@ def _on_arm() -> bool:
 
 
 def _static_schemes(*, on_arm: bool) -> tuple[Scheme, ...]:
-    """One static scheme: the integer convolution answers in integers, so the placement is `chain`, which leaves a transformer's sums and
-    normalisations in float. On x86 unsigned activations; symmetric int8 ones are twice as slow there. Products of two activations stay in float where the CPU's
-    integers are slow: 2 % less for a transformer, and more accurate (docs/int8.md)."""
+    """One static scheme: the integer convolution answers in integers, so the placement is `chain`, which leaves a
+    transformer's sums and normalisations in float. On x86 unsigned activations; symmetric int8 ones are twice as slow
+    there. Products of two activations stay in float where the CPU's integers are slow: 2 % less for a transformer, and
+    more accurate (docs/int8.md)."""
     if on_arm:
-        # With zero points, not symmetric: a ReLU is merged into the convolution before it only where the smallest integer stands for 0.
+        # With zero points, not symmetric: a ReLU is merged into the convolution before it only where the smallest
+        # integer stands for 0.
         return (Scheme(precision="int8", name="int8-s8s8", activations="int8", weights="int8"),)
     safe = {"reduce_range": hardware().sums_saturate, "products": not hardware().sums_saturate}
     return (Scheme(precision="int8", name="int8-u8s8", activations="uint8", weights="int8", options=safe),)
@@ -330,22 +343,25 @@ def _block_schemes() -> tuple[Scheme, ...]:
 
 
 def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
-    """Settings of the session that are worth a try. Outputs bound to buffers of ours are none of them: they would have to be copied, since
-    they belong to the caller, and the copy costs what the allocation does (docs/option-tuning.md). Nor is the switch that takes denormals for zero: it sets the
-    arithmetic of the thread that serves, not of the model alone."""
+    """Settings of the session that are worth a try. Outputs bound to buffers of ours are none of them: they would have
+    to be copied, since they belong to the caller, and the copy costs what the allocation does (docs/option-tuning.md).
+    Nor is the switch that takes denormals for zero: it sets the arithmetic of the thread that serves, not of the model
+    alone."""
 
     def config(name: str, value: str) -> dict[str, Any]:
         return {"config": {name: value}}
 
     memory = (
-        # From a file of their own weights are mapped: they are not read twice, and processes share what is not packed for the kernels.
+        # From a file of their own weights are mapped: they are not read twice, and processes share what is not packed
+        # for the kernels.
         TuningOption(kind="memory", name="mapped-weights", options={"mapped_weights": True}),
         TuningOption(kind="memory", name="no-arena", options={"memory_arena": False}),
         # Weights are not packed beforehand: less memory, and where packing paid each call is slower.
         TuningOption(kind="memory", name="no-prepacking", options=config("session.disable_prepacking", "1")),
     )
     tuning = (
-        # Without NCHWc, whose copies of the weights are most of a large network's memory, and whose reordering may cost a small one time.
+        # Without NCHWc, whose copies of the weights are most of a large network's memory, and whose reordering may cost
+        # a small one time.
         TuningOption(kind="tuning", name="extended", options={"graph_optimization": "extended"}),
     )
     if threads == 1:  # what follows is about the threads of the pool, and there is none
@@ -362,24 +378,12 @@ def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def _refuse_options(given: Mapping[str, Any], backend: str) -> str | None:
-    for key, value in given.items():
-        allowed = _OPTIONS.get(key)
-        if allowed is None:
-            return f"{backend} has no option {key!r}; it has {', '.join(_OPTIONS)}"
-        if isinstance(allowed, tuple) and value not in allowed:
-            return f"{backend}'s option {key} can't be {value!r}; it can be {', '.join(allowed)}"
-        if allowed in (bool, dict) and not isinstance(value, Mapping if allowed is dict else bool):
-            wanted = "a mapping" if allowed is dict else "true or false"
-            return f"{backend}'s option {key} must be {wanted}, not {value!r}"
-    return None
-
-
 # --------------------------------------------------------------------------------------------------------------- files
 
 
 def _copy_graph(source: Path, into: Path, *, mapped: bool) -> None:
-    """The graph as `model.onnx` with the external data that it names, and nothing else; `mapped`: all weights are external data."""
+    """The graph as `model.onnx` with the external data that it names, and nothing else; `mapped`: all weights are
+    external data."""
     import onnx
     from onnx.external_data_helper import _get_all_tensors, uses_external_data
 

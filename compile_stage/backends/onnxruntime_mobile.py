@@ -1,12 +1,14 @@
-"""ONNX Runtime's own file format (`.ort`), and phones: what is written for them here, and what can be said of it without one.
+"""ONNX Runtime's own file format (`.ort`), and phones: what is written for them here, and what can be said of it
+without one.
 
-An `.ort` file holds the graph after optimisation; opening it optimises no further, and needs no ONNX in the runtime (a minimal build). Beside it lies
-`required_operators.config`, from which such a build is made. It is written as `onnxruntime.tools.convert_onnx_models_to_ort` of 1.31 does: `fixed` for what runs
-on the CPU, with all optimisations in the graph; `runtime` for providers that compile parts of it themselves, with the basic ones in the graph and the rest beside
-it, to be replayed on what such a provider leaves.
+An `.ort` file holds the graph after optimisation; opening it optimises no further, and needs no ONNX in the runtime (a
+minimal build). Beside it lies `required_operators.config`, from which such a build is made. It is written as
+`onnxruntime.tools.convert_onnx_models_to_ort` of 1.31 does: `fixed` for what runs on the CPU, with all optimisations in
+the graph; `runtime` for providers that compile parts of it themselves, with the basic ones in the graph and the rest
+beside it, to be replayed on what such a provider leaves.
 
-How much a provider would take is estimated with the lists that ONNX Runtime ships (`onnxruntime.tools.mobile_helpers`): by operator, shape and rank. It is no
-measurement: nothing here runs such a provider.
+How much a provider would take is estimated with the lists that ONNX Runtime ships (`onnxruntime.tools.mobile_helpers`):
+by operator, shape and rank. It is no measurement: nothing here runs such a provider.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ REPLAY: Mapping[str, str] = {"session.enable_saved_runtime_optimizations": "1"}
 """What a session needs to apply what the style `runtime` saved."""
 
 
-# ------------------------------------------------------------------------------------------------------ what can be asked
+# ---------------------------------------------------------------------------------------------------- what can be asked
 
 
 def file_format(given: Mapping[str, Any], device: str, provider: providers.Provider) -> str:
@@ -63,13 +65,19 @@ def refuse(given: Mapping[str, Any], device: str, provider: providers.Provider) 
         if provider.name != providers.CPU and device not in DEVICES:
             return f"ONNX Runtime can't say which nodes of an .ort file {provider.name} took: set format: onnx"
         if given.get("mapped_weights", False):
-            return "an .ort file holds its weights, so they can't be mapped from a file of their own: leave out mapped_weights"
+            return (
+                "an .ort file holds its weights, so they can't be mapped from a file of their own: leave out "
+                "mapped_weights"
+            )
     if (
         is_written_for(provider, device)
         and provider.name not in (*_COMPILING, providers.CPU)
         and "min_nodes_share" in given
     ):
-        return f"min_nodes_share can't be judged here: ONNX Runtime ships no list of what {provider.name} takes; leave it out"
+        return (
+            f"min_nodes_share can't be judged here: ONNX Runtime ships no list of what {provider.name} takes; leave it "
+            "out"
+        )
     return None
 
 
@@ -85,8 +93,9 @@ def not_runnable_here(device: str, provider: providers.Provider, file: str) -> s
 
 
 def style(provider: providers.Provider) -> str:
-    """How the graph is optimised before it is written: `fixed` for the CPU. Other providers know few of the merged operators that this makes, so
-    theirs is `runtime`; ONNX Runtime advises it for NNAPI and Core ML, and says nothing of XNNPACK."""
+    """How the graph is optimised before it is written: `fixed` for the CPU. Other providers know few of the merged
+    operators that this makes, so theirs is `runtime`; ONNX Runtime advises it for NNAPI and Core ML, and says nothing
+    of XNNPACK."""
     return "fixed" if provider.name == providers.CPU else "runtime"
 
 
@@ -105,7 +114,7 @@ def sizes(signature: Signature, target: Target) -> dict[str, int]:
     return {dim: asked.pop() for dim, asked in found.items() if len(asked) == 1 and -1 not in asked}
 
 
-# ----------------------------------------------------------------------------------------------------------------- writing
+# -------------------------------------------------------------------------------------------------------------- writing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +157,8 @@ class Order:
             raise NothingCompiledError(f"ONNX Runtime can't write the graph: {sessions.sentence(error)}") from error
 
     def save(self, into: Path, **entries: str) -> Counter[tuple[str, int, str]]:
-        """Write `into/model.ort`; its operators. `entries` are of the configuration, `minimal_build_optimizations` among them."""
+        """Write `into/model.ort`; its operators. `entries` are of the configuration, `minimal_build_optimizations`
+        among them."""
 
         def set_up(options: Any) -> None:
             options.optimized_model_filepath = str(into / MODEL)
@@ -165,9 +175,11 @@ Compiled: TypeAlias = tuple[Signature, dict[str, Any], tuple[str, ...]]
 
 
 def write(order: Order, into: Path) -> Compiled:
-    """`into/model.ort` for the CPU provider, in the style `fixed`: opened as it will be, and its graph judged as that of an ONNX file is."""
+    """`into/model.ort` for the CPU provider, in the style `fixed`: opened as it will be, and its graph judged as that
+    of an ONNX file is."""
     with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-        # Of an .ort file a session says neither where its nodes lie nor what they hold: it is asked of the same graph as ONNX.
+        # Of an .ort file a session says neither where its nodes lie nor what they hold: it is asked of the same graph
+        # as ONNX.
         dump = Path(scratch) / "optimized.onnx"
         session = order.session(lambda options: sessions.dump_to(dump, options))
         executed, notes = sessions.read_back(session, dump, order.scheme)
@@ -184,7 +196,8 @@ def write(order: Order, into: Path) -> Compiled:
 def compile_away(order: Order, into: Path, provider: providers.Provider, device: str) -> Compiled:
     """For a device that is not here: the file, opened here on the CPU, and what can be said of it without the device.
 
-    `into` holds `model.onnx` already where that is the format. Raises NothingCompiledError when the estimated share is below `min_nodes_share`.
+    `into` holds `model.onnx` already where that is the format. Raises NothingCompiledError when the estimated share is
+    below `min_nodes_share`.
     """
     given = order.asked
     on_cpu = {key: value for key, value in given.items() if key not in ("provider", "provider_options")}
@@ -224,7 +237,8 @@ def _write_for_replay(order: Order, into: Path) -> Compiled:
 
 
 def _read_graph(order: Order, *, on_cpu: bool) -> Compiled:
-    """What an ONNX file becomes on a device: for its CPU as optimised there, for another provider the graph that it is shown."""
+    """What an ONNX file becomes on a device: for its CPU as optimised there, for another provider the graph that it is
+    shown."""
     import onnx
 
     with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
@@ -284,71 +298,83 @@ def write_operators(found: Counter[tuple[str, int, str]], into: Path) -> None:
     (into / OPERATORS).write_text(text, encoding="utf-8")
 
 
-# ---------------------------------------------------------------------------------------------------------------- estimate
+# ------------------------------------------------------------------------------------------------------------- estimate
 
 
 def estimate(order: Order, provider: providers.Provider, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How much of the graph the provider would take on the device, by ONNX Runtime's own lists; None where it has no list.
+    """How much of the graph the provider would take on the device, by ONNX Runtime's own lists; None where it has no
+    list.
 
-    Returns `{"provider", "nodes", "taken", "share" (of nodes, 0 to 1), "partitions", "suits" (yes, maybe or no, as ONNX Runtime judges it), "left" (operator → nodes
-    that are in no list), "free_shapes" (nodes lost to them), "too_many_dimensions" (nodes lost to them), "share_if_fixed", "unchecked" (conditions that were not looked at)}`.
+    Returns `{"provider", "nodes", "taken", "share" (of nodes, 0 to 1), "partitions", "suits" (yes, maybe or no, as ONNX
+    Runtime judges it), "left" (operator → nodes that are in no list), "free_shapes" (nodes lost to them),
+    "too_many_dimensions" (nodes lost to them), "share_if_fixed", "unchecked" (conditions that were not looked at)}`.
 
     Raises:
         NothingCompiledError: It can't be estimated.
     """
     if provider.name not in _COMPILING:
         return None
-    with _unchanged(), tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-        from onnxruntime.tools.mobile_helpers import usability_checker
-        from onnxruntime.tools.onnx_model_utils import ModelProtoWithShapeInfo
-
-        shown = order.source
-        if order.scheme.precision == "fp32":
-            # A provider is shown the graph after the basic optimisations. In float16 these would cast it to float32 here, for want of kernels.
-            shown = Path(scratch) / "basic.onnx"
-            basic = replace(order, asked={**order.asked, "graph_optimization": "basic"})
-            basic.session(lambda options: sessions.dump_to(shown, options))
-        model = ModelProtoWithShapeInfo(shown).model_with_shape_info
-
-        def ask(*, need_sizes: bool) -> Any:
-            if provider.short == "nnapi":
-                return usability_checker.check_nnapi_partitions(model, need_sizes)
-            return usability_checker.check_coreml_partitions(model, need_sizes, "coreml_supported_mlprogram_ops.md")
-
-        try:
-            strict, loose = ask(need_sizes=True), ask(need_sizes=False)
-        except ValueError as error:
-            raise NothingCompiledError(
-                f"what {provider.name} would take of the graph can't be estimated: {error}"
-            ) from error
-        # NNAPI takes no free shapes at all; Core ML's provider does unless an option forbids it, and is slower with them.
-        needs = provider.short == "nnapi" or str(given.get("provider_options", {}).get("RequireStaticInputShapes")) in (
-            "1",
-            "True",
-        )
-        found = strict if needs else loose
-        if not found.num_nodes:
+    with _unchanged():
+        model = _as_shown(order)
+        strict, loose = _check_partitions(model, provider)
+        # NNAPI takes no free shapes at all; Core ML's provider does unless an option forbids it, and is slower with
+        # them.
+        asked = str(given.get("provider_options", {}).get("RequireStaticInputShapes"))
+        checked = strict if provider.short == "nnapi" or asked in ("1", "True") else loose
+        if not checked.num_nodes:
             raise NothingCompiledError(
                 f"no node is left for {provider.name}: the runtime folds all of the graph into constants"
             )
         left = Counter(
             f"{node.domain}.{node.op_type}" if node.domain else node.op_type
             for node in model.graph.node
-            if f"{node.domain or 'ai.onnx'}:{node.op_type}" in found.unsupported_ops
+            if f"{node.domain or 'ai.onnx'}:{node.op_type}" in checked.unsupported_ops
         )
         return {
             "provider": provider.name,
-            "nodes": found.num_nodes,
-            "taken": found.num_supported_nodes,
-            "share": round(found.num_supported_nodes / found.num_nodes, 6),
-            "partitions": found.num_partitions,
-            "suits": found.suitability().name.lower(),
+            "nodes": checked.num_nodes,
+            "taken": checked.num_supported_nodes,
+            "share": round(checked.num_supported_nodes / checked.num_nodes, 6),
+            "partitions": checked.num_partitions,
+            "suits": checked.suitability().name.lower(),
             "left": dict(sorted(left.items())),
             "free_shapes": strict.nodes_unsupported_due_to_dynamic_input,
-            "too_many_dimensions": found.num_unsupported_nodes_due_to_rank,
+            "too_many_dimensions": checked.num_unsupported_nodes_due_to_rank,
             "share_if_fixed": round(loose.num_supported_nodes / loose.num_nodes, 6),
-            "unchecked": found.supported_ops_checker.get_caveats(),
+            "unchecked": checked.supported_ops_checker.get_caveats(),
         }
+
+
+def _as_shown(order: Order) -> Any:
+    """The graph as a provider is shown it, with the shapes that can be inferred."""
+    from onnxruntime.tools.onnx_model_utils import ModelProtoWithShapeInfo
+
+    if order.scheme.precision != "fp32":
+        # In float16 the basic optimisations would cast it to float32 here, for want of kernels.
+        return ModelProtoWithShapeInfo(order.source).model_with_shape_info
+    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+        shown = Path(scratch) / "basic.onnx"
+        basic = replace(order, asked={**order.asked, "graph_optimization": "basic"})
+        basic.session(lambda options: sessions.dump_to(shown, options))
+        return ModelProtoWithShapeInfo(shown).model_with_shape_info
+
+
+def _check_partitions(model: Any, provider: providers.Provider) -> tuple[Any, Any]:
+    """What ONNX Runtime's checker says of the graph for the provider: where free shapes are none of its, and where they
+    do not matter. Raises NothingCompiledError."""
+    from onnxruntime.tools.mobile_helpers import usability_checker
+
+    def check(*, need_sizes: bool) -> Any:
+        if provider.short == "nnapi":
+            return usability_checker.check_nnapi_partitions(model, need_sizes)
+        return usability_checker.check_coreml_partitions(model, need_sizes, "coreml_supported_mlprogram_ops.md")
+
+    try:
+        return check(need_sizes=True), check(need_sizes=False)
+    except ValueError as error:
+        raise NothingCompiledError(
+            f"what {provider.name} would take of the graph can't be estimated: {error}"
+        ) from error
 
 
 def demand(found: Mapping[str, Any], order: Order, bound: float) -> tuple[str, ...]:
@@ -365,8 +391,8 @@ def demand(found: Mapping[str, Any], order: Order, bound: float) -> tuple[str, .
         lost.append(f"{found['too_many_dimensions']} nodes have more dimensions than it takes")
     if found["share"] < found["share_if_fixed"] and free:
         lost.append(
-            f"{found['free_shapes']} nodes have free shapes, which come from the input {', '.join(free)}; with fixed ones its share would be "
-            f"{found['share_if_fixed']:.0%}"
+            f"{found['free_shapes']} nodes have free shapes, which come from the input {', '.join(free)}; with fixed "
+            f"ones its share would be {found['share_if_fixed']:.0%}"
         )
     said = f"{name} would take an estimated {found['taken']} of {found['nodes']} nodes ({found['share']:.0%})"
     why = "; ".join(lost)
@@ -384,7 +410,7 @@ def demand(found: Mapping[str, Any], order: Order, bound: float) -> tuple[str, .
     return tuple(notes)
 
 
-# -------------------------------------------------------------------------------------------------------------- the tools
+# ------------------------------------------------------------------------------------------------------------ the tools
 
 
 def _flatbuffers() -> Any:
@@ -398,7 +424,8 @@ def _flatbuffers() -> Any:
 
 @contextmanager
 def _unchanged() -> Iterator[None]:
-    """The tools are scripts: they set up logging, change the search path, and give a class of onnx another hash. Afterwards all is as it was."""
+    """The tools are scripts: they set up logging, change the search path, and give a class of onnx another hash.
+    Afterwards all is as it was."""
     import onnx
 
     root = logging.getLogger()

@@ -1,7 +1,8 @@
 """ONNX Runtime's execution providers: which there are, what each needs, and where a session's nodes really lie.
 
-The runtime gives what a provider does not take to its CPU, and says nothing: also when the provider is not in the package, when its device is not there, and
-when an option is wrong (seen with 1.24 and 1.31). So a provider is asked for alone, and every node's place is read back from the session.
+The runtime gives what a provider does not take to its CPU, and says nothing: also when the provider is not in the
+package, when its device is not there, and when an option is wrong (seen with 1.24 and 1.31). So a provider is asked for
+alone, and every node's place is read back from the session.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Provider:
         devices: Of a target, where it runs.
         platforms: Where its package exists.
         precisions: That a graph may have. No int8: what was computed in integers can't be read back from it.
-        options: That a policy may give, and what each may be: words, or one of `TRUTH`, `COUNT` and `TEXT`. What would change the precision is none
-            of them: that is the graph's.
+        options: That a policy may give, and what each may be: words, or one of `TRUTH`, `COUNT` and `TEXT`. What would
+            change the precision is none of them: that is the graph's.
         truth: How it reads true and false. OpenVINO's and DirectML's refuse 1 and 0.
         fixed: Options that are always given, so that float32 is computed as float32.
         behind: Providers that take what it leaves, before the CPU; their nodes are not its own.
@@ -81,7 +82,8 @@ PROVIDERS = (
         platforms="Linux, Windows",
         precisions=("fp32", "fp16"),
         options={
-            "device_id": COUNT, "gpu_mem_limit": COUNT, "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+            "device_id": COUNT, "gpu_mem_limit": COUNT,
+            "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
             "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"), "do_copy_in_default_stream": TRUTH,
             "cudnn_conv_use_max_workspace": TRUTH, "cudnn_conv1d_pad_to_nc1d": TRUTH, "prefer_nhwc": TRUTH,
             "enable_skip_layer_norm_strict_mode": TRUTH,
@@ -96,10 +98,11 @@ PROVIDERS = (
         platforms="Linux, Windows",
         precisions=("fp32", "fp16"),
         options={
-            "device_id": COUNT, "trt_max_workspace_size": COUNT, "trt_max_partition_iterations": COUNT, "trt_min_subgraph_size": COUNT,
-            "trt_builder_optimization_level": ("0", "1", "2", "3", "4", "5"), "trt_auxiliary_streams": COUNT,
-            "trt_force_sequential_engine_build": TRUTH, "trt_context_memory_sharing_enable": TRUTH,
-            "trt_profile_min_shapes": TEXT, "trt_profile_opt_shapes": TEXT, "trt_profile_max_shapes": TEXT,
+            "device_id": COUNT, "trt_max_workspace_size": COUNT, "trt_max_partition_iterations": COUNT,
+            "trt_min_subgraph_size": COUNT, "trt_builder_optimization_level": ("0", "1", "2", "3", "4", "5"),
+            "trt_auxiliary_streams": COUNT, "trt_force_sequential_engine_build": TRUTH,
+            "trt_context_memory_sharing_enable": TRUTH, "trt_profile_min_shapes": TEXT, "trt_profile_opt_shapes": TEXT,
+            "trt_profile_max_shapes": TEXT,
         },
         behind=("CUDAExecutionProvider",),
     ),
@@ -162,8 +165,8 @@ PROVIDERS = (
         options={
             "backend_type": ("cpu", "gpu", "htp"), "backend_path": TEXT,
             "htp_performance_mode": (
-                "default", "burst", "balanced", "high_performance", "high_power_saver", "low_balanced", "low_power_saver", "power_saver",
-                "extreme_power_saver", "sustained_high_performance",
+                "default", "burst", "balanced", "high_performance", "high_power_saver", "low_balanced",
+                "low_power_saver", "power_saver", "extreme_power_saver", "sustained_high_performance",
             ),
             "htp_graph_finalization_optimization_mode": ("0", "1", "2", "3"), "soc_model": COUNT,
             "htp_arch": ("0", "68", "69", "73", "75", "79", "81"), "device_id": COUNT, "vtcm_mb": COUNT,
@@ -209,7 +212,10 @@ def refuse(given: Mapping[str, Any], backend: str, default: str) -> str | None:
         return f"{backend}'s option provider_options must be a mapping, not {options!r}"
     for key, value in options.items():
         if key in provider.fixed:
-            return f"{provider.name}'s option {key} is always {provider.fixed[key]!r} here, so that what is asked for is what runs"
+            return (
+                f"{provider.name}'s option {key} is always {provider.fixed[key]!r} here, so that what is asked for is "
+                "what runs"
+            )
         if key not in provider.options:
             listed = ", ".join(provider.options) or "none"
             near = did_you_mean(str(key), tuple(provider.options))
@@ -224,7 +230,8 @@ def refuse(given: Mapping[str, Any], backend: str, default: str) -> str | None:
 
 
 def _refuse_value(allowed: tuple[str, ...], value: Any) -> str | None:
-    """What the option may be, when it can't be `value`. Several providers take a wrong word for their default and say so in a log alone."""
+    """What the option may be, when it can't be `value`. Several providers take a wrong word for their default and say
+    so in a log alone."""
     if allowed is TRUTH:
         right = str(value).lower() in ("true", "false", "1", "0")
     elif allowed is COUNT:
@@ -272,7 +279,8 @@ def _asked() -> tuple[str, tuple[str, ...]]:
 
 
 def arguments(provider: Provider, given: Mapping[str, Any], threads: int) -> list[tuple[str, dict[str, str]]]:
-    """What a session is opened with: the provider, those behind it, and their options as the runtime wants them, in words."""
+    """What a session is opened with: the provider, those behind it, and their options as the runtime wants them, in
+    words."""
     asked = {key: _word(provider, key, value) for key, value in given.get("provider_options", {}).items()}
     if provider.name == OPENVINO:
         # Its CPU plug-in takes bfloat16 by itself where the machine has it, and all cores.
@@ -285,7 +293,8 @@ def arguments(provider: Provider, given: Mapping[str, Any], threads: int) -> lis
 
 
 def placement(session: Any) -> tuple[Counter[str], Counter[str]] | None:
-    """Provider → nodes, and operator → count, as the session assigned them; None before ONNX Runtime 1.24, which can't say."""
+    """Provider → nodes, and operator → count, as the session assigned them; None before ONNX Runtime 1.24, which can't
+    say."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
     places: Counter[str] = Counter()
@@ -311,7 +320,8 @@ def _op(node: Any) -> str:
 
 
 def demand(provider: Provider, places: Mapping[str, int] | None, bound: float) -> float:
-    """The share of nodes that the provider took. Raises NothingCompiledError when that is below the bound, or can't be known."""
+    """The share of nodes that the provider took. Raises NothingCompiledError when that is below the bound, or can't be
+    known."""
     if places is None:
         raise NothingCompiledError(
             f"this ONNX Runtime can't say which nodes {provider.name} took, so it is not known what would run",
@@ -331,7 +341,8 @@ def demand(provider: Provider, places: Mapping[str, int] | None, bound: float) -
         raise NothingCompiledError(f"nodes were given to {', '.join(sorted(foreign))}, which nobody asked for")
     if taken < bound * total:
         raise NothingCompiledError(
-            f"{provider.name} took {taken} of {total} nodes ({taken / total:.0%}), and min_nodes_share asks for {bound:.0%}; {listed}"
+            f"{provider.name} took {taken} of {total} nodes ({taken / total:.0%}), and min_nodes_share asks for "
+            f"{bound:.0%}; {listed}"
         )
     return taken / total
 

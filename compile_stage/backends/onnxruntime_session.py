@@ -23,8 +23,8 @@ LEVELS = {
     "all": "ORT_ENABLE_ALL",
 }
 _DTYPES = {
-    "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16", "string": "str", "bool": "bool",
-    "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64",
+    "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16", "string": "str",
+    "bool": "bool", "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64",
     "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64",
 }  # fmt: skip
 INT8_PRODUCTS = "4"
@@ -91,7 +91,8 @@ def dump_to(path: Path, options: Any) -> None:
 
 
 def open_elsewhere(provider: providers.Provider, path: Path, asked: Mapping[str, Any], threads: int) -> Any:
-    """A session on another provider than the CPU's. Raises NothingCompiledError when the runtime put it, or too many of its nodes, elsewhere."""
+    """A session on another provider than the CPU's. Raises NothingCompiledError when the runtime put it, or too many of
+    its nodes, elsewhere."""
     import onnxruntime
 
     if (reason := providers.refuse_absent(provider)) is not None:
@@ -121,7 +122,8 @@ def open_elsewhere(provider: providers.Provider, path: Path, asked: Mapping[str,
         except Exception:  # noqa: BLE001 - then they are not known
             left = ""
         raise NothingCompiledError(
-            f"{provider.name} does not take every node, and none may run on the CPU{f': it leaves {left}' if left else ''}",
+            f"{provider.name} does not take every node, and none may run on the "
+            f"CPU{f': it leaves {left}' if left else ''}",
             fix="allow a share with the target's option min_nodes_share, such as 0.9, or name another provider",
         ) from error
     session.disable_fallback()
@@ -136,7 +138,8 @@ def open_elsewhere(provider: providers.Provider, path: Path, asked: Mapping[str,
 
 
 def read_signature(session: Any, described: Signature) -> Signature:
-    """Names, types and shapes as the runtime reports them; where it has no name for a free dimension, the model's own."""
+    """Names, types and shapes as the runtime reports them; where it has no name for a free dimension, the model's
+    own."""
 
     def read(values: Any, known: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         return tuple(_read_spec(value, {spec.name: spec for spec in known}.get(value.name)) for value in values)
@@ -169,7 +172,7 @@ def demand_same(model: Signature, runtime: Signature) -> None:
             )
 
 
-# ------------------------------------------------------------------------------------------------------- what really ran
+# ------------------------------------------------------------------------------------------------------ what really ran
 
 
 def read_back(session: Any, dump: Path, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -200,7 +203,8 @@ def read_back(session: Any, dump: Path, scheme: Scheme) -> tuple[dict[str, Any],
     notes: list[str] = []
     if scheme.precision == "fp32" and integer + len(in_blocks):
         notes.append(
-            f"the source's own graph is quantised: {integer + len(in_blocks)} matrix and convolution operators do not run in float"
+            f"the source's own graph is quantised: {integer + len(in_blocks)} matrix and convolution operators do not "
+            "run in float"
         )
     if scheme.precision == "int4":
         notes += _judge_blocks(in_blocks, in_float, sum(node.op_type == "DequantizeLinear" for node in nodes))
@@ -243,8 +247,8 @@ def _judge_blocks(in_blocks: list[Any], in_float: Counter[str], expanded: int) -
     """What became of 4-bit weights. Raises when the runtime holds none of them as such."""
     if not in_blocks:
         raise NothingCompiledError(
-            "the graph is int4, and ONNX Runtime keeps no weight in 4 bits: it expands each to float before the product "
-            "(graph_optimization must be extended or all for it to merge them)"
+            "the graph is int4, and ONNX Runtime keeps no weight in 4 bits: it expands each to float before the "
+            "product (graph_optimization must be extended or all for it to merge them)"
         )
     levels = {attribute.i for node in in_blocks for attribute in node.attribute if attribute.name == "accuracy_level"}
     sums = "in int8" if levels == {int(INT8_PRODUCTS)} else "in float"
@@ -262,12 +266,16 @@ def _op(node: Any) -> str:
 
 
 def sentence(error: Exception) -> str:
-    """An error of the runtime without its code, the places in its source and in our scratch folders, and its line breaks."""
+    """An error of the runtime without its code, the places in its source and in our scratch folders, and its line
+    breaks."""
     words = " ".join(str(error).split())
     words = words.rpartition("[ONNXRuntimeError] : ")[2].partition(" : ")[2].partition(" : ")[2] or words
     if newest := re.search(r"Opset (\d+) is under development.* for domain (\S+) is till opset (\d+)", words):
         have, domain, most = newest.groups()
-        return f"its operator set is version {have} of {domain}, and this ONNX Runtime takes up to {most}: export it with an older one"
+        return (
+            f"its operator set is version {have} of {domain}, and this ONNX Runtime takes up to {most}: export it with "
+            "an older one"
+        )
     words = re.sub(r"Load model from .*? failed: ?", "", words)
     place = re.search(r"\S*/onnxruntime_src/\S+:\d+ ", words)
     if place is None:

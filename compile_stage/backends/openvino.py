@@ -1,8 +1,8 @@
 """OpenVINO on its CPU plug-in.
 
-The artifact is OpenVINO's own IR, compiled for the machine when it is opened. This plug-in picks bfloat16 by itself where the CPU
-has it, so every artifact names its execution precision; the hint is read back from the compiled model, and what each layer runs in
-is counted from the graph that the plug-in executes.
+The artifact is OpenVINO's own IR, compiled for the machine when it is opened. This plug-in picks bfloat16 by itself
+where the CPU has it, so every artifact names its execution precision; the hint is read back from the compiled model,
+and what each layer runs in is counted from the graph that the plug-in executes.
 
 `open` needs nothing but openvino and numpy; NNCF is needed only to compile the schemes that calibrate natively.
 """
@@ -13,12 +13,12 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from compile_stage.backends.openvino_layers import read_back
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -28,39 +28,44 @@ from compile_stage.core.records import Artifact, PortableModel, SampleSet, Schem
 from compile_stage.core.sample_files import read_batches
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import describe, refuse_form, refuse_types
+from compile_stage.plugin_support.options import FLAG, Number, OneOf, Option, refuse_options, valid_options
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-# Options of a target: the plug-in's property (empty: it is ours), and what the option may be.
-_OPTIONS: Mapping[str, tuple[str, tuple[str, ...] | type]] = {
-    "performance_hint": ("PERFORMANCE_HINT", ("latency", "throughput", "cumulative_throughput")),
-    "num_streams": ("NUM_STREAMS", int),
-    "cpu_pinning": ("ENABLE_CPU_PINNING", bool),
-    "hyper_threading": ("ENABLE_HYPER_THREADING", bool),
-    "partitioner": ("TBB_PARTITIONER", ("static", "auto")),
-    "fixed_shapes": ("", bool),
+# Options of a target, and the plug-in's property of each that is one.
+_OPTIONS: Mapping[str, Option] = {
+    "performance_hint": OneOf("latency", "throughput", "cumulative_throughput"),
+    "num_streams": Number(low=1),
+    "cpu_pinning": FLAG,
+    "hyper_threading": FLAG,
+    "partitioner": OneOf("static", "auto"),
+    "fixed_shapes": FLAG,
+}
+_PROPERTIES = {
+    "performance_hint": "PERFORMANCE_HINT",
+    "num_streams": "NUM_STREAMS",
+    "cpu_pinning": "ENABLE_CPU_PINNING",
+    "hyper_threading": "ENABLE_HYPER_THREADING",
+    "partitioner": "TBB_PARTITIONER",
 }
 _DTYPES = {
     "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "boolean": "bool", "string": "str",
-    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32",
+    "u64": "uint64",
 }  # fmt: skip
 
 # The plug-in's word for what it runs the floating-point part of a graph in.
-_HINTS = {"fp32": "f32", "bf16": "bf16"}
+_HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
 _LACKS = {
     "bf16": "this machine has no bfloat16",
-    "fp16": "its CPU plug-in runs float16 as bfloat16 or float32",
+    "fp16": "this CPU has no matrix instructions for float16 (AMX-FP16), and without them the plug-in runs it slower "
+    "than float32, or as bfloat16",
     "int8-dynamic": "it has no kernels for ONNX's DynamicQuantizeLinear",
     "fp8": "its CPU plug-in has no 8-bit float arithmetic: it would round, and compute in float32",
 }
 
-# Layers that do the arithmetic of a network, and the precisions that count as integer.
-_HEAVY = ("Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq", "RNNCell", "ScaledDotProductAttention")
-_INTEGER = ("i8", "u8")
-_BLOCKS = ("i4", "u4")  # of a layer whose weights are compressed; it computes in the hint's precision
-_MATRIX_OPS = ("MatMul", "Convolution", "GroupConvolution")
 
 # Native int8 calibrates on at most so many samples; NNCF's own default.
 _CALIBRATION_SAMPLES = 300
@@ -75,9 +80,10 @@ class OpenVino(Backend):
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("onnx",),
         devices=("cpu",),
-        precisions=("fp32", "bf16", "int8", "int4"),
+        precisions=("fp32", "bf16", "fp16", "int8", "int4"),
         runtime=("openvino",),
         lacks=_LACKS,
+        artifact_is_code=False,
         compiles_any_graph=True,
         offers_tuning_options=True,
     )
@@ -88,7 +94,7 @@ class OpenVino(Backend):
     def refuse_target(self, target: Target) -> str | None:
         if (reason := super().refuse_target(target)) is not None:
             return reason
-        return _refuse_options(target.options.get(self.name, {}))
+        return refuse_options(self.name, _OPTIONS, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         if target.device != "cpu":
@@ -97,6 +103,8 @@ class OpenVino(Backend):
             return (Scheme(precision="fp32", name="fp32", native=True, options={"hint": "f32"}),)
         if precision == "bf16" and hardware().multiplies_bf16:
             return (Scheme(precision="bf16", name="bf16", native=True, options={"hint": "bf16"}),)
+        if precision == "fp16" and hardware().multiplies_fp16:
+            return (Scheme(precision="fp16", name="fp16", native=True, options={"hint": "f16"}),)
         if precision == "int8":
             return _int8_schemes()
         if precision == "int4":
@@ -128,9 +136,7 @@ class OpenVino(Backend):
     ) -> Artifact:
         import openvino
 
-        asked = target.options.get(self.name, {})
-        if (reason := _refuse_options(asked)) is not None:
-            raise UsageError(reason)
+        asked = valid_options(self.name, _OPTIONS, target)
         if scheme.native and scheme.precision == "int8" and calibration is None:
             raise UsageError("int8 needs calibration samples: set data.calibration in the policy")
         into.mkdir(parents=True, exist_ok=True)
@@ -149,7 +155,8 @@ class OpenVino(Backend):
         except NothingCompiledError:
             if not options["shapes"]:
                 raise
-            # For a fixed shape the plug-in may fuse a small network into one kernel of another precision; for free ones it does not.
+            # For a fixed shape the plug-in may fuse a small network into one kernel of another precision; for free ones
+            # it does not.
             options["shapes"] = []
             signature, executed, notes = _executed(into / "model.xml", options, target.threads, model, graph, scheme)
         return describe(
@@ -173,7 +180,8 @@ class OpenVino(Backend):
 
 
 class _OpenVinoSession:
-    """One open model: compiled for each of the shapes that are known beforehand, and for free shapes when a batch of another comes.
+    """One open model: compiled for each of the shapes that are known beforehand, and for free shapes when a batch of
+    another comes.
 
     An infer request reuses its output buffers, so what is handed out are copies.
     """
@@ -230,8 +238,9 @@ class _OpenVinoSession:
 
 
 def _int8_schemes() -> tuple[Scheme, ...]:
-    """Our graphs first, the one with symmetric activations before the other: it rounds only what matrix operators read, which is the most accurate and no
-    slower, and a product of two activations runs in integers, but where the CPU's are slower than its floats (docs/int8.md). NNCF's own is last, so that a tie is not decided for it (docs/int8.md)."""
+    """Our graphs first, the one with symmetric activations before the other: it rounds only what matrix operators read,
+    which is the most accurate and no slower, and a product of two activations runs in integers, but where the CPU's are
+    slower than its floats (docs/int8.md). NNCF's own is last, so that a tie is not decided for it (docs/int8.md)."""
     floats = ("bf16",) if hardware().multiplies_bf16 else ()
     safe = {"reduce_range": hardware().sums_saturate, "products": not hardware().sums_saturate}
     symmetric = Scheme(
@@ -283,8 +292,8 @@ def _block_schemes() -> tuple[Scheme, ...]:
 
 
 def _tuning_options(target: Target) -> tuple[TuningOption, ...]:
-    """Settings that are worth a try. The plug-in maps weights from their file and reuses its buffers by itself; streams serve calls that
-    come at once, and a session's come one by one."""
+    """Settings that are worth a try. The plug-in maps weights from their file and reuses its buffers by itself; streams
+    serve calls that come at once, and a session's come one by one."""
     several = len(target.batch_sizes) > 1
     options = [
         # One compiled model for every batch size, not one for each with packed weights of its own.
@@ -298,24 +307,6 @@ def _tuning_options(target: Target) -> tuple[TuningOption, ...]:
             TuningOption(kind="tuning", name="auto-partitioner", options={"partitioner": "auto"}),
         ]
     return tuple(options)
-
-
-# ------------------------------------------------------------------------------------------------------------ refusals
-
-
-def _refuse_options(given: Mapping[str, Any]) -> str | None:
-    for key, value in given.items():
-        if key not in _OPTIONS:
-            return f"openvino has no option {key!r}; it has {', '.join(_OPTIONS)}"
-        allowed = _OPTIONS[key][1]
-        if isinstance(allowed, tuple):
-            if value not in allowed:
-                return f"openvino's option {key} can't be {value!r}; it can be {', '.join(allowed)}"
-        elif allowed is bool and not isinstance(value, bool):
-            return f"openvino's option {key} must be true or false, not {value!r}"
-        elif allowed is int and (type(value) is not int or value < 1):
-            return f"openvino's option {key} must be a whole number of at least 1, not {value!r}"
-    return None
 
 
 # -------------------------------------------------------------------------------------------------------- quantisation
@@ -366,13 +357,14 @@ def _reaches_matmul(operation: Any, steps: int = 4) -> bool:
 
 def _config(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The plug-in's properties that a target's options ask for."""
-    config = {_OPTIONS[key][0]: value for key, value in asked.items() if _OPTIONS[key][0]}
+    config = {_PROPERTIES[key]: value for key, value in asked.items() if key in _PROPERTIES}
     return {"PERFORMANCE_HINT": "latency", **config}
 
 
 def _known_shapes(signature: Signature, target: Target) -> list[dict[str, tuple[int, ...]]]:
-    """The shapes that the target says will come: one for each batch size, where every other dimension is fixed or has a typical
-    size. The plug-in's kernels for them are 4 to 8 % faster than those for free shapes (int8 ResNet-50 and BERT)."""
+    """The shapes that the target says will come: one for each batch size, where every other dimension is fixed or has a
+    typical size. The plug-in's kernels for them are 4 to 8 % faster than those for free shapes (int8 ResNet-50 and
+    BERT)."""
     known: list[dict[str, tuple[int, ...]]] = []
     for batch_size in target.batch_sizes:
         shapes = {}
@@ -398,12 +390,14 @@ def _open(path: Path, options: Mapping[str, Any], threads: int, described: Signa
 def _compile(
     core: Any, path: Path, options: Mapping[str, Any], threads: int, shapes: Mapping[str, tuple[int, ...]] | None
 ) -> Any:
-    """The compiled model, for these shapes or for free ones, with its execution precision asked for by name and read back."""
+    """The compiled model, for these shapes or for free ones, with its execution precision asked for by name and read
+    back."""
     hint = options["hint"]
     config = {key: value.upper() if isinstance(value, str) else value for key, value in options["config"].items()}
     config |= {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
-    if hint == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        raise NothingCompiledError("OpenVINO's CPU plug-in says that this machine has no bfloat16")
+    for kind, capability in (("bf16", "BF16"), ("f16", "FP16")):
+        if hint == kind and capability not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise NothingCompiledError(f"OpenVINO's CPU plug-in says that this machine has no arithmetic in {kind}")
     try:
         graph = core.read_model(path)
         if shapes is not None:
@@ -420,7 +414,8 @@ def _compile(
 
 
 def _read_signature(graph: Any, described: Signature) -> Signature:
-    """Names, types and shapes as the runtime's own graph reports them, in the model's order; a free dimension keeps the model's name."""
+    """Names, types and shapes as the runtime's own graph reports them, in the model's order; a free dimension keeps the
+    model's name."""
     return Signature(
         inputs=_read_specs("input", graph.inputs, described.inputs),
         outputs=_read_specs("output", graph.outputs, described.outputs),
@@ -455,78 +450,14 @@ def _read_spec(port: Any, described: TensorSpec) -> TensorSpec:
     return TensorSpec(name=described.name, dtype=_DTYPES.get(kind, kind), shape=shape)
 
 
-# ------------------------------------------------------------------------------------------------------- what really ran
+# ------------------------------------------------------------------------------------------------------ what really ran
 
 
 def _executed(
     path: Path, options: Mapping[str, Any], threads: int, model: PortableModel, graph: Any, scheme: Scheme
 ) -> tuple[Signature, dict[str, Any], tuple[str, ...]]:
     with _open(path, options, threads, model.signature) as session:
-        return session.signature, *_read_back(session.compiled, graph, scheme)
-
-
-def _read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What each layer of the executed graph runs in. Raises when the precision that was asked for was not taken.
-
-    The plug-in may fuse matrix layers with their neighbours into one `Subgraph`; it is then recognised by the names of the layers in it.
-    """
-    operations = graph.get_ops()
-    matrices = {op.get_friendly_name() for op in operations if op.get_type_name() in _MATRIX_OPS}
-    quantised = any(op.get_type_name() == "FakeQuantize" for op in operations)
-    layers: Counter[str] = Counter()
-    precisions: Counter[str] = Counter()
-    heavy: Counter[str] = Counter()
-    for operation in compiled.get_runtime_model().get_ordered_ops():
-        info = operation.get_rt_info()
-        kind, precision = info["layerType"].astype(str), info["runtimePrecision"].astype(str)
-        if kind in ("Const", "Input", "Output"):
-            continue
-        if kind == "Subgraph" and precision in _INTEGER and not quantised:
-            # Named after its first input, which is a mask of truth values: nothing quantises by itself.
-            precision = info["outputPrecisions"].astype(str).split(",")[0]
-        layers[kind] += 1
-        precisions[precision] += 1
-        fused = set(info["originalLayersNames"].astype(str).split(",")) if "originalLayersNames" in info else set()
-        if kind in _HEAVY or (kind == "Subgraph" and fused & matrices):
-            heavy[precision] += 1
-    executed = {
-        "providers": {"CPU": sum(layers.values())},
-        "ops": dict(sorted(layers.items())),
-        "precision": {"matrix_and_convolution": dict(sorted(heavy.items())), "all": dict(sorted(precisions.items()))},
-    }
-    return executed, _judge(scheme, heavy, quantised=quantised)
-
-
-def _judge(scheme: Scheme, heavy: Counter[str], *, quantised: bool) -> tuple[str, ...]:
-    wanted = {"int8": _INTEGER, "int4": _BLOCKS, "bf16": ("bf16",), "fp32": ("f32",)}.get(scheme.precision)
-    if wanted is None:  # a third party's precision: nobody here knows what its kernels run in
-        return ()
-    taken = sum(heavy[precision] for precision in wanted)
-    rest = {precision: count for precision, count in sorted(heavy.items()) if precision not in wanted}
-    listed = ", ".join(f"{count} in {precision}" for precision, count in rest.items())
-    if scheme.precision == "fp32":
-        if quantised and set(rest) <= set(_INTEGER):  # no lowering has touched it
-            integer = sum(rest.values())
-            return (
-                (f"the source's own graph is quantised: {integer} matrix and convolution layers do not run in float",)
-                if integer
-                else ()
-            )
-        if rest:
-            raise NothingCompiledError(
-                f"the graph is fp32, and OpenVINO runs some of its layers in another precision: {listed}"
-            )
-        return ()
-    if not taken:
-        raise NothingCompiledError(
-            f"OpenVINO was asked for {scheme.precision} and runs none of the matrix and convolution layers in it"
-            + (f": {listed}" if listed else "; the graph has none")
-        )
-    if scheme.precision == "int4":
-        return (
-            f"{taken} matrix layers read weights in 4 bits and compute in floats, {listed or 'none in other precisions'}",
-        )
-    return (f"{taken} matrix and convolution layers run in {scheme.precision}, {listed}",) if rest else ()
+        return session.signature, *read_back(session.compiled, graph, scheme)
 
 
 # --------------------------------------------------------------------------------------------------------------- words

@@ -1,14 +1,17 @@
 """NVIDIA TensorRT on a CUDA device.
 
-Networks are strongly typed: a layer computes in the type that the graph says, so every precision is a lowering's, and there are neither precision flags nor
-calibrators (TensorRT 11 has dropped both; 10 knows strong typing too). Polygraphy builds, since it keeps what differs between versions; the engine is run with
-TensorRT and PyCUDA. What each layer really takes and gives is read back with the engine inspector.
+Networks are strongly typed: a layer computes in the type that the graph says, so every precision is a lowering's, and
+there are neither precision flags nor calibrators (TensorRT 11 has dropped both; 10 knows strong typing too). Polygraphy
+builds, since it keeps what differs between versions; the engine is run with TensorRT and PyCUDA. What each layer really
+takes and gives is read back with the engine inspector.
 
-The artifact is an engine for one kind of GPU and one version of TensorRT, unless an option asks for more, and beside it the timing cache of its kernels: with that, the same
-kernels are chosen again. Timing caches are kept as tuning records (`core.tuning_records`) by version and machine, so later builds start from what was timed before, here or
-on another machine.
+The artifact is an engine for one kind of GPU and one version of TensorRT, unless an option asks for more, and beside it
+the timing cache of its kernels: with that, the same kernels are chosen again. Timing caches are kept as tuning records
+(`core.tuning_records`) by version and machine, so later builds start from what was timed before, here or on another
+machine.
 
-**Never run by us**: there was no GPU where it was written. Calls are type-checked against the bindings of TensorRT 11.4 (typings/tensorrt).
+**Never run by us**: there was no GPU where it was written. Calls are type-checked against the bindings of TensorRT 11.4
+(typings/tensorrt).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.options import FLAG, TEXT, Number, OneOf, Option, refuse_options, valid_options
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -42,19 +46,20 @@ _TIMED = "timings"  # what a record's name begins with
 Shape = tuple[int, ...]
 
 # Options of a target: what each may be.
-_OPTIONS: Mapping[str, tuple[str, ...] | type] = {
-    "workspace_mb": int,  # scratch memory that a layer may use; all of the device's by default
-    "optimization_level": int,  # 0 to 5, TensorRT's own scale; 3 is its default
-    "hardware_compatibility": ("none", "same_compute_capability", "ampere_plus"),
-    "version_compatible": bool,  # the engine also loads in later versions of TensorRT, and brings a lean runtime
-    "timing_cache": str,  # a file to start from, in place of the machine's own
-    "max_aux_streams": int,
+_OPTIONS: Mapping[str, Option] = {
+    "workspace_mb": Number(low=0),  # scratch memory that a layer may use; all of the device's by default
+    "optimization_level": Number(low=0, high=5),  # TensorRT's own scale; 3 is its default
+    "hardware_compatibility": OneOf("none", "same_compute_capability", "ampere_plus"),
+    "version_compatible": FLAG,  # the engine also loads in later versions of TensorRT, and brings a lean runtime
+    "timing_cache": TEXT,  # a file to start from, in place of the machine's own
+    "max_aux_streams": Number(low=0),
 }
 
 _LACKS = {"int8-dynamic": "it takes scales that were fixed when the model was compiled"}
 
 _DTYPES = {
-    "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "UINT8": "uint8", "INT32": "int32", "INT64": "int64", "BOOL": "bool",
+    "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "UINT8": "uint8", "INT32": "int32",
+    "INT64": "int64", "BOOL": "bool",
 }  # fmt: skip
 
 # How the inspector's texts name a type: `Half`, or `Row major linear FP16 format`.
@@ -98,7 +103,7 @@ class TensorRt(Backend):
             return reason
         if not hardware().accelerators:
             return "tensorrt builds for the GPU that it finds, and this machine has none that nvidia-smi lists"
-        return _refuse_options(target.options.get(self.name, {}))
+        return refuse_options(self.name, _OPTIONS, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         return _SCHEMES.get(precision, ()) if target.device == "cuda" else ()
@@ -130,9 +135,7 @@ class TensorRt(Backend):
         into: Path,
         calibration: SampleSet | None = None,  # the graph carries its calibration
     ) -> Artifact:
-        asked = target.options.get(self.name, {})
-        if (reason := _refuse_options(asked)) is not None:
-            raise UsageError(reason)
+        asked = valid_options(self.name, _OPTIONS, target)
         into.mkdir(parents=True, exist_ok=True)
         _build(model, target, asked, into, self.records_key(target, self.toolchain()))
         engine = _load((into / ENGINE).read_bytes(), bool(asked.get("version_compatible")))
@@ -173,7 +176,8 @@ class TensorRt(Backend):
 
 
 class _TensorRtSession:
-    """One open engine on one stream. Device buffers are kept and grow with what is asked; outputs are new arrays, so they are the caller's."""
+    """One open engine on one stream. Device buffers are kept and grow with what is asked; outputs are new arrays, so
+    they are the caller's."""
 
     def __init__(self, engine: trt.ICudaEngine, described: Signature) -> None:
         import pycuda.driver as cuda
@@ -201,7 +205,8 @@ class _TensorRtSession:
             held.append(array)
             if not context.set_input_shape(spec.name, array.shape):
                 raise UsageError(
-                    f"input {spec.name!r} of shape {list(array.shape)} lies outside of the shapes that the engine was built for"
+                    f"input {spec.name!r} of shape {list(array.shape)} lies outside of the shapes that the engine was "
+                    "built for"
                 )
             context.set_tensor_address(spec.name, int(self._buffer(spec.name, array.nbytes)))
             self._cuda.memcpy_htod_async(self._buffers[spec.name][0], array, self._stream)
@@ -235,8 +240,8 @@ class _TensorRtSession:
 
 # ------------------------------------------------------------------------------------------------------------ schemes
 
-# Quantised values are symmetric: TensorRT takes no zero points. What matrix operators read is rounded, and what they give is not, so that sums and
-# activations are fused behind them in floating point.
+# Quantised values are symmetric: TensorRT takes no zero points. What matrix operators read is rounded, and what they
+# give is not, so that sums and activations are fused behind them in floating point.
 _OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _SCHEMES: Mapping[str, tuple[Scheme, ...]] = {
     "fp32": (Scheme(precision="fp32", name="fp32", native=True),),
@@ -272,28 +277,11 @@ _SCHEMES: Mapping[str, tuple[Scheme, ...]] = {
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def _refuse_options(given: Mapping[str, Any]) -> str | None:
-    for key, value in given.items():
-        allowed = _OPTIONS.get(key)
-        if allowed is None:
-            return f"tensorrt has no option {key!r}; it has {', '.join(_OPTIONS)}"
-        if isinstance(allowed, tuple):
-            if value not in allowed:
-                return f"tensorrt's option {key} can't be {value!r}; it can be {', '.join(allowed)}"
-        elif type(value) is not allowed:
-            wanted = {int: "a whole number", bool: "true or false", str: "a text"}[allowed]
-            return f"tensorrt's option {key} must be {wanted}, not {value!r}"
-        elif key == "optimization_level" and value not in range(6):
-            return f"tensorrt's option {key} goes from 0 to 5, not {value}"
-        elif isinstance(value, int) and value < 0:
-            return f"tensorrt's option {key} can't be negative"
-    return None
-
-
 def profile_shapes(signature: Signature, target: Target) -> dict[str, tuple[Shape, Shape, Shape]]:
     """The smallest, the typical and the largest shape of each input, for which the engine is built.
 
-    They are the policy's, widened to the batch sizes that it promises. An input whose only free axis is the batch needs no shapes in the policy.
+    They are the policy's, widened to the batch sizes that it promises. An input whose only free axis is the batch needs
+    no shapes in the policy.
 
     Raises:
         UsageError: Another axis is free, and the policy does not say between which sizes.
@@ -341,7 +329,8 @@ def _build(model: PortableModel, target: Target, asked: Mapping[str, Any], into:
         "same_compute_capability": trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY,
         "ampere_plus": trt.HardwareCompatibilityLevel.AMPERE_PLUS,
     }.get(asked.get("hardware_compatibility", "none"))
-    # No precision flags: CreateConfig then sets none, and takes back TensorFloat-32, which TensorRT would otherwise use for float32.
+    # No precision flags: CreateConfig then sets none, and takes back TensorFloat-32, which TensorRT would otherwise use
+    # for float32.
     config = CreateConfig(
         profiles=[profile],
         load_timing_cache=str(into / TIMINGS) if known else None,
@@ -409,10 +398,12 @@ def _inspect(engine: trt.ICudaEngine) -> str:
 
 
 def read_layers(document: str) -> dict[str, dict[str, int]]:
-    """Layers by kind (`ops`) and by the type that they compute in (`precision`), from what the engine inspector says as JSON.
+    """Layers by kind (`ops`) and by the type that they compute in (`precision`), from what the engine inspector says as
+    JSON.
 
-    A layer counts under the narrowest floating or quantised type that it reads or writes: a convolution that reads int8 and writes float32 computes in int8. One that only moves
-    data counts as `moves`; one of which only the name is known as `untold`.
+    A layer counts under the narrowest floating or quantised type that it reads or writes: a convolution that reads int8
+    and writes float32 computes in int8. One that only moves data counts as `moves`; one of which only the name is known
+    as `untold`.
     """
     ops: Counter[str] = Counter()
     precision: Counter[str] = Counter()
@@ -453,7 +444,8 @@ def _read_signature(engine: trt.ICudaEngine, described: Signature) -> Signature:
         ordered = [spec for spec in known if spec.name in held]
         if len(ordered) != len(held) or len(held) != len(known):
             raise NothingCompiledError(
-                f"the engine has the tensors {', '.join(sorted(held))}, and the model {', '.join(spec.name for spec in known)}"
+                f"the engine has the tensors {', '.join(sorted(held))}, and the model "
+                f"{', '.join(spec.name for spec in known)}"
             )
         return tuple(_read_spec(engine, spec) for spec in ordered)
 

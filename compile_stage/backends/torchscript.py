@@ -1,7 +1,8 @@
 """TorchScript: the program traced, frozen and saved as PyTorch has long served models.
 
-A row to compare with: PyTorch calls it deprecated, and its kernels are those of the original. The program's own module is traced on one example,
-and traced operators are kept only while they answer alike at other batch sizes. What runs is read back from the frozen graph.
+A row to compare with: PyTorch calls it deprecated, and its kernels are those of the original. The program's own module
+is traced on one example, and traced operators are kept only while they answer alike at other batch sizes. What runs is
+read back from the frozen graph.
 
 `open` needs nothing but torch and numpy.
 """
@@ -13,7 +14,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,7 +25,8 @@ from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import describe, refuse_form
-from compile_stage.plugin_support.torch_programs import flat_module, threads_restored, use_threads
+from compile_stage.plugin_support.options import refuse_options
+from compile_stage.plugin_support.torch_programs import flat_module, opened, use_threads
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -56,9 +58,7 @@ class TorchScript(Backend):
     def refuse_target(self, target: Target) -> str | None:
         if (reason := super().refuse_target(target)) is not None:
             return reason
-        for key in target.options.get(self.name, {}):
-            return f"torchscript has no option {key!r}; it has none"
-        return None
+        return refuse_options(self.name, {}, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         if target.device == "cpu" and precision == "fp32":
@@ -86,14 +86,8 @@ class TorchScript(Backend):
             executed = _read_back(traced)
         return describe(self, model, scheme, job_id, into, entry=_ENTRY, executed=executed)
 
-    @contextmanager
-    def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
-        session = _ScriptSession(Path(artifact.path) / artifact.entry, artifact.signature, threads)
-        with threads_restored():
-            try:
-                yield session
-            finally:
-                session.close()
+    def open(self, artifact: Artifact, threads: int) -> AbstractContextManager[Session]:
+        return opened(_ScriptSession(Path(artifact.path) / artifact.entry, artifact.signature, threads))
 
 
 class _ScriptSession:
@@ -137,15 +131,15 @@ class _ScriptSession:
         self._module = None
 
 
-# --------------------------------------------------------------------------------------------------------------- tracing
+# -------------------------------------------------------------------------------------------------------------- tracing
 
 
 def _trace(model: PortableModel) -> Any:
     """The program's module as a frozen TorchScript module that takes its inputs flat and answers with a tuple.
 
     Raises:
-        NothingCompiledError: It can't be traced, or a trace answers otherwise at another size: tracing writes sizes down where the
-            program computes with them.
+        NothingCompiledError: It can't be traced, or a trace answers otherwise at another size: tracing writes sizes
+            down where the program computes with them.
     """
     import torch
 
@@ -165,8 +159,9 @@ def _trace(model: PortableModel) -> Any:
 
 
 def _open_sizes(module: Any) -> None:
-    """Let the tracer follow sizes. The program asks for them by an operator that can't be traced, and hands them on to operators of a kind
-    whose sizes are written down as numbers; PyTorch's own methods of the same name do both. The hook that checks inputs can't be traced either."""
+    """Let the tracer follow sizes. The program asks for them by an operator that can't be traced, and hands them on to
+    operators of a kind whose sizes are written down as numbers; PyTorch's own methods of the same name do both. The
+    hook that checks inputs can't be traced either."""
     import torch
 
     module._forward_pre_hooks.clear()
@@ -224,7 +219,8 @@ def _demand_same(flat: Any, traced: Any, tensors: tuple[Any, ...]) -> None:
 
 
 def _write(traced: Any, target: Path) -> None:
-    """The archive as PyTorch writes it, without the debugging records, which hold the paths of this machine, and a number that it draws."""
+    """The archive as PyTorch writes it, without the debugging records, which hold the paths of this machine, and a
+    number that it draws."""
     import torch
 
     buffer = io.BytesIO()

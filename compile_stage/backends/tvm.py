@@ -1,8 +1,9 @@
 """Apache TVM (Relax) on a CPU, through LLVM.
 
-The artifact is one shared library with a function for each bucket of the target's shapes (`plugin_support.buckets`): TVM's kernels are made for fixed shapes. Kernels that nobody tuned
-are plain loops, fifty times slower than others'; so the backend tunes within the policy's `budget.tuning_trials`, keeps what it measured, and takes what
-earlier runs measured (`backends.tvm_tuning`).
+The artifact is one shared library with a function for each bucket of the target's shapes (`plugin_support.buckets`):
+TVM's kernels are made for fixed shapes. Kernels that nobody tuned are plain loops, fifty times slower than others'; so
+the backend tunes within the policy's `budget.tuning_trials`, keeps what it measured, and takes what earlier runs
+measured (`backends.tvm_tuning`).
 
 `open` needs TVM's runtime library, tvm_ffi and numpy. It does not import `tvm`, which would load the compiler.
 """
@@ -35,12 +36,13 @@ from compile_stage.core.records import Artifact, Budget, PortableModel, SampleSe
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import describe, refuse_form, refuse_types, trial_filler
 from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
+from compile_stage.plugin_support.options import Number, Option, refuse_options, valid_options
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-# Options of a target, with what each may be at least.
-_OPTIONS: Mapping[str, int] = {"trials": 0, "tuning_minutes": 0}
+# Options of a target.
+_OPTIONS: Mapping[str, Option] = {"trials": Number(low=0), "tuning_minutes": Number(low=0, whole=False)}
 _TUNING_SHARE = 0.6  # of a job's time; the rest is for the build and the proof
 
 _LACKS = {
@@ -87,12 +89,14 @@ class Tvm(Backend):
         if (reason := super().refuse_target(target)) is not None:
             return reason
         if _linker() is None:
-            return "tvm links its kernels with a C++ compiler, and none is installed: apt-get install g++, or name one in CXX"
-        options = target.options.get(self.name, {})
-        if (reason := _refuse_options(options)) is not None:
+            return (
+                "tvm links its kernels with a C++ compiler, and none is installed: apt-get install g++, or name one in "
+                "CXX"
+            )
+        if (reason := refuse_options(self.name, _OPTIONS, target)) is not None:
             return reason
         here = importlib.util.find_spec("tvm") is not None  # its toolchain brings what tuning needs
-        if options.get("trials") and here and importlib.util.find_spec("xgboost") is None:
+        if target.options.get(self.name, {}).get("trials") and here and importlib.util.find_spec("xgboost") is None:
             return "tvm tunes with a model of its measurements, which needs xgboost: pip install xgboost-cpu"
         return None
 
@@ -142,10 +146,9 @@ class Tvm(Backend):
     ) -> Artifact:
         from compile_stage.backends.tvm_tuning import RecordStore, records_key, tune
 
-        asked = target.options.get(self.name, {})
-        for reason in (_refuse_options(asked), refuse_buckets(self.name, model.signature, target)):
-            if reason is not None:
-                raise UsageError(reason)
+        asked = valid_options(self.name, _OPTIONS, target)
+        if (reason := refuse_buckets(self.name, model.signature, target)) is not None:
+            raise UsageError(reason)
         into.mkdir(parents=True, exist_ok=True)
         _use_threads(target.threads)  # before the compiler runs anything, since it makes the pool by its own count
         shapes = buckets(model.signature, target)
@@ -174,7 +177,8 @@ class Tvm(Backend):
         notes += tuple(filter(None, [padding_note(model.signature, shapes)]))
         if tuned.stopped:
             notes += (
-                f"time ended tuning after {tuned.trials} trials: with a larger budget.job_minutes it goes on from there",
+                f"time ended tuning after {tuned.trials} trials: with a larger budget.job_minutes it goes on from "
+                "there",
             )
         return describe(
             self, model, scheme, job_id, into, entry="model.so", options=options, executed=executed, notes=notes
@@ -238,16 +242,6 @@ class _TvmSession:
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def _refuse_options(given: Mapping[str, Any]) -> str | None:
-    for key, value in given.items():
-        if key not in _OPTIONS:
-            return f"tvm has no option {key!r}; it has {', '.join(_OPTIONS)}"
-        kinds = (int,) if key == "trials" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or value < _OPTIONS[key]:
-            return f"tvm's option {key} must be a number of at least {_OPTIONS[key]}, not {value!r}"
-    return None
-
-
 def _linker() -> str | None:
     named = os.environ.get("CXX") or os.environ.get("CC")
     return shutil.which(named) if named else next(filter(None, map(shutil.which, _LINKERS)), None)
@@ -278,8 +272,8 @@ def _read(model: PortableModel, shapes: list[Shapes]) -> Any:
 
 
 def _added(whole: Any, module: Any, name: str) -> Any:
-    """`whole` with the function of one shape, and with the kernels that TVM's front end wrote for it (Einsum): they come under the same names for
-    every shape, so that each gets one of its own here."""
+    """`whole` with the function of one shape, and with the kernels that TVM's front end wrote for it (Einsum): they
+    come under the same names for every shape, so that each gets one of its own here."""
     from tvm import relax
     from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -301,7 +295,8 @@ def _added(whole: Any, module: Any, name: str) -> Any:
 
 
 def _demand_tensors(function: Any, described: Signature) -> None:
-    """TVM keeps what ONNX's Shape answers as sizes of its own kind, which it hands out as such where they are an output."""
+    """TVM keeps what ONNX's Shape answers as sizes of its own kind, which it hands out as such where they are an
+    output."""
     from tvm import relax
 
     found = function.ret_ty
@@ -309,12 +304,14 @@ def _demand_tensors(function: Any, described: Signature) -> None:
     for spec, field in zip(described.outputs, fields, strict=True):
         if not isinstance(field, relax.TensorType):
             raise NothingCompiledError(
-                f"TVM makes sizes of the output {spec.name!r} (operator Shape), which are no tensor: leave it out of the outputs"
+                f"TVM makes sizes of the output {spec.name!r} (operator Shape), which are no tensor: leave it out of "
+                "the outputs"
             )
 
 
 def _machine(threads: int) -> Any:
-    """This processor. LLVM knows it by name and takes that for all of its features; a virtual machine may hide some, so each is named."""
+    """This processor. LLVM knows it by name and takes that for all of its features; a virtual machine may hide some, so
+    each is named."""
     import tvm
     import tvm_ffi
     from tvm.target import codegen
@@ -380,13 +377,14 @@ def _build(fused: Any, machine: Any, database: Any, out: Path) -> dict[str, tupl
     }
 
 
-# ------------------------------------------------------------------------------------------------------- what really ran
+# ------------------------------------------------------------------------------------------------------ what really ran
 
 
 def _read_back(
     path: Path, options: Mapping[str, Any], threads: int, model: PortableModel, kernels: Mapping[str, tuple[str, bool]]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the library calls, from its own listing; each function is run once. Raises when what it answers is not what the model says."""
+    """What the library calls, from its own listing; each function is run once. Raises when what it answers is not what
+    the model says."""
     described, fill = model.signature, trial_filler(model)
     session = _TvmSession(path, options, threads, described)
     try:
@@ -399,7 +397,8 @@ def _read_back(
     calls = Counter(name for name in re.findall(r"^\s+call\s+(\S+)", listing, re.MULTILINE) if name in kernels)
     if not calls:
         raise NothingCompiledError(
-            "TVM compiled no kernel: the model hands its inputs on, or is left to functions of TVM's runtime (NonZero, Unique)"
+            "TVM compiled no kernel: the model hands its inputs on, or is left to functions of TVM's runtime (NonZero, "
+            "Unique)"
         )
     types: Counter[str] = Counter()
     tuned: Counter[bool] = Counter()
@@ -415,7 +414,10 @@ def _read_back(
     }
     if not tuned[False]:
         return executed, ()
-    left = f"{tuned[False]} of {sum(calls.values())} kernels are not tuned, which makes them slow: raise budget.tuning_trials"
+    left = (
+        f"{tuned[False]} of {sum(calls.values())} kernels are not tuned, which makes them slow: raise "
+        "budget.tuning_trials"
+    )
     return executed, (left,)
 
 
@@ -424,7 +426,8 @@ def _demand_same(described: Signature, answer: Batch) -> None:
         value = answer[spec.name]
         if value.dtype.name != spec.dtype or value.ndim != len(spec.shape):
             raise IntegrityError(
-                f"output {spec.name!r} changed on the way: the model has {spec}, TVM answers {value.dtype}{list(value.shape)}"
+                f"output {spec.name!r} changed on the way: the model has {spec}, TVM answers "
+                f"{value.dtype}{list(value.shape)}"
             )
 
 
@@ -435,8 +438,8 @@ _configured = threading.local()
 
 
 def _use_threads(threads: int) -> None:
-    """Let TVM's pool run kernels on so many threads. The pool is of the calling thread, and can't grow once it is made, so it is made
-    large enough for all cores. None of its threads is bound to a core, which the process may not own."""
+    """Let TVM's pool run kernels on so many threads. The pool is of the calling thread, and can't grow once it is made,
+    so it is made large enough for all cores. None of its threads is bound to a core, which the process may not own."""
     if getattr(_configured, "threads", None) == threads:
         return
     _load_runtime()
@@ -447,7 +450,8 @@ def _use_threads(threads: int) -> None:
     taken = int(tvm_ffi.get_global_func("runtime.NumThreads")())
     if taken != threads:
         raise UsageError(
-            f"TVM was asked for {threads} threads and takes {taken}: this thread made TVM's pool before, with that many",
+            f"TVM was asked for {threads} threads and takes {taken}: this thread made TVM's pool before, with that "
+            "many",
             fix="open the model in a process or thread of its own, or set TVM_NUM_THREADS before",
         )
     _configured.threads = threads

@@ -1,7 +1,8 @@
 """Tuning for the backend `tvm`, and the records that it leaves.
 
-What is tuned is a workload: the loops of one fused operator at fixed shapes, without its weights. So what was measured for one model serves every other
-that has the same operator. Records are kept (`core.tuning_records`) by TVM version, machine and thread count, one file for a round of trials of one workload:
+What is tuned is a workload: the loops of one fused operator at fixed shapes, without its weights. So what was measured
+for one model serves every other that has the same operator. Records are kept (`core.tuning_records`) by TVM version,
+machine and thread count, one file for a round of trials of one workload:
 
     <cache>/tuning/tvm-0.27.0/x86_64-1a2b3c4d5e6f7081-2-threads/<workload>-<digest>.json
 
@@ -64,7 +65,8 @@ def records_key(version: str, threads: int) -> str:
 
 
 def refuse_record(name: str, content: bytes) -> str | None:
-    """The reason when a file can't be a round of trials of the workload that its name says; `RecordStore.read` asks TVM for the rest."""
+    """The reason when a file can't be a round of trials of the workload that its name says; `RecordStore.read` asks TVM
+    for the rest."""
     try:
         stored = json.loads(content)
         workload, trials, records = stored["workload"], stored["trials"], stored["records"]
@@ -92,8 +94,8 @@ class RecordStore:
         self.used: set[str] = set()
 
     def read(self, module: Any, into: Any) -> int:
-        """Commit the records of a workload to the database `into`; returns how many trials they come from. A file that can't be read, or is of a
-        workload that only shares the hash, counts as absent."""
+        """Commit the records of a workload to the database `into`; returns how many trials they come from. A file that
+        can't be read, or is of a workload that only shares the hash, counts as absent."""
         from tvm.s_tir.meta_schedule.database.database import TuningRecord, Workload
 
         workload, trials = into.commit_workload(module), 0
@@ -138,8 +140,8 @@ def tune(
 ) -> tuple[Any, Tuned]:
     """A database with what is known of the module's workloads, after measuring what the budget allows.
 
-    Trials are given out as if nothing were known, a round to each workload and the rest by its work; what earlier records have of that is not
-    measured again. So the same model, or another of the same workloads, needs no trials.
+    Trials are given out as if nothing were known, a round to each workload and the rest by its work; what earlier
+    records have of that is not measured again. So the same model, or another of the same workloads, needs no trials.
 
     Args:
         module: Relax functions and the loops they call, fused.
@@ -174,7 +176,8 @@ def tune(
 
 
 def allot(work: Sequence[float], trials: int) -> list[int]:
-    """Trials for each workload: a round each, the largest first; then one by one to whose share is least for its work."""
+    """Trials for each workload: a round each, the largest first; then one by one to whose share is least for its
+    work."""
     shares = [0] * len(work)
 
     def give(at: int) -> int:
@@ -192,8 +195,8 @@ def allot(work: Sequence[float], trials: int) -> list[int]:
 class _Search:
     """MetaSchedule's search over one workload after another, with one cost model that learns from all.
 
-    Candidates are built and measured in this process: TVM's own workers take longer to start than a small budget lasts, and a compile worker
-    of ours is as expendable as they are. What it measured before a crash is on disk.
+    Candidates are built and measured in this process: TVM's own workers take longer to start than a small budget lasts,
+    and a compile worker of ours is as expendable as they are. What it measured before a crash is on disk.
     """
 
     def __init__(self, target: Any, database: Any, store: RecordStore, threads: int, ends: float) -> None:
@@ -203,7 +206,8 @@ class _Search:
 
     def run(self, name: str, module: Any, trials: int) -> int:
         """Measure at most `trials` candidates; returns how many were measured."""
-        # Makers of candidates for other processors: 50 s of imports where nothing of them is used, since the rules are named below.
+        # Makers of candidates for other processors: 50 s of imports where nothing of them is used, since the rules are
+        # named below.
         sys.modules.setdefault("tvm.s_tir.tensor_intrin", ModuleType("tvm.s_tir.tensor_intrin"))
         from tvm.s_tir import meta_schedule as ms
 
@@ -254,13 +258,11 @@ def _until(ends: float) -> Iterator[None]:
 
 
 def _measuring(module: Any, target: Any, store: RecordStore, ends: float) -> tuple[Any, Any, Any, dict[str, int]]:
-    """Builder, runner, and a callback that writes each round; with the count of what was measured. After `ends` nothing more
-    is built, and the search ends."""
+    """Builder, runner, and a callback that writes each round; with the count of what was measured. After `ends` nothing
+    more is built, and the search ends."""
     import tvm
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
-    from tvm.s_tir.meta_schedule.database import MemoryDatabase
-    from tvm.s_tir.meta_schedule.database.database import TuningRecord
 
     built: dict[str, Any] = {}
     counted = {"trials": 0}
@@ -298,14 +300,7 @@ def _measuring(module: Any, target: Any, store: RecordStore, ends: float) -> tup
     @derived_object
     class Keeper(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
         def apply(self, scheduler: Any, task_id: int, candidates: Any, builds: Any, runs: Any) -> None:
-            workload, tried = MemoryDatabase().commit_workload(module), 0
-            records = []
-            for one, run in zip(candidates, runs, strict=True):
-                late = run.error_msg is not None and _LATE in str(run.error_msg)
-                tried += not late
-                if run.error_msg is None and run.run_secs:
-                    seconds = [float(value) for value in run.run_secs]
-                    records.append(TuningRecord(one.sch.trace, workload, seconds, target, one.args_info))
+            tried, records = _records(module, target, list(zip(candidates, runs, strict=True)))
             if tried:
                 store.write(module, tried, records)
             counted["trials"] += tried
@@ -313,6 +308,21 @@ def _measuring(module: Any, target: Any, store: RecordStore, ends: float) -> tup
                 raise TimeoutError(_LATE)
 
     return Builder(), Runner(), Keeper(), counted
+
+
+def _records(module: Any, target: Any, trials: Sequence[tuple[Any, Any]]) -> tuple[int, list[Any]]:
+    """How many of these candidates, each with its run, were tried before the search ended; and a record of each that
+    ran."""
+    from tvm.s_tir.meta_schedule.database import MemoryDatabase
+    from tvm.s_tir.meta_schedule.database.database import TuningRecord
+
+    workload = MemoryDatabase().commit_workload(module)
+    records = [
+        TuningRecord(one.sch.trace, workload, [float(value) for value in run.run_secs], target, one.args_info)
+        for one, run in trials
+        if run.error_msg is None and run.run_secs
+    ]
+    return sum(run.error_msg is None or _LATE not in str(run.error_msg) for _, run in trials), records
 
 
 def _seconds(made: Any, arguments: Any) -> list[float]:
@@ -333,7 +343,8 @@ def _seconds(made: Any, arguments: Any) -> list[float]:
 
 
 def _fixed(module: Any) -> bool:
-    """Whether a workload has one size. What answers with a size that depends on data (Range, NonZero) can't be measured, and stays plain loops."""
+    """Whether a workload has one size. What answers with a size that depends on data (Range, NonZero) can't be
+    measured, and stays plain loops."""
     return all(
         hasattr(parameter, "shape") and all(hasattr(dim, "value") for dim in parameter.shape)  # constants have a value
         for parameter in module["main"].params

@@ -1,8 +1,9 @@
 """XLA on a CPU, by way of JAX.
 
-The artifact is one executable of machine code for each batch size of the target, as PJRT, XLA's runtime, writes it. It is loaded by jaxlib, without
-PyTorch; no pickle is in it. Such code runs on the version of jaxlib that made it and on a CPU that has the instructions of the one that made
-it: both are compared when it is opened. What runs is read back from the optimised program that the executable carries.
+The artifact is one executable of machine code for each batch size of the target, as PJRT, XLA's runtime, writes it. It
+is loaded by jaxlib, without PyTorch; no pickle is in it. Such code runs on the version of jaxlib that made it and on a
+CPU that has the instructions of the one that made it: both are compared when it is opened. What runs is read back from
+the optimised program that the executable carries.
 
 `open` needs nothing but jax, jaxlib and numpy.
 """
@@ -29,6 +30,7 @@ from compile_stage.core.records import Artifact, PortableModel, SampleSet, Schem
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import describe, refuse_form
 from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
+from compile_stage.plugin_support.options import OneOf, refuse_options, valid_options
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 _ENTRY, _WEIGHTS = "model.json", "weights.bin"
 
 # A target's option: where the weights are.
-_OPTIONS: Mapping[str, tuple[str, ...]] = {"weights": ("constants", "file")}
+_OPTIONS: Mapping[str, OneOf] = {"weights": OneOf("constants", "file")}
 
 # XLA reads an array where it lies if it begins at such an address, and copies it otherwise.
 _ALIGNMENT = 64
@@ -78,7 +80,7 @@ class Xla(Backend):
             return reason
         if sys.platform not in ("linux", "darwin"):
             return f"xla is served on Linux and macOS; {sys.platform} is not served by this backend yet"
-        return _refuse_options(target.options.get(self.name, {}))
+        return refuse_options(self.name, _OPTIONS, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         if target.device == "cpu" and (precision == "fp32" or (precision == "bf16" and hardware().multiplies_bf16)):
@@ -102,11 +104,11 @@ class Xla(Backend):
     ) -> Artifact:
         from compile_stage.backends import xla_hlo, xla_program
 
-        asked = target.options.get(self.name, {})
-        if (reason := _refuse_options(asked) or refuse_buckets(self.name, model.signature, target)) is not None:
+        asked = valid_options(self.name, _OPTIONS, target)
+        if (reason := refuse_buckets(self.name, model.signature, target)) is not None:
             raise UsageError(reason)
         into.mkdir(parents=True, exist_ok=True)
-        options = {"weights": str(asked.get("weights", "constants"))}
+        options = {"weights": str(asked.get("weights", _OPTIONS["weights"].words[0]))}
         program = xla_program.read(model.path, model.signature, half=scheme.precision == "bf16")
         index = _write(program, model.signature, target, into, constants=options["weights"] == "constants")
         (into / _ENTRY).write_text(canonical_json(index) + "\n", encoding="utf-8")
@@ -135,7 +137,8 @@ def _open(entry: Path, signature: Signature, threads: int) -> Iterator[_XlaSessi
 
 
 class _XlaSession:
-    """Executables by the shapes of their inputs, in a client of their own. What is handed out are copies: XLA's buffers can't be written."""
+    """Executables by the shapes of their inputs, in a client of their own. What is handed out are copies: XLA's buffers
+    can't be written."""
 
     def __init__(self, client: Any, entry: Path, signature: Signature) -> None:
         import jax
@@ -198,19 +201,10 @@ class _XlaSession:
             raise NothingCompiledError(f"XLA can't load the executable: {_sentence(error)}") from error
 
 
-# ------------------------------------------------------------------------------------------------ what it needs and takes
+# ---------------------------------------------------------------------------------------------- what it needs and takes
 
 
-def _refuse_options(given: Mapping[str, Any]) -> str | None:
-    for key, value in given.items():
-        if key not in _OPTIONS:
-            return f"xla has no option {key!r}; it has {', '.join(_OPTIONS)}"
-        if value not in _OPTIONS[key]:
-            return f"xla's option {key} can't be {value!r}; it can be {' or '.join(_OPTIONS[key])}"
-    return None
-
-
-# --------------------------------------------------------------------------------------------------------------- the machine
+# ---------------------------------------------------------------------------------------------------------- the machine
 
 
 _STARTING = threading.Lock()
@@ -219,8 +213,9 @@ _STARTING = threading.Lock()
 def _start_client(threads: int) -> Any:
     """XLA with as many threads as are asked for, for one session.
 
-    A client starts its threads when it is made, one for every CPU of the process, or as many as the environment variable NPROC says; what
-    XLA_FLAGS says of threads it does not look at. What it runs it runs in the caller's thread and in those.
+    A client starts its threads when it is made, one for every CPU of the process, or as many as the environment
+    variable NPROC says; what XLA_FLAGS says of threads it does not look at. What it runs it runs in the caller's thread
+    and in those.
     """
     import jax  # noqa: F401 - before jaxlib, which logs to standard error otherwise
     from jaxlib import xla_client
@@ -290,7 +285,7 @@ def _build(client: Any, code: bytes) -> bytes:
         raise NothingCompiledError(f"XLA can't compile the program: {_sentence(error)}") from error
 
 
-# --------------------------------------------------------------------------------------------------------------- the weights
+# ---------------------------------------------------------------------------------------------------------- the weights
 
 
 def _write_weights(path: Path, weights: Mapping[str, Any]) -> list[dict[str, Any]]:

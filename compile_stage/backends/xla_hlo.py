@@ -27,7 +27,8 @@ _MATRIX_OPS = ("dot", "convolution", "ragged-dot")
 def read_back(
     programs: list[str], scheme: Scheme, source_types: frozenset[str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the optimised programs run, and in what types. Raises when the precision that was asked for was not taken."""
+    """What the optimised programs run, and in what types. Raises when the precision that was asked for was not
+    taken."""
     providers: Counter[str] = Counter()
     ops: Counter[str] = Counter()
     heavy: Counter[str] = Counter()

@@ -1,8 +1,9 @@
 """From a PyTorch program to StableHLO: torchax's operators, traced by JAX. Needed to compile, not to open.
 
-torchax writes PyTorch's operators in JAX. Here the program's graph is run node by node with them, so that JAX sees the whole; two traps are
-taken care of at each node. JAX halves 64-bit types by default, and with that switched off some of torchax's float32 operators compute in float64
-(pooling does). So 64-bit types are on for the nodes that have any, and off elsewhere; and each answer gets the type that the program says.
+torchax writes PyTorch's operators in JAX. Here the program's graph is run node by node with them, so that JAX sees the
+whole; two traps are taken care of at each node. JAX halves 64-bit types by default, and with that switched off some of
+torchax's float32 operators compute in float64 (pooling does). So 64-bit types are on for the nodes that have any, and
+off elsewhere; and each answer gets the type that the program says.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def read(path: str, signature: Signature, half: bool) -> Program:
         half: Matrix products and convolutions get bfloat16.
 
     Raises:
-        NothingCompiledError: It can't be read, changes what it is given or keeps, or needs an operator that torchax lacks.
+        NothingCompiledError: It can't be read, changes what it is given or keeps, or needs an operator that torchax
+            lacks.
     """
     import torch
 
@@ -88,12 +90,13 @@ def read(path: str, signature: Signature, half: bool) -> Program:
 def to_stablehlo(
     program: Program, inputs: Sequence[tuple[tuple[int, ...], str]], constants: bool, device: Any
 ) -> tuple[bytes, str]:
-    """The program for these inputs (shape and type of each): as StableHLO for the compiler, and as text for people, in which large
-    constants are left out.
+    """The program for these inputs (shape and type of each): as StableHLO for the compiler, and as text for people, in
+    which large constants are left out.
 
     Args:
         constants: The weights are a part of the program; else they are its first arguments.
-        device: Where JAX computes what does not depend on the inputs; without it, JAX starts a client for every device that it finds.
+        device: Where JAX computes what does not depend on the inputs; without it, JAX starts a client for every device
+            that it finds.
 
     Raises:
         NothingCompiledError: JAX can't trace it.
@@ -142,11 +145,12 @@ def _written(module: Any, arguments: int) -> tuple[bytes, str]:
     return code.getvalue(), module.operation.get_asm(large_elements_limit=16)
 
 
-# ------------------------------------------------------------------------------------------------------------- the program
+# ---------------------------------------------------------------------------------------------------------- the program
 
 
 def _demand_pure(program: Any, signature: Signature) -> None:
-    """XLA's executable keeps nothing between calls, and the flattened tensors must be those that the signature names."""
+    """XLA's executable keeps nothing between calls, and the flattened tensors must be those that the signature
+    names."""
     described = program.graph_signature
     for what in ("buffers_to_mutate", "user_inputs_to_mutate", "parameters_to_mutate"):
         if changed := sorted(getattr(described, what, {}).values()):
@@ -178,7 +182,8 @@ def _demand_operators(graph: Any, operators: Mapping[Any, Any]) -> None:
 
 
 def _weights(program: Any) -> tuple[dict[str, Array], list[int]]:
-    """Parameters, buffers and constants that something reads, and the places of the graph's arguments that they take."""
+    """Parameters, buffers and constants that something reads, and the places of the graph's arguments that they
+    take."""
     import torch
 
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
@@ -208,7 +213,7 @@ def _type_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# ----------------------------------------------------------------------------------------------------------- node by node
+# --------------------------------------------------------------------------------------------------------- node by node
 
 
 def _interpreter(module: Any, operators: Mapping[Any, Any], half: bool) -> Any:
@@ -268,14 +273,15 @@ def _find(operators: Mapping[Any, Any], target: Any) -> Any:
     return found if found is not None and found.is_jax_function else None
 
 
-# ---------------------------------------------------------------------------------------------------------------- torchax
+# -------------------------------------------------------------------------------------------------------------- torchax
 
 
 def _torchax() -> tuple[Mapping[Any, Any], Any]:
     """torchax's operators, and how it takes apart what it has none for.
 
-    It names overloads that PyTorch no longer has (2.13 dropped those for named dimensions) and ends there; while it is imported, such an
-    overload is a string that no program holds. What it changes in the process is put back, but for the name that it gives to a device.
+    It names overloads that PyTorch no longer has (2.13 dropped those for named dimensions) and ends there; while it is
+    imported, such an overload is a string that no program holds. What it changes in the process is put back, but for
+    the name that it gives to a device.
     """
     import torch
 

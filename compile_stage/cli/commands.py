@@ -18,10 +18,13 @@ from compile_stage.cli.options import example as _example
 from compile_stage.cli.options import json_option as _json
 from compile_stage.cli.options import policy_option as _policy
 from compile_stage.cli.options import quiet_option as _quiet
+from compile_stage.cli.options import roots_option as _roots
 from compile_stage.cli.options import sets_option as _sets
+from compile_stage.cli.options import signing_key_option as _signing_key
 from compile_stage.cli.options import targets_option as _targets
 from compile_stage.cli.options import verbose_option as _verbose
 from compile_stage.cli.output import print_error, print_json, print_text
+from compile_stage.cli.published import promote, rollback, validate, verify
 from compile_stage.cli.toolchain import toolchain
 from compile_stage.core import errors, plugins
 from compile_stage.core.errors import PolicyError, UsageError
@@ -58,11 +61,11 @@ class Commands(click.Group):
 )
 @click.version_option(__version__, message="compile-stage %(version)s")
 def cli() -> None:
-    """Pull a model from the registry, compile it, prove it, measure it, and publish it back."""
+    """Pull a model from the registry, compile it, validate it, measure it, and publish it back."""
 
 
 @cli.command(
-    short_help="Compile, prove, measure and publish a model.",
+    short_help="Compile, validate, measure and publish a model.",
     epilog=_example(
         "compile-stage run models:/fraud@candidate -p shipped:cpu-server",
         "compile-stage run models:/fraud/7 -p policy.yaml -t 'edge-*' --no-publish --out report",
@@ -71,23 +74,27 @@ def cli() -> None:
 )
 @click.argument("model_uri")
 @_policy
+@_roots
 @_targets
 @_sets
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for result.json, report.html, report.md, junit.xml and the bundles.  [default: compile-stage-out/NAME-VERSION/POLICY]",
+    help="Folder for result.json, report.html, report.md, junit.xml and the bundles.  [default: "
+    "compile-stage-out/NAME-VERSION/POLICY]",
 )
 @click.option("--publish/--no-publish", default=True, show_default=True, help="Push the winners to the registry.")
 @click.option("--promote/--no-promote", default=True, show_default=True, help="Move the policy's alias.")
 @click.option("--engine", default="local", show_default=True, metavar="NAME", help="Where workers run.")
 @click.option("--remeasure", is_flag=True, help="Measure again what the cache holds measurements of.")
+@_signing_key
 @_json
 @_quiet
 @_verbose
 def run(
     model_uri: str,
     policy_path: Path,
+    policy_roots: tuple[Path, ...],
     targets: tuple[str, ...],
     sets: tuple[str, ...],
     out: Path | None,
@@ -95,11 +102,12 @@ def run(
     promote: bool,
     engine: str,
     remeasure: bool,
+    signing_key: str | None,
     as_json: bool,
     quiet: int,
     verbose: int,
 ) -> int:
-    """Compile MODEL_URI as the policy says, prove and measure it, publish what earned it.
+    """Compile MODEL_URI as the policy says, validate and measure it, publish what earned it.
 
     MODEL_URI is models:/NAME/VERSION, models:/NAME@ALIAS, models:/m-ID, runs:/RUN_ID/NAME or folder:/PATH.
     What is finished is kept: running again after an interruption goes on from there.
@@ -112,6 +120,7 @@ def run(
             result = api.run(
                 model_uri,
                 policy_path,
+                policy_roots=policy_roots,
                 targets=targets,
                 sets=sets,
                 out=out,
@@ -119,6 +128,7 @@ def run(
                 promote=promote,
                 engine=engine,
                 remeasure=remeasure,
+                signing_key=signing_key,
                 reporter=display,
                 on_result=results.append,
             )
@@ -136,6 +146,7 @@ def run(
 )
 @click.argument("model_uri")
 @_policy
+@_roots
 @_targets
 @_sets
 @_json
@@ -143,6 +154,7 @@ def run(
 def plan(
     model_uri: str,
     policy_path: Path,
+    policy_roots: tuple[Path, ...],
     targets: tuple[str, ...],
     sets: tuple[str, ...],
     as_json: bool,
@@ -156,7 +168,7 @@ def plan(
     from compile_stage import api
 
     with _display(as_json, 0, verbose) as display:
-        the_plan = api.plan(model_uri, policy_path, targets=targets, sets=sets)
+        the_plan = api.plan(model_uri, policy_path, targets=targets, sets=sets, policy_roots=policy_roots)
         if as_json:
             print_json(the_plan)
         else:
@@ -166,9 +178,10 @@ def plan(
 
 @cli.command(short_help="Check policy files.", epilog=_example("compile-stage lint policies/*.yaml"))
 @click.argument("policies", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_roots
 @_sets
 @_quiet
-def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
+def lint(policies: tuple[Path, ...], policy_roots: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
     """Check policy files; every mistake is listed with file:line:column."""
     from compile_stage.core.shipped import policy_file
     from compile_stage.policy.load import load_policy, warnings
@@ -177,12 +190,12 @@ def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
     seen: set[str] = set()  # a base that several policies extend is reported only once
     for path in policies:
         try:
-            policy = load_policy(policy_file(path), sets, base=True)
+            policy = load_policy(policy_file(path), sets, base=True, roots=policy_roots)
         except PolicyError as error:
             wrong += 1
             print_error(error, seen)
         else:
-            for warning in warnings(policy_file(path), sets):
+            for warning in warnings(policy_file(path), sets, policy_roots):
                 if warning not in seen:
                     click.echo(f"warning: {warning}", err=True)
                 seen.add(warning)
@@ -199,15 +212,18 @@ def lint(policies: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
     epilog=_example("compile-stage explain policies/cpu-server.yaml -t cpu-server"),
 )
 @click.argument("policy", type=click.Path(path_type=Path))
+@_roots
 @click.option("-t", "--target", metavar="NAME", help="Show the values as this target sees them.")
 @_sets
 @_json
-def explain(policy: Path, target: str | None, sets: tuple[str, ...], as_json: bool) -> None:
+def explain(
+    policy: Path, policy_roots: tuple[Path, ...], target: str | None, sets: tuple[str, ...], as_json: bool
+) -> None:
     """Show each resolved value of POLICY and the file:line that it came from."""
     from compile_stage.core.shipped import policy_file
     from compile_stage.policy.explain import explain as explain_policy
 
-    rows = explain_policy(policy_file(policy), sets, target)
+    rows = explain_policy(policy_file(policy), sets, target, roots=policy_roots)
     if as_json:
         print_json(rows)
         return
@@ -266,102 +282,14 @@ def doctor(as_json: bool) -> None:
         display.show_doctor(report)
 
 
-@cli.command(
-    short_help="Check a published version or a bundle.",
-    epilog=_example(
-        "compile-stage verify models:/fraud-compiled@cpu-server-prod",
-        "compile-stage verify compile-stage-out/fraud-7/cpu-server/bundles/cpu-server --no-revalidate",
-    ),
-)
-@click.argument("uri")
-@click.option("--revalidate/--no-revalidate", default=True, show_default=True, help="Run the validation again.")
-@click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")
-@_json
-@_verbose
-def verify(uri: str, revalidate: bool, allow_pickle: bool, as_json: bool, verbose: int) -> int:
-    """Check what was published (a URI or a bundle's folder): digests, manifest, and the validation once more."""
-    from compile_stage import api
-
-    with _display(as_json, 0, verbose) as display:
-        verification = api.verify(uri, revalidate=revalidate, allow_pickle=allow_pickle)
-        if as_json:
-            print_json(verification)
-        else:
-            display.show_verification(verification)
-    return errors.EXIT_OK if verification.passed else errors.EXIT_INTEGRITY
-
-
-@cli.command(
-    short_help="Prove a published version on this machine.",
-    epilog=_example("compile-stage validate models:/fraud-compiled/4"),
-)
-@click.argument("uri")
-@click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")
-@_json
-@_quiet
-@_verbose
-def validate(uri: str, allow_pickle: bool, as_json: bool, quiet: int, verbose: int) -> int:
-    """Prove and measure a published version on this machine, and attach the result to it.
-
-    A version that was compiled for hardware that was not there can be promoted once it passed where such hardware is.
-    """
-    from compile_stage import api
-
-    with _display(as_json, quiet, verbose) as display:
-        verification = api.validate(uri, allow_pickle=allow_pickle, reporter=display)
-        display.close()
-        if as_json:
-            print_json(verification)
-        else:
-            display.show_verification(verification, "validated here")
-    return errors.EXIT_OK if verification.passed else errors.EXIT_GATE
-
-
+for command in (verify, validate):
+    cli.add_command(command)
 cli.add_command(debug)
 cli.add_command(toolchain)
 
 
-@cli.command(
-    short_help="Move an alias to a published version.",
-    epilog=_example("compile-stage promote models:/fraud-compiled/3 --alias cpu-server-prod"),
-)
-@click.argument("uri")
-@click.option("--alias", required=True, help="The alias to move.")
-@_json
-def promote(uri: str, alias: str, as_json: bool) -> None:
-    """Move an alias to a published version whose verdict passed."""
-    from compile_stage import api
-
-    receipt = api.promote(uri, alias)
-    if as_json:
-        print_json(receipt)
-        return
-    before = f" (before: version {receipt.previous})" if receipt.previous else ""
-    click.echo(f"{receipt.name}@{alias} is now version {receipt.version}{before}")
-
-
-@cli.command(
-    short_help="Move an alias back.",
-    epilog=_example(
-        "compile-stage rollback models:/fraud-compiled@cpu-server-prod",
-        "compile-stage rollback models:/fraud-compiled --alias cpu-server-prod",
-    ),
-)
-@click.argument("uri")
-@click.option("--alias", help="The alias to move back, where the URI names none.")
-@_json
-def rollback(uri: str, alias: str | None, as_json: bool) -> None:
-    """Move an alias back to the version that it pointed to before.
-
-    URI is models:/NAME@ALIAS, or models:/NAME or folder:/PATH with --alias; a bare NAME is taken as models:/NAME.
-    """
-    from compile_stage import api
-
-    receipt = api.rollback(uri, alias)
-    if as_json:
-        print_json(receipt)
-        return
-    click.echo(f"{receipt.name}@{receipt.promoted_to} is back at version {receipt.version}")
+for command in (promote, rollback):
+    cli.add_command(command)
 
 
 @cli.command(short_help="Take small real models through the whole stage.", epilog=_example("compile-stage demo"))

@@ -11,6 +11,7 @@ from compile_stage.cli.options import (
     example,
     json_option,
     quiet_option,
+    roots_option,
     sets_option,
     targets_option,
     verbose_option,
@@ -40,6 +41,7 @@ from compile_stage.core.digest import plain
 @click.option(
     "--job", default="*", show_default=True, metavar="GLOB", help="The first matching job that fails, or the only one."
 )
+@roots_option
 @targets_option
 @sets_option
 @click.option("--backend", metavar="NAME", help="For one .onnx file: the backend that does not take it.")
@@ -61,6 +63,7 @@ def debug(
     subject: str,
     candidate: str | None,
     policy_path: Path | None,
+    policy_roots: tuple[Path, ...],
     job: str,
     targets: tuple[str, ...],
     sets: tuple[str, ...],
@@ -85,6 +88,7 @@ def debug(
             subject,
             candidate,
             policy_path=policy_path,
+            policy_roots=policy_roots,
             job=job,
             targets=targets,
             sets=sets,

@@ -15,7 +15,7 @@ from compile_stage.core.errors import CompileStageError
 MEANINGS: dict[int, str] = {
     errors.EXIT_OK: "done",
     errors.EXIT_USAGE: "wrong usage or policy",
-    errors.EXIT_GATE: "a required target has no winner",
+    errors.EXIT_GATE: "a required target has no winner, or no target has one",
     errors.EXIT_REGISTRY: "registry trouble",
     errors.EXIT_SOURCE: "source model refused or unreadable",
     errors.EXIT_NOTHING_COMPILED: "nothing could be compiled",

@@ -16,6 +16,7 @@ from compile_stage.cli.commands import cli
 from compile_stage.cli.output import forget_reader, print_error
 from compile_stage.core import errors
 from compile_stage.core.errors import CompileStageError
+from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import explained
 
 COMPLETION_VARIABLE = "_COMPILE_STAGE_COMPLETE"
@@ -90,7 +91,7 @@ def _print_usage(error: click.ClickException) -> None:
 def _save_traceback(error: BaseException) -> None:
     from compile_stage.core.cache import cache_root
 
-    text = "".join(traceback.format_exception(error))
+    text = redacted("".join(traceback.format_exception(error)))
     try:
         folder = cache_root() / "crashes"
         folder.mkdir(parents=True, exist_ok=True)

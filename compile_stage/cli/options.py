@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from compile_stage.cli import exits
+from compile_stage.core.redaction import redacted
 
 if TYPE_CHECKING:
     from compile_stage.cli.render import Display
@@ -34,6 +35,16 @@ policy_option: Decorator = click.option(
     metavar="FILE",
     help="Policy file, or shipped:NAME (see `compile-stage policy`).",
 )
+roots_option: Decorator = click.option(
+    "--policy-root",
+    "policy_roots",
+    multiple=True,
+    envvar="COMPILE_STAGE_POLICY_ROOT",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="A further folder that `extends` may name files of. Repeatable.  [default: the policy's repository, or its "
+    "folder]",
+)
 targets_option: Decorator = click.option(
     "-t", "--target", "targets", multiple=True, metavar="GLOB", help="Only targets whose name matches. Repeatable."
 )
@@ -43,6 +54,26 @@ sets_option: Decorator = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Override one policy value, by its dotted path. Repeatable.",
+)
+allow_code_option: Decorator = click.option(
+    "--allow-code",
+    is_flag=True,
+    help="Run what is executable in a bundle that was not packaged here and comes from no registry of this machine.",
+)
+trusted_keys_option: Decorator = click.option(
+    "--trusted-key",
+    "trusted_keys",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Demand a signature by these public keys, certificate authorities or trust file; besides COMPILE_STAGE_TRUST. "
+    "Repeatable.",
+)
+signing_key_option: Decorator = click.option(
+    "--signing-key",
+    metavar="FILE",
+    help="Private key to sign with: a PEM file, a pkcs11: URI, or `sigstore`.  [default: COMPILE_STAGE_SIGNING_KEY, "
+    "else nothing is signed]",
 )
 json_option: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Put JSON on standard output; all else goes to standard error."
@@ -61,6 +92,10 @@ class _StandardErrorHandler(logging.StreamHandler[Any]):
 
     @stream.setter
     def stream(self, value: Any) -> None: ...
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without the secrets of addresses that a library logs."""
+        return redacted(super().format(record))
 
 
 @contextmanager

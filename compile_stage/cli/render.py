@@ -105,7 +105,8 @@ class Display:
             target = target_policy.target
             batches = ", ".join(map(str, target.batch_sizes))
             self._say(
-                f"\ntarget {target.name} · {target.device} · {numbers.count(target.threads, 'thread')} · batch {batches}"
+                f"\ntarget {target.name} · {target.device} · {numbers.count(target.threads, 'thread')} · batch "
+                f"{batches}"
             )
             jobs = [job for job in plan.jobs if job.target.name == target.name]
             refusals = [refusal for refusal in plan.refused if refusal.target == target.name]
@@ -120,8 +121,10 @@ class Display:
         if not self.quiet:
             for target in result.targets:
                 self._show_target(result, target)
-            for note in result.notes:
+            for note in summary.run_notes(result):
                 self._say(f"note: {note}", style="dim")
+        for warning in result.policy.warnings:
+            self._say(f"warning: {warning}", style="yellow")
         style = "bold green" if result.status == "passed" else "bold red"
         self._say(f"{result.status}: {summary.headline(result)}", style=style)
         for target in result.targets:
@@ -131,11 +134,15 @@ class Display:
                 self._say(f"{words}: {receipt.uri}{alias}")
                 if receipt.note:
                     self._say(f"  {receipt.note}")
-            for draft in target.unvalidated:
-                if draft.receipt is not None:
-                    words = "published, not validated" if draft.receipt.created else "already published, not validated"
-                    self._say(f"{words}: {draft.receipt.uri} ({draft.job_id})")
-                    self._say(f"  where it will run: compile-stage validate {draft.receipt.uri}", style="dim")
+            for unvalidated in target.unvalidated:
+                if unvalidated.receipt is not None:
+                    words = (
+                        "published, not validated"
+                        if unvalidated.receipt.created
+                        else "already published, not validated"
+                    )
+                    self._say(f"{words}: {unvalidated.receipt.uri} ({unvalidated.job_id})")
+                    self._say(f"  where it will run: compile-stage validate {unvalidated.receipt.uri}", style="dim")
         self._say(f"report: {folder / 'report.html'}")
 
     def show_values(self, rows: Iterable[Row]) -> None:
@@ -202,7 +209,8 @@ class Display:
         if diagnosis.kept is not None and not self.quiet:
             for trial in diagnosis.kept.trials:
                 self._say(
-                    f"  {'passed' if trial.passed else 'failed'}, {len(trial.kept)} in {trial.float_type}: {trial.decisive.reason if trial.decisive else trial.problem}"
+                    f"  {'passed' if trial.passed else 'failed'}, {len(trial.kept)} in {trial.float_type}: "
+                    f"{trial.decisive.reason if trial.decisive else trial.problem}"
                 )
         if not self.quiet:
             for text in (*diagnosis.misses, *diagnosis.notes, *(diagnosis.trace.notes if diagnosis.trace else ())):
@@ -231,8 +239,8 @@ class Display:
             departs = error.node == trace.first
             drop = decibels(error.drop_db) if 0 < error.drop_db < 1e9 else ("∞" if error.drop_db > 0 else "")
             cells = (
-                "departs" if departs else "", error.node, error.op, decibels(error.snr_db), decibels(error.input_db), drop,
-                error.kind if error.drop_db > 3 else "",
+                "departs" if departs else "", error.node, error.op, decibels(error.snr_db), decibels(error.input_db),
+                drop, error.kind if error.drop_db > 3 else "",
             )  # fmt: skip
             table.add_row(*(self._text(cell, "red" if departs else "") for cell in cells))
         self.console.print(table)
@@ -247,7 +255,7 @@ class Display:
         entries = [
             (("run", "green") if todo else ("cached", "cyan"), job.id, job.scheme.precision, words)
             for job in jobs
-            for todo, words in [_work(job, plan.held.get(job.id, ()))]
+            for todo, words in [_work(job, plan.cached_steps.get(job.id, ()))]
         ]
         entries += [(("refused", "yellow"), r.job_id, r.precision, r.reason) for r in refusals]
         taken = sum(max((len(entry[part]) for entry in entries), default=0) for part in (1, 2)) + len("refused   ")
@@ -282,10 +290,12 @@ class Display:
             table.columns[0]._cells[-1] = self._text(cells[0], style)
         self.console.print(table)
         if not wide:
-            for row in rows:
-                self._say(f"  {row.backend} {row.scheme}: {row.reason}")
+            for names, reason in summary.grouped_reasons(target, rows):
+                self._say(f"  {names}: {reason}")
         if target.selection.winner is None:
             self._say(f"no winner: {summary.no_winner(result, target)}", style="red")
+        elif line := summary.too_uncertain(target):  # where there is no winner, the last line says it
+            self._say(f"note: {line}", style="yellow")
         if line := summary.baseline_text(result, target):
             self._say(line)
         for note in summary.measurement_notes(result, target):
@@ -353,12 +363,12 @@ class Display:
         return Text(clean if self._unicode else clean.translate(_ASCII), style=style)
 
 
-def _work(job: Job, held: Sequence[str]) -> tuple[list[str], str]:
+def _work(job: Job, cached: Sequence[str]) -> tuple[list[str], str]:
     """The steps of a job that the cache doesn't hold, and all there is to say of its work."""
     steps = [] if job.scheme.native else ["lower"]
-    proof = [] if job.not_runnable_here else ["validate", "measure"]
-    todo = [step for step in (*steps, "compile", *proof) if step not in held]
-    words = ", ".join(todo) + (f" (cached: {', '.join(held)})" if held else "")
+    checks = [] if job.not_runnable_here else ["validate", "benchmark"]
+    todo = [step for step in (*steps, "compile", *checks) if step not in cached]
+    words = ", ".join(todo) + (f" (cached: {', '.join(cached)})" if cached else "")
     words = words if todo else "nothing: all of it is in the cache"
     words += f"; not validated here: {job.not_runnable_here}" if job.not_runnable_here else ""
     return todo, words

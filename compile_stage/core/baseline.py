@@ -32,8 +32,8 @@ def refuse_baseline(flavor: str, target: Target) -> str | None:
         return None
     only = "the CPU" if devices == (CPU,) else " and ".join(devices)
     return (
-        f"a speedup on {target.device} over a baseline on the CPU would be no comparison: models of flavor {flavor} run on "
-        f"{only} only; set the target's device to {' or '.join(devices)}"
+        f"a speedup on {target.device} over a baseline on the CPU would be no comparison: models of flavor {flavor} "
+        f"run on {only} only; set the target's device to {' or '.join(devices)}"
     )
 
 

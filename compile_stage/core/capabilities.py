@@ -1,6 +1,7 @@
 """What plug-ins declare of themselves: one frozen record each, in the class attribute `capabilities`.
 
-It is read when a policy is checked and when a run is planned, so it holds plain values and needs none of the plug-in's packages.
+It is read when a policy is checked and when a run is planned, so it holds plain values and needs none of the plug-in's
+packages.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from compile_stage.core.records import record
+from compile_stage.core.records import Gate, record
 
 SOURCE_PRECISION = "fp32"
 """The precision of every source model: the baseline's, and the one that needs no lowering."""
@@ -19,10 +20,15 @@ class Capabilities:
     """What any plug-in may declare.
 
     Attributes:
-        distributions: That must be installed, where several bring modules of the same name: that these can be imported is then not enough.
+        distributions: That must be installed, where several bring modules of the same name: that these can be imported
+            is then not enough.
+        toolchain: The isolated environment in which a backend or a source may run (`core.toolchains`), where it has not
+            the backend's own name. A source that names one does `open` and `export` there; what else it is asked, it
+            answers in the stage's environment, without the packages that it `requires`.
     """
 
     distributions: tuple[str, ...] = ()
+    toolchain: str = ""
 
 
 @record
@@ -31,10 +37,10 @@ class LoweringCapabilities(Capabilities):
 
     Attributes:
         needs_calibration: `lower` looks at calibration samples.
-        mixes: Some nodes can stay in higher precision while the others are lowered (`precision.mixed`), so a candidate that misses its
-            tolerance is worth a search for them.
-        complexity: Of two candidates that are equal within the noise, the one of lower complexity wins. FP32 is 0, bf16 10, int4 60; a number
-            between them puts a precision between.
+        mixes: Some nodes can stay in higher precision while the others are lowered (`precision.mixed`), so a candidate
+            that misses its tolerance is worth a search for them.
+        complexity: Of two candidates that are equal within the noise, the one of lower complexity wins. FP32 is 0, bf16
+            10, int4 60; a number between them puts a precision between.
     """
 
     needs_calibration: bool
@@ -53,14 +59,18 @@ class BackendCapabilities(Capabilities):
         runtime: Distributions that a serving environment needs.
         opens_with: Modules that opening an artifact needs; empty: all that the plug-in `requires`.
         lacks: Precision → why it has none, for the refusal; `*` for every other one.
-        compiles_any_graph: It compiles whatever ONNX graph it can read. So a precision that it neither has schemes for nor lacks, a third party's, is
-            compiled as that precision's lowering wrote it.
+        compiles_any_graph: It compiles whatever ONNX graph it can read. So a precision that it neither has schemes for
+            nor lacks, a third party's, is compiled as that precision's lowering wrote it.
         times_kernels: It times kernels while it compiles, so nothing else may run on the machine meanwhile.
-        cross_compiles: What it compiles is the same on every machine, also where it can't run (`Artifact.not_runnable_here`).
+        cross_compiles: What it compiles is the same on every machine, also where it can't run
+            (`Artifact.not_runnable_here`).
         tunes: It searches for the fastest kernels, within the budget's `tuning_trials` (`Backend.budget_options`).
-        keeps_tuning_records: What it measures while it compiles is kept in files (`core.tuning_records`), which the registry hands on to
-            other machines.
+        keeps_tuning_records: What it measures while it compiles is kept in files (`core.tuning_records`), which the
+            registry hands on to other machines.
         offers_tuning_options: It has settings that are worth a try (`Backend.tuning_options`).
+        artifact_is_code: Opening an artifact runs machine code or a program that stands in it, as a shared library
+            does. False for a graph that the runtime's own kernels compute. One of a stranger's is not opened without
+            `--allow-code`.
     """
 
     forms: tuple[str, ...]
@@ -75,6 +85,7 @@ class BackendCapabilities(Capabilities):
     tunes: bool = False
     keeps_tuning_records: bool = False
     offers_tuning_options: bool = False
+    artifact_is_code: bool = True
 
     def why_lacking(self, precision: str) -> str:
         """Why it has no scheme for a precision; empty when it does not say."""
@@ -87,16 +98,22 @@ class SourceCapabilities(Capabilities):
 
     Attributes:
         forms: Portable forms, preferred first: `onnx`, and `torch-export` where `Exporter.export_program` is there.
-        devices: On which `Exporter.open` runs the original. A target of another device is refused, since a speedup over a baseline
-            on another device is no comparison (`core.baseline`).
+        devices: On which `Exporter.open` runs the original. A target of another device is refused, since a speedup over
+            a baseline on another device is no comparison (`core.baseline`).
         program_requires: Modules that a PyTorch program needs beside those that the plug-in `requires`.
         program_extra: The extra of compile-stage that brings them.
+        reads_raw_samples: Samples are what people give to the model's predict(), and the network's inputs are seen
+            while that answers them (`Exporter.network_inputs`). Then predict() is compared as a whole too.
+        gates: Demanded of every candidate, beside those of the policy, which win where they name the same metric. What
+            its models are for, and closeness of numbers alone does not show.
     """
 
     forms: tuple[str, ...] = ("onnx",)
     devices: tuple[str, ...] = ("cpu",)
     program_requires: tuple[str, ...] = ()
     program_extra: str = ""
+    reads_raw_samples: bool = False
+    gates: tuple[Gate, ...] = ()
 
 
 @record
@@ -105,6 +122,8 @@ class RegistryCapabilities(Capabilities):
 
     Attributes:
         keeps_tuning_records: It has `pull_records` and `push_records`.
+        has_place: It has `place`, which `doctor` shows.
     """
 
     keeps_tuning_records: bool = False
+    has_place: bool = False

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -17,8 +17,8 @@ from compile_stage.core.cache import Cache, Cached
 from compile_stage.core.digest import digest_file, digest_of
 from compile_stage.core.environment import Hardware, python_version
 from compile_stage.core.events import EventLog
-from compile_stage.core.ports import Engine, Needs, Worker
-from compile_stage.core.records import Job, PortableModel, SampleSet
+from compile_stage.core.ports import Confinement, Engine, MeteredCall, Worker, WorkerLimits, WorkerMemory
+from compile_stage.core.records import Job, PortableModel, SampleSet, SourceModel
 from compile_stage.core.storage import removed
 
 
@@ -52,7 +52,7 @@ class Context:
         """
         with self.events.step(step.partition("/")[0], job_id) as mark:
             try:
-                value = self.cache.fetch(step, whole_key(key), make, anew=anew)
+                value = self.cache.fetch(step, cache_key(key), make, anew=anew)
             except Exception as error:
                 # A worker reports only that a file is missing. Without this check, every candidate would seem to fail
                 # on its own.
@@ -62,15 +62,33 @@ class Context:
             mark.cached = value.hit
             return value
 
+    def confinement(self) -> Confinement:
+        """What keeps this run's workers from the rest of the machine; nothing that is known of an engine that does not
+        say."""
+        describe = getattr(self.engine, "confinement", None)
+        return describe() if describe is not None else Confinement()
+
     def _removed(self) -> Path | None:
         """What this run uses and somebody removed."""
         return self.cache.removed() if self.scratch.exists() else self.scratch
 
     @contextmanager
-    def worker(self, name: str, needs: Needs) -> Iterator[Worker]:
+    def worker(self, name: str, limits: WorkerLimits) -> Iterator[Worker]:
         """A worker that starts at its first call, so that a run which finds everything in the cache starts none."""
         with ExitStack() as stack:
-            yield _LazyWorker(lambda: stack.enter_context(self.engine.worker(name, needs)))
+            yield _LazyWorker(lambda: stack.enter_context(self.engine.worker(name, limits)))
+
+    @contextmanager
+    def source_worker(self, source: SourceModel, limits: WorkerLimits) -> Iterator[Worker]:
+        """The worker that holds the original, which runs in the source's toolchain where it has one. What needs no
+        framework, such as its samples, is made in this environment all the same."""
+        interpreter = plugins.interpreter_of_source(source.flavor)
+        with self.worker("source", limits) as here:
+            if not interpreter:
+                yield here
+                return
+            with self.worker("source--toolchain", replace(limits, interpreter=interpreter)) as there:
+                yield _SourceWorker(here, there)
 
     def compile_in(
         self, worker: Worker, job: Job, model: PortableModel, calibration: SampleSet | None, into: Path
@@ -82,7 +100,7 @@ class Context:
             What it says of the artifact, as plain JSON, and how many seconds it took, without the wait for the machine.
         """
         capabilities = plugins.load("backends", job.backend).capabilities_for(job.target)
-        with self.engine.alone() if capabilities.times_kernels else nullcontext():
+        with self.engine.exclusive() if capabilities.times_kernels else nullcontext():
             began = time.monotonic()
             answer = worker.call(
                 "compile_model",
@@ -97,6 +115,35 @@ class Context:
             return answer, time.monotonic() - began
 
 
+# What is done with the framework of the original, or with the model that it has open. All else that is asked of its
+# worker, such as its samples or a part of its graph, needs what is in this environment.
+_OF_THE_ORIGINAL = frozenset(
+    (
+        *("export", "open_source", "predict", "predict_corners", "make_calls", "predict_batch", "soak"),
+        *("warm_up", "quick_turn", "prepare_turn", "time_turn", "end_turn"),
+    )
+)
+
+
+class _SourceWorker:
+    """Two workers as one: the framework of the original is in a toolchain, all else in this environment."""
+
+    def __init__(self, here: Worker, there: Worker) -> None:
+        self._here, self._there = here, there
+
+    def call(self, function: str, /, **arguments: Any) -> Any:
+        return self._worker(function).call(function, **arguments)
+
+    def metered(self, function: str, /, **arguments: Any) -> MeteredCall:
+        return self._worker(function).metered(function, **arguments)
+
+    def memory(self) -> WorkerMemory:
+        return self._there.memory()
+
+    def _worker(self, function: str) -> Worker:
+        return self._there if function in _OF_THE_ORIGINAL else self._here
+
+
 class _LazyWorker:
     def __init__(self, start: Callable[[], Worker]) -> None:
         self._start = start
@@ -104,15 +151,40 @@ class _LazyWorker:
         self._lock = threading.Lock()
 
     def call(self, function: str, /, **arguments: Any) -> Any:
+        return self._started().call(function, **arguments)
+
+    def metered(self, function: str, /, **arguments: Any) -> MeteredCall:
+        return self._started().metered(function, **arguments)
+
+    def memory(self) -> WorkerMemory:
+        return self._started().memory()
+
+    def _started(self) -> Worker:
         with self._lock:
             if self._worker is None:
                 self._worker = self._start()
-        return self._worker.call(function, **arguments)
+            return self._worker
 
 
-def whole_key(key: Mapping[str, Any]) -> dict[str, Any]:
+def cache_key(key: Mapping[str, Any]) -> dict[str, Any]:
     """The key of a step's result, as it is stored."""
     return {**key, "code": code_digest(), "python": python_version()}
+
+
+def made_by(job: Job, flavor: str) -> dict[str, Any]:
+    """Everything that has a say in the bytes of a job's artifact beside its inputs and the machine.
+
+    Args:
+        flavor: Of the source.
+    """
+    lowering = {} if job.scheme.native else plugins.cache_identity("lowerings", job.scheme.precision)
+    return {
+        "source": dict(plugins.cache_identity("sources", flavor)),
+        "lowering": dict(lowering),
+        "backend": dict(plugins.cache_identity("backends", job.backend)),
+        "packages": plugins.package_versions("compile-stage", "onnx", "numpy"),
+        "code": code_digest(),
+    }
 
 
 @cache

@@ -66,53 +66,69 @@ def revive(kind: Any, value: Any) -> Any:
     if kind is Any or kind is object:
         return value
     if origin in (Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        for candidate in arguments:
-            if candidate is type(None):
-                continue
-            try:
-                return revive(candidate, value)
-            except (TypeError, ValueError):
-                continue
-        raise TypeError(f"{value!r} is none of {arguments}")
+        return _revive_union(arguments, value)
     if origin is typing.Literal:
         if value not in arguments:
             raise ValueError(f"{value!r} is none of {arguments}")
         return value
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise TypeError(f"{value!r} is not a list")
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return tuple(revive(arguments[0], item) for item in value)
-        if len(arguments) != len(value):
-            raise ValueError(f"{value!r} does not have {len(arguments)} items")
-        return tuple(revive(a, item) for a, item in zip(arguments, value, strict=True))
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return _revive_tuple(arguments, value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise TypeError(f"{value!r} is not a mapping")
         return {revive(arguments[0], key): revive(arguments[1], item) for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{value!r} is not a {kind}")
-        hints = _hints(typing.cast("type", kind))
-        # Published manifests keep the names that fields had when they were written.
-        former = getattr(kind, "FORMER_NAMES", {})
-        given = {former.get(key, key): item for key, item in value.items()}
-        return typing.cast("type", kind)(
-            **{f.name: revive(hints[f.name], given[f.name]) for f in dataclasses.fields(kind) if f.name in given}
-        )
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _revive_record(typing.cast("type", kind), value)
+    if isinstance(kind, type):
+        return _revive_scalar(kind, value)
+    raise TypeError(f"can't revive {kind!r}")
+
+
+def _revive_union(kinds: tuple[Any, ...], value: Any) -> Any:
+    """As the first of the types that the value fits."""
+    if value is None and type(None) in kinds:
+        return None
+    for kind in kinds:
+        if kind is type(None):
+            continue
+        try:
+            return revive(kind, value)
+        except (TypeError, ValueError):
+            continue
+    raise TypeError(f"{value!r} is none of {kinds}")
+
+
+def _revive_tuple(kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{value!r} is not a list")
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        return tuple(revive(kinds[0], item) for item in value)
+    if len(kinds) != len(value):
+        raise ValueError(f"{value!r} does not have {len(kinds)} items")
+    return tuple(revive(kind, item) for kind, item in zip(kinds, value, strict=True))
+
+
+def _revive_record(kind: type, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is not a {kind}")
+    hints = _hints(kind)
+    # Published manifests keep the names that fields had when they were written.
+    former = getattr(kind, "FORMER_NAMES", {})
+    given = {former.get(key, key): item for key, item in value.items()}
+    fields = [f.name for f in dataclasses.fields(kind) if f.name in given]
+    return kind(**{name: revive(hints[name], given[name]) for name in fields})
+
+
+def _revive_scalar(kind: type, value: Any) -> Any:
+    if issubclass(kind, enum.Enum):
         return kind(value)
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise TypeError(f"{value!r} is not a number")
         return float(value)  # float("NaN") undoes `plain`
-    if isinstance(kind, type):
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise TypeError(f"{value!r} is not a {kind.__name__}")
-        return value
-    raise TypeError(f"can't revive {kind!r}")
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
+    return value
 
 
 def load_record(kind: type[T], text: str) -> T:

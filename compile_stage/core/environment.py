@@ -55,6 +55,12 @@ class Hardware:
         return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(self.features))
 
     @property
+    def multiplies_fp16(self) -> bool:
+        """True where the CPU has matrix instructions for float16. AVX512-FP16 alone doesn't count: OpenVINO 2026.4.1
+        runs float16 on it 1.4 times slower than float32 (ResNet-50, benchmarks/float_rest.py)."""
+        return "amx_fp16" in self.features
+
+    @property
     def sums_saturate(self) -> bool:
         """True where products of 8-bit integers are summed in 16 bits, which overflow: x86 without VNNI (`pmaddubsw`).
         Weights of 7 bits are safe there."""
@@ -65,7 +71,10 @@ class Hardware:
         for key, value in wanted.items():
             have = getattr(self, key, None)
             if have is None:
-                return f"a target can't ask for hardware {key!r}; it can for: fingerprint, system, machine, cpu, features, cores, accelerators"
+                return (
+                    f"a target can't ask for hardware {key!r}; it can for: fingerprint, system, machine, cpu, "
+                    "features, cores, accelerators"
+                )
             words = value.split() if isinstance(have, tuple) else [value]
             held = " ".join(have) if isinstance(have, tuple) else str(have)
             for word in words:

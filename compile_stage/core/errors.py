@@ -6,8 +6,10 @@
     ├── MissingDependencyError 2 a plug-in's package is not installed
     ├── StorageError         2   the folder that results, the cache or temporary files were to go to can't take them
     │   └── RemovedError     2   files of the cache, or temporary ones, were removed while they were used
-    ├── GateError            3   a required target has no winner
+    ├── KilledError          2   somebody ended the process that held the original: SIGKILL, and memory was not short
+    ├── GateError            3   a required target has no winner, or no target has one
     ├── RegistryError        4   the registry can't be reached, or refuses
+    │   └── AliasMovedError  4   somebody else moved an alias while we were about to
     ├── SourceError          5   the source model is refused or unreadable
     ├── NothingCompiledError 6   no job yielded an artifact
     ├── IntegrityError       7   a digest, a signature or a manifest does not hold
@@ -20,6 +22,8 @@ Ctrl-C is `KeyboardInterrupt`, exit code 130.
 from __future__ import annotations
 
 from typing import ClassVar, Literal
+
+from compile_stage.core.redaction import redacted
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -35,7 +39,7 @@ FailureKind = Literal["crash", "out_of_memory", "timeout", "exception"]
 
 
 class CompileStageError(Exception):
-    """Base of all errors that are shown to people.
+    """Base of all errors that are shown to people. Passwords and signatures in addresses are left out of them.
 
     Args:
         problem: What is wrong, as one sentence.
@@ -46,10 +50,10 @@ class CompileStageError(Exception):
     exit_code: ClassVar[int] = EXIT_INTERNAL
 
     def __init__(self, problem: str, *, fix: str = "", where: str = "") -> None:
-        self.problem = problem
-        self.fix = fix
-        self.where = where
-        super().__init__(problem)
+        self.problem = redacted(problem)
+        self.fix = redacted(fix)
+        self.where = redacted(where)
+        super().__init__(self.problem)
 
     def __str__(self) -> str:
         located = f"{self.where}: {self.problem}" if self.where else self.problem
@@ -63,7 +67,7 @@ class PolicyError(CompileStageError):
 
     def __init__(self, problem: str, *, fix: str = "", where: str = "", problems: tuple[str, ...] = ()) -> None:
         super().__init__(problem, fix=fix, where=where)
-        self.problems = problems
+        self.problems = tuple(map(redacted, problems))
 
 
 class UsageError(PolicyError):
@@ -80,6 +84,10 @@ class RegistryError(CompileStageError):
     """The registry is unreachable, refuses, or does not hold what was asked for."""
 
     exit_code = EXIT_REGISTRY
+
+
+class AliasMovedError(RegistryError):
+    """An alias no longer points to what it was compared with: somebody else moved it meanwhile."""
 
 
 class SourceError(CompileStageError):
@@ -130,12 +138,22 @@ class WorkerError(CompileStageError):
             raised).
         problem: One sentence.
         detail: The traceback or the log's tail, for the report.
+        killed: Somebody else ended it with SIGKILL, and memory was not short.
     """
 
-    def __init__(self, kind: FailureKind, problem: str, *, detail: str = "", fix: str = "") -> None:
+    def __init__(
+        self, kind: FailureKind, problem: str, *, detail: str = "", fix: str = "", killed: bool = False
+    ) -> None:
         super().__init__(problem, fix=fix)
         self.kind: FailureKind = kind
-        self.detail = detail
+        self.killed = killed
+        self.detail = redacted(detail)
+
+
+class KilledError(CompileStageError):
+    """Somebody ended a process of the run with SIGKILL: no fault of the model's."""
+
+    exit_code = EXIT_USAGE
 
 
 class MissingDependencyError(CompileStageError):

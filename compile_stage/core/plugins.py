@@ -1,6 +1,7 @@
 """Name → plug-in, by entry point, lazily.
 
-Built-in plug-ins come through the same entry points as third-party ones, so that this door is always tested.
+Built-in plug-ins come through the same entry points as third-party ones, so that this door is always tested. The
+stage's own process imports built-in ones only (`core.remote_plugins`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import difflib
 import importlib.util
 from collections.abc import Mapping
 from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
+from compile_stage.core import distributions
 from compile_stage.core.capabilities import (
     SOURCE_PRECISION,
     BackendCapabilities,
@@ -24,6 +27,7 @@ from compile_stage.core.capabilities import (
 )
 from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import MissingDependencyError, UsageError
+from compile_stage.core.remote_plugins import RemotePlugin, is_ours, is_remote, release
 from compile_stage.core.toolchains import Toolchain, lock_in_force
 from compile_stage.core.toolchains import find as find_toolchain
 
@@ -40,12 +44,14 @@ _CAPABILITIES: Mapping[Group, type[Capabilities]] = {
     "registries": RegistryCapabilities,
     "engines": Capabilities,
 }
+_WITH_TOOLCHAINS: tuple[Group, ...] = ("backends", "sources")
 _UNKNOWN_COMPLEXITY = 100  # of a precision that a backend has natively and no lowering makes
 
 
 @cache
 def _entries(group: Group) -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=f"compile_stage.{group}")}
+    found = sorted(entry_points(group=f"compile_stage.{group}"), key=is_ours)  # of two with one name, ours is meant
+    return {entry.name: entry for entry in found}
 
 
 def names(group: Group) -> tuple[str, ...]:
@@ -64,26 +70,56 @@ def load(group: Literal["registries"], name: str) -> Registry: ...
 @overload
 def load(group: Literal["engines"], name: str) -> Engine: ...
 def load(group: Group, name: str) -> Any:
-    """An instance of the plug-in of that name.
+    """An instance of the plug-in of that name. Of a third party's backend, source or lowering it is one that asks a
+    worker; in workers it is the plug-in itself.
 
     Raises:
         UsageError: There is no such plug-in; the nearest name is suggested.
+        WorkerError: A third party's can't be imported.
     """
-    entry = _entries(group).get(name)
-    if entry is None:
-        raise UsageError(f"there is no {_SINGULAR[group]} called {name!r}", fix=_suggest(name, names(group)))
+    entry = _entry(group, name)
+    if is_remote(group, entry):
+        return RemotePlugin(group, entry, _local_engine)
     return _checked(group, entry, entry.load()())
 
 
+def load_here(group: Group, name: str) -> Any:
+    """The plug-in of that name itself, imported into this process whoever wrote it: for serving processes and for a
+    plug-in's own tests. Raises UsageError as `load`."""
+    entry = _entry(group, name)
+    return _checked(group, entry, entry.load()())
+
+
+def _entry(group: Group, name: str) -> EntryPoint:
+    entry = _entries(group).get(name)
+    if entry is None:
+        raise UsageError(f"there is no {_SINGULAR[group]} called {name!r}", fix=_suggest(name, names(group)))
+    return entry
+
+
+def _local_engine() -> Engine:
+    return load("engines", "local")
+
+
+def refresh() -> None:
+    """Look anew at what is installed; the workers that third parties' plug-ins answer from end."""
+    for known in (_entries, precisions, _identity):
+        known.cache_clear()
+    release()
+
+
 def _checked(group: Group, entry: EntryPoint, plugin: Any) -> Any:
-    """The plug-in, if it declares what it can do as this version asks for it. Raises UsageError, naming the attribute."""
+    """The plug-in, if it declares what it can do as this version asks for it. Raises UsageError, naming the
+    attribute."""
     kind = _CAPABILITIES[group]
     if isinstance(getattr(plugin, "capabilities", None), kind):
         return plugin
     origin = f" (of {entry.dist.name} {entry.dist.version})" if entry.dist else ""
     raise UsageError(
-        f"the {_SINGULAR[group]} {entry.name!r}{origin} has no class attribute `capabilities` that is a {kind.__name__}",
-        fix=f"update or uninstall its package; its author adds capabilities = compile_stage.core.capabilities.{kind.__name__}(...)",
+        f"the {_SINGULAR[group]} {entry.name!r}{origin} has no class attribute `capabilities` that is a "
+        f"{kind.__name__}",
+        fix="update or uninstall its package; its author adds capabilities = "
+        f"compile_stage.core.capabilities.{kind.__name__}(...)",
         where=entry.value,
     )
 
@@ -95,8 +131,8 @@ def is_precision(name: str) -> bool:
 
 @cache
 def precisions() -> tuple[str, ...]:
-    """Every precision that a policy may name: FP32, what the installed lowerings make, and what backends have by themselves. A backend that
-    can't be loaded has none."""
+    """Every precision that a policy may name: FP32, what the installed lowerings make, and what backends have by
+    themselves. A backend that can't be loaded has none."""
     known = {*names("lowerings")}
     for name in names("backends"):
         with contextlib.suppress(Exception):  # whoever uses that backend sees the reason
@@ -105,7 +141,8 @@ def precisions() -> tuple[str, ...]:
 
 
 def needs_calibration(scheme: Scheme) -> bool:
-    """True when calibration samples have a say in what the scheme makes of a model: by its lowering, or inside the backend."""
+    """True when calibration samples have a say in what the scheme makes of a model: by its lowering, or inside the
+    backend."""
     if scheme.native:
         return scheme.calibrates
     declared = _of_lowering(scheme.precision)
@@ -119,7 +156,8 @@ def mixes(scheme: Scheme) -> bool:
 
 
 def complexity(precision: str) -> int:
-    """How much a precision changes a model (`LoweringCapabilities.complexity`), 0 for the source's own. It decides between equals."""
+    """How much a precision changes a model (`LoweringCapabilities.complexity`), 0 for the source's own. It decides
+    between equals."""
     if precision == SOURCE_PRECISION:
         return 0
     declared = _of_lowering(precision)
@@ -131,14 +169,14 @@ def _of_lowering(precision: str) -> LoweringCapabilities | None:
     return load("lowerings", precision).capabilities if known else None
 
 
-def made_by(group: Literal["backends", "sources", "lowerings"], name: str) -> Mapping[str, str]:
+def cache_identity(group: Literal["backends", "sources", "lowerings"], name: str) -> Mapping[str, str]:
     """Everything of a plug-in that has a say in what it makes, for the key of a result: the packages that it names, its
-    own distribution and version, and the digest of its file, since a third party's next version, or an edit of it,
-    answers otherwise."""
+    own distribution and version, and the digest of its file, of a third party's all files of its distribution, since a
+    next version, or an edit of any module, answers otherwise."""
     plugin: Any = load(group, name)
     if group == "lowerings":
         versions: Mapping[str, str] = package_versions(*plugin.requires, "numpy")
-    elif group == "backends" and (home := toolchain_of(plugin)) is not None:
+    elif (home := toolchain_of(plugin)) is not None:
         versions = {"toolchain": home.digest}  # of the lock, which pins everything
     else:
         versions = plugin.packages() if group == "sources" else plugin.toolchain()
@@ -149,7 +187,9 @@ def made_by(group: Literal["backends", "sources", "lowerings"], name: str) -> Ma
 def _identity(group: Group, name: str) -> Mapping[str, str]:
     entry = _entries(group)[name]
     found = {"plug-in": f"{entry.dist.name} {entry.dist.version}" if entry.dist else ""}
-    spec = importlib.util.find_spec(entry.module)
+    if not is_ours(entry):  # of ours, the version says what the other modules are
+        found["distribution"] = distributions.distribution_digest(entry)
+    spec = _find_spec(entry.module)
     if spec is not None and spec.origin is not None and spec.has_location:
         found["plug-in file"] = digest_file(spec.origin)
         origin = Path(spec.origin)  # of `tvm.py`, a part of the backend is `tvm_tuning.py` beside it
@@ -158,9 +198,24 @@ def _identity(group: Group, name: str) -> Mapping[str, str]:
     return found
 
 
+def source_files(group: Group, name: str) -> tuple[Path, ...]:
+    """The Python files of the distribution that a plug-in comes with."""
+    entry = _entries(group).get(name)
+    return distributions.source_files(entry) if entry is not None else ()
+
+
+def third_party(group: Group, name: str) -> dict[str, str]:
+    """Distribution → version of what a third party's plug-in comes with; empty for one of ours, and for one that was
+    never installed."""
+    entry = _entries(group).get(name)
+    if entry is None or entry.dist is None or is_ours(entry):
+        return {}
+    return {entry.dist.name: entry.dist.version}
+
+
 def registry_for(uri: str) -> Registry:
     """The registry that understands the URI. Raises UsageError when none does."""
-    for name in names("registries"):
+    for name in sorted(names("registries"), key=lambda name: not is_ours(_entries("registries")[name])):
         registry = load("registries", name)
         if registry.accepts(uri):
             demand(registry)
@@ -172,32 +227,70 @@ def registry_for(uri: str) -> Registry:
 
 
 def missing(plugin: Plugin) -> str | None:
-    """None when everything the plug-in needs is importable here or in its toolchain, or the reason with the exact command."""
+    """None when everything the plug-in needs is importable here or in its toolchain, or the reason with the exact
+    command."""
     absent = _absent(plugin)
-    if not absent or find_toolchain(plugin.name, lock_of(plugin.name)) is not None:
+    if not absent or toolchain_of(plugin) is not None:
         return None
     return f"{plugin.name} needs {', '.join(absent)}, which is not installed: {pip_line(plugin)}"
 
 
 def missing_for_programs(source: Exporter) -> str | None:
-    """None when a source that gives PyTorch programs can give one here, or what that needs beside, with the exact command."""
+    """None when a source that gives PyTorch programs can give one here, or what that needs beside, with the exact
+    command."""
     absent = [module for module in source.capabilities.program_requires if not _importable(module)]
     if not absent:
         return None
     return (
-        f"a PyTorch program is made of a model of flavor {source.name} with {', '.join(absent)}, which is not installed: "
-        f'pip install "compile-stage[{source.capabilities.program_extra}]"'
+        f"a PyTorch program is made of a model of flavor {source.name} with {', '.join(absent)}, which is not "
+        f'installed: pip install "compile-stage[{source.capabilities.program_extra}]"'
     )
 
 
+def toolchain_name(plugin: Plugin) -> str:
+    """What the toolchain of a backend or source is called: the one that it names, or of a backend its own name. Empty
+    for what has none, whether or not there is a lock file."""
+    declared = plugin.capabilities
+    if isinstance(declared, BackendCapabilities):
+        return declared.toolchain or plugin.name
+    return declared.toolchain if isinstance(declared, SourceCapabilities) else ""
+
+
+def has_toolchain(plugin: Plugin) -> bool:
+    """True for a backend or source that can run in an environment of its own, made or not."""
+    name = toolchain_name(plugin)
+    return bool(name) and lock_of(name) is not None
+
+
 def toolchain_of(plugin: Plugin) -> Toolchain | None:
-    """The isolated environment in which a backend runs; None when its packages are in this one, or nowhere."""
-    return find_toolchain(plugin.name, lock_of(plugin.name)) if _absent(plugin) else None
+    """The isolated environment in which a backend or source runs; None when its packages are in this one, or
+    nowhere."""
+    name = toolchain_name(plugin)
+    return find_toolchain(name, lock_of(name)) if name and _absent(plugin) else None
+
+
+def users_of_toolchains() -> dict[str, list[Plugin]]:
+    """Toolchain → the backends and sources that can run in it, sorted; of those that have a lock file. A plug-in that
+    can't be loaded runs nowhere."""
+    users: dict[str, list[Plugin]] = {}
+    for group in _WITH_TOOLCHAINS:
+        for name in names(group):
+            with contextlib.suppress(Exception):  # whoever uses that plug-in sees the reason
+                plugin: Plugin = load(group, name)
+                if has_toolchain(plugin):
+                    users.setdefault(toolchain_name(plugin), []).append(plugin)
+    return dict(sorted(users.items()))
 
 
 def interpreter_of(backend: str) -> str:
     """The Python executable that a backend's workers run; empty for this one."""
     home = toolchain_of(load("backends", backend))
+    return home.interpreter if home is not None else ""
+
+
+def interpreter_of_source(flavor: str) -> str:
+    """The Python executable that runs the originals of a flavor; empty for this one."""
+    home = toolchain_of(load("sources", flavor)) if flavor in names("sources") else None
     return home.interpreter if home is not None else ""
 
 
@@ -207,23 +300,46 @@ def packages_of(backend: Backend) -> Mapping[str, str]:
     return home.packages if home is not None else backend.toolchain()
 
 
-def lock_of(backend: str) -> Path | None:
-    """The lock file of a backend's toolchain: the user's own, or `locks/NAME.txt` beside its module. None when it has no toolchain."""
-    shipped = shipped_lock(backend)
-    return lock_in_force(backend, shipped) if shipped is not None else None
+def source_toolchain(flavor: str) -> dict[str, str]:
+    """Name, digest of the lock, and versions of the environment that runs the originals of a flavor; empty where that
+    is this one."""
+    if flavor not in names("sources"):
+        return {}
+    source = load("sources", flavor)
+    home = toolchain_of(source)
+    if home is None:
+        return {}
+    held = {package.lower().replace("_", "-"): version for package, version in home.packages.items()}
+    modules = [module.partition(".")[0].replace("_", "-") for module in source.requires]
+    versions = {name: held[name] for module in modules for name in (module, f"{module}-cpu") if name in held}
+    return {"name": home.name, "lock": home.digest, **versions}
 
 
-def shipped_lock(backend: str) -> Path | None:
-    """Where the backend's own lock lies, or would lie. None for a plug-in that is no backend, or is no file."""
-    entry = _entries("backends").get(backend)
-    spec = importlib.util.find_spec(entry.module) if entry is not None else None
+def lock_of(toolchain: str) -> Path | None:
+    """The lock file of a toolchain: the user's own, or `locks/NAME.txt` beside the module of a backend or source. None
+    when there is none."""
+    shipped = shipped_lock(toolchain)
+    return lock_in_force(toolchain, shipped) if shipped is not None else None
+
+
+def shipped_lock(toolchain: str) -> Path | None:
+    """Where the lock of a toolchain lies, or would lie beside its requirements, `NAME.in`. None where no plug-in ships
+    either."""
+    places = [_lock_beside(entry, toolchain) for group in _WITH_TOOLCHAINS for entry in _entries(group).values()]
+    there = (file for file in places if file is not None and (file.is_file() or file.with_suffix(".in").is_file()))
+    return next(there, None)
+
+
+def _lock_beside(entry: EntryPoint, toolchain: str) -> Path | None:
+    spec = _find_spec(entry.module)
     if spec is None or spec.origin is None:
         return None
-    return Path(spec.origin).parent / "locks" / f"{backend}.txt"
+    return Path(spec.origin).parent / "locks" / f"{toolchain}.txt"
 
 
 def absent_to_open(backend: Backend) -> list[str]:
-    """The modules that opening an artifact needs and that are not here: the backend's `opens_with`, or all that it requires."""
+    """The modules that opening an artifact needs and that are not here: the backend's `opens_with`, or all that it
+    requires."""
     needed = backend.capabilities.opens_with or backend.requires
     return [module for module in needed if not _importable(module)] + _absent_distributions(backend)
 
@@ -249,18 +365,18 @@ def demand(plugin: Plugin) -> None:
 
 def pip_line(plugin: Plugin) -> str:
     """The command that brings what the plug-in needs."""
-    if lock_of(plugin.name) is not None:
-        return f"compile-stage toolchain install {plugin.name}"
+    if has_toolchain(plugin):
+        return f"compile-stage toolchain install {toolchain_name(plugin)}"
     return (
         f'pip install "compile-stage[{plugin.extra}]"' if plugin.extra else f"pip install {' '.join(plugin.requires)}"
     )
 
 
 def link_packages(folder: Path) -> Path:
-    """Fill a folder with links to this package and to every backend's, with what makes their entry points found: on the path of another
-    interpreter, it runs the very code that runs here. Returns the folder."""
+    """Fill a folder with links to this package and to every backend's and source's, with what makes their entry points
+    found: on the path of another interpreter, it runs the very code that runs here. Returns the folder."""
     folder.mkdir(parents=True)
-    for entry in _entries("backends").values():
+    for entry in [entry for group in _WITH_TOOLCHAINS for entry in _entries(group).values()]:
         top = importlib.util.find_spec(entry.module.partition(".")[0])
         if top is not None and top.origin is not None:
             origin = Path(top.origin)
@@ -269,6 +385,14 @@ def link_packages(folder: Path) -> Path:
         if isinstance(described, Path):
             _link(folder, described)
     return folder
+
+
+def folders_of_packages() -> list[str]:
+    """The folders of all plug-ins' packages, which an editable install may have anywhere."""
+    tops = {entry.module.partition(".")[0] for group in _CAPABILITIES for entry in _entries(group).values()}
+    specs = (importlib.util.find_spec(top) for top in sorted(tops))
+    places = [[*(spec.submodule_search_locations or ()), spec.origin or ""] for spec in specs if spec is not None]
+    return [place for several in places for place in several if Path(place).is_absolute()]
 
 
 def _link(folder: Path, path: Path) -> None:
@@ -302,9 +426,23 @@ def _suggest(word: str, allowed: tuple[str, ...]) -> str:
 
 def _importable(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        return _find_spec(module) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _find_spec(module: str) -> ModuleSpec | None:
+    """As `importlib.util.find_spec`, which imports the packages that a module lies in; nothing is imported here."""
+    name, *rest = module.split(".")
+    spec = importlib.util.find_spec(name)
+    for part in rest:
+        places = spec.submodule_search_locations if spec is not None else None
+        if places is None:
+            return None
+        name = f"{name}.{part}"
+        # A namespace package's own list asks for the imported parent.
+        spec = PathFinder.find_spec(name, list(getattr(places, "_path", places)))
+    return spec
 
 
 _SINGULAR: dict[Group, str] = {

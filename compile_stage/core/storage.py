@@ -14,7 +14,10 @@ from compile_stage.core.errors import CompileStageError, InternalError, RemovedE
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG, errno.EFBIG)
-_FIX = "free space or give the rights there, or name other folders: --out for results, COMPILE_STAGE_CACHE for the cache, TMPDIR for the rest"
+_FIX = (
+    "free space or give the rights there, or name other folders: --out for results, COMPILE_STAGE_CACHE for the cache, "
+    "TMPDIR for the rest"
+)
 
 
 @contextmanager

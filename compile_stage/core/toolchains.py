@@ -1,8 +1,8 @@
-"""Where a backend's isolated environment is, if it has one.
+"""Where the isolated environment of a backend or source is, if it has one.
 
-Compilers pin packages that exclude each other. So a backend may bring a lock file, and run in an environment that holds
-exactly that: its toolchain, made by `compile-stage toolchain install NAME` (`engine.toolchains`). Here it is only
-found.
+Compilers and frameworks pin packages that exclude each other. So a backend or source may bring a lock file, and run in
+an environment that holds exactly that: its toolchain, made by `compile-stage toolchain install NAME`
+(`engine.toolchains`). Here it is only found.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def toolchains_root() -> Path:
 
 
 def lock_in_force(name: str, shipped: Path) -> Path | None:
-    """The lock file that counts: the user's own (`toolchain lock`), or the one that the backend brings. None when there
-    is neither."""
+    """The lock file that counts: the user's own (`toolchain lock`), or the one that comes with the plug-in. None when
+    there is neither."""
     return next((file for file in (users_lock(name), shipped) if file.is_file()), None)
 
 
 def users_lock(name: str) -> Path:
-    """Where the user's own lock of a backend lies."""
+    """Where the user's own lock of a toolchain lies."""
     return toolchains_root() / "locks" / f"{name}.txt"
 
 

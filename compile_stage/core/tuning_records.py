@@ -4,7 +4,8 @@ A backend keeps them below the cache under a key of its own, which names everyth
 its version, the hardware (`core.environment.Hardware.fingerprint`), and what else decides, such as the number of
 threads:
 
-    <cache>/tuning/<key>/<what>-<digest>.<suffix>        tuning/tvm-0.27.0/x86_64-1a2b3c4d5e6f7081-2-threads/81...-9f...json
+    <cache>/tuning/<key>/<what>-<digest>.<suffix>
+           tuning/tvm-0.27.0/x86_64-1a2b3c4d5e6f7081-2-threads/81...-9f...json
 
 A file is written whole, never changed, and named by its content. So the records of two places are put together by
 copying files, nothing is ever overwritten by something else, and a file that was damaged on its way doesn't fit its
@@ -41,7 +42,8 @@ def checked_key(key: str) -> str:
     """The key, which is safe as a path below a folder. Raises InternalError for a backend's key that is not."""
     if not _KEY.fullmatch(key):
         raise InternalError(
-            f"{key!r} is no key of tuning records: it is two to four parts of letters, digits and . _ + -, with / between"
+            f"{key!r} is no key of tuning records: it is two to four parts of letters, digits and . _ + -, with / "
+            "between"
         )
     return key
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import UsageError
-from compile_stage.core.ports import Needs
+from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import Budget, DataSpec, Job, PortableModel, SampleSet, Target
 from compile_stage.diagnosis.findings import PACKAGES, SAMPLES, with_bundle, with_reduced_graph
-from compile_stage.diagnosis.in_workers import Comparison, trace
+from compile_stage.diagnosis.in_workers import trace
+from compile_stage.graph_debug.comparison import Comparison
 from compile_stage.graph_debug.diagnosis import Diagnosis
 
 
@@ -27,7 +29,8 @@ def diagnose_files(
     shape_of = next((file for file in (reference_file, candidate_file) if file.suffix == ".onnx"), None)
     if shape_of is None:
         raise UsageError("one of the two files must be an .onnx, which says what the inputs are", where=title)
-    with context.worker(title, Needs.within(Budget())) as worker:
+    reads = (str(reference_file.parent), str(candidate_file.parent), *([str(Path(data).absolute())] if data else []))
+    with context.worker(title, replace(WorkerLimits.within(Budget()), reads=reads)) as worker:
         described = revive(PortableModel, worker.call("describe_graph", path=str(shape_of)))
         spec = DataSpec(source=f"file:{Path(data).absolute()}" if data else "synthetic", max_samples=count)
         samples: SampleSet = revive(
@@ -65,7 +68,7 @@ def diagnose_compilation(context: Context, graph: Path, backend: str, out: Path)
     target = Target(name="debug", backends=(backend,))
     scheme = next(iter(plugin.schemes(target, "fp32")))
     job = Job(id=f"{graph.stem}--{backend}", source=str(graph), target=target, backend=backend, scheme=scheme, gates=())
-    needs = Needs.within(Budget())
+    limits = replace(WorkerLimits.within(Budget()), reads=(str(graph.parent),))
     diagnosis = Diagnosis(
         title=job.id,
         precision="fp32",
@@ -74,6 +77,6 @@ def diagnose_compilation(context: Context, graph: Path, backend: str, out: Path)
         candidate=str(graph),
         packages=plugins.package_versions(*PACKAGES),
     )
-    with context.worker(job.id, needs) as worker:
+    with context.worker(job.id, limits) as worker:
         model = revive(PortableModel, worker.call("describe_graph", path=str(graph)))
-        return with_reduced_graph(context, worker, diagnosis, job, model, needs, out)
+    return with_reduced_graph(context, limits, diagnosis, job, model, out)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from compile_stage.core.context import Context
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Job, PortableModel
-from compile_stage.diagnosis.in_workers import Comparison, bundle_failure, bundle_trace, reduce_failure
+from compile_stage.diagnosis.in_workers import bundle_failure, bundle_trace, reduce_failure
+from compile_stage.graph_debug.comparison import Comparison
 from compile_stage.graph_debug.diagnosis import Diagnosis
 from compile_stage.graph_debug.trace import rank
 
@@ -21,17 +22,18 @@ PACKAGES = ("compile-stage", "onnx", "onnxruntime", "openvino", "nncf", "numpy")
 
 
 def with_reduced_graph(
-    context: Context, worker: Worker, diagnosis: Diagnosis, job: Job, model: PortableModel, needs: Needs, out: Path
+    context: Context, limits: WorkerLimits, diagnosis: Diagnosis, job: Job, model: PortableModel, out: Path
 ) -> Diagnosis:
     """With the small graph that fails as the whole one does, in a bundle."""
     with tempfile.TemporaryDirectory(prefix="compile-stage-reduce-", dir=context.scratch) as folder:
-        failed = reduce_failure(context, job, model, needs, Path(folder))
+        failed = reduce_failure(context, job, model, limits, Path(folder))
         if failed is None:
             note = f"{job.backend} compiles this graph" + (f" as {job.scheme.name}" if not job.scheme.native else "")
             return replace(diagnosis, notes=(*diagnosis.notes, note))
         diagnosis = replace(diagnosis, failed=failed)
         graph = Path(folder) / "reduced" / "model.onnx"
-        into = bundle_failure(context, worker, job, graph, facts=_facts(diagnosis), into=out / "bundle")
+        with context.worker(job.id, limits) as worker:
+            into = bundle_failure(context, worker, job, graph, facts=_facts(diagnosis), into=out / "bundle")
         return replace(diagnosis, bundle=into)
 
 

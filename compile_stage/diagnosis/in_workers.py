@@ -13,8 +13,9 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, WorkerError
-from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import Job, PortableModel, SampleSet, record
+from compile_stage.core.ports import Worker, WorkerLimits
+from compile_stage.core.records import Job, PortableModel
+from compile_stage.graph_debug.comparison import Comparison
 from compile_stage.graph_debug.diagnosis import Failed
 from compile_stage.graph_debug.reduce import reduce_nodes
 from compile_stage.graph_debug.trace import Trace
@@ -23,43 +24,15 @@ MAX_TRIES = 48
 """Graphs that a reduction may try; each is compiled in a worker."""
 
 
-@record
-class Comparison:
-    """Two model files that are run side by side.
-
-    Attributes:
-        title: For people: a job's id, or the names of the files.
-        hint: What OpenVINO executes a `.xml` in.
-        precision: Of the candidate; empty where it is read from the file.
-    """
-
-    title: str
-    reference: str
-    candidate: str
-    samples: SampleSet
-    precision: str = ""
-    hint: str = "f32"
-    threads: int = 2
-
-
 def trace(context: Context, worker: Worker, pair: Comparison, count: int) -> Trace:
     """Both files on the first `count` samples, tensor by tensor."""
     with context.events.step("trace", pair.title):
-        answer = worker.call(
-            "trace_nodes",
-            reference=pair.reference,
-            candidate=pair.candidate,
-            hint=pair.hint,
-            precision=pair.precision,
-            samples=pair.samples,
-            count=count,
-            threads=pair.threads,
-        )
+        answer = worker.call("trace_nodes", pair=pair, count=count)
     traced: Trace = revive(Trace, answer)
     return traced
 
 
-def reduce_failure(context: Context, job: Job, model: PortableModel, needs: Needs, into: Path) -> Failed | None:
+def reduce_failure(context: Context, job: Job, model: PortableModel, limits: WorkerLimits, into: Path) -> Failed | None:
     """The smallest graph that fails to compile as the job does, as `into/reduced/model.onnx`; None when the graph
     compiles alone.
 
@@ -67,8 +40,8 @@ def reduce_failure(context: Context, job: Job, model: PortableModel, needs: Need
     """
     with (
         context.events.step("reduce", job.id),
-        context.worker(job.id, needs) as source_worker,
-        _Compiler(context, needs) as compiler,
+        context.worker(job.id, limits) as source_worker,
+        _Compiler(context, limits) as compiler,
     ):
         nodes: list[list[str]] = source_worker.call("list_nodes", path=model.path)
         failure = compiler.failure(job, model, into / "whole")
@@ -92,16 +65,7 @@ def bundle_trace(
     """Write the bundle about a wrong output; returns its folder."""
     into.mkdir(parents=True, exist_ok=True)
     with context.events.step("bundle", pair.title):
-        worker.call(
-            "write_trace_bundle",
-            reference=pair.reference,
-            candidate=pair.candidate,
-            hint=pair.hint,
-            samples=pair.samples,
-            tensor=tensor,
-            facts=dict(facts),
-            into=str(into),
-        )
+        worker.call("write_trace_bundle", pair=pair, tensor=tensor, facts=dict(facts), into=str(into))
     return str(into)
 
 
@@ -118,8 +82,8 @@ def bundle_failure(
 class _Compiler:
     """Compiles one graph after the other; a worker that dies of one is replaced for the next."""
 
-    def __init__(self, context: Context, needs: Needs) -> None:
-        self._context, self._needs = context, needs
+    def __init__(self, context: Context, limits: WorkerLimits) -> None:
+        self._context, self._limits = context, limits
         self._worker: Worker | None = None
         self._stack = ExitStack()
 
@@ -133,7 +97,7 @@ class _Compiler:
         """What compiling this graph fails with, or None."""
         if self._worker is None:
             self._worker = self._stack.enter_context(
-                self._context.worker(job.id, replace(self._needs, interpreter=plugins.interpreter_of(job.backend)))
+                self._context.worker(job.id, replace(self._limits, interpreter=plugins.interpreter_of(job.backend)))
             )
         try:
             self._context.compile_in(self._worker, job, model, None, into)

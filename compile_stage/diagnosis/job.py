@@ -12,15 +12,16 @@ from typing import NoReturn
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.errors import UsageError
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Candidate, Check, Job, Outcome, Plan, Sensitivity, Verdict
 from compile_stage.diagnosis.findings import PACKAGES, SAMPLES, with_bundle, with_reduced_graph
-from compile_stage.diagnosis.in_workers import Comparison, trace
+from compile_stage.diagnosis.in_workers import trace
+from compile_stage.graph_debug.comparison import Comparison
 from compile_stage.graph_debug.diagnosis import Diagnosis, Failed, Kept
 from compile_stage.graph_debug.graphs import INPUT_OP
 from compile_stage.graph_debug.trace import Trace, rank
 from compile_stage.pipeline.evaluate import Lower, evaluate
-from compile_stage.pipeline.inputs import TargetRun, prepare
+from compile_stage.pipeline.inputs import TargetRun, prepare, source_limits
 from compile_stage.pipeline.mixed_precision import Method, SearchBudget, find_mixed, searchable
 from compile_stage.pipeline.tuning_options import find_tuned_job
 from compile_stage.steps.export import inspect
@@ -40,7 +41,8 @@ def diagnose_job(context: Context, plan: Plan, pattern: str, out: Path, *, count
         SourceError: The source is refused or unreadable.
     """
     jobs = _matching(plan, pattern)
-    with context.worker("source", Needs.within(plan.policy.budget)) as source_worker:
+    limits = source_limits(plan.policy.budget, plan.source, plan.policy.data, plan.policy.files)
+    with context.source_worker(plan.source, limits) as source_worker:
         inspect(context, source_worker, plan.source, plan.policy.compliance)
         for policy in plan.policy.targets:
             of_target = [job for job in jobs if job.target.name == policy.target.name]
@@ -81,8 +83,8 @@ class _Diagnosing:
         if artifact is None:
             if candidate.portable is None:
                 return replace(diagnosis, failed=Failed(step="lower", problem=_problem(candidate)))
-            needs = Needs.within(self._target.run_policy.budget, job.target.threads)
-            return with_reduced_graph(context, self._worker, diagnosis, job, candidate.portable, needs, self._out)
+            limits = WorkerLimits.within(self._target.run_policy.budget, job.target.threads)
+            return with_reduced_graph(context, limits, diagnosis, job, candidate.portable, self._out)
         if Path(diagnosis.candidate).suffix not in (".onnx", ".xml"):
             note = f"{job.backend}'s tensors can't be read; its graph was run by ONNX Runtime instead"
             diagnosis = replace(diagnosis, candidate=model.path, notes=(note,))

@@ -1,7 +1,7 @@
 """What a worker can do: the whole list, each a plain function of plain values.
 
-The parent decides, caches and judges; a worker holds the heavy libraries and does one thing at a time. At most one model
-is open in a worker: opening another closes the one before, so that a process's peak memory is one model's.
+The parent decides, caches and judges; a worker holds the heavy libraries and does one thing at a time. At most one
+model is open in a worker: opening another closes the one before, so that a process's peak memory is one model's.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.core import plugins
+from compile_stage.core import plugins, remote_plugins
 from compile_stage.core.baseline import baseline_target, refuse_baseline
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError, UsageError
@@ -21,6 +22,7 @@ from compile_stage.core.records import (
     Compliance,
     DataSpec,
     PortableModel,
+    Predictions,
     SampleSet,
     Scheme,
     ShapeRange,
@@ -28,25 +30,57 @@ from compile_stage.core.records import (
     Target,
 )
 from compile_stage.core.tensors import Signature
+from compile_stage.engine.fresh_load import load_published, run_batch
+from compile_stage.engine.served import open_as_served
 
 if TYPE_CHECKING:
     from compile_stage.core.ports import Session
-    from compile_stage.core.tensors import Batch
+    from compile_stage.measure.timed_session import TimedSession
+
+_COMPARED = 32  # samples whose texts the published predict() is compared on
 
 _opened: tuple[ExitStack, Session] | None = None
+_timed_session: TimedSession | None = None  # the open one
+
+
+# ------------------------------------------------------------------------------------------------------------ plug-ins
+
+
+def describe_plugin(group: plugins.Group, name: str) -> dict[str, Any]:
+    """What a plug-in declares; it is imported for that."""
+    return remote_plugins.describe(group, plugins.load_here(group, name))
+
+
+def ask_plugin(group: plugins.Group, name: str, method: str, values: list[Any]) -> Any:
+    """What a plug-in answers to a question of the stage's (`core.remote_plugins`)."""
+    return remote_plugins.answer(group, plugins.load_here(group, name), method, values)
 
 
 # ------------------------------------------------------------------------------------------------------------- source
 
 
-def inspect_source(source: Any, compliance: Any) -> dict[str, Any]:
-    """Refuse the model with SourceError, or say how it is to be read: framework, and how its pyfunc answers."""
+def inspect_source(source: Any, compliance: Any, into: str) -> dict[str, Any]:
+    """Refuse the model with SourceError, or say how it is to be read: framework, how its pyfunc answers, and what a
+    published predict() needs beside the graph, whose files are written into the folder `into`."""
     model = revive(SourceModel, source)
     exporter = plugins.load("sources", model.flavor)
-    plugins.demand(exporter)
+    if not plugins.has_toolchain(exporter):  # one that has reads files without its framework
+        plugins.demand(exporter)
     if (reason := exporter.refuse(model, revive(Compliance, compliance))) is not None:
         raise SourceError(reason, where=model.uri)
-    return {"framework": exporter.framework, "answer": exporter.answer(model)}
+    return {
+        "framework": exporter.framework,
+        "prediction_format": exporter.prediction_format(model),
+        "processor": exporter.processor(model, Path(into)),
+    }
+
+
+def predict_original(source: Any, samples: Any) -> Predictions | None:
+    """What the original's predict() answers to texts, those of the first samples among them."""
+    from compile_stage.measure.samples import open_samples
+
+    model, opened = revive(SourceModel, source), open_samples(revive(SampleSet, samples))
+    return plugins.load("sources", model.flavor).predictions(model, opened.batch(0, min(opened.count, _COMPARED)))
 
 
 def export(source: Any, shapes: Any, into: str) -> PortableModel:
@@ -68,29 +102,40 @@ def export_program(source: Any, shapes: Any, into: str) -> PortableModel:
 def prepare_samples(
     source: Any, spec: Any, signature: Any, shapes: Any, dataset: str | None, seed: int, into: str
 ) -> SampleSet:
-    """The samples that a policy names, as one `.npy` per input below `into`."""
+    """The samples that a policy names, as one `.npy` per input below `into`; of no source for two files alone."""
     from compile_stage.measure.samples import prepare
 
     wanted = revive(DataSpec, spec)
-    example = None
-    if wanted.source == "input_example":
-        model = revive(SourceModel, source)
-        example = plugins.load("sources", model.flavor).example(model)
-        if example is None:
-            raise SourceError(
-                "the policy takes its samples from the input example, and the model was logged without one",
-                fix="log the model with input_example=..., or name other samples under `data` in the policy",
-                where=model.uri,
-            )
+    of_source = _read_by_source(revive(SourceModel, source), wanted) if source is not None else {}
     return prepare(
         wanted,
         revive(Signature, signature),
         Path(into),
         seed=seed,
-        example=example,
         dataset=Path(dataset) if dataset else None,
         shapes=revive(Mapping[str, ShapeRange], shapes),
+        **of_source,
     )
+
+
+def _read_by_source(model: SourceModel, wanted: DataSpec) -> dict[str, Any]:
+    """Arguments of `prepare` that only the source knows: its example, its tokenizer, what its code makes of rows."""
+    from compile_stage.measure.samples import TextReader
+
+    exporter = plugins.load("sources", model.flavor)
+    example = exporter.example(model) if wanted.source == "input_example" else None
+    if wanted.source == "input_example" and example is None:
+        raise SourceError(
+            "the policy takes its samples from the input example, and the model was logged without one",
+            fix="log the model with input_example=..., or name other samples under `data` in the policy",
+            where=model.uri,
+        )
+    raw = exporter.capabilities.reads_raw_samples
+    reader = TextReader(
+        tokenize=lambda texts: exporter.tokenize(model, texts), class_names=lambda: exporter.class_names(model)
+    )
+    network_inputs = partial(exporter.network_inputs, model) if raw else None
+    return {"example": example, "network_inputs": network_inputs, "reader": reader}
 
 
 # ----------------------------------------------------------------------------------------------------- lower, compile
@@ -159,6 +204,15 @@ def open_artifact(artifact: Any, threads: int) -> dict[str, Any]:
     return _open(lambda: backend.open(built, threads))
 
 
+def open_served(model: Any) -> dict[str, Any]:
+    """Open a model by the loader that it carries (`engine.served`); it stays open until another is opened.
+
+    Args:
+        model: `{"path": ...}`, its directory.
+    """
+    return _open(lambda: open_as_served(Path(model["path"])))
+
+
 def predict(samples: Any, batch_size: int, into: str) -> dict[str, str]:
     """Run the open model over all samples; output name → `.npy` file below `into`, axis 0 being the sample."""
     from compile_stage.measure.predict import predict as run_all
@@ -166,6 +220,24 @@ def predict(samples: Any, batch_size: int, into: str) -> dict[str, str]:
 
     written = run_all(_session(), open_samples(revive(SampleSet, samples)), batch_size, Path(into))
     return {name: str(path) for name, path in written.items()}
+
+
+def predict_whole(
+    source: Any, columns: Any, artifact: Any, threads: int, batch_size: int, rounds: int, into: str
+) -> dict[str, Any]:
+    """The original's predict() on rows of samples, with its own network and with a compiled artifact in its place
+    (`measure.whole_predict`).
+
+    Args:
+        columns: `{"path": ...}`, the folder of `measure.samples.open_raw`.
+    """
+    from compile_stage.measure.samples import open_raw
+    from compile_stage.measure.whole_predict import predict_both
+
+    open_artifact(artifact, threads)
+    model = revive(SourceModel, source)
+    with plugins.load("sources", model.flavor).whole(model, threads) as predict:
+        return predict_both(predict, _session().run, open_raw(Path(columns["path"])), batch_size, rounds, Path(into))
 
 
 def predict_corners(
@@ -176,7 +248,8 @@ def predict_corners(
     Args:
         labels: Only those; None for the original, which may refuse a shape in between.
 
-    Returns one `{"label", "outputs": {name: file}}` for each that differs from the samples' own shape, and from the others.
+    Returns one `{"label", "outputs": {name: file}}` for each that differs from the samples' own shape, and from the
+    others.
     """
     import numpy as np
 
@@ -207,36 +280,68 @@ def predict_corners(
     return found
 
 
+def make_calls(samples: Any, calls: list[Any], into: str) -> dict[str, Any]:
+    """How the open model behaves from call to call (`measure.behaviour`); its answers are below `into`.
+
+    Args:
+        calls: `{"check", "rows"}` each: the numbers of the samples that make up the batch; with `parts`, it is run in
+            batches of these sizes.
+    """
+    from compile_stage.measure.behaviour import make_calls as make
+    from compile_stage.measure.samples import open_samples
+
+    return make(_session(), open_samples(revive(SampleSet, samples)), calls, Path(into))
+
+
+def soak(samples: Any, batch_size: int, seconds: float, seed: int, into: str) -> dict[str, Any]:
+    """Call the open model for about `seconds`; some of the answers are kept below `into` (`measure.soak`)."""
+    from compile_stage.measure.samples import open_samples
+    from compile_stage.measure.soak import run_soak
+
+    return run_soak(_session(), open_samples(revive(SampleSet, samples)), batch_size, seconds, seed, Path(into))
+
+
+def predict_batch(samples: Any, batch_size: int, into: str) -> dict[str, str]:
+    """Run the open model on the first batch of the samples; output name → `.npy` file below `into`."""
+    return run_batch(_session(), samples, batch_size, Path(into))
+
+
 # -------------------------------------------------------------------------------------------------------------- measure
 
 
 def warm_up(samples: Any, batch_size: int, seconds: float) -> dict[str, Any]:
     """Run the open model at one batch size until it is steady (at most `seconds`); says how many calls it took."""
-    from compile_stage.measure import timing
-
-    return timing.warm_up(_timed_call(samples, batch_size), max_seconds=seconds)
+    return _timed().warm_up(revive(SampleSet, samples), batch_size, seconds)
 
 
-def time_turn(samples: Any, batch_size: int, seconds: float, max_calls: int | None = None) -> list[float]:
-    """One turn of an interleaved measurement: seconds per call, for at most about `seconds` and so many calls."""
-    from compile_stage.measure import timing
-
-    return timing.turn(_timed_call(samples, batch_size), seconds=seconds, max_calls=max_calls)
+def quick_turn(samples: Any, batch_size: int, seconds: float) -> list[float]:
+    """Seconds of each call for about `seconds`, at least one: an idea, no measurement."""
+    return _timed().quick_turn(revive(SampleSet, samples), batch_size, seconds)
 
 
-def peak_memory() -> int:
-    """Highest resident size of this process so far, in bytes."""
-    from compile_stage.measure.memory import peak_rss_bytes
+def prepare_turn(samples: Any, batch_size: int, calls: int, seed: int, checked_seed: int | None) -> int:
+    """Make the inputs of one turn of an interleaved measurement, and a call that is not timed; says how many will
+    be."""
+    return _timed().prepare(revive(SampleSet, samples), batch_size, calls, seed, checked_seed)
 
-    return peak_rss_bytes()
+
+def time_turn(seconds: float) -> list[float]:
+    """Seconds of each call of the prepared turn, for at most about `seconds`."""
+    return _timed().run(seconds)
+
+
+def end_turn(into: str | None) -> list[dict[str, str]]:
+    """Write the answers that were kept into the folder, and come to rest; one `{output: file}` for each checked
+    batch."""
+    return _timed().end(Path(into) if into else None)
 
 
 # ---------------------------------------------------------------------------------------------------------------- debug
 
 
 def compare_samples(model: Any, calibration: Any, validation: Any) -> dict[str, Any]:
-    """How many samples both sets hold, and what of the validation samples' activations lies outside of the calibrated ranges; None for that where the
-    two sets are one."""
+    """How many samples both sets hold, and what of the validation samples' activations lies outside of the calibrated
+    ranges; None for that where the two sets are one."""
     from compile_stage.core.parallel import granted_threads
     from compile_stage.graph_debug.coverage import coverage
     from compile_stage.measure.samples import overlap
@@ -250,18 +355,19 @@ def compare_samples(model: Any, calibration: Any, validation: Any) -> dict[str, 
     }
 
 
-def trace_nodes(
-    reference: str, candidate: str, hint: str, precision: str, samples: Any, count: int, threads: int
-) -> Any:
-    """Two model files side by side on the first samples: a `debug.trace.Trace`."""
+def trace_nodes(pair: Any, count: int) -> Any:
+    """Two model files side by side on the first samples: a `graph_debug.trace.Trace`."""
+    from compile_stage.graph_debug.comparison import Comparison
     from compile_stage.graph_debug.graphs import open_graph
     from compile_stage.graph_debug.trace import trace
     from compile_stage.measure.samples import open_samples
 
-    opened, size = open_samples(revive(SampleSet, samples)), _fixed_batch(reference) or 1
+    compared: Comparison = revive(Comparison, pair)
+    opened, size = open_samples(compared.samples), _fixed_batch(compared.reference) or 1
     taken = max(size, min(count, opened.count) // size * size)
     batches = (opened.batch(start, start + size) for start in range(0, taken, size))
-    return trace(open_graph(reference), open_graph(candidate, hint=hint), batches, precision=precision, threads=threads)
+    graphs = open_graph(compared.reference), open_graph(compared.candidate, hint=compared.hint)
+    return trace(*graphs, batches, precision=compared.precision, threads=compared.threads)
 
 
 def describe_graph(path: str) -> PortableModel:
@@ -285,14 +391,13 @@ def cut_graph(path: str, nodes: list[int], into: str) -> PortableModel | None:
     return Cutter(Path(path)).write(nodes, Path(into))
 
 
-def write_trace_bundle(
-    reference: str, candidate: str, hint: str, samples: Any, tensor: str, facts: dict[str, Any], into: str
-) -> None:
+def write_trace_bundle(pair: Any, tensor: str, facts: dict[str, Any], into: str) -> None:
     """What is attached to a bug report about a wrong answer."""
     from compile_stage.graph_debug.bundle import write_trace_bundle as write
+    from compile_stage.graph_debug.comparison import Comparison
 
-    chosen, size = revive(SampleSet, samples), _fixed_batch(reference)
-    write(Path(reference), Path(candidate), hint, chosen, tensor, facts, Path(into), size)
+    compared: Comparison = revive(Comparison, pair)
+    write(compared, tensor, facts, Path(into), fixed_batch=_fixed_batch(compared.reference))
 
 
 def write_failure_bundle(graph: str, backend: str, facts: dict[str, Any], into: str) -> None:
@@ -321,7 +426,8 @@ def _open(opener: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _close() -> None:
-    global _opened
+    global _opened, _timed_session
+    _timed_session = None
     if _opened is not None:
         stack, _opened = _opened[0], None
         stack.close()
@@ -333,44 +439,44 @@ def _session() -> Session:
     return _opened[1]
 
 
-_batches: dict[tuple[str, int], Batch] = {}
+def _timed() -> TimedSession:
+    from compile_stage.measure.timed_session import TimedSession
 
-
-def _timed_call(samples: Any, batch_size: int) -> Callable[[], Batch]:
-    """A call of the open model on a fixed batch that lies in memory, so that no disk is timed."""
-    import numpy as np
-
-    from compile_stage.measure.samples import open_samples
-
-    chosen = revive(SampleSet, samples)
-    key = (chosen.digest, batch_size)
-    if key not in _batches:
-        _batches.clear()
-        opened = open_samples(chosen)
-        rows = np.arange(batch_size) % opened.count
-        _batches[key] = {name: np.ascontiguousarray(array[rows]) for name, array in opened.inputs.items()}
-    session, batch = _session(), _batches[key]
-    return lambda: session.run(batch)
+    global _timed_session
+    if _timed_session is None:
+        _timed_session = TimedSession(_session())
+    return _timed_session
 
 
 CALLS: dict[str, Callable[..., Any]] = {
     call.__name__: call
     for call in (
+        describe_plugin,
+        ask_plugin,
         inspect_source,
         export,
         export_program,
         prepare_samples,
+        predict_original,
         lower,
         rank_nodes,
         mix,
         compile_model,
         open_source,
         open_artifact,
+        open_served,
         predict,
         predict_corners,
+        predict_whole,
+        make_calls,
+        soak,
+        load_published,
+        predict_batch,
         warm_up,
+        quick_turn,
+        prepare_turn,
         time_turn,
-        peak_memory,
+        end_turn,
         compare_samples,
         trace_nodes,
         describe_graph,

@@ -24,6 +24,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -33,13 +34,13 @@ _ASK_EVERY_MS = 1000  # how often the parent id is looked at; every other event 
 _PATIENCE_S = 5.0  # a process in uninterruptible sleep dies only when its device answers
 
 
-def stand_guard(requests: int, answers: int, folder: str | None) -> None:
+def stand_guard(requests: int, answers: int, folders: Sequence[str]) -> None:
     """Fork. Returns in the child, which is the worker; the parent stays as its guard until it exits, and never returns.
 
     Args:
         requests: Descriptor of the request pipe. The guard never reads it, it only sees it close.
         answers: Descriptor of the answer pipe, which the guard lets go of.
-        folder: The worker's private folder, removed at the end.
+        folders: The worker's private folders, removed at the end.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -70,9 +71,10 @@ def stand_guard(requests: int, answers: int, folder: str | None) -> None:
         status = _wait(worker, stage, requests, woken)
     finally:
         _kill_children(worker)
-        # After a crash the stage wants to hear of it first, and removes the folder itself, if it is still there.
-        if folder is not None and (status is None or os.getppid() != stage or _closed(requests)):
-            _remove(folder)
+        # After a crash the stage wants to hear of it first, and removes the folders itself, if it is still there.
+        if status is None or os.getppid() != stage or _closed(requests):
+            for folder in folders:
+                _remove(folder)
         _die_like(status)
 
 
@@ -134,9 +136,9 @@ def _closed(requests: int) -> bool:
 
 
 def _remove(folder: str) -> None:
-    import shutil
+    from compile_stage.core.leftovers import remove_owned
 
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_owned(Path(folder))
 
 
 def _die_like(status: int | None) -> None:

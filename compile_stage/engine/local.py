@@ -6,27 +6,35 @@ import contextlib
 import math
 import os
 import re
-import select
-import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, cast
+from typing import Any, BinaryIO, ClassVar
 
-from compile_stage.core import plugins
 from compile_stage.core.cache import cache_root
 from compile_stage.core.capabilities import Capabilities
+from compile_stage.core.digest import plain, revive
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import FailureKind, InternalError, WorkerError
-from compile_stage.core.ports import Needs
-from compile_stage.engine.gate import MachineGate
-from compile_stage.engine.protocol import MAX_MESSAGE_BYTES, PROTOCOL, decode, encode, revive_error
-from compile_stage.engine.watch import MemoryWatch, free_memory_bytes, gigabytes, kernel_oom_kills, name_death
+from compile_stage.core.ports import Confinement, MeteredCall, WorkerLimits, WorkerMemory
+from compile_stage.engine.machine_lock import MachineLock
+from compile_stage.engine.pipe import Pipe, open_message
+from compile_stage.engine.protocol import PROTOCOL, encode, revive_error
+from compile_stage.engine.surroundings import Surroundings
+from compile_stage.engine.usage import memory_of, usage_of, waited_by_this_thread
+from compile_stage.engine.watch import (
+    DiskWatch,
+    MemoryWatch,
+    free_memory_bytes,
+    gigabytes,
+    kernel_oom_kills,
+    name_death,
+)
 
 _START_TIMEOUT_S = 60.0
 _LOOK_EVERY_S = 0.05
@@ -35,12 +43,7 @@ _END_TIMEOUT_S = 8.0  # longer than the guard's own patience
 _DEATH_TIMEOUT_S = 3.0  # from the closing of its pipe to the end of its guard
 _LOG_LIMIT_BYTES = 64_000_000
 _LOG_TAIL_BYTES = 4_000
-
-# Each runtime has a name of its own for the size of its default thread pool.
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS", "RAYON_NUM_THREADS", "TVM_NUM_THREADS", "TF_NUM_INTRAOP_THREADS",
-)  # fmt: skip
+_DISK_IS_FULL_BYTES = 64_000_000  # with less free, what did not fit is no riddle
 
 
 class LocalEngine:
@@ -59,13 +62,14 @@ class LocalEngine:
     def __init__(self, *, calls: str = "compile_stage.engine.calls", logs: Path | None = None) -> None:
         self._calls = calls
         self._logs = logs
-        self._gate = MachineGate(cache_root() / "locks")
+        self._machine_lock = MachineLock(cache_root() / "locks")
         self._lock = threading.Lock()
         self._workers: set[LocalWorker] = set()
+        self._confined = _Confined()
         self._closed = False
 
     @contextmanager
-    def worker(self, name: str, needs: Needs) -> Iterator[LocalWorker]:
+    def worker(self, name: str, limits: WorkerLimits) -> Iterator[LocalWorker]:
         """Start a worker; leaving the context ends it and all that it started.
 
         Raises:
@@ -74,7 +78,7 @@ class LocalEngine:
         with self._lock:  # so that `close` never misses one that is just starting
             if self._closed:
                 raise InternalError(f"worker {name!r} was asked of an engine that is closed")
-            worker = LocalWorker(name, needs, self._gate, calls=self._calls, logs=self._logs)
+            worker = LocalWorker(name, limits, self._machine_lock, self._confined, calls=self._calls, logs=self._logs)
             self._workers.add(worker)
         try:
             yield worker
@@ -83,15 +87,22 @@ class LocalEngine:
             with self._lock:
                 self._workers.discard(worker)
 
-    def room(self, memory_bytes: int) -> int:
+    def max_parallel(self, memory_bytes: int) -> int:
         """As many as there are cores, since lowerings and most compilers use one at a time, and as there is memory for
         now."""
         return max(1, min(available_cores(), free_memory_bytes() // memory_bytes))
 
-    def alone(self) -> AbstractContextManager[None]:
+    def exclusive(self) -> AbstractContextManager[None]:
         """Have the machine alone over several calls of this thread; calls of other threads and other stages wait
         meanwhile."""
-        return self._gate.hold(alone=True)
+        return self._machine_lock.hold(exclusive=True)
+
+    def confinement(self) -> Confinement:
+        """As the last worker was confined; where none was started yet, one is."""
+        if self._confined.last is None:
+            with self.worker("confinement", WorkerLimits(light=True)) as worker:
+                worker.greet()
+        return self._confined.last or Confinement()
 
     def close(self) -> None:
         """End everything that is still running; calls under way raise WorkerError. May be called twice, and from any
@@ -99,33 +110,57 @@ class LocalEngine:
         with self._lock:
             self._closed = True
             workers = tuple(self._workers)
-        self._gate.shut()
+        self._machine_lock.shut()
         for worker in workers:
             worker.end()
+
+
+class _Confined:
+    """What an engine knows of confinement here.
+
+    Attributes:
+        last: As the last worker was confined; None before the first.
+        namespaces: Whether they work, which is tried once; None before that.
+    """
+
+    def __init__(self) -> None:
+        self.last: Confinement | None = None
+        self.namespaces: bool | None = None
 
 
 class LocalWorker:
     """One process, driven over its pipes. Made by `LocalEngine.worker`."""
 
-    def __init__(self, name: str, needs: Needs, gate: MachineGate, *, calls: str, logs: Path | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: WorkerLimits,
+        machine_lock: MachineLock,
+        confined: _Confined,
+        *,
+        calls: str,
+        logs: Path | None,
+    ) -> None:
         self.name = name
-        self.needs = needs
-        self._gate = gate
-        self._ends = time.monotonic() + (math.inf if needs.total_s is None else needs.total_s)
+        self.limits = limits
+        self._machine_lock = machine_lock
+        self._confined = confined
+        self._ends = time.monotonic() + (math.inf if limits.total_s is None else limits.total_s)
         self._calls_lock = threading.Lock()
-        self._greeted = False
+        self._confinement: Confinement | None = None
         self._number = 0
         self._tail_from = 0  # size of the log when the call began
         self._over = ""  # why no further call can be made; empty while it can
-        self._folder = Path(tempfile.mkdtemp(prefix="compile-stage-"))
+        self._surroundings = Surroundings(limits)
         try:
-            self._log = _open_log(self._folder, name, logs)
+            self._log = _open_log(self._surroundings.folder, name, logs)
             self._process = self._start(calls)
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._surroundings.remove()
             raise
-        self._pipe = _Pipe(self._process)
-        self._watch = MemoryWatch(self._process.pid, needs.memory_bytes)
+        self._pipe = Pipe(self._process)
+        self._watch = MemoryWatch(self._process.pid, limits.memory_bytes)
+        self._disk = DiskWatch(self._surroundings.writes, limits.disk_bytes)
 
     @property
     def pid(self) -> int:
@@ -143,26 +178,44 @@ class LocalWorker:
             CompileStageError: Of the class that was raised there, when it was one of ours for people.
             TypeError: An argument is not a record or plain JSON.
         """
-        with self._gate.hold(alone=self.needs.exclusive), self._calls_lock:
+        turn = nullcontext() if self.limits.light else self._machine_lock.hold(exclusive=self.limits.exclusive)
+        with turn, self._calls_lock:
             if self._over:
                 raise WorkerError("crash", f"worker {self.name!r} takes no more calls: {self._over}")
             self._number += 1
-            request = encode({"id": self._number, "function": function, "arguments": arguments})
+            given = plain(arguments)
             try:
-                self._greet()
-                self._pipe.send(request)
-                timeout_s = min(self.needs.timeout_s, max(0.0, self._ends - time.monotonic()))
+                self.greet()
+                given = self._surroundings.hand_over(function, given)
+                self._pipe.send(encode({"id": self._number, "function": function, "arguments": given}))
+                timeout_s = min(self.limits.timeout_s, max(0.0, self._ends - time.monotonic()))
                 message = self._await(repr(function), self._number, timeout_s)
+                message = self._surroundings.hand_back(message)
             except BaseException as broken:  # Ctrl-C too: an answer that nobody took would be the next call's
                 self._over = self._over or getattr(broken, "problem", "its last call was interrupted")
                 self._stop()
                 raise
         if "error" in message:
-            error = revive_error(message["error"])
+            error = self._surroundings.believed(revive_error(message["error"]))
             if isinstance(error, WorkerError) and (printed := self._tail()):
                 error.detail = f"{error.detail}\n--- printed by the worker ---\n{printed}".lstrip()
             raise error
         return message["result"]
+
+    def metered(self, function: str, /, **arguments: Any) -> MeteredCall:
+        """As `call`, with the stage's own clock and the kernel's counters read before and after."""
+        before = usage_of(self.pid)
+        waited_s, began = waited_by_this_thread(), time.perf_counter()
+        value = self.call(function, **arguments)
+        wall_s, waited_s = time.perf_counter() - began, waited_by_this_thread() - waited_s
+        after = usage_of(self.pid)
+        return MeteredCall(value=value, wall_s=wall_s, before=before, after=after, stage_waited_s=waited_s)
+
+    def memory(self) -> WorkerMemory:
+        """What the worker and all that it started hold, as the kernel says."""
+        if self._over:
+            raise WorkerError("crash", f"worker {self.name!r} holds nothing any more: {self._over}")
+        return memory_of(self.pid)
 
     def end(self) -> None:
         """End the worker and everything that it started, now. A call under way in another thread raises WorkerError."""
@@ -171,22 +224,50 @@ class LocalWorker:
         with self._calls_lock:  # a call under way has seen the end before the pipes are closed
             self._pipe.close()
             self._log.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._surroundings.remove()
+
+    def greet(self) -> Confinement:
+        """Wait, once, until the worker is up and confined. Starting is waited for here so that many can start at
+        once."""
+        if self._confinement is None:
+            hello = self._await("starting the worker", 0, _START_TIMEOUT_S).get("result")
+            theirs = hello.get("protocol") if isinstance(hello, dict) else None
+            if theirs != PROTOCOL:
+                fix = "install the same version of compile-stage for that interpreter"
+                raise WorkerError("crash", f"the worker speaks protocol {theirs}, the stage {PROTOCOL}", fix=fix)
+            self._confinement = self._confine()
+        return self._confinement
+
+    def _confine(self) -> Confinement:
+        arguments = {
+            "reads": self._surroundings.reads,
+            "writes": self._surroundings.writes,
+            "home": str(Path.home()),
+            "shared_memory_bytes": self._surroundings.shared_memory_bytes,
+            "file_bytes": self.limits.disk_bytes,
+            "namespaces": self._confined.namespaces,
+        }
+        self._pipe.send(encode({"id": 0, "function": "confine", "arguments": arguments}))
+        message = self._await("confining the worker", 0, _START_TIMEOUT_S)
+        if "error" in message:
+            raise revive_error(message["error"])
+        confinement: Confinement = revive(Confinement, message["result"])
+        before = self._confined.last
+        if before is not None and before.complete and not confinement.complete:
+            raise WorkerError("crash", f"the worker could not be confined as those before it: {confinement.text}")
+        self._confined.namespaces = bool(message["result"]["namespaces"])
+        self._confined.last = confinement
+        return confinement
 
     def _start(self, calls: str) -> subprocess.Popen[bytes]:
-        interpreter = self.needs.interpreter or sys.executable
+        around = self._surroundings
         # -P: the folder that compilers drop files into is no place to import from.
-        command = [interpreter, "-P", "-m", "compile_stage.engine.worker", "--calls", calls, f"--folder={self._folder}"]
+        command = [around.interpreter, "-P", "-m", "compile_stage.engine.worker", "--calls", calls]
+        command += [f"--folder={folder}" for folder in around.folders]
         # What can be imported here can be imported there; another interpreter has its own packages, and finds ours by
         # links.
-        if interpreter == sys.executable:
+        if around.interpreter == sys.executable:
             command += [f"--path={Path(entry).absolute()}" for entry in sys.path]
-        temporary = self._folder / "tmp"
-        temporary.mkdir()
-        environment = dict.fromkeys(_THREAD_VARIABLES, str(max(1, self.needs.cpus)))
-        environment |= {"PYTHONHASHSEED": "0", "TMPDIR": str(temporary)}
-        if interpreter != sys.executable:
-            environment["PYTHONPATH"] = str(plugins.link_packages(self._folder / "linked"))
         try:
             return subprocess.Popen(  # noqa: S603 - our own module
                 command,
@@ -194,30 +275,19 @@ class LocalWorker:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 bufsize=0,
-                cwd=self._folder,
-                env={**os.environ, **environment},
+                cwd=around.own,
+                env=around.environment,
                 start_new_session=True,  # the terminal's Ctrl-C is the stage's, and the stage ends its workers
             )
         except OSError as error:
             self._log.close()
-            raise WorkerError("crash", f"{interpreter} can't be run: {error.strerror}") from error
-
-    def _greet(self) -> None:
-        """Wait, once, until the worker says that it is up. Starting is waited for here so that many can start at
-        once."""
-        if not self._greeted:
-            hello = self._await("starting the worker", 0, _START_TIMEOUT_S).get("result")
-            theirs = hello.get("protocol") if isinstance(hello, dict) else None
-            if theirs != PROTOCOL:
-                fix = "install the same version of compile-stage for that interpreter"
-                raise WorkerError("crash", f"the worker speaks protocol {theirs}, the stage {PROTOCOL}", fix=fix)
-            self._greeted = True
+            raise WorkerError("crash", f"{around.interpreter} can't be run: {error.strerror}") from error
 
     def _await(self, what: str, number: int, timeout_s: float) -> dict[str, Any]:
         """The answer to a request, with an eye on the clock and on the worker's memory."""
         self._tail_from = _size(self._log)
         oom_kills = kernel_oom_kills()
-        look_every_s = _LOOK_EVERY_ALONE_S if self.needs.exclusive else _LOOK_EVERY_S
+        look_every_s = _LOOK_EVERY_ALONE_S if self.limits.exclusive else _LOOK_EVERY_S
         deadline = time.monotonic() + timeout_s
         while True:
             remaining = deadline - time.monotonic()
@@ -225,7 +295,7 @@ class LocalWorker:
             try:
                 line = self._pipe.turn(0 if ended else min(look_every_s, max(remaining, 0.0)))
                 if line is not None:
-                    return _open_message(line, number)
+                    return open_message(line, number)
             except EOFError:
                 raise self._death(what, oom_kills) from None
             except ValueError as error:
@@ -235,11 +305,21 @@ class LocalWorker:
                 raise self._death(what, oom_kills)
             if remaining <= 0:
                 raise self._failure("timeout", what, f"took longer than {timeout_s:g} s")
-            if (held := self._watch.excess()) is not None:
-                allowed = gigabytes(self.needs.memory_bytes)
-                raise self._failure("out_of_memory", what, f"held {gigabytes(held)} of memory, {allowed} are allowed")
+            self._demand_limits(what)
             if _size(self._log) > _LOG_LIMIT_BYTES:  # an endless loop that prints must not fill the disk
                 self._log.truncate(0)
+
+    def _demand_limits(self, what: str) -> None:
+        """Raise WorkerError when the worker, with all that it started, holds more than it may."""
+        if (held := self._watch.excess()) is not None:
+            allowed = gigabytes(self.limits.memory_bytes)
+            raise self._failure("out_of_memory", what, f"held {gigabytes(held)} of memory, {allowed} are allowed")
+        if self._watch.processes > self.limits.processes:
+            problem = f"ran {self._watch.processes} processes at once, {self.limits.processes} are allowed"
+            raise self._failure("crash", what, problem)
+        if (written := self._disk.excess()) is not None:
+            allowed = gigabytes(self.limits.disk_bytes)
+            raise self._failure("crash", what, f"wrote {gigabytes(written)} of files, {allowed} are allowed")
 
     def _death(self, what: str, oom_kills: int) -> WorkerError:
         """What to say of a worker whose pipe closed without an answer."""
@@ -252,11 +332,13 @@ class LocalWorker:
         kind, words = name_death(
             returncode,
             held_bytes=self._watch.held_bytes,
-            limit_bytes=self.needs.memory_bytes,
+            limit_bytes=self.limits.memory_bytes,
             oom_kills=kernel_oom_kills() - oom_kills,
             log=self._tail(),
         )
-        return self._failure(kind, what, words)
+        failure = self._failure(kind, what, words)
+        failure.killed = kind == "crash" and returncode == -signal.SIGKILL
+        return failure
 
     def _failure(self, kind: FailureKind, what: str, words: str) -> WorkerError:
         self._stop()  # first, so that the log is complete
@@ -265,6 +347,8 @@ class LocalWorker:
 
     def _stop(self) -> None:
         """Have the guard kill everything and wait until it has; do it ourselves if there is no guard any more."""
+        with contextlib.suppress(OSError):  # before the guard removes the folder
+            self._surroundings.take_records()
         self._process.terminate()
         try:
             self._process.wait(_END_TIMEOUT_S)
@@ -282,80 +366,6 @@ class LocalWorker:
         begin = min(self._tail_from, size)  # it may have been cut since
         self._log.seek(max(begin, size - _LOG_TAIL_BYTES))
         return self._log.read().decode(errors="replace").strip()
-
-
-class _Pipe:
-    """Lines to and from a worker, never blocking longer than asked to."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._requests = cast("BinaryIO", process.stdin)
-        self._answers = cast("BinaryIO", process.stdout)
-        self._poll = select.poll()
-        for stream in (self._requests, self._answers):
-            os.set_blocking(stream.fileno(), False)
-        self._poll.register(self._answers, select.POLLIN)
-        self._unsent = memoryview(b"")
-        self._received = bytearray()
-
-    def send(self, line: bytes) -> None:
-        """Begin to send; `turn` goes on with it."""
-        self._unsent = memoryview(line)
-        self._poll.register(self._requests, select.POLLOUT)
-
-    def turn(self, seconds: float) -> bytes | None:
-        """Send and receive what can be within that time; a line when one is complete.
-
-        Raises:
-            EOFError: The other end is closed.
-            ValueError: What came is longer than any message.
-        """
-        for descriptor, _ in self._poll.poll(seconds * 1000):
-            if descriptor == self._requests.fileno():
-                self._write()
-            elif (line := self._read()) is not None:
-                return line
-        return None
-
-    def close(self) -> None:
-        """Close both ends."""
-        for stream in (self._requests, self._answers):
-            with contextlib.suppress(OSError):
-                stream.close()
-
-    def _write(self) -> None:
-        try:
-            sent = os.write(self._requests.fileno(), self._unsent)
-        except BlockingIOError:
-            return
-        except BrokenPipeError:  # it is dead; why is found at the other pipe
-            sent = len(self._unsent)
-        self._unsent = self._unsent[sent:]
-        if not self._unsent:
-            self._poll.unregister(self._requests)
-
-    def _read(self) -> bytes | None:
-        try:
-            chunk = os.read(self._answers.fileno(), 1 << 20)
-        except BlockingIOError:
-            return None
-        if not chunk:
-            raise EOFError
-        seen = len(self._received)
-        self._received += chunk
-        if (end := self._received.find(b"\n", seen)) < 0:
-            if len(self._received) > MAX_MESSAGE_BYTES:
-                raise ValueError(f"more than {MAX_MESSAGE_BYTES} bytes without an end")
-            return None
-        line = bytes(self._received[: end + 1])
-        del self._received[: end + 1]
-        return line
-
-
-def _open_message(line: bytes, number: int) -> dict[str, Any]:
-    message = decode(line)
-    if message["id"] != number or ("result" in message) == isinstance(message.get("error"), dict):
-        raise ValueError("not an answer to the request")
-    return message
 
 
 def _open_log(folder: Path, name: str, logs: Path | None) -> BinaryIO:

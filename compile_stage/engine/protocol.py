@@ -7,9 +7,10 @@ output when it started:
     stage  → worker   {"id": 7, "function": "compile", "arguments": {...}}
     worker → stage    {"id": 7, "result": ...}      or      {"id": 7, "error": {"class": "SourceError", "problem": ...}}
 
-Before anything is asked, the worker says `{"id": 0, "result": {"protocol": 1, "python": "3.11.7"}}`. Requests are
-answered in order, one at a time. Records travel as their plain JSON, arrays and models as files whose paths are in the
-message; nothing is ever unpickled, so the two ends may be of different interpreters with different packages.
+Before anything is asked, the worker says `{"id": 0, "result": {"protocol": 2, "python": "3.11.7"}}`. The first request
+has it `confine` itself, and it answers what is in force (`engine.confinement`). Requests are answered in order, one at
+a time. Records travel as their plain JSON, arrays and models as files whose paths are in the message; nothing is ever
+unpickled, so the two ends may be of different interpreters with different packages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from compile_stage.core.digest import canonical_json
 from compile_stage.core.errors import CompileStageError, FailureKind, PolicyError, WorkerError
 from compile_stage.core.storage import disk_full
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a message changes its meaning; the two ends must agree."""
 
 MAX_MESSAGE_BYTES = 64_000_000
@@ -66,6 +67,7 @@ def decode(line: bytes) -> dict[str, Any]:
 def describe_error(error: BaseException) -> dict[str, Any]:
     """An exception as plain JSON: ours for people by class and fields (a full disk is one of them), any other as a
     WorkerError that names it."""
+    error = _of_this_copy(error)
     if not isinstance(error, CompileStageError) and (full := disk_full(error)) is not None:
         error = full
     if not isinstance(error, CompileStageError):
@@ -83,6 +85,16 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, WorkerError):
         described |= {"kind": error.kind, "detail": str(error.detail)}
     return described
+
+
+def _of_this_copy(error: BaseException) -> BaseException:
+    """One of our errors that a published model's own copy of our code raised, as ours; any other as it is."""
+    for cls in () if isinstance(error, CompileStageError) else type(error).__mro__:
+        ours = getattr(errors, cls.__name__, None) if cls.__module__ == errors.__name__ else None
+        if isinstance(ours, type) and issubclass(ours, CompileStageError) and not issubclass(ours, WorkerError):
+            problem, fix, where = (str(getattr(error, key, "")) for key in ("problem", "fix", "where"))
+            return ours(problem, fix=fix, where=where)
+    return error
 
 
 def revive_error(described: Mapping[str, Any]) -> CompileStageError:

@@ -1,7 +1,8 @@
-"""Making and removing the isolated environments of backends.
+"""Making and removing the isolated environments of backends and sources.
 
-An environment is made from a lock file, which pins every distribution of it, and in place: a virtual environment can't be moved. It counts
-once its last file is written (`core.toolchains.READY`), so one whose making was interrupted is no environment, and is made anew.
+An environment is made from a lock file, which pins every distribution of it, and in place: a virtual environment can't
+be moved. It counts once its last file is written (`core.toolchains.READY`), so one whose making was interrupted is no
+environment, and is made anew.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _REPORTED_LINES = 12
 
 @record
 class State:
-    """What there is of one backend's toolchain.
+    """What there is of one toolchain.
 
     Attributes:
-        here: Its packages are in this environment, where it then runs.
-        toolchain: Its own environment, where it runs otherwise; None when it is not made.
+        here: The packages of all that would run in it are in this environment, where they then run.
+        toolchain: The environment, where they run otherwise; None when it is not made.
         size_bytes: Of that on disk.
         lock: The lock file in force.
     """
@@ -56,16 +57,15 @@ class State:
 
 
 def states() -> tuple[State, ...]:
-    """Every backend that has a toolchain."""
+    """Every toolchain that a backend or source can run in."""
     listed = []
-    for name in plugins.names("backends"):
-        if (lock := plugins.lock_of(name)) is None:
-            continue
+    for name, users in plugins.users_of_toolchains().items():
+        lock = _lock(name)
         home = toolchains.find(name, lock)
         listed.append(
             State(
                 name=name,
-                here=plugins.importable(plugins.load("backends", name)),
+                here=all(map(plugins.importable, users)),
                 toolchain=home,
                 size_bytes=tree_size(Path(home.folder)) if home else 0,
                 lock=str(lock),
@@ -75,13 +75,14 @@ def states() -> tuple[State, ...]:
 
 
 def install(name: str, say: Say = lambda _: None) -> Toolchain:
-    """The backend's environment, made if it is not there.
+    """The environment of that name, or of the source of that name, made if it is not there.
 
     Raises:
-        UsageError: The backend has no toolchain.
+        UsageError: There is no such toolchain.
         MissingDependencyError: It can't be made: a package can't be had or imported.
         StorageError: Where it would lie can't be written, or is full.
     """
+    name = _name(name)
     lock = _lock(name)
     folder = toolchains.place(name, lock)
     with _alone(folder, name, say) as held:
@@ -102,8 +103,8 @@ def install(name: str, say: Say = lambda _: None) -> Toolchain:
 
 
 def remove(name: str) -> tuple[str, ...]:
-    """Delete every environment of the backend, of former locks too. Returns their folders."""
-    _lock(name)
+    """Delete every environment of that name, of former locks too. Returns their folders."""
+    name = _name(name)
     gone = []
     ours = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")  # another backend's name may begin with this one's
     for folder in sorted(toolchains.toolchains_root().glob(f"{name}-*")):
@@ -117,20 +118,18 @@ def remove(name: str) -> tuple[str, ...]:
 
 
 def lock(name: str, out: Path | None = None, say: Say = lambda _: None) -> Path:
-    """Pin the newest distributions that the backend's requirements allow, as the lock file `out`; by default the user's own, which is in force
-    from then on.
+    """Pin the newest distributions that the toolchain's requirements allow, as the lock file `out`; by default the
+    user's own, which is in force from then on.
 
     Raises:
-        UsageError: The backend has no toolchain.
+        UsageError: There is no such toolchain.
         MissingDependencyError: The requirements can't be resolved.
     """
-    plugins.load("backends", name)  # an unknown name is refused first
+    name = _name(name, made=False)
     wanted = plugins.shipped_lock(name)  # which need not be there: this is how a backend's first one is made
     wanted = wanted.with_suffix(".in") if wanted is not None else None
     if wanted is None or not wanted.is_file():
-        raise UsageError(
-            f"the backend {name} ships no {name}.in with its requirements, so there is nothing to pin from"
-        )
+        raise UsageError(f"{name} ships no {name}.in with its requirements, so there is nothing to pin from")
     with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
         report = Path(scratch) / "report.json"
         say(f"resolving {wanted.name}")
@@ -149,19 +148,36 @@ def lock(name: str, out: Path | None = None, say: Say = lambda _: None) -> Path:
 # --------------------------------------------------------------------------------------------------------------- within
 
 
+def _name(asked: str, *, made: bool = True) -> str:
+    """The toolchain that is meant: a source's flavor stands for the one that it runs in. Raises UsageError for a name
+    that is none.
+
+    Args:
+        made: There must be a lock to make it from.
+    """
+    users = plugins.users_of_toolchains()
+    if asked in users:
+        return asked
+    if asked in plugins.names("sources") and (name := plugins.load("sources", asked).capabilities.toolchain):
+        return name
+    plugins.load("backends", asked)  # an unknown name is refused with the nearest
+    if made:
+        have = ", ".join(users) or "none"
+        raise UsageError(f"the backend {asked} has no toolchain of its own", fix=f"those that have one: {have}")
+    return asked
+
+
 def _lock(name: str) -> Path:
-    plugins.load("backends", name)  # an unknown name is refused first
     lock = plugins.lock_of(name)
     if lock is None:
-        have = ", ".join(state.name for state in states()) or "none"
-        raise UsageError(f"the backend {name} has no toolchain of its own", fix=f"those that have one: {have}")
+        raise UsageError(f"the toolchain {name} has no lock file any more", fix="reinstall compile-stage")
     return lock
 
 
 @contextlib.contextmanager
 def _alone(folder: Path, name: str, say: Say) -> Iterator[int]:
-    """While nobody else makes the environment. Yields the lock's descriptor: who inherits it holds the lock too, so that an installer whose parent
-    was killed is waited for, and does not write into what is made anew."""
+    """While nobody else makes the environment. Yields the lock's descriptor: who inherits it holds the lock too, so
+    that an installer whose parent was killed is waited for, and does not write into what is made anew."""
     descriptors: list[int] = []
     lock = FileLock(f"{folder}.lock", on_acquired=descriptors.append)
     try:
@@ -192,7 +208,8 @@ def _make(name: str, lock: Path, folder: Path, say: Say, held: int) -> None:
             _run(command, f"the toolchain {name}", held)
     python = str(toolchains.interpreter_in(folder))
     say("importing what it holds")
-    _run([python, "-P", "-c", _IMPORT, *plugins.load("backends", name).requires], f"the toolchain {name}")
+    needed = [module for user in plugins.users_of_toolchains()[name] for module in user.requires]
+    _run([python, "-P", "-c", _IMPORT, *dict.fromkeys(needed)], f"the toolchain {name}")
     packages = json.loads(_run([python, "-P", "-c", _LIST], f"the toolchain {name}"))
     ready = {"lock": digest_file(lock), "packages": dict(sorted(packages.items()))}
     part = folder / f"{toolchains.READY}.part"
@@ -242,7 +259,8 @@ def _run(command: Sequence[str], what: str, held: int = -1) -> str:
         if os.strerror(errno.ENOSPC) in report:
             raise StorageError(
                 f"{what} can't be made, since the disk is full:\n{report}",
-                fix="make room, or name a folder on another disk with COMPILE_STAGE_TOOLCHAINS (or TMPDIR, where pip unpacks)",
+                fix="make room, or name a folder on another disk with COMPILE_STAGE_TOOLCHAINS (or TMPDIR, where pip "
+                "unpacks)",
             )
         raise MissingDependencyError(
             f"{what} can't be made:\n{report}",

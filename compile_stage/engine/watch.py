@@ -1,4 +1,4 @@
-"""What a worker holds in memory, and how a dead one died.
+"""What a worker holds of its machine, and how a dead one died.
 
 An address-space limit (RLIMIT_AS) would misfire: runtimes reserve tens of gigabytes that they never touch. So the stage
 looks at what the worker and everything that it started really hold, several times a second while a call runs.
@@ -7,8 +7,10 @@ looks at what the worker and everything that it started really hold, several tim
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -17,6 +19,8 @@ from compile_stage.core.errors import FailureKind
 from compile_stage.engine.protocol import says_out_of_memory
 
 _FIND_CHILDREN_EVERY_S = 0.5  # it reads all of /proc, the sizes of known processes cost microseconds
+_LOOK_AT_DISK_EVERY_S = 2.0
+_LOOK_AT_DISK_SHARE = 0.02  # of the time, where there are very many files
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _NEAR = 0.8  # of the limit or of the machine's memory: a kill from outside that late is memory's doing
 
@@ -44,8 +48,13 @@ class MemoryWatch:
             return None
         # Resident pages are counted in each process that shares them, and mapped files are the kernel's to drop. Only
         # now is the exact figure worth its price.
-        self.held_bytes = sum(map(_own, self._tree))
+        self.held_bytes = sum(map(own_memory, self._tree))
         return self.held_bytes if self.held_bytes > self.limit_bytes else None
+
+    @property
+    def processes(self) -> int:
+        """How many the tree consisted of when it was last looked for."""
+        return len(self._tree)
 
     def find(self) -> None:
         """See which processes the tree consists of. Only while its root was not waited for: its id may be another's
@@ -58,6 +67,35 @@ class MemoryWatch:
         for process in self._tree:
             with contextlib.suppress(psutil.Error):  # psutil knows a reused process id from the one it saw
                 process.kill()
+
+
+class DiskWatch:
+    """What lies in a worker's own folders, and so all that it wrote where it can write nowhere else."""
+
+    def __init__(self, folders: Sequence[str], limit_bytes: int) -> None:
+        self._folders = folders
+        self._limit_bytes = limit_bytes
+        self._look_again = time.monotonic() + _LOOK_AT_DISK_EVERY_S
+
+    def excess(self) -> int | None:
+        """None while the files are within the limit, or their bytes. Looks every few seconds."""
+        began = time.monotonic()
+        if began < self._look_again:
+            return None
+        size = sum(map(_bytes_below, self._folders))
+        took = time.monotonic() - began
+        self._look_again = began + max(_LOOK_AT_DISK_EVERY_S, took / _LOOK_AT_DISK_SHARE)
+        return size if size > self._limit_bytes else None
+
+
+def _bytes_below(folder: str) -> int:
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # it was removed meanwhile
+                seen = (Path(place) / name).lstat()
+                size += seen.st_blocks * 512 if seen.st_nlink == 1 else 0  # a link's bytes are the stage's own
+    return size
 
 
 def free_memory_bytes() -> int:
@@ -132,7 +170,7 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
-def _own(process: psutil.Process) -> int:
+def own_memory(process: psutil.Process) -> int:
     """Memory that would be free without the process: anonymous and shared memory, divided among those that share it,
     and swap."""
     try:

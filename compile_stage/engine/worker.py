@@ -4,7 +4,7 @@ It reads requests from standard input and answers on what standard output was at
 Compilers print where they like, from Python and from native code, so descriptor 1 is pointed at the log (descriptor 2)
 before anything is loaded, and the protocol's own descriptors are out of their reach. What it can run is the table
 `CALLS` of `compile_stage.engine.calls`, which is imported with the first request: a worker is up long before the
-runtimes are.
+runtimes are. Before that it is asked to confine itself (`engine.confinement`), and refuses to work until it is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from compile_stage.core.errors import InternalError, WorkerError
+from compile_stage.engine.confinement import confine
 from compile_stage.engine.guard import stand_guard
 from compile_stage.engine.protocol import MAX_MESSAGE_BYTES, PROTOCOL, decode, describe_error, encode
 
@@ -48,9 +49,22 @@ def serve(requests: int, answers: int, calls: str) -> None:
     with open(requests, "rb") as incoming, open(answers, "wb") as outgoing:
         outgoing.write(encode({"id": 0, "result": {"protocol": PROTOCOL, "python": platform.python_version()}}))
         outgoing.flush()
+        confined = False
         for line in incoming:
-            outgoing.write(answer(decode(line), calls))
+            request = decode(line)
+            if request["function"] == "confine":
+                outgoing.write(_confined(request))
+                confined = True
+            elif confined:
+                outgoing.write(answer(request, calls))
+            else:
+                raise InternalError("a worker was asked to work before it was confined")
             outgoing.flush()
+
+
+def _confined(request: Mapping[str, Any]) -> bytes:
+    """Confine this process, before anything of a stranger's is loaded, and say what is in force."""
+    return encode({"id": request["id"], "result": confine(**request["arguments"])})
 
 
 def answer(request: Mapping[str, Any], calls: str) -> bytes:
@@ -69,7 +83,10 @@ def answer(request: Mapping[str, Any], calls: str) -> bytes:
     except BaseException as error:  # noqa: BLE001 - a MemoryError, or a foreign object's own failure
         return encode({"id": number, "error": describe_error(error)})
     if len(reply) > MAX_MESSAGE_BYTES:
-        problem = f"{function!r} answered with {len(reply) / 1e6:.0f} MB, and at most {MAX_MESSAGE_BYTES / 1e6:.0f} MB can travel"
+        problem = (
+            f"{function!r} answered with {len(reply) / 1e6:.0f} MB, and at most {MAX_MESSAGE_BYTES / 1e6:.0f} MB can "
+            "travel"
+        )
         unfit = WorkerError("exception", problem, fix="return large data as a file and answer with its path")
         return encode({"id": number, "error": describe_error(unfit)})
     return reply
@@ -96,7 +113,7 @@ def _move_descriptors() -> tuple[int, int]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m compile_stage.engine.worker", description=__doc__)
     parser.add_argument("--calls", default="compile_stage.engine.calls", help="module with the table CALLS")
-    parser.add_argument("--folder", help="private folder, removed when the stage dies")
+    parser.add_argument("--folder", action="append", default=[], help="private folder, removed when the stage dies")
     parser.add_argument("--path", action="append", default=[], help="further entry of sys.path; may be repeated")
     return parser.parse_args()
 

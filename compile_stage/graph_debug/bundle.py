@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from compile_stage.core.digest import plain
-from compile_stage.core.records import SampleSet
+from compile_stage.graph_debug.comparison import Comparison
 from compile_stage.graph_debug.graphs import find_tensors, open_graph, pair_outputs
 from compile_stage.measure.samples import open_samples
 
@@ -23,14 +23,7 @@ _SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def write_trace_bundle(
-    reference: Path,
-    candidate: Path,
-    hint: str,
-    samples: SampleSet,
-    tensor: str,
-    facts: Mapping[str, Any],
-    into: Path,
-    fixed_batch: int | None = None,
+    pair: Comparison, tensor: str, facts: Mapping[str, Any], into: Path, *, fixed_batch: int | None = None
 ) -> None:
     """`reference/`, `candidate/`, `inputs.npz`, `answers.npz`, `facts.json` and `reproduce.py` in the folder `into`.
 
@@ -39,9 +32,10 @@ def write_trace_bundle(
         facts: For people and for the script; versions, what was measured.
         fixed_batch: The one batch size that the graphs take.
     """
+    reference, candidate = Path(pair.reference), Path(pair.candidate)
     shown = {"reference": _copy(reference, into / "reference"), "candidate": _copy(candidate, into / "candidate")}
-    batch = open_samples(samples).batch(0, fixed_batch or min(SAMPLES, samples.count))
-    graphs = {"reference": open_graph(reference), "candidate": open_graph(candidate, hint=hint)}
+    batch = open_samples(pair.samples).batch(0, fixed_batch or min(SAMPLES, pair.samples.count))
+    graphs = {"reference": open_graph(reference), "candidate": open_graph(candidate, hint=pair.hint)}
     shared = find_tensors(graphs["reference"], graphs["candidate"])
     pairs = pair_outputs(graphs["reference"], graphs["candidate"], shared)
     outputs = {"reference": list(pairs), "candidate": list(pairs.values())}
@@ -61,7 +55,7 @@ def write_trace_bundle(
     described = {
         **facts,
         "files": shown,
-        "hint": hint,
+        "hint": pair.hint,
         "inputs": list(batch),
         "fed": {role: list(graph.inputs) for role, graph in graphs.items()},
         "outputs": outputs,
@@ -101,7 +95,8 @@ def _readme(facts: Mapping[str, Any], script: str) -> str:
         "",
         f"    python {script}",
         "",
-        "says whether it still does here (exit code 0: it does; 1: it does not). What it needs stands at its beginning.",
+        "says whether it still does here (exit code 0: it does; 1: it does not). What it needs stands at its "
+        "beginning.",
         "",
         f"Seen with {', '.join(f'{name} {version}' for name, version in versions.items())}.",
         "",

@@ -119,15 +119,19 @@ def coverage_note(measured: Coverage, most: int = 3) -> str | None:
         f"{c.tensor}{f' (node {c.node})' if c.node else ' (an input)'} {c.share:.1%}" for c in measured.uncovered[:most]
     )
     return (
-        f"the {measured.calibration} calibration samples do not cover the validation samples: in {len(measured.uncovered)} of "
-        f"{measured.looked_at} tensors more than {measured.limit:.1%} of the values lie outside of the calibrated range and would be "
-        f"clipped; most in {worst}. Take calibration samples from the data that the model will see"
+        f"the {measured.calibration} calibration samples do not cover the validation samples: in "
+        f"{len(measured.uncovered)} of {measured.looked_at} tensors more than {measured.limit:.1%} of the values lie "
+        f"outside of the calibrated range and would be clipped; most in {worst}. Take calibration samples from the "
+        "data that the model will see"
     )
 
 
 def _too_few(measured: Coverage) -> str:
     """Of so few samples chance alone may leave everything outside, so that no share would be worth a word."""
-    text = f"{_samples(measured.calibration)} too few to tell whether they cover the {measured.validation} validation samples"
+    text = (
+        f"{_samples(measured.calibration)} too few to tell whether they cover the {measured.validation} validation "
+        "samples"
+    )
     if measured.tensors:
         worst = measured.tensors[0]
         text += (
@@ -146,8 +150,8 @@ def overlap_note(shared: int, calibration: int, validation: int) -> str | None:
     if not shared:
         return None
     return (
-        f"{shared} different samples are in both sets ({calibration} for calibration, {validation} for validation): a model that is judged "
-        "on what it was calibrated on flatters itself; give data.calibration samples of its own"
+        f"{shared} different samples are in both sets ({calibration} for calibration, {validation} for validation): a "
+        "model that is judged on what it was calibrated on flatters itself; give data.calibration samples of its own"
     )
 
 

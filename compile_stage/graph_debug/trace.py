@@ -40,9 +40,9 @@ Kind: TypeAlias = Literal["computation", "quantisation", "not finite"]
 
 # What only hands on, picks or rescales what the node before computed.
 HANDS_ON = (
-    "Relu", "LeakyRelu", "PRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Erf", "Identity", "Dropout",
-    "MaxPool", "AveragePool", "GlobalAveragePool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Pad", "Slice",
-    "BatchNormalization", "Mul", "Cast",
+    "Relu", "LeakyRelu", "PRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Erf", "Identity",
+    "Dropout", "MaxPool", "AveragePool", "GlobalAveragePool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze",
+    "Pad", "Slice", "BatchNormalization", "Mul", "Cast",
 )  # fmt: skip
 
 
@@ -338,8 +338,8 @@ def _notes(outputs: Mapping[str, tuple[float, float]]) -> Iterable[str]:
     for name, (graph_db, served_db) in outputs.items():
         if _minus(graph_db, served_db) >= RUNTIME_GAP_DB and served_db < HEALTHY_DB["fp32"]:
             yield (
-                f"output {name!r} has {served_db:.1f} dB as it is served and {graph_db:.1f} dB with every tensor looked at: "
-                "the runtime's optimised kernels add error that the graph does not have"
+                f"output {name!r} has {served_db:.1f} dB as it is served and {graph_db:.1f} dB with every tensor "
+                "looked at: the runtime's optimised kernels add error that the graph does not have"
             )
 
 

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from compile_stage.core.records import JsonMap
     from compile_stage.core.tensors import Array
 
-CLASS_METRICS = ("kl", "mean_kl", "top1_agreement", "topk_agreement")
+CLASS_METRICS = ("kl", "mean_kl", "top1_agreement", "topk_agreement", "top1_regret")
 
-_SMALLEST = 1e-12  # a probability below it counts as this, so that one rounded to zero costs 28 nats and not infinity
+LOOKS_LIKE_SCORES = "top1_regret"
+"""Shipped for every output, and left out where there is no axis of classes."""
+
+SMALLEST = 1e-12
+"""A probability below it counts as this, so that one rounded to zero costs 28 nats and not infinity."""
+
 _SUM_SLACK = 0.02  # rows of an 8-bit softmax sum to 1 within so much
 
 
@@ -35,6 +40,8 @@ def measure_classes(metric: str, a: Array, b: Array, options: JsonMap) -> Measur
         raise NotMeasurableError(f"{metric} needs an axis of at least two classes, and the shape is {list(b.shape)}")
     if metric == "top1_agreement":
         return _share(a, b, options, 1)
+    if metric == "top1_regret":
+        return _regret(a, b, options)
     if metric == "topk_agreement":
         k, classes = int(options.get("k", 5)), b.shape[int(options.get("axis", -1))]
         if k >= classes:
@@ -51,6 +58,29 @@ def _share(a: Array, b: Array, options: JsonMap, k: int) -> Measured:
         same = _common(_best(x, k), _best(y, k)) / k
         shares[rows] = same.reshape(rows.stop - rows.start, -1).mean(axis=1)
     return Measured(float(shares.mean()), 1 - shares, parts=shares)
+
+
+def _regret(a: Array, b: Array, options: JsonMap) -> Measured:
+    """What the candidate's best class scores less than the baseline's best, in the baseline's own scores, over how much
+    the best is above the mean of its classes; both averaged over all positions.
+
+    0 is the same choice or a tie, 1 a class picked at random. Near ties cost next to nothing: where the original is
+    undecided, as a network with random weights is, noise changes the argmax and means nothing.
+    """
+    lost, ahead = np.zeros(len(b)), np.zeros(len(b))
+    for rows, x, y in _scores(a, b, options, finite=False):
+        y = y.astype(np.float64)
+        usable = np.isfinite(y)
+        y = np.where(usable, y, np.where(usable, y, np.inf).min(axis=1, keepdims=True))  # a masked class is a bad one
+        best, choice = y.max(axis=1), np.argmax(np.where(np.isnan(x), -np.inf, x), axis=1)
+        known = usable.any(axis=1)
+        chosen = y[np.arange(len(y)), choice]
+        with np.errstate(invalid="ignore"):
+            gap, above = np.where(known, best - chosen, 0), np.where(known, best - y.mean(axis=1), 0)
+        lost[rows] = gap.reshape(rows.stop - rows.start, -1).mean(axis=1)
+        ahead[rows] = above.reshape(rows.stop - rows.start, -1).mean(axis=1)
+    total = float(ahead.mean())
+    return Measured(float(lost.mean()) / total if total > 0 else 0.0, lost)
 
 
 def _best(scores: Array, k: int) -> NDArray[np.int64]:
@@ -91,19 +121,23 @@ def is_distribution(scores: Array) -> bool:
 def log_probabilities(scores: Array, *, logits: bool) -> F64:
     """Of `[positions, classes]`; probabilities are clipped from below and made to sum to 1."""
     values = scores.astype(np.float64)
-    values = values - values.max(axis=1, keepdims=True) if logits else np.log(np.clip(values, _SMALLEST, None))
+    values = values - values.max(axis=1, keepdims=True) if logits else np.log(np.clip(values, SMALLEST, None))
     logs: F64 = values - np.log(np.exp(values).sum(axis=1, keepdims=True))
     return logs
 
 
-def _scores(a: Array, b: Array, options: JsonMap) -> Iterator[tuple[slice, Array, Array]]:
-    """(samples, candidate, baseline) in pieces, both as `[positions, classes]`."""
+def _scores(a: Array, b: Array, options: JsonMap, *, finite: bool = True) -> Iterator[tuple[slice, Array, Array]]:
+    """(samples, candidate, baseline) in pieces, both as `[positions, classes]`.
+
+    Args:
+        finite: Raise NotMeasurableError for scores that are not.
+    """
     axis = int(options.get("axis", -1))
     step = max(1, BLOCK // max(int(np.prod(b.shape[1:])), 1))
     for start in range(0, len(b), step):
         rows = slice(start, min(start + step, len(b)))
         x, y = (np.moveaxis(np.asarray(side[rows]), axis, -1).reshape(-1, b.shape[axis]) for side in (a, b))
-        if not (bool(np.isfinite(x).all()) and bool(np.isfinite(y).all())):
+        if finite and not (bool(np.isfinite(x).all()) and bool(np.isfinite(y).all())):
             raise NotMeasurableError("some scores are NaN or infinite, so classes have no order")
         yield rows, x, y
         release(a, b)

@@ -136,7 +136,8 @@ class Load:
         taken = f", {stolen:.1f} of them taken by the hypervisor" if stolen >= 0.1 else ""
         return (
             f"The machine was busy while measuring: other processes used {by_others:.1f} of {cores} "
-            f"core{'s' if cores > 1 else ''}{taken}; latencies are higher and ratios less certain than on a quiet machine"
+            f"core{'s' if cores > 1 else ''}{taken}; latencies are higher and ratios less certain than on a quiet "
+            "machine"
         )
 
 

@@ -38,12 +38,14 @@ class Measured:
         note: What a reader should know beside the number.
         parts: `[samples]`, for a metric that is their mean, and can so have an interval; None for one of the worst
             sample.
+        interval: Low and high end, where whoever measured it had them.
     """
 
     value: float
     badness: F64 | None = None
     note: str = ""
     parts: F64 | None = None
+    interval: tuple[float, float] | None = None
 
     def worst(self, most: int = 5) -> tuple[int, ...]:
         """The worst samples, worst first; those that are perfect are not among them."""
@@ -140,7 +142,7 @@ def _minus(x: F64, y: F64) -> F64:
         return x - y
 
 
-# --------------------------------------------------------------------------------------------------------------- metrics
+# -------------------------------------------------------------------------------------------------------------- metrics
 
 
 def _max_abs(d: Distances) -> Measured:

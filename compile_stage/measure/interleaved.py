@@ -1,23 +1,26 @@
 """Several models measured in turns, on a machine that they have alone.
 
 Each participant is a fresh process that did not compile: its load time and peak memory are those of a serving process.
-A round holds one turn of each, in an order that changes from round to round, so that a machine that slows down slows all
-alike. Rounds in which other processes used the cores are dropped and repeated, as long as the time lasts.
+A round holds one turn of each, in an order that changes from round to round, so that a machine that slows down slows
+all alike. Rounds in which other processes used the cores are dropped and repeated, as long as the time lasts.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import CompileStageError, WorkerError
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import (
     Artifact,
     Failure,
@@ -31,13 +34,17 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure import disturbance, stats, timing
+from compile_stage.measure.drafts import Drafts
+from compile_stage.measure.participant import Participant, Turn, latencies
 from compile_stage.measure.performance import check_performance
+from compile_stage.measure.rounds import Pace
+from compile_stage.measure.timed_answers import AnswerLog, Proof
+from compile_stage.measure.turn_rules import refuse_turns
+
+T = TypeVar("T")
 
 BASELINE = "baseline"
 """Name of the participant that all others are compared with."""
-
-WARM_UP_S = 1.5
-"""At most so long until the latencies are steady; most models need a few calls."""
 
 _FIRST_LOOK = 2  # rounds: a shuffled order and its mirror image
 
@@ -47,7 +54,7 @@ class Rounds:
     """What rounds are wanted at one batch size.
 
     Attributes:
-        seconds: For all of them; warm-up comes on top.
+        seconds: For all of them, and twice as much again while there are too few; warm-up comes on top.
         seed: For the order of turns and the intervals.
         min_calls: So many calls of each participant are wanted even where the ratios are known sooner.
         first_look: A first pair of undisturbed rounds, or a few more of any kind, is all that is wanted.
@@ -60,47 +67,68 @@ class Rounds:
     first_look: bool = False
 
 
-@dataclass
-class _Runner:
-    worker: Worker
-    load_s: float
-    peak_memory_bytes: int
-    calls: int = 1  # of a turn, at the batch size that is measured
-    timings: list[Timing] = field(default_factory=list)
-
-
-_Round: TypeAlias = dict[str, list[float]]  # participant → seconds per call of its turn
+_Round: TypeAlias = dict[str, Turn]  # participant → its turn
 
 
 class Interleaved:
-    """The participants of one interleaved measurement."""
+    """The participants of one interleaved measurement.
 
-    def __init__(self, context: Context, label: str, samples: SampleSet, target: Target, stack: ExitStack) -> None:
+    Args:
+        drafts: Artifacts are opened from these, as they will be served.
+        proof: What answers are compared with that were given while they were timed; who is not among its gates is not
+            judged by them.
+
+    Attributes:
+        failures: Of those that crashed.
+        overtime_s: By how much rounds took longer than they were given.
+        shares: Of a whole turn that each has, where turns had to become shorter. The next start begins with it.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        label: str,
+        samples: SampleSet,
+        target: Target,
+        stack: ExitStack,
+        drafts: Drafts,
+        proof: Proof | None = None,
+    ) -> None:
         self._context = context
         self._label = label
         self._samples = samples
         self._target = target
         self._threads = target.threads
         self._stack = stack
-        self._runners: dict[str, _Runner] = {}
-        self._dropped: dict[str, tuple[_Runner, str]] = {}
+        self._drafts = drafts
+        self._proof = proof
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="timed-", dir=context.scratch)))
+        self._runners: dict[str, Participant] = {}
+        self._dropped: dict[str, tuple[Participant, str]] = {}
         self._load = disturbance.Load()
         self.failures: dict[str, Failure] = {}
+        self.overtime_s = 0.0
+        self.shares: dict[str, float] = {}
 
-    def enter(self, name: str, model: SourceModel | Artifact, needs: Needs, batch_sizes: Sequence[int]) -> None:
+    def enter(self, name: str, model: SourceModel | Artifact, limits: WorkerLimits, batch_sizes: Sequence[int]) -> None:
         """Open the model in a fresh process, run it once at each batch size, and note load time and peak memory."""
         self._progress(f"loading {name}")
+        draft = self._drafts.of(model, self._target) if isinstance(model, Artifact) else None
         try:
             if isinstance(model, Artifact):
-                needs = replace(needs, interpreter=plugins.interpreter_of(model.backend))
-            worker = self._stack.enter_context(self._context.engine.worker(f"measure--{name}", needs))
-            if isinstance(model, Artifact):
-                opened = worker.call("open_artifact", artifact=model, threads=self._threads)
+                limits = replace(limits, interpreter=plugins.interpreter_of(model.backend))
+            else:
+                interpreter = plugins.interpreter_of_source(model.flavor)
+                limits = replace(limits, reads=(model.path,), interpreter=interpreter)
+            worker = self._stack.enter_context(self._context.engine.worker(f"measure--{name}", limits))
+            if draft is not None:
+                opened = worker.call("open_served", model=draft)
             else:
                 opened = worker.call("open_source", source=model, target=self._target)
             for batch_size in batch_sizes:
                 worker.call("warm_up", samples=self._samples, batch_size=batch_size, seconds=0.0)
-            self._runners[name] = _Runner(worker, opened["load_s"], worker.call("peak_memory"))
+            share = self.shares.get(name, 1.0)
+            self._runners[name] = Participant(worker, opened["load_s"], worker.memory(), share=share)
         except CompileStageError as error:
             self._drop(name, error)
 
@@ -132,23 +160,27 @@ class Interleaved:
                 more of any kind, is dropped.
         """
         for name in list(self._runners):
-            warmed = self._turn(name, "warm_up", wanted.batch_size, seconds=WARM_UP_S)
-            if warmed is not None:
-                self._runners[name].calls = timing.calls_of_a_turn(warmed["latency_s"])
+            self._guarded(name, partial(Participant.warm_up, samples=self._samples, batch_size=wanted.batch_size))
+        answers = AnswerLog(self._folder, self._samples.count, wanted.batch_size)
         clean: list[_Round] = []
         dirty: list[_Round] = []
-        ends = time.monotonic() + wanted.seconds
+        pace = Pace(wanted.seconds, time.monotonic(), wanted.min_calls)
         while BASELINE in self._runners:
-            played, quiet = self._round(len(clean) + len(dirty), wanted)
+            number = len(clean) + len(dirty)
+            played, quiet = self._round(number, wanted, answers, pace.longest_turn_s(number))
+            now_s = time.monotonic()
+            if self._shorten(pace, played, number + 1, now_s):
+                clean, dirty = [], []
+                continue
             (clean if quiet else dirty).append(played)
-            late = time.monotonic() > ends
+            late = self._is_over(pace, _deciding(clean, dirty), number + 1, now_s, wanted.seed)
             # Where others use the cores all the time, more rounds must agree, as far as there is time.
             first = clean if len(clean) == _FIRST_LOOK else [*clean, *dirty]
             if leads is not None and (
                 first is clean or len(first) == timing.MIN_ROUNDS or (late and len(first) >= _FIRST_LOOK)
             ):
                 here = [name for name in leads if name in self._runners]
-                self._drop_far_slower(self._by_name(first), here, wanted)
+                self._drop_far_slower(self._turns(first), here, wanted)
                 leads = None
                 if wanted.first_look:
                     break
@@ -156,14 +188,41 @@ class Interleaved:
                 break
             message = f"batch {wanted.batch_size}, round {len(clean) + len(dirty)}"
             self._progress(f"{message}, {len(dirty)} disturbed" if dirty else message)
-        trusted = len(clean) >= timing.MIN_ROUNDS
-        rounds = self._by_name(clean if trusted else clean + dirty)
+        self.overtime_s += pace.overtime_s(time.monotonic())
+        deciding = _deciding(clean, dirty)
+        self._refuse_turns(deciding, answers)
+        rounds = self._turns(deciding)
         for name, runner in self._runners.items():
             summary = self._summary(name, rounds, wanted)
-            runner.timings.append(replace(summary, disturbed=len(dirty)) if trusted else summary)
+            runner.timings.append(replace(summary, disturbed=len(dirty)) if deciding is clean else summary)
 
-    def _drop_far_slower(self, rounds: Mapping[str, list[list[float]]], leads: Sequence[str], wanted: Rounds) -> None:
-        compared = {name: turns for name, turns in rounds.items() if name != BASELINE or name in leads}
+    def _is_over(self, pace: Pace, deciding: Sequence[_Round], rounds: int, now_s: float, seed: int) -> bool:
+        return pace.is_over(rounds, now_s, lambda: timing.roughly_known(self._by_name(deciding), BASELINE, seed=seed))
+
+    def _shorten(self, pace: Pace, last: _Round, rounds: int, now_s: float) -> bool:
+        """Shorter turns from now on, where enough rounds would not fit otherwise; those before don't count then."""
+        played = {name: turn for name, turn in last.items() if name in self._runners}
+        shorter = pace.shorter_turns({name: self._runners[name].calls for name in played}, played, rounds, now_s)
+        for name, calls in shorter.items():
+            self._runners[name].shorten(calls)
+            self.shares[name] = self._runners[name].share
+        return bool(shorter)
+
+    def _refuse_turns(self, rounds: Sequence[_Round], answers: AnswerLog) -> None:
+        """Drop whose latencies can't be believed, or whose answers were others than those that were proven."""
+        turns = self._turns(rounds)
+        for name in [name for name in self._runners if name != BASELINE]:
+            self._guarded(name, Participant.look_at_memory)
+            if name not in self._runners:
+                continue
+            problem = ""
+            if self._proof is not None and name in self._proof.gates:
+                problem = answers.refuse(name, BASELINE, self._proof)
+            if problem := problem or refuse_turns(turns[name], turns[BASELINE], self._threads):
+                self._drop(name, WorkerError("exception", problem))
+
+    def _drop_far_slower(self, rounds: Mapping[str, list[Turn]], leads: Sequence[str], wanted: Rounds) -> None:
+        compared = {name: latencies(turns) for name, turns in rounds.items() if name != BASELINE or name in leads}
         for name, (leader, times) in timing.far_slower(compared, leads).items():
             runner = self._runners.pop(name)
             runner.timings.append(self._summary(name, rounds, wanted))
@@ -175,21 +234,34 @@ class Interleaved:
             self._dropped[name] = (runner, why)
             self._progress(f"{name} {why}")
 
-    def _round(self, number: int, wanted: Rounds) -> tuple[_Round, bool]:
-        """One turn for each, and whether other processes left us the cores meanwhile."""
+    def _round(self, number: int, wanted: Rounds, answers: AnswerLog, longest_s: float) -> tuple[_Round, bool]:
+        """One turn for each, of `longest_s` at most, and whether other processes left us the cores meanwhile."""
         before, played, participants = disturbance.usage(), {}, len(self._runners)
-        for name in timing.schedule(tuple(self._runners), number, wanted.seed):
-            limits = {"seconds": timing.LONGEST_TURN_S, "max_calls": self._runners[name].calls}
-            latencies = self._turn(name, "time_turn", wanted.batch_size, **limits)
-            if latencies is not None:
-                played[name] = latencies
+        checked_seed, folder = answers.begin_round() if self._proof is not None else (None, None)
+        for place, name in enumerate(timing.schedule(tuple(self._runners), number, wanted.seed)):
+            into = folder / str(place) if folder is not None else None
+            take = partial(
+                Participant.turn,
+                samples=self._samples,
+                batch_size=wanted.batch_size,
+                checked_seed=checked_seed,
+                into=into,
+                longest_s=longest_s,
+            )
+            if (turn := self._guarded(name, take)) is not None:
+                played[name] = turn
         after = disturbance.usage()
+        if checked_seed is not None and folder is not None:
+            answers.end_round(checked_seed, folder, played)
         if len(played) == participants:  # what a process has used is not counted any more when it has ended
             self._load.add(before, after)
         return played, not disturbance.disturbed(before, after, self._threads)
 
-    def _by_name(self, rounds: Sequence[_Round]) -> dict[str, list[list[float]]]:
+    def _turns(self, rounds: Sequence[_Round]) -> dict[str, list[Turn]]:
         return {name: [played[name] for played in rounds] for name in self._runners}
+
+    def _by_name(self, rounds: Sequence[_Round]) -> dict[str, list[list[float]]]:
+        return {name: latencies(turns) for name, turns in self._turns(rounds).items()}
 
     def measurements(self) -> dict[str, Measurement]:
         """By participant. The baseline's notes tell of all of them."""
@@ -202,15 +274,15 @@ class Interleaved:
                 load_s=runner.load_s,
                 peak_memory_bytes=runner.peak_memory_bytes,
                 stopped_early=dropped,
-                notes=notes if name == BASELINE else (),
+                notes=notes if name == BASELINE else _notes(runner),
             )
             for name, (runner, dropped) in everybody.items()
         }
 
-    def _turn(self, name: str, function: str, batch_size: int, **limits: Any) -> Any:
-        """What the participant's worker answers; None when the participant crashed, and is dropped."""
+    def _guarded(self, name: str, act: Callable[[Participant], T]) -> T | None:
+        """What it answers; None when the participant crashed, and is dropped."""
         try:
-            return self._runners[name].worker.call(function, samples=self._samples, batch_size=batch_size, **limits)
+            return act(self._runners[name])
         except CompileStageError as error:
             self._drop(name, error)
             return None
@@ -226,14 +298,17 @@ class Interleaved:
             detail=error.detail if isinstance(error, WorkerError) else "",
         )
 
-    def _summary(self, name: str, rounds: Mapping[str, list[list[float]]], wanted: Rounds) -> Timing:
-        own, base = rounds[name], rounds[BASELINE]
+    def _summary(self, name: str, rounds: Mapping[str, list[Turn]], wanted: Rounds) -> Timing:
+        turns = rounds[name]
+        own, base = latencies(turns), latencies(rounds[BASELINE])
         timed = Timing(
             latency_s=tuple(value for turn in own for value in turn),
             batch_size=wanted.batch_size,
             environment=self._context.hardware.fingerprint,
             rounds=len(own),
             turns=tuple(len(turn) for turn in own),
+            cpu_s=tuple(turn.cpu_s for turn in turns),
+            threads=round(stats.median([float(turn.threads) for turn in turns])),
             stable=True,
         )
         if name == BASELINE:
@@ -248,3 +323,16 @@ class Interleaved:
 
     def _progress(self, message: str) -> None:
         self._context.events.progress("benchmark", self._label, message)
+
+
+def _deciding(clean: list[_Round], dirty: list[_Round]) -> list[_Round]:
+    """The undisturbed rounds, where there are enough of them; else all."""
+    return clean if len(clean) >= timing.MIN_ROUNDS else [*clean, *dirty]
+
+
+def _notes(runner: Participant) -> tuple[str, ...]:
+    memory = runner.memory
+    if not memory.others_bytes:
+        return ()
+    others = "another process" if memory.others == 1 else f"{memory.others} other processes"
+    return (f"{memory.others_bytes / 1e6:.3g} MB of its peak memory are held by {others} that it started",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -9,13 +10,23 @@ SAME_MEMORY = 1.01
 """Two runs of one process differ by about a hundredth in resident memory: closer than that, nothing is claimed."""
 
 
-def peak_rss_bytes() -> int:
-    """The highest resident size that this process ever had."""
-    status = Path("/proc/self/status")
-    if status.exists():
+def peak_rss_bytes(pid: int | None = None) -> int:
+    """The highest resident size that a process ever had; of one that has ended, 0.
+
+    Args:
+        pid: None for this process. Where there is no `/proc`, another process's size now.
+    """
+    status = Path(f"/proc/{pid or 'self'}/status")
+    with contextlib.suppress(OSError):
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
+    if pid is not None:
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            return int(psutil.Process(pid).memory_info().rss)
+        return 0
     import resource  # not on Windows, where the stage does not run
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,7 +7,6 @@ gates say.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +14,12 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compile_stage.core.records import Check, Gate, Outcome, Waiver
-from compile_stage.measure.classes import CLASS_METRICS, has_classes, measure_classes
+from compile_stage.measure.classes import CLASS_METRICS, LOOKS_LIKE_SCORES, has_classes, measure_classes
+from compile_stage.measure.columns import COLUMN_METRICS, Columns, columns_along_axes, measure_columns
+from compile_stage.measure.detection import read_detections
 from compile_stage.measure.elementwise import (
     DISTANCE_METRICS,
     Distances,
@@ -27,14 +29,22 @@ from compile_stage.measure.elementwise import (
     allclose,
     distances,
 )
-from compile_stage.measure.stats import bootstrap
-from compile_stage.measure.tasks import HIGHER_IS_BETTER, TaskResult, classifies, measure_task, scored_output
+from compile_stage.measure.own_metric import measure_own
+from compile_stage.measure.recall import measure_recall
+from compile_stage.measure.similarity import SIMILARITY_METRICS, measure_similarity
+from compile_stage.measure.structure import (
+    STRUCTURE,
+    listed,
+    outputs_problem,
+    samples_problem,
+    shape_problem,
+    values_are,
+)
+from compile_stage.measure.task_intervals import Amount, TaskResult, mean_interval, of_too_few
+from compile_stage.measure.tasks import HIGHER_IS_BETTER, classifies, measure_task, scored_output
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
-
-STRUCTURE = ("samples", "outputs", "shape", "finite")
-"""Checks of our own making: no policy asks for them, no policy can leave them out, and no waiver reaches them."""
 
 CLASSES_ONLY = "classes_only"
 """Option of a task gate that nobody asked for by name: it holds where there are classes, and is left out, with a word,
@@ -44,7 +54,7 @@ _ROUNDING = 1e-12
 """What float64 may do to a mean, or to the difference of two: 0.96 - 0.95 is more than 0.01 there, and a drop of
 exactly its limit is allowed."""
 
-_FLOAT_METRICS = (*DISTANCE_METRICS, "allclose")
+_FLOAT_METRICS = (*DISTANCE_METRICS, "allclose", *COLUMN_METRICS)
 
 
 def check_outputs(
@@ -57,6 +67,8 @@ def check_outputs(
     seed: int,
     min_samples: int,
     real: bool,
+    groups: Array | None = None,
+    distinct: int | None = None,
 ) -> tuple[Check, ...]:
     """One check for each gate and output that it applies to, and the structural ones of `STRUCTURE`.
 
@@ -71,22 +83,30 @@ def check_outputs(
         seed: Of the bootstrap.
         min_samples: Fewer real samples than this prove nothing: what would have passed or failed is NOT_RUN.
         real: False for synthetic samples, which prove nothing either.
+        groups: Which samples belong together, one value for each: they count as one for `min_samples`, and are drawn
+            together for intervals. None where all are independent.
+        distinct: How many of the samples differ and have a finite baseline; None when all do. These are what
+            `min_samples` counts.
     """
-    proof = _Proof(candidate, baseline, labels, batch_size, seed)
+    numbered = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1].astype(np.int64)
+    comparison = _Comparison(candidate, baseline, labels, batch_size, seed, numbered)
     left_out = [gate for gate in gates if gate.options.get(CLASSES_ONLY) and not _classifies(baseline, labels)]
     gates = [gate for gate in gates if gate not in left_out]
-    checks = [proof.samples(min_samples, real)]
+    checks = [comparison.samples(min_samples, real, comparison.count if distinct is None else distinct)]
     if left_out:
-        skipped = f"the shipped limit on {_list([gate.metric for gate in left_out])} is left out: the labels are no classes of an output"
+        skipped = (
+            f"the shipped limit on {listed([gate.metric for gate in left_out])} is left out: the labels are no classes "
+            "of an output"
+        )
         checks = [replace(checks[0], reason=f"{checks[0].reason}; {skipped}")]
-    if proof.count == 0:
-        return (*checks, *(proof.not_run(gate, "there are no samples") for gate in gates))
-    checks += proof.structure()
-    gate_checks = [check for gate in gates for check in proof.gate(gate, gates)]
-    seen = {check.output for check in gate_checks}
-    gate_checks += [proof.unseen(name) for name in baseline if name not in seen]
+    if comparison.count == 0:
+        return (*checks, *(comparison.not_run(gate, "there are no samples") for gate in gates))
+    checks += comparison.structure()
+    gate_checks = [check for gate in gates for check in comparison.gate(gate, gates)]
+    seen = {check.output for check in gate_checks} | comparison.also_read
+    gate_checks += [comparison.unseen(name) for name in baseline if name not in seen]
     if checks[0].outcome is Outcome.NOT_RUN:
-        gate_checks = [_unproven(check, checks[0].reason) for check in gate_checks]
+        gate_checks = [_not_judged(check, checks[0].reason) for check in gate_checks]
     return (*checks, *gate_checks)
 
 
@@ -106,7 +126,7 @@ def apply_waivers(checks: Sequence[Check], waivers: Sequence[Waiver], target: st
 
 
 @dataclass
-class _Proof:
+class _Comparison:
     """One candidate at one batch size. `broken` says, by output, why its values are not to be compared."""
 
     candidate: Mapping[str, Array]
@@ -114,30 +134,30 @@ class _Proof:
     labels: Array | None
     batch_size: int
     seed: int
+    groups: NDArray[np.int64] | None = None
     broken: dict[str, str] = field(default_factory=dict)
+    also_read: set[str] = field(default_factory=set)
     _distances: dict[str, Distances] = field(default_factory=dict)
+    _columns: dict[str, list[Columns]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return max((len(array) for array in self.baseline.values() if array.ndim), default=0)
 
+    @property
+    def amount(self) -> Amount:
+        return Amount(self.count, None if self.groups is None else len(np.unique(self.groups)))
+
     # ------------------------------------------------------------------------------------------------------ structure
 
-    def samples(self, min_samples: int, real: bool) -> Check:
+    def samples(self, min_samples: int, real: bool, distinct: int) -> Check:
         gate = Gate(metric="samples", limit=float(min_samples), direction="at_least")
-        if self.count == 0:
-            outcome, reason = Outcome.NOT_RUN, "there are no samples, so nothing was compared"
-        elif not real:
-            outcome = Outcome.NOT_RUN
-            reason = (
-                f"the {self.count} samples are synthetic, and synthetic samples prove nothing about a model's answers"
-            )
-        elif self.count < min_samples:
-            outcome = Outcome.NOT_RUN
-            reason = f"{self.count} real samples are fewer than the {min_samples} that the policy asks for (data.min_samples)"
-        else:
-            outcome, reason = Outcome.PASS, f"{self.count} real samples, at least {min_samples} are asked for"
-        return self._check(gate, outcome, float(self.count), reason)
+        independent = min(self.amount.independent, distinct)
+        if problem := samples_problem(self.amount, distinct, min_samples, real=real):
+            return self._check(gate, Outcome.NOT_RUN, float(independent), problem)
+        some = "" if distinct == self.count else f", {distinct} of them different ones that the baseline answers"
+        reason = f"{self.amount.real}{some}, at least {min_samples} are asked for"
+        return self._check(gate, Outcome.PASS, float(independent), reason)
 
     def structure(self) -> Iterator[Check]:
         yield self._outputs()
@@ -157,43 +177,32 @@ class _Proof:
 
     def _outputs(self) -> Check:
         gate = Gate(metric="outputs", limit=0, direction="at_most")
-        lost = [name for name in self.baseline if name not in self.candidate]
-        extra = [name for name in self.candidate if name not in self.baseline]
-        if not lost and not extra:
-            return self._check(gate, Outcome.PASS, 0.0, f"it has the baseline's outputs: {_list(self.baseline)}")
-        parts = [f"it lost {_list(lost)}"] if lost else []
-        parts += [f"it has {_list(extra)}, which the baseline has not"] if extra else []
-        return self._check(gate, Outcome.FAIL, float(len(lost) + len(extra)), "; ".join(parts))
+        wrong, problem = outputs_problem(self.candidate, self.baseline)
+        if problem:
+            return self._check(gate, Outcome.FAIL, float(wrong), problem)
+        return self._check(gate, Outcome.PASS, 0.0, f"it has the baseline's outputs: {listed(self.baseline)}")
 
     def _shape(self, name: str, own: Array, expected: Array) -> Check:
         gate = Gate(metric="shape", limit=0, direction="at_most", output=name)
-        problem = ""
-        if own.ndim == 0 or expected.ndim == 0:
-            problem = "a single number has no axis of samples"
-        elif len(own) != len(expected):
-            problem = f"it has answers for {len(own)} samples, the baseline for {len(expected)}"
-        elif len(expected) != self.count:
-            problem = f"the baseline has {len(expected)} answers for it, and {self.count} for other outputs"
-        elif own.shape != expected.shape:
-            problem = f"each sample has the shape {list(own.shape[1:])}, the baseline's {list(expected.shape[1:])}"
-        elif expected.size == 0:
-            problem = f"it is empty (shape {list(expected.shape)}), so there is nothing to compare"
-        elif _kind(own) != _kind(expected):
-            problem = f"it holds {own.dtype}, the baseline {expected.dtype}"
-        if problem:
+        if problem := shape_problem(own, expected, self.count):
             return self._check(gate, Outcome.FAIL, 1.0, f"output {name!r}: {problem}")
         kept = f"{own.dtype}{list(own.shape[1:])}"
-        change = "" if own.dtype == expected.dtype or _kind(own) == "text" else f" (the baseline's is {expected.dtype})"
+        change = (
+            "" if own.dtype == expected.dtype or own.dtype.kind in "US" else f" (the baseline's is {expected.dtype})"
+        )
         return self._check(gate, Outcome.PASS, 0.0, f"output {name!r} is {kept} for each of {len(own)} samples{change}")
 
     def _finite(self, name: str) -> Check:
         gate = Gate(metric="finite", limit=0, direction="at_most", output=name)
         distances = self.distances(name)
         strange, shared = int(distances.strange.sum()), int(distances.shared.sum())
-        note = f"; {_values(shared)} the same NaN or infinity on both sides, and left out" if shared else ""
+        note = f"; {values_are(shared)} the same NaN or infinity on both sides, and left out" if shared else ""
         if strange:
             samples = int(np.count_nonzero(distances.strange))
-            reason = f"output {name!r}: {_values(strange)} NaN or infinite on one side only, in {samples} of {self.count} samples{note}"
+            reason = (
+                f"output {name!r}: {values_are(strange)} NaN or infinite on one side only, in {samples} of "
+                f"{self.count} samples{note}"
+            )
             return self._check(gate, Outcome.FAIL, float(strange), reason, worst=Measured(0, distances.strange).worst())
         return self._check(gate, Outcome.PASS, 0.0, f"output {name!r} is finite wherever the baseline is{note}")
 
@@ -203,11 +212,17 @@ class _Proof:
             self._distances[name] = distances(self.candidate[name], self.baseline[name])
         return self._distances[name]
 
+    def columns(self, name: str) -> list[Columns]:
+        """Computed once, for both of the metrics that are made of them."""
+        if name not in self._columns:
+            self._columns[name] = columns_along_axes(self.candidate[name], self.baseline[name])
+        return self._columns[name]
+
     # ----------------------------------------------------------------------------------------------------------- gates
 
     def gate(self, gate: Gate, gates: Sequence[Gate]) -> Iterator[Check]:
         if gate.output is not None and gate.output not in self.baseline:
-            reason = f"{gate.metric} is asked of output {gate.output!r}, and the model has {_list(self.baseline)}"
+            reason = f"{gate.metric} is asked of output {gate.output!r}, and the model has {listed(self.baseline)}"
             yield self.not_run(gate, reason)
         elif gate.metric in HIGHER_IS_BETTER:
             if not self._yields(gate, gates):
@@ -219,7 +234,8 @@ class _Proof:
             for name in suited:
                 yield self._measure(gate, name)
             # Floats without an axis of classes are no reason to pass over a gate in silence.
-            if not suited and gate.metric in CLASS_METRICS and not overridden - {None}:
+            needs_classes = gate.metric in CLASS_METRICS and gate.metric != LOOKS_LIKE_SCORES
+            if not suited and needs_classes and not overridden - {None}:
                 yield self.not_run(gate, f"{gate.metric} needs scores of at least two classes, and no output has them")
 
     def _yields(self, gate: Gate, gates: Sequence[Gate]) -> bool:
@@ -249,6 +265,8 @@ class _Proof:
             distances = self.distances(name)
             if not distances.compared.any():
                 raise NotMeasurableError("no value is finite, so there is nothing to compare")
+            if gate.metric in COLUMN_METRICS:
+                return measure_columns(gate.metric, self.columns(name), gate.options)
             return (
                 allclose(own, expected, gate.options)
                 if gate.metric == "allclose"
@@ -256,10 +274,12 @@ class _Proof:
             )
         if gate.metric in CLASS_METRICS:
             return measure_classes(gate.metric, own, expected, gate.options)
+        if gate.metric in SIMILARITY_METRICS:
+            return measure_similarity(gate.metric, own, expected, gate.options)
         if gate.metric == "agreement":
             return agreement(own, expected)
         if gate.metric.startswith("python:"):
-            return Measured(_own_metric(gate.metric, own, expected, self.labels))
+            return measure_own(gate, own, expected, self.labels, seed=self.seed, groups=self.groups)
         raise NotMeasurableError(f"there is no metric {gate.metric!r}")
 
     def _judge(self, gate: Gate, name: str, measured: Measured) -> Check:
@@ -287,19 +307,15 @@ class _Proof:
     def _interval(self, gate: Gate, measured: Measured) -> tuple[float, float] | None:
         if gate.confidence is None:
             return None
-        parts = measured.parts
-        if parts is None:
+        if measured.interval is not None:
+            return measured.interval
+        if measured.parts is None:
             raise NotMeasurableError(
                 f"{gate.metric} is no mean over samples, so it has no interval; leave `confidence` out"
             )
-        interval = bootstrap(
-            lambda weights: weights @ parts / weights.sum(axis=1),
-            len(parts),
-            seed=self.seed,
-            confidence=gate.confidence,
-        )
+        interval = mean_interval(measured.parts, gate.confidence, seed=self.seed, groups=self.groups)
         if interval is None:
-            raise NotMeasurableError(f"{len(parts)} samples are too few for an interval of {gate.metric}")
+            raise NotMeasurableError(f"{len(measured.parts)} samples are too few for an interval of {gate.metric}")
         return interval.low, interval.high
 
     def _task(self, gate: Gate) -> Check:
@@ -308,15 +324,27 @@ class _Proof:
             return self.not_run(gate, reason)
         name = gate.output
         try:
-            name = name or scored_output(gate.metric, self.baseline, self.labels)
-            if name in self.broken:
-                raise NotMeasurableError(self.broken[name])
-            result = measure_task(gate, self.candidate[name], self.baseline[name], self.labels, seed=self.seed)
+            name, own, base = self._read(gate)
+            measure = measure_recall if gate.metric == "class_recall" else measure_task
+            result = measure(gate, own, base, self.labels, seed=self.seed, groups=self.groups)
         except (NotMeasurableError, ValueError) as error:  # scikit-learn says what it can't do as ValueError
             return self.not_run(gate, f"{gate.metric} was not measured: {error}", name)
         if math.isnan(result.value):
             return self.not_run(gate, f"{gate.metric} came out as NaN", name)
         return self._judge_task(gate, name, result)
+
+    def _read(self, gate: Gate) -> tuple[str, Array, Array]:
+        """The output that a task metric reads, or the first of several, and both models' answers."""
+        if gate.metric == "coco_map":
+            names, base = read_detections(self.baseline, gate.options)
+            self.also_read.update(names)
+        else:
+            names = (gate.output or scored_output(gate.metric, self.baseline, np.asarray(self.labels)),)
+        if wrong := [self.broken[name] for name in names if name in self.broken]:
+            raise NotMeasurableError(wrong[0])
+        if gate.metric == "coco_map":
+            return names[0], read_detections(self.candidate, gate.options)[1], base
+        return names[0], self.candidate[names[0]], self.baseline[names[0]]
 
     def _judge_task(self, gate: Gate, name: str, result: TaskResult) -> Check:
         ends = (result.interval.low, result.interval.high) if result.interval else (result.value, result.value)
@@ -324,18 +352,22 @@ class _Proof:
         relative = gate.options.get("drop") == "max_relative_drop"
         slack = _ROUNDING * (1.0 if relative else max(abs(result.candidate), abs(result.baseline)))
         holds = _holds(gate, worse, slack)
-        spread = f" ({gate.confidence:.0%} interval {ends[0]:.4g} to {ends[1]:.4g})" if result.interval else ""
-        if result.interval and ends[0] == ends[1]:  # the bootstrap can't see a difference of which it has no example
-            spread = f" (no resample of the {self.count} samples says otherwise)"
+        word = "bounds" if gate.metric in ("accuracy", "class_recall") else "interval"
+        spread = f" ({gate.confidence:.0%} {word} {ends[0]:.4g} to {ends[1]:.4g})" if result.interval else ""
         reason = (
-            f"{gate.metric} {_change(gate, result.value)}{spread}, from {result.baseline:.4g} to {result.candidate:.4g} "
-            f"over {self.count} samples; {gate.direction.replace('_', ' ')} {gate.limit:g} is {'allowed' if gate.direction == 'at_most' else 'asked for'}"
+            f"{gate.metric} {_change(gate, result.value)}{spread}, from {result.baseline:.4g} to "
+            f"{result.candidate:.4g} over {self.amount}; {gate.direction.replace('_', ' ')} {gate.limit:g} is "
+            f"{'allowed' if gate.direction == 'at_most' else 'asked for'}"
         )
+        if result.note:
+            reason += f" ({result.note})"
+        outcome = Outcome.PASS if holds else Outcome.FAIL
         if not holds and _holds(gate, result.value, slack):
-            reason += f", and so few samples can't rule out {worse:.4g}"
+            outcome, why = of_too_few(gate, result, worse, self.amount)
+            reason += why
         return self._check(
             gate,
-            Outcome.PASS if holds else Outcome.FAIL,
+            outcome,
             result.value,
             reason,
             output=name,
@@ -399,7 +431,7 @@ def _change(gate: Gate, value: float) -> str:
 def _suits(gate: Gate, output: Array) -> bool:
     """Whether a gate that names no output looks at this one."""
     floats = output.dtype.kind == "f"
-    if gate.metric in _FLOAT_METRICS:
+    if gate.metric in (*_FLOAT_METRICS, *SIMILARITY_METRICS):
         return floats
     if gate.metric in CLASS_METRICS:
         return floats and has_classes(output, gate.options)
@@ -411,35 +443,7 @@ def _classifies(baseline: Mapping[str, Array], labels: Array | None) -> bool:
     return labels is None or classifies(baseline, np.asarray(labels))
 
 
-def _kind(array: Array) -> str:
-    """What a consumer has to treat alike: float16 and float32 are both floats, an int is not a truth value."""
-    return {"f": "float", "i": "integer", "u": "integer", "b": "bool", "U": "text", "S": "text", "c": "complex"}.get(
-        array.dtype.kind, array.dtype.kind
-    )
-
-
-def _unproven(check: Check, why: str) -> Check:
+def _not_judged(check: Check, why: str) -> Check:
     """What a check would have said, had there been enough to prove it with."""
     prefix = "" if check.outcome is Outcome.NOT_RUN else f"it would {check.outcome.value}: "
     return replace(check, outcome=Outcome.NOT_RUN, reason=f"{prefix}{check.reason}; but {why}")
-
-
-def _own_metric(path: str, own: Array, expected: Array, labels: Array | None) -> float:
-    """A user's function of (candidate, baseline, labels)."""
-    module, _, name = path.removeprefix("python:").partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise NotMeasurableError(f"{path} can't be imported: {error}; put its folder on PYTHONPATH") from error
-    try:
-        return float(function(own, expected, labels))
-    except Exception as error:
-        raise NotMeasurableError(f"{path} raised {type(error).__name__}: {error}") from error
-
-
-def _values(count: int) -> str:
-    return "1 value is" if count == 1 else f"{count} values are"
-
-
-def _list(names: Mapping[str, object] | Sequence[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"

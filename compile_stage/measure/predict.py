@@ -43,6 +43,7 @@ def predict(session: Session, samples: Samples, batch_size: int, into: Path) -> 
     writers = {name: _Writer(name, into / file, samples.count) for name, file in tensor_files(names).items()}
     for start, batch, rows in _batches(samples, batch_size):
         outputs = session.run(batch)
+        require_arrays(outputs)
         if set(outputs) != set(names):
             raise SourceError(
                 f"the model answered with {_names(outputs)}, and its signature says {_names(dict.fromkeys(names))}"
@@ -51,6 +52,23 @@ def predict(session: Session, samples: Samples, batch_size: int, into: Path) -> 
         for name, writer in writers.items():
             writer.write(start, rows, size, np.asarray(outputs[name]))
     return {name: writer.close() for name, writer in writers.items()}
+
+
+def require_arrays(answer: object) -> None:
+    """Refuse an answer that is not output name → NumPy array (or scalar), or whose arrays are of a subclass: what
+    computes or copies only when it is looked at has not answered yet.
+
+    Raises:
+        SourceError: It is something else; the message says what.
+    """
+    if not isinstance(answer, Mapping):
+        raise SourceError(f"the model answered with a {_type(answer)}, and a mapping of output name to array is wanted")
+    for name, value in answer.items():
+        if type(value) is not np.ndarray and not isinstance(value, np.generic):
+            raise SourceError(
+                f"output {name!r} is a {_type(value)}, and a numpy.ndarray is wanted",
+                fix="let the session's run return arrays that are computed and in the host's memory",
+            )
 
 
 def open_outputs(files: Mapping[str, str] | Path) -> dict[str, Array]:
@@ -107,7 +125,8 @@ class _Writer:
         if array.shape[1:] != self._file.shape[1:] or array.dtype != self._file.dtype:
             raise SourceError(
                 f"output {self._name!r} is {array.dtype}{list(array.shape[1:])} for the samples from {start} on and "
-                f"{self._file.dtype}{list(self._file.shape[1:])} for those before: what depends on the values in its shape can't be compared"
+                f"{self._file.dtype}{list(self._file.shape[1:])} for those before: what depends on the values in its "
+                "shape can't be compared"
             )
         self._file[start : start + rows] = array[:rows]
 
@@ -134,6 +153,11 @@ def plain_array(name: str, array: Array) -> Array:
             return array.astype(str)
         raise SourceError(f"output {name!r} holds Python objects; numbers or text can be compared")
     return array
+
+
+def _type(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _names(outputs: Mapping[str, object]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from compile_stage.core.errors import MissingDependencyError, PolicyError, SourceError
 from compile_stage.core.records import DataSpec, ShapeRange
+from compile_stage.core.table_files import demand_bounded_csv, demand_bounded_text
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -48,12 +50,14 @@ class Table:
     """What a source holds.
 
     Attributes:
-        columns: Name → rows; `labels` is not among them.
+        columns: Name → rows; labels and groups are not among them.
         labels: None when the source has none.
+        groups: Which samples belong together; None when nothing says so.
     """
 
     columns: Mapping[str, Rows]
     labels: Rows | None = None
+    groups: Rows | None = None
     real: bool = True
     notes: tuple[str, ...] = field(default=())
 
@@ -89,18 +93,20 @@ def read(
         return _synthetic(spec, signature, seed, shapes)
     raise PolicyError(
         f"{spec.source!r} is no source of samples",
-        fix="use input_example, file:PATH (.npz, .parquet, .csv), mlflow-dataset:NAME, python:package.module:function or synthetic",
+        fix="use input_example, file:PATH (.npz, .parquet, .csv), mlflow-dataset:NAME, python:package.module:function "
+        "or synthetic",
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------- files
+# ---------------------------------------------------------------------------------------------------------------- files
 
 
 def _from_file(spec: DataSpec, path: Path) -> Table:
     readers = {".npz": _npz, ".parquet": _frame, ".csv": _frame}
     if path.suffix not in readers:
         raise PolicyError(
-            f"{path.name}: samples are read from .npz, .parquet and .csv, not from {path.suffix or 'a file without a suffix'!r}",
+            f"{path.name}: samples are read from .npz, .parquet and .csv, not from "
+            f"{path.suffix or 'a file without a suffix'!r}",
             where=spec.source,
         )
     if not path.is_file():
@@ -122,8 +128,13 @@ def _npz_rows(spec: DataSpec, path: Path, archive: zipfile.ZipFile, member: str)
     name = member.removesuffix(".npy")
     with archive.open(member) as stream:
         shape, fortran, dtype = _header(stream)
+        held = archive.getinfo(member).file_size - stream.tell()
     if dtype.hasobject:
         raise _pickled(spec, name)
+    if (
+        math.prod(shape) * dtype.itemsize != held
+    ):  # its rows would be chosen, and room made for them, before any is read
+        raise ValueError(f"array {name!r} says that its shape is {shape}, and holds {held:,} bytes")
 
     def take(indices: NDArray[np.int64]) -> Array:
         with zipfile.ZipFile(path) as again, again.open(member) as stream:
@@ -154,6 +165,8 @@ def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 def _frame(spec: DataSpec, path: Path) -> dict[str, Rows]:
     import pandas
 
+    if path.suffix == ".csv":
+        demand_bounded_csv(path)
     try:
         frame = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
     except ImportError as error:
@@ -174,6 +187,7 @@ def _column(spec: DataSpec, name: str, series: Any) -> Array:
     if cells and all(isinstance(cell, str) for cell in cells):
         if len(cells) != len(values):
             raise PolicyError(f"column {name!r} has {len(values) - len(cells)} empty cells", where=spec.source)
+        demand_bounded_text(name, len(cells), max(map(len, cells)))
         return values.astype(str)
     if cells and all(isinstance(cell, list | tuple | np.ndarray) for cell in values):
         try:
@@ -192,7 +206,7 @@ def _nested(cell: Any) -> Any:
     return [_nested(item) for item in cell] if isinstance(cell, list | tuple | np.ndarray) else cell
 
 
-# ------------------------------------------------------------------------------------------------------ python, synthetic
+# ---------------------------------------------------------------------------------------------------- python, synthetic
 
 
 def _from_function(spec: DataSpec, path: str) -> Table:
@@ -251,19 +265,22 @@ def _random(generator: np.random.Generator, tensor: TensorSpec, size: tuple[int,
     return generator.standard_normal(size).astype(dtype)
 
 
-# ---------------------------------------------------------------------------------------------------------------- shared
+# --------------------------------------------------------------------------------------------------------------- shared
 
 
 def _from_arrays(spec: DataSpec, arrays: Mapping[str, Any], labels: Any) -> Table:
     columns = {str(name): Rows.of(_plain(spec, str(name), np.asarray(a))) for name, a in arrays.items()}
     if labels is None:
         return _split(spec, columns)
-    return Table(columns, Rows.of(_plain(spec, "the labels", np.asarray(labels))))
+    return replace(
+        _split(replace(spec, labels=None), columns), labels=Rows.of(_plain(spec, "the labels", np.asarray(labels)))
+    )
 
 
 def _plain(spec: DataSpec, name: str, array: Array) -> Array:
     if array.dtype == object:
         if all(isinstance(item, str) for item in array.flat):
+            demand_bounded_text(name, array.size, max((len(str(item)) for item in array.flat), default=0))
             return array.astype(str)
         raise _pickled(spec, name)
     return array
@@ -278,14 +295,16 @@ def _pickled(spec: DataSpec, name: str) -> PolicyError:
 
 
 def _split(spec: DataSpec, columns: dict[str, Rows]) -> Table:
-    """Take the labels out of the columns."""
-    if spec.labels is None:
-        return Table(columns)
-    if spec.labels not in columns:
+    """Take labels and groups out of the columns. Whether there must be groups is the caller's to know: calibration
+    samples need none."""
+    left = dict(columns)
+    labels = None if spec.labels is None else left.pop(spec.labels, None)
+    groups = None if spec.groups is None else left.pop(spec.groups, None)
+    if spec.labels is not None and labels is None:
         raise PolicyError(
-            f"there are no labels {spec.labels!r} in the samples, which have {', '.join(map(repr, columns)) or 'nothing'}",
+            f"there are no labels {spec.labels!r} in the samples, which have "
+            f"{', '.join(map(repr, columns)) or 'nothing'}",
             fix="correct data.*.labels in the policy, or leave it out when there are no labels",
             where=spec.source,
         )
-    labels = columns[spec.labels]
-    return Table({name: rows for name, rows in columns.items() if name != spec.labels}, labels)
+    return Table(left, labels, groups)

@@ -6,8 +6,8 @@ percent-encoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,11 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_stage.core.digest import digest_file, digest_of
+from compile_stage.core.digest import canonical_json
 from compile_stage.core.errors import IntegrityError, PolicyError
+from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import DataSpec, SampleSet, ShapeRange
-from compile_stage.core.sample_files import LABELS, read_index, write_index
+from compile_stage.core.sample_files import GROUPS, LABELS, RAW, digest_of_samples, read_index, write_index
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.measure.readers import Rows, Table, read
 
@@ -39,6 +40,8 @@ def prepare(
     example: Batch | None = None,
     dataset: Path | None = None,
     shapes: Mapping[str, ShapeRange] | None = None,
+    network_inputs: Callable[[Mapping[str, Array]], Batch] | None = None,
+    reader: TextReader | None = None,
 ) -> SampleSet:
     """Write the samples that a policy names into the folder `into`.
 
@@ -48,6 +51,9 @@ def prepare(
         example: The input example that was logged with the model, for the source `input_example`.
         dataset: The file of an `mlflow-dataset`, which the caller has fetched.
         shapes: What the policy promises of dynamic inputs; samples outside are refused.
+        network_inputs: Of a model whose samples are those of its predict(): columns → the network's inputs. The columns
+            are kept (`core.sample_files.RAW`).
+        reader: Of a source that reads text, so that samples may be texts.
 
     Raises:
         PolicyError: the data can't be read, is empty, or does not fit the model; the message says which input and why.
@@ -55,6 +61,10 @@ def prepare(
     """
     shapes = shapes or {}
     table = read(spec, signature, seed=seed, example=example, dataset=dataset, shapes=shapes)
+    if network_inputs is not None and table.real:
+        table = _through_predict(spec, table, seed, network_inputs, into)
+    if reader is not None:
+        table = _read_texts(spec, table, signature, seed, reader)
     notes = list(table.notes)
     chosen = _choose(spec, _inputs(spec, table, signature, notes), table, seed)
     files = {name: f"inputs/{file}" for name, file in tensor_files([t.name for t in signature.inputs]).items()}
@@ -68,18 +78,101 @@ def prepare(
         np.save(into / files[tensor.name], array, allow_pickle=False)
     if table.labels is not None:
         _save_labels(spec, table.labels, chosen.indices, into)
-    digests = {name: digest_file(into / file) for name, file in files.items()}
-    labels_digest = digest_file(into / LABELS) if table.labels is not None else None
-    write_index(into, files, labels=labels_digest is not None, count=len(chosen.indices))
-    return SampleSet(
+    groups = _save_groups(spec, table.groups, chosen.indices, into) if table.groups is not None else 0
+    write_index(into, files, labels=table.labels is not None, count=len(chosen.indices))
+    written = SampleSet(
         path=str(into),
-        digest=digest_of({"inputs": digests, "labels": labels_digest, "real": table.real}),
+        digest="",
         count=len(chosen.indices),
         real=table.real,
         source=spec.source,
-        has_labels=labels_digest is not None,
+        has_labels=table.labels is not None,
         notes=tuple(notes),
+        groups=groups,
     )
+    return replace(written, digest=digest_of_samples(written))
+
+
+def _through_predict(
+    spec: DataSpec, table: Table, seed: int, network_inputs: Callable[[Mapping[str, Array]], Batch], into: Path
+) -> Table:
+    """The chosen rows, with the network's inputs in place of predict()'s, which are written beside them."""
+    names = list(table.columns)
+    chosen = _choose(spec, [[table.columns[name]] for name in names], table, seed)
+    columns = {name: take() for name, take in zip(names, chosen.inputs, strict=True)}
+    files = tensor_files(names)
+    (into / RAW).mkdir(parents=True, exist_ok=True)
+    for name, array in columns.items():
+        np.save(into / RAW / files[name], array, allow_pickle=False)
+    (into / RAW / "columns.json").write_text(canonical_json(files))
+    labels, groups = (
+        None if rows is None else Rows.of(rows.take(chosen.indices)) for rows in (table.labels, table.groups)
+    )
+    return replace(
+        table,
+        columns={name: Rows.of(np.asarray(array)) for name, array in network_inputs(columns).items()},
+        labels=labels,
+        groups=groups,
+        notes=(*table.notes, f"the network's inputs are those that predict() made of {_some(names)}"),
+    )
+
+
+def open_raw(folder: Path) -> dict[str, Array]:
+    """The columns that predict() was given. Raises IntegrityError when they can't be read."""
+    try:
+        files = read_json_object(folder / "columns.json")
+        return {str(name): np.load(folder / Path(str(file)).name, allow_pickle=False) for name, file in files.items()}
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"the samples can't be read back: {error}", where=str(folder)) from error
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """How samples that are texts become those of a network.
+
+    Attributes:
+        tokenize: Texts, or pairs of them → the network's inputs, a row each; None for a model that reads no text.
+        class_names: The classes' names in the order of its scores; empty where it has none.
+    """
+
+    tokenize: Callable[[Sequence[Any]], Batch | None]
+    class_names: Callable[[], Sequence[str]]
+
+
+def _read_texts(spec: DataSpec, table: Table, signature: Signature, seed: int, reader: TextReader) -> Table:
+    """The table with tokens in place of its column `text` (and `text_pair`), or of its only column; labels that are
+    names of classes become their numbers. A table that has the network's inputs stays as it is."""
+    names = {tensor.name for tensor in signature.inputs}
+    texts = {name: rows for name, rows in table.columns.items() if rows.dtype.kind == "U" and len(rows.shape) == 1}
+    used = [name for name in ("text", "text_pair") if name in texts] or list(texts)[:1]
+    if names <= set(table.columns) or not used or (used[0] != "text" and len(table.columns) != 1):
+        return table
+    chosen = _choose(spec, [[table.columns[name]] for name in used], table, seed)
+    columns = [[str(text) for text in take()] for take in chosen.inputs]
+    tokens = reader.tokenize(columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)))
+    if tokens is None:
+        return table
+    labels = table.labels.take(chosen.indices) if table.labels is not None else None
+    return Table(
+        {name: Rows.of(array) for name, array in tokens.items()},
+        Rows.of(_class_numbers(spec, labels, reader.class_names())) if labels is not None else None,
+        Rows.of(table.groups.take(chosen.indices)) if table.groups is not None else None,
+        real=table.real,
+        notes=(*table.notes, f"{' and '.join(used)} was tokenized by the model's own tokenizer"),
+    )
+
+
+def _class_numbers(spec: DataSpec, labels: Array, names: Sequence[str]) -> Array:
+    if labels.dtype.kind != "U" or not names:
+        return labels
+    numbers = {name: number for number, name in enumerate(names)}
+    if unknown := sorted({str(label) for label in labels} - set(numbers)):
+        raise PolicyError(
+            f"the labels have {unknown[0]!r}, and the model's classes are {_some(list(names))}",
+            fix="name the labels as the model names its classes, or give their numbers",
+            where=spec.source,
+        )
+    return np.array([numbers[str(label)] for label in labels], np.int64)
 
 
 @dataclass(frozen=True)
@@ -105,8 +198,8 @@ def _inputs(spec: DataSpec, table: Table, signature: Signature, notes: list[str]
         width = matrix.shape[1]
         if isinstance(width, int) and width != len(columns):
             raise PolicyError(
-                f"input {matrix.name!r} takes {width} features, and the samples have {len(columns)} columns beside the labels: "
-                f"{_some(list(columns))}",
+                f"input {matrix.name!r} takes {width} features, and the samples have {len(columns)} columns beside the "
+                f"labels: {_some(list(columns))}",
                 fix="drop the other columns from the file, and name the labels' column as data.*.labels",
                 where=spec.source,
             )
@@ -120,13 +213,15 @@ def _inputs(spec: DataSpec, table: Table, signature: Signature, notes: list[str]
 
 
 def _choose(spec: DataSpec, inputs: list[list[Rows]], table: Table, seed: int) -> _Chosen:
-    everything = [rows for group in inputs for rows in group] + ([table.labels] if table.labels else [])
+    everything = [rows for group in inputs for rows in group]
+    everything += [rows for rows in (table.labels, table.groups) if rows is not None]
     if any(not rows.shape for rows in everything):
         raise PolicyError("an array of the samples is a single number; axis 0 must be the sample", where=spec.source)
     counts = {rows.shape[0] for rows in everything}
     if len(counts) > 1:
         raise PolicyError(
-            f"the arrays of the samples differ in length: {', '.join(map(str, sorted(counts)))}; axis 0 must be the sample",
+            f"the arrays of the samples differ in length: {', '.join(map(str, sorted(counts)))}; axis 0 must be the "
+            "sample",
             where=spec.source,
         )
     count = counts.pop() if counts else 0
@@ -134,7 +229,7 @@ def _choose(spec: DataSpec, inputs: list[list[Rows]], table: Table, seed: int) -
         raise PolicyError("the samples are empty", where=spec.source)
     indices = np.arange(count)
     if count > spec.max_samples:
-        indices = np.sort(np.random.default_rng(seed).permutation(count)[: spec.max_samples])
+        indices = _some_rows(spec, table, count, seed)
 
     def reader(group: list[Rows]) -> Any:
         if len(group) == 1:
@@ -142,6 +237,24 @@ def _choose(spec: DataSpec, inputs: list[list[Rows]], table: Table, seed: int) -
         return lambda: np.stack([rows.take(indices) for rows in group], axis=1)
 
     return _Chosen(indices, tuple(reader(group) for group in inputs))
+
+
+def _some_rows(spec: DataSpec, table: Table, count: int, seed: int) -> NDArray[np.int64]:
+    """At most `max_samples` of the `count` rows, in order; of a ranking whole queries."""
+    random = np.random.default_rng(seed)
+    if not spec.whole_groups or table.groups is None:
+        return np.sort(random.permutation(count)[: spec.max_samples])
+    _, number = np.unique(table.groups.take(np.arange(count)), return_inverse=True)
+    sizes = np.bincount(number)
+    order = random.permutation(len(sizes))
+    taken = order[np.cumsum(sizes[order]) <= spec.max_samples]
+    if not len(taken):
+        raise PolicyError(
+            f"the first query that is chosen has {sizes[order[0]]} samples, more than max_samples ({spec.max_samples})",
+            fix="raise data.*.max_samples",
+            where=spec.source,
+        )
+    return np.flatnonzero(np.isin(number, taken))
 
 
 def _convert(spec: DataSpec, tensor: TensorSpec, array: Array, notes: list[str]) -> Array:
@@ -222,7 +335,8 @@ def _check_shape(
                 raise _misfit(
                     spec,
                     tensor,
-                    f"has the shape {text(shape[1:])}, outside the policy's {text(allowed.min[1:])} to {text(allowed.max[1:])}",
+                    f"has the shape {text(shape[1:])}, outside the policy's {text(allowed.min[1:])} to "
+                    f"{text(allowed.max[1:])}",
                 )
 
 
@@ -245,6 +359,24 @@ def _save_labels(spec: DataSpec, rows: Rows, indices: NDArray[np.int64], into: P
     np.save(into / LABELS, labels, allow_pickle=False)
 
 
+def _save_groups(spec: DataSpec, rows: Rows, indices: NDArray[np.int64], into: Path) -> int:
+    """Each sample's group as a number from 0; returns how many groups there are."""
+    groups = rows.take(indices)
+    if groups.ndim == 2 and groups.shape[1] == 1:
+        groups = groups[:, 0]
+    if groups.ndim != 1 or groups.dtype.kind not in "biufUSM":
+        raise PolicyError(
+            f"groups are one number or text for each sample, and {spec.groups!r} is {groups.dtype}{list(groups.shape)}",
+            fix="correct data.groups in the policy",
+            where=spec.source,
+        )
+    if groups.dtype.kind == "f" and (missing := int(np.count_nonzero(np.isnan(groups)))):
+        raise PolicyError(f"{missing} of the {len(groups)} samples have no group (NaN)", where=spec.source)
+    names, numbers = np.unique(groups, return_inverse=True)
+    np.save(into / GROUPS, numbers.astype(np.int64), allow_pickle=False)
+    return len(names)
+
+
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(map(repr, names[:8]))
     return (f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown) or "nothing"
@@ -263,7 +395,7 @@ def tensor_files(names: Sequence[str]) -> dict[str, str]:
     return files
 
 
-# ------------------------------------------------------------------------------------------------------------------ open
+# ----------------------------------------------------------------------------------------------------------------- open
 
 
 @dataclass(frozen=True)
@@ -273,11 +405,13 @@ class Samples:
     Attributes:
         inputs: Input name → array, axis 0 being the sample, in the model's order.
         labels: `[count]` or `[count, k]`; None when there are none.
+        groups: `[count]`, the number of each sample's group; None where each is independent.
     """
 
     count: int
     inputs: Mapping[str, Array]
     labels: Array | None
+    groups: Array | None = None
 
     def batch(self, start: int, stop: int) -> Batch:
         """Samples `start` to `stop - 1`, in memory."""
@@ -295,29 +429,46 @@ def open_samples(sample_set: SampleSet) -> Samples:
     try:
         inputs = {name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items()}
         labels = np.load(labels_file, mmap_mode="r", allow_pickle=False) if labels_file else None
+        groups = np.load(Path(sample_set.path) / GROUPS, allow_pickle=False) if sample_set.groups else None
     except (OSError, ValueError) as error:
         raise IntegrityError(f"the samples can't be read back: {error}", where=sample_set.path) from error
-    arrays = [*inputs.values(), *([labels] if labels is not None else [])]
+    arrays = [*inputs.values(), *(array for array in (labels, groups) if array is not None)]
     if any(len(array) != sample_set.count for array in arrays):
         raise IntegrityError(
             f"the folder does not hold the {sample_set.count} samples of its record", where=sample_set.path
         )
-    return Samples(sample_set.count, inputs, labels)
+    return Samples(sample_set.count, inputs, labels, groups)
 
 
 def overlap(a: SampleSet, b: SampleSet) -> int:
     """How many different samples are in both sets: a model that is judged on what it was calibrated on flatters
     itself."""
-    return len(_fingerprints(open_samples(a)) & _fingerprints(open_samples(b)))
+    return len(set(_fingerprints(open_samples(a))) & set(_fingerprints(open_samples(b))))
 
 
-def _fingerprints(samples: Samples) -> set[bytes]:
-    digests = set()
+def count_distinct(samples: Samples, outputs: Mapping[str, Array]) -> int:
+    """How many samples differ from all others and have a finite answer: a copy proves nothing new, and where the
+    baseline has no number there is nothing to compare with.
+
+    Args:
+        outputs: What the baseline answers, axis 0 being the sample. Of each floating output one finite value is enough:
+            a masked class is infinite in honest models too.
+    """
+    answered = np.ones(samples.count, dtype=bool)
+    for array in outputs.values():
+        if array.dtype.kind == "f" and array.ndim and len(array) == samples.count:
+            for row in range(samples.count):
+                answered[row] &= bool(np.isfinite(array[row]).any())
+    return len({digest for digest, counts in zip(_fingerprints(samples), answered, strict=True) if counts})
+
+
+def _fingerprints(samples: Samples) -> list[bytes]:
+    digests = []
     for batch in samples.batches(1):
         digest = sha256()
         for name in sorted(batch):
             array = batch[name]
             # Text is as wide as the set's longest; without the padding, equal text has equal bytes.
             digest.update(repr(array.tolist()).encode() if array.dtype.kind == "U" else array.tobytes())
-        digests.add(digest.digest())
+        digests.append(digest.digest())
     return digests

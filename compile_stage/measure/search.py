@@ -25,6 +25,21 @@ _COST_FLOOR = 0.01  # of the model's multiplications: what any node costs, since
 
 
 @record
+class Limits:
+    """What a search may cost.
+
+    Attributes:
+        evaluations: Never more than so many calls of `evaluate`.
+        seconds: None is begun later than this; a call under way is the caller's to end.
+        ceiling_s: Latency of what passes already: what is slower can't be of use, nor can what keeps more than it.
+    """
+
+    evaluations: int
+    seconds: float
+    ceiling_s: float | None = None
+
+
+@record
 class Found:
     """What a search ended with.
 
@@ -84,25 +99,20 @@ def better(trial: Trial, than: Trial | None) -> bool:
 def search(
     ranked: Sequence[str],
     evaluate: Evaluate,
+    limits: Limits,
     *,
-    max_evaluations: int,
-    max_seconds: float,
     float_types: Sequence[str] = (),
     costs: Mapping[str, float] | None = None,
-    ceiling_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
     """Find a set of nodes that, kept in higher precision, passes while it stays as fast as possible.
 
     Args:
         ranked: Nodes, those first whose keeping pays most.
-        max_evaluations: Never more than so many calls of `evaluate`.
-        max_seconds: None is begun later than this; a call under way is the caller's to end.
         float_types: Beside fp32, in what the kept nodes may run.
         costs: Of nodes; those that cost most are returned to the low precision first.
-        ceiling_s: Latency of what passes already: what is slower can't be of use, nor can what keeps more than it.
     """
-    run = _Search(tuple(ranked), evaluate, max_evaluations, clock() + max_seconds, costs or {}, ceiling_s, clock)
+    run = _Search(tuple(ranked), evaluate, limits, costs or {}, clock)
     try:
         run.all(tuple(float_types))
     except _BudgetEndedError:
@@ -119,15 +129,12 @@ class _Search:
         self,
         ranked: tuple[str, ...],
         evaluate: Evaluate,
-        evaluations: int,
-        ends: float,
+        limits: Limits,
         costs: Mapping[str, float],
-        ceiling_s: float | None,
         clock: Callable[[], float],
     ) -> None:
         self._ranked, self._evaluate, self._costs = ranked, evaluate, costs
-        self._evaluations, self._ends, self._clock = evaluations, ends, clock
-        self._ceiling_s = ceiling_s
+        self._limits, self._ends, self._clock = limits, clock() + limits.seconds, clock
         self._known: dict[tuple[frozenset[str], str], Trial] = {}
         self.trials: list[Trial] = []
         self.best: Trial | None = None
@@ -184,17 +191,14 @@ class _Search:
         return [frozenset(costly[start : start + size]) for start in range(0, len(costly), size)]
 
     def _too_slow(self, trial: Trial) -> bool:
-        return (
-            self._ceiling_s is not None
-            and trial.latency_s is not None
-            and trial.latency_s > self._ceiling_s * (1 + NOISE)
-        )
+        ceiling_s = self._limits.ceiling_s
+        return ceiling_s is not None and trial.latency_s is not None and trial.latency_s > ceiling_s * (1 + NOISE)
 
     def _try(self, kept: tuple[str, ...], float_type: str) -> Trial:
         key = (frozenset(kept), float_type)
         if key in self._known:
             return self._known[key]
-        if len(self.trials) >= self._evaluations or self._clock() >= self._ends:
+        if len(self.trials) >= self._limits.evaluations or self._clock() >= self._ends:
             raise _BudgetEndedError
         trial = self._known[key] = self._evaluate(kept, float_type)
         self.trials.append(trial)

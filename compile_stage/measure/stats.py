@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_stage.core.records import Timing, record
+from compile_stage.core.records import Measurement, TargetPolicy, Timing, record
 
 F64: TypeAlias = NDArray[np.float64]
 Statistic: TypeAlias = Callable[[F64], F64]
@@ -47,26 +47,35 @@ class Interval:
     confidence: float
 
 
-# ------------------------------------------------------------------------------------------------------------- bootstrap
+# ------------------------------------------------------------------------------------------------------------ bootstrap
 
 
 def bootstrap(
-    statistic: Statistic, count: int, *, seed: int, confidence: float = 0.95, resamples: int = 2000
+    statistic: Statistic,
+    count: int,
+    *,
+    seed: int,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    groups: NDArray[np.int64] | None = None,
 ) -> Interval | None:
     """Bias-corrected and accelerated (BCa) bootstrap interval (Efron 1987), the same for the same seed.
 
     Args:
         statistic: `[resamples, count]` weights → `[resamples]` values; NaN where the resample does not define it.
         count: Number of observations.
+        groups: `[count]`, numbered from 0: observations of one group are drawn together. None: each is its own.
 
     Returns:
         None when the statistic is undefined on the sample itself or on more than one resample in ten, and for a single
-        observation: it says nothing of how the next would differ.
+        observation or group: it says nothing of how the next would differ.
     """
-    if count < 2:
+    groups = np.arange(count) if groups is None else groups
+    number = int(groups.max()) + 1 if count else 0
+    if number < 2:
         return None
     value = float(statistic(np.ones((1, count)))[0])
-    draws = np.concatenate([statistic(weights) for weights in _resamples(count, resamples, seed)])
+    draws = np.concatenate([statistic(weights) for weights in _resamples(groups, number, resamples, seed)])
     draws = draws[~np.isnan(draws)]
     if math.isnan(value) or len(draws) < 0.9 * resamples:
         return None
@@ -76,7 +85,7 @@ def bootstrap(
     # draw.
     below = (np.sum(draws < value) + 0.5 * np.sum(draws == value)) / len(draws)
     bias = _NORMAL.inv_cdf(float(np.clip(below, 0.5 / len(draws), 1 - 0.5 / len(draws))))
-    acceleration = _acceleration(statistic, count)
+    acceleration = _acceleration(statistic, groups, number)
     tail = _NORMAL.inv_cdf((1 + confidence) / 2)
     low, high = (
         float(np.quantile(draws, _NORMAL.cdf(bias + (bias + z) / max(1 - acceleration * (bias + z), 1e-6))))
@@ -85,31 +94,58 @@ def bootstrap(
     return Interval(value=value, low=low, high=high, confidence=confidence)
 
 
-def _resamples(count: int, resamples: int, seed: int) -> Iterator[F64]:
+def _resamples(groups: NDArray[np.int64], number: int, resamples: int, seed: int) -> Iterator[F64]:
     generator = np.random.default_rng(seed)
-    step = max(1, _BLOCK // count)
+    step = max(1, _BLOCK // len(groups))
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
-        drawn = generator.integers(0, count, (rows, count)) + np.arange(rows)[:, None] * count
-        yield np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count).astype(np.float64)
+        drawn = generator.integers(0, number, (rows, number)) + np.arange(rows)[:, None] * number
+        weights = np.bincount(drawn.ravel(), minlength=rows * number).reshape(rows, number).astype(np.float64)
+        yield weights if number == len(groups) else weights[:, groups]
 
 
-def _acceleration(statistic: Statistic, count: int) -> float:
-    """From the jackknife; observations are left out in at most 400 groups, which has the same limit and a bounded
+def _acceleration(statistic: Statistic, groups: NDArray[np.int64], number: int) -> float:
+    """From the jackknife; observations are left out in at most 400 parts, which has the same limit and a bounded
     cost."""
-    groups = np.arange(count) * min(count, 400) // count
+    parts = groups * min(number, 400) // number
     values = []
-    step = max(1, _BLOCK // count)
-    for start in range(0, int(groups[-1]) + 1, step):
-        left_out = np.arange(start, min(start + step, int(groups[-1]) + 1))
-        values.append(statistic((groups[None, :] != left_out[:, None]).astype(np.float64)))
+    step = max(1, _BLOCK // len(groups))
+    for start in range(0, min(number, 400), step):
+        left_out = np.arange(start, min(start + step, number, 400))
+        values.append(statistic((parts[None, :] != left_out[:, None]).astype(np.float64)))
     jackknife = np.concatenate(values)
     spread = np.nanmean(jackknife) - jackknife if not np.all(np.isnan(jackknife)) else np.zeros(1)
     scale = float(np.nansum(spread**2)) ** 1.5
     return float(np.nansum(spread**3)) / (6 * scale) if scale > 0 else 0.0
 
 
-# ---------------------------------------------------------------------------------------------------------------- ratios
+# --------------------------------------------------------------------------------------------------------------- ratios
+
+
+@record
+class Spread:
+    """How much the median latency of one model differs between its processes, by where memory and threads happen to
+    lie.
+
+    Attributes:
+        log_sd: Standard deviation of the logarithm (0.02: 2 %), of a process's median by everything that differs.
+        freedom: Degrees of freedom that it is known with; infinite for an assumption.
+    """
+
+    log_sd: float
+    freedom: float = math.inf
+
+    def reach(self, confidence: float = 0.95) -> float:
+        """How far the logarithm of one process's median may lie from that of all, at that confidence."""
+        return student_t(self.freedom, confidence) * self.log_sd
+
+
+ASSUMED_SPREAD = Spread(log_sd=0.04)
+"""Where fewer than three processes were measured: 4 %. Layout alone moves a program by 1 to 5 % (Kalibera and Jones,
+*Rigorous Benchmarking in Reasonable Time*, ISMM 2013; Mytkowicz and others, ASPLOS 2009)."""
+
+FEW_PROCESSES = 3
+"""Fewer do not show how much processes differ: Student's t of two is 12.7."""
 
 
 def ratio_interval(
@@ -118,16 +154,26 @@ def ratio_interval(
     *,
     seed: int,
     confidence: float = 0.95,
+    processes: Sequence[int] = (),
+    spread: Spread = ASSUMED_SPREAD,
 ) -> Interval:
     """How many times faster the candidate is: the baseline's median latency / the candidate's, both over all calls.
 
-    So the value is the quotient of the two medians that a report shows. The interval is the bootstrap's, of exactly
-    that quotient. Rounds are resampled, and a round brings the calls of both: the calls of one round share the state of
-    the machine, and what slows a whole round slows both.
+    So the value is the quotient of the two medians that a report shows. The interval is of exactly that quotient, on
+    the logarithm:
+
+    - Of three processes and more: Student's t over the quotients of the single processes, no further than the intervals
+      of these reach. Whatever lasts longer than a
+      round, and whatever a process is born with, differs between them as it does between two runs.
+    - Of fewer: the bootstrap's over rounds (a round brings the calls of both, since what slows a whole round slows
+      both), wider by the memory of the rounds (`longer_memory`) and by what processes differ by (`spread`).
+    - `processes` not given: over rounds alone. It says what this process will do, and nothing of the next.
 
     Args:
         baseline_rounds: Seconds per call, one list for each round.
         candidate_rounds: The same; round i was run next to the baseline's round i.
+        processes: Of each round, which start of the processes it belongs to.
+        spread: What processes differ by, where fewer than three were measured.
 
     Returns:
         With a single round the interval is (0, inf): one round says nothing of the next.
@@ -138,17 +184,137 @@ def ratio_interval(
     count = min(len(baseline_rounds), len(candidate_rounds))  # the last round may have been cut short
     if count == 0:
         raise ValueError("a ratio needs at least one round")
-    base, own = _PooledMedian(baseline_rounds[:count]), _PooledMedian(candidate_rounds[:count])
+    baseline_rounds, candidate_rounds = baseline_rounds[:count], candidate_rounds[:count]
+    base, own = _PooledMedian(baseline_rounds), _PooledMedian(candidate_rounds)
     value = base.value / own.value
+    processes = processes[:count]
+    quotients = log_quotients(baseline_rounds, candidate_rounds, processes)
+    if len(quotients) >= FEW_PROCESSES:
+        half = student_t(len(quotients) - 1, confidence)
+        half *= math.sqrt(variance_over_starts(baseline_rounds, candidate_rounds, processes))
+        ends = math.log(value) - half, math.log(value) + half
+        if half > ASSUMED_SPREAD.reach(confidence) * math.sqrt(2):
+            ends = _within_starts(ends, baseline_rounds, candidate_rounds, processes, seed)
+        low, high = (_exp(end) for end in ends)
+        return Interval(value=value, low=min(low, value), high=max(high, value), confidence=confidence)
     if count == 1:
         return Interval(value=value, low=0.0, high=math.inf, confidence=confidence)
-    log_ratios, share = _resampled_log_ratios(base, own, count, seed), _expanded(confidence, count)
+    log_value = math.log(value)
+    ends = _over_rounds(base, own, count, seed, confidence)
+    if len(quotients):
+        memory = math.sqrt(longer_memory(log_quotients(baseline_rounds, candidate_rounds, range(count))))
+        born = spread.reach(confidence) * math.sqrt(2 / len(quotients))
+        below, above = (math.hypot(memory * (end - log_value), born) for end in ends)
+        ends = (log_value - below, log_value + above)
+    return Interval(value=value, low=_exp(ends[0]), high=_exp(ends[1]), confidence=confidence)
+
+
+def _within_starts(
+    ends: tuple[float, float],
+    baseline_rounds: Sequence[Sequence[float]],
+    candidate_rounds: Sequence[Sequence[float]],
+    processes: Sequence[int],
+    seed: int,
+) -> tuple[float, float]:
+    """The part of a wide interval over starts that one of the starts by itself allows for.
+
+    Where others' work hits one start of three, Student's t reaches to both sides by many times what any start showed:
+    an artifact that was 5, 8 and 100 times as fast would be "0.6 to 104 times". Each start's own interval has room for
+    what processes differ by, so that the truth lies beyond all three less often than beyond one.
+    """
+    lows, highs = [], []
+    for start in dict.fromkeys(processes):
+        base, own = (
+            [turn for turn, number in zip(rounds, processes, strict=False) if number == start]
+            for rounds in (baseline_rounds, candidate_rounds)
+        )
+        interval = ratio_interval(base, own, seed=seed, processes=[0] * len(base))
+        lows.append(interval.low)
+        highs.append(interval.high)
+    lowest, highest = min(lows), max(highs)
+    low = max(ends[0], math.log(lowest)) if lowest > 0 else ends[0]
+    return low, min(ends[1], math.log(highest)) if math.isfinite(highest) else ends[1]
+
+
+def log_quotients(
+    baseline_rounds: Sequence[Sequence[float]], candidate_rounds: Sequence[Sequence[float]], owners: Sequence[int]
+) -> F64:
+    """The logarithm of the quotient of both medians, of each owner (a process, or a round)."""
+    calls: dict[int, tuple[list[float], list[float]]] = {}
+    for owner, base, own in zip(owners, baseline_rounds, candidate_rounds, strict=False):
+        both = calls.setdefault(owner, ([], []))
+        both[0].extend(base)
+        both[1].extend(own)
+    return np.array([math.log(median(base) / median(own)) for base, own in calls.values()], dtype=np.float64)
+
+
+def variance_over_starts(
+    baseline_rounds: Sequence[Sequence[float]], candidate_rounds: Sequence[Sequence[float]], processes: Sequence[int]
+) -> float:
+    """Variance of the logarithm of a speedup, by how the quotients of two starts and more differ."""
+    quotients = log_quotients(baseline_rounds, candidate_rounds, processes)
+    memory = _neighbouring_starts(baseline_rounds, candidate_rounds, processes)
+    return float(quotients.var(ddof=1)) / len(quotients) * memory**2
+
+
+def _neighbouring_starts(
+    baseline_rounds: Sequence[Sequence[float]], candidate_rounds: Sequence[Sequence[float]], processes: Sequence[int]
+) -> float:
+    """By what an interval over starts is too short since one start's last rounds are like the next one's first.
+
+    The means of neighbouring batches of L values correlate by about m / (4 L), m being their `longer_memory`; to first
+    order that adds m / (2 L) to the variance of the mean of three, as it is estimated from the batches. What lies
+    between two starts makes it less, and that m is seen too small in so few rounds makes it more: m / L is taken.
+    """
+    rounds = log_quotients(baseline_rounds, candidate_rounds, range(len(processes)))
+    starts = [rounds[np.asarray(processes) == number] for number in dict.fromkeys(processes)]
+    return math.sqrt(1 + (longer_memory(*starts) - 1) / (len(rounds) / len(starts)))
+
+
+def longer_memory(*series: F64) -> float:
+    """By what the variance of a mean grows because neighbouring values are alike; 1 where they are not.
+
+    (1 + r) / (1 - r) of the autocorrelation r of neighbours within the series, which a series of n values shows too
+    small by about (1 + 3 r) / n (Kendall, Biometrika 41:403, 1954); at most half the number of values.
+    """
+    count = sum(map(len, series))
+    off = [values - values.mean() for values in series]
+    power = sum(float(values @ values) for values in off)
+    if count < 4 * len(series) or power <= 0:
+        return 1.0
+    seen = sum(float(values[1:] @ values[:-1]) for values in off) / power
+    r = min(seen + (1 + 3 * seen) * len(series) / count, 1 - 4 / (count + 2))
+    return max(1.0, (1 + r) / (1 - r))
+
+
+def outlast_memory(baseline_rounds: Sequence[Sequence[float]], candidate_rounds: Sequence[Sequence[float]]) -> bool:
+    """True when there are three times as many rounds as their quotients remember (`longer_memory`): fewer show one
+    state of the machine, however well they agree."""
+    count = min(len(baseline_rounds), len(candidate_rounds))
+    return count >= 3 * longer_memory(log_quotients(baseline_rounds, candidate_rounds, range(count)))
+
+
+def _over_rounds(
+    base: _PooledMedian, own: _PooledMedian, count: int, seed: int, confidence: float
+) -> tuple[float, float]:
+    """Ends of the interval of the logarithm, rounds taken as independent."""
+    value = base.value / own.value
+    log_ratios = _resampled_log_ratios(base, own, count, seed)
     if count < FEW_ROUNDS:
         low, high = _student(math.log(value), log_ratios, count, confidence)
     else:
+        share = _expanded(confidence, count)
         low, high = (float(np.quantile(log_ratios, tail)) for tail in ((1 - share) / 2, (1 + share) / 2))
     # Of few calls the resampled medians may all lie on one side of the median itself.
-    return Interval(value=value, low=min(_exp(low), value), high=max(_exp(high), value), confidence=confidence)
+    return min(low, math.log(value)), max(high, math.log(value))
+
+
+def student_t(freedom: float, confidence: float) -> float:
+    """Student's t of a two-sided interval; the normal's for infinite degrees of freedom."""
+    from scipy.special import stdtrit
+
+    tail = (1 + confidence) / 2
+    return _NORMAL.inv_cdf(tail) if math.isinf(freedom) else float(stdtrit(freedom, tail))
 
 
 def is_within(ratio: Interval, relative_half_width: float) -> bool:
@@ -200,17 +366,11 @@ def _expanded(confidence: float, count: int) -> float:
     """The bootstrap's percentile interval is too short by a factor of about sqrt((n - 1) / n), and normal where
     Student's t is due. Hesterberg's expanded interval (The American Statistician 69:4, 2015) takes percentiles further
     out."""
-    from scipy.special import stdtrit
-
-    wanted = float(stdtrit(count - 1, (1 + confidence) / 2)) * math.sqrt(count / (count - 1))
-    return 2 * _NORMAL.cdf(wanted) - 1
+    return 2 * _NORMAL.cdf(student_t(count - 1, confidence) * math.sqrt(count / (count - 1))) - 1
 
 
 def _student(centre: float, draws: F64, count: int, confidence: float) -> tuple[float, float]:
-    from scipy.special import stdtrit
-
-    error = float(draws.std(ddof=1)) * math.sqrt(count / (count - 1))
-    half = float(stdtrit(count - 1, (1 + confidence) / 2)) * error
+    half = student_t(count - 1, confidence) * float(draws.std(ddof=1)) * math.sqrt(count / (count - 1))
     return centre - half, centre + half
 
 
@@ -222,16 +382,16 @@ def tied(a: Timing, b: Timing) -> bool:
     """True when the speeds of two candidates can't be told apart: the interval of the quotient of their own medians,
     from the same rounds, holds 1, or the medians differ by less than a ratio is resolved to. Timings that were not
     taken in the same rounds are not tied."""
-    if not a.turns or len(a.turns) != len(b.turns):
+    if not a.turns or len(a.turns) != len(b.turns) or a.processes != b.processes:
         return False
     if abs(math.log(median(a.latency_s) / median(b.latency_s))) <= math.log1p(RESOLUTION):
         return True
     rounds_a, rounds_b = by_round(a), by_round(b)
     medians_a, medians_b = [median(calls) for calls in rounds_a], [median(calls) for calls in rounds_b]
     # The median of pooled rounds lies between theirs, so no resample of rounds that don't overlap has a quotient of 1.
-    if max(medians_a) < min(medians_b) or max(medians_b) < min(medians_a):
+    if not a.processes and (max(medians_a) < min(medians_b) or max(medians_b) < min(medians_a)):
         return False
-    ratio = ratio_interval(rounds_a, rounds_b, seed=0)
+    ratio = ratio_interval(rounds_a, rounds_b, seed=0, processes=a.processes)
     return ratio.low <= 1 <= ratio.high
 
 
@@ -249,7 +409,7 @@ def by_round(timing: Timing) -> list[tuple[float, ...]]:
     return [timing.latency_s[end - calls : end] for end, calls in zip(ends, timing.turns, strict=True)]
 
 
-# ----------------------------------------------------------------------------------------------------------- percentiles
+# ---------------------------------------------------------------------------------------------------------- percentiles
 
 
 def median(samples: Sequence[float]) -> float:
@@ -257,6 +417,21 @@ def median(samples: Sequence[float]) -> float:
     if len(samples) == 0:
         raise ValueError("the median of nothing")
     return float(np.median(np.asarray(samples, dtype=np.float64)))
+
+
+def per_sample_s(timing: Timing) -> float:
+    """Seconds for one sample: the median of a call, shared among its batch."""
+    return median(timing.latency_s) / timing.batch_size
+
+
+def deciding_timing(measurement: Measurement | None, policy: TargetPolicy) -> Timing | None:
+    """The timing that selection looks at: at the target's first batch size; where the policy prefers throughput, at the
+    batch size with the least time for one sample."""
+    if measurement is None:
+        return None
+    if policy.prefer == "throughput":
+        return min(measurement.timings, key=per_sample_s, default=None)
+    return measurement.timing(policy.target.batch_sizes[0])
 
 
 def samples_needed(q: float, confidence: float = 0.95) -> int:

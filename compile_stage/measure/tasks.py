@@ -1,23 +1,32 @@
 """Task metrics: how well each model does against the true labels, and how much the candidate loses.
 
-Values come from scikit-learn's own functions. For the bootstrap each metric is written once more as a function of
-sample weights, since thousands of resamples through scikit-learn would take minutes; the tests hold both to the same
-numbers.
+Values come from a library's own functions: scikit-learn's, SciPy's, pycocotools' and jiwer's. For the bootstrap each
+metric is written once more as a function of sample weights, since thousands of resamples through a library would take
+minutes; the tests hold both to the same numbers.
+
+Accuracy is a share, and its interval is that of a paired difference of shares. The others are bootstrapped; where only
+a few answers changed, which a bootstrap can't tell from none, the interval is widened by what more changes could do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.core.records import Gate
-from compile_stage.measure.classes import is_distribution, log_probabilities
+from compile_stage.measure.calibration import ece
+from compile_stage.measure.classes import SMALLEST, is_distribution, log_probabilities
+from compile_stage.measure.detection import coco_map
 from compile_stage.measure.elementwise import F64, NotMeasurableError
-from compile_stage.measure.stats import Interval, Statistic, bootstrap
+from compile_stage.measure.label_needs import RANKINGS, labels_problem
+from compile_stage.measure.ranking import ranking
+from compile_stage.measure.stats import Statistic
+from compile_stage.measure.task_intervals import Score, TaskResult, Wanted, interval_of_drop, needed_samples
+from compile_stage.measure.transcripts import wer
 
 if TYPE_CHECKING:
     from compile_stage.core.records import JsonMap
@@ -26,53 +35,44 @@ if TYPE_CHECKING:
 HIGHER_IS_BETTER = {
     "accuracy": True,
     "f1": True,
+    "class_recall": True,
     "roc_auc": True,
     "log_loss": False,
     "mae": False,
     "rmse": False,
     "r2": True,
+    "spearman": True,
+    "ndcg": True,
+    "coco_map": True,
+    "wer": False,
+    "ece": False,
 }
 """The task metrics, and which way is better."""
 
-_OF_LABELS = ("accuracy", "f1")
-_OF_SCORES = ("roc_auc", "log_loss")
+_OF_LABELS = ("accuracy", "f1", "class_recall")
+_OF_SCORES = ("roc_auc", "log_loss", "ece")
 
 
-@dataclass(frozen=True)
-class TaskResult:
-    """A task metric of both models.
-
-    Attributes:
-        value: What the gate compares with its limit: the drop, the relative drop, or the candidate's own score.
-        interval: Of that value, when the gate asks for confidence and it can be had.
-        badness: `[samples]`: how much more the candidate loses than the baseline; None for metrics of pairs of samples.
-    """
-
-    candidate: float
-    baseline: float
-    value: float
-    interval: Interval | None
-    badness: F64 | None
-
-
-@dataclass(frozen=True)
-class _Score:
-    value: float
-    of: Statistic
-    losses: F64 | None
-
-
-def measure_task(gate: Gate, a: Array, b: Array, labels: Array, *, seed: int) -> TaskResult:
+def measure_task(
+    gate: Gate, a: Array, b: Array, labels: Array, *, seed: int, groups: NDArray[np.int64] | None = None
+) -> TaskResult:
     """A gate's task metric, of candidate output `a` and baseline output `b` (both `[n, ...]`) against `labels` (`[n]`
     or `[n, k]`).
+
+    Args:
+        groups: `[n]`, numbered from 0: samples that belong together; None where they are independent.
 
     Raises NotMeasurableError, with the reason, when output and labels don't make sense together.
     """
     if len(labels) != len(b):
         raise NotMeasurableError(f"there are {len(labels)} labels for {len(b)} samples")
     truth = np.asarray(labels)
-    own = _score(gate.metric, truth, np.asarray(a), np.asarray(b), gate.options)
-    base = _score(gate.metric, truth, np.asarray(b), np.asarray(b), gate.options)
+    if problem := labels_problem(gate.metric, truth, gate.options, queries=groups is not None):
+        raise NotMeasurableError(problem)
+    own = _score(gate.metric, truth, np.asarray(a), np.asarray(b), gate.options, groups)
+    base = _score(gate.metric, truth, np.asarray(b), np.asarray(b), gate.options, groups)
+    if of_no_use(gate.metric, base.value):
+        raise NotMeasurableError(f"the original's own {gate.metric} is {base.value:.4g}: {_NO_USE[gate.metric]}")
     sign = 1.0 if HIGHER_IS_BETTER[gate.metric] else -1.0
     kind = gate.options.get("drop")
 
@@ -91,11 +91,31 @@ def measure_task(gate: Gate, a: Array, b: Array, labels: Array, *, seed: int) ->
         raise NotMeasurableError(f"the {gate.metric} of the baseline is {base.value:.6g}, of which there is no share")
     interval = None
     if gate.confidence is not None:
-        interval = bootstrap(lambda w: compared(own.of(w), base.of(w)), len(b), seed=seed, confidence=gate.confidence)
-        if interval is None:
-            raise NotMeasurableError(f"{len(b)} samples are too few to put an interval around {gate.metric}")
+        wanted = Wanted(gate=gate, seed=seed, groups=groups)
+        interval = interval_of_drop(wanted, own, base, compared)
     badness = own.losses - base.losses if own.losses is not None and base.losses is not None else None
-    return TaskResult(own.value, base.value, value, interval, badness)
+    return TaskResult(own.value, base.value, value, interval, badness, needed=needed_samples(gate, own, base, groups))
+
+
+_NO_USE = {
+    "spearman": "its scores do not rise with the labels, so that keeping their order shows nothing",
+    "coco_map": "no object is found, so the boxes' format or the classes are not those of the labels",
+    "wer": "no more words are right than wrong, so the vocabulary or the spelling is not that of the labels",
+}
+
+
+def of_no_use(metric: str, baseline: float) -> bool:
+    """Whether the original itself does not do what the metric looks at: then no drop means that nothing was there."""
+    return (metric in ("spearman", "coco_map") and baseline <= 0) or (metric == "wer" and baseline >= 1)
+
+
+def predicted_classes(
+    truth: Array, output: Array, baseline: Array, options: JsonMap
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
+    """Class number of each label and of each prediction, both `[n]`, and the classes. Raises NotMeasurableError."""
+    if output.ndim == 2 and output.shape[1] == 1:
+        output, baseline = output[:, 0], baseline[:, 0]
+    return _codes(truth, _predicted(truth, output, baseline, options))
 
 
 def classifies(outputs: Mapping[str, Array], labels: Array) -> bool:
@@ -127,6 +147,12 @@ def scored_output(metric: str, outputs: Mapping[str, Array], labels: Array) -> s
         single = [n for n, o in flat.items() if o.dtype.kind == "f"]
         predicted = [n for n, o in flat.items() if o.dtype.kind != "f"]
         choices = [predicted, classes, single] if metric in _OF_LABELS else [classes, single]
+    elif metric == "wer":
+        texts = [n for n, o in flat.items() if o.dtype.kind == "U"]
+        choices = [texts, [n for n, o in outputs.items() if o.dtype.kind == "f" and o.ndim == 3]]
+    elif metric in RANKINGS and labels.ndim == 1:
+        single = [n for n, o in flat.items() if o.dtype.kind == "f"]
+        choices = [single, [n for n, o in outputs.items() if o.dtype.kind == "f" and o.ndim == 2]]
     else:
         width = 1 if labels.ndim == 1 else int(np.prod(labels.shape[1:]))
         numbers = [n for n, o in outputs.items() if o.dtype.kind == "f"]
@@ -136,24 +162,39 @@ def scored_output(metric: str, outputs: Mapping[str, Array], labels: Array) -> s
             return names[0]
         if len(names) > 1:
             raise NotMeasurableError(
-                f"outputs {' and '.join(map(repr, names))} could each be read for {metric}; limit it on the one that the labels "
-                f"are for, under the precision's tolerances: outputs: {{{names[0]}: {{{metric}: ...}}}}"
+                f"outputs {' and '.join(map(repr, names))} could each be read for {metric}; limit it on the one that "
+                f"the labels are for, under the precision's tolerances: outputs: {{{names[0]}: {{{metric}: ...}}}}"
             )
     held = ", ".join(f"{n!r} {o.dtype}{list(o.shape[1:])}" for n, o in outputs.items())
     raise NotMeasurableError(f"no output can be read for {metric}: the model has {held}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- scores
+# --------------------------------------------------------------------------------------------------------------- scores
 
 
-def _score(metric: str, truth: Array, output: Array, baseline: Array, options: JsonMap) -> _Score:
+def _score(
+    metric: str,
+    truth: Array,
+    output: Array,
+    baseline: Array,
+    options: JsonMap,
+    groups: NDArray[np.int64] | None = None,
+) -> Score:
+    if metric == "coco_map":
+        return coco_map(truth, output, options)
+    if metric == "wer":
+        return wer(truth, output, options)
     if output.ndim == 2 and output.shape[1] == 1:
         output, baseline = output[:, 0], baseline[:, 0]
     if metric in _OF_LABELS:
         return _of_labels(metric, *_codes(truth, _predicted(truth, output, baseline, options)), options)
     if metric in _OF_SCORES:
         codes, logs = _probabilities(truth, output, baseline, options)
+        if metric == "ece":
+            return ece(codes, logs, options)
         return _log_loss(codes, logs) if metric == "log_loss" else _roc_auc(codes, logs)
+    if metric in RANKINGS:
+        return ranking(metric, truth, output, options, groups)
     return _regression(metric, truth, output)
 
 
@@ -191,8 +232,8 @@ def _classes(truth: Array, count: int, options: JsonMap) -> Array:
     if len(seen) == count:
         return seen  # sorted, as scikit-learn orders its classes
     raise NotMeasurableError(
-        f"the output has {count} classes and the labels have {len(seen)} values ({seen[0]} ... {seen[-1]}), so which is which is "
-        "not known; give the gate the option `classes`"
+        f"the output has {count} classes and the labels have {len(seen)} values ({seen[0]} ... {seen[-1]}), so which "
+        "is which is not known; give the gate the option `classes`"
     )
 
 
@@ -219,12 +260,13 @@ def _codes(truth: Array, predicted: Array) -> tuple[NDArray[np.int64], NDArray[n
 
 def _of_labels(
     metric: str, truth: NDArray[np.int64], predicted: NDArray[np.int64], classes: Array, options: JsonMap
-) -> _Score:
+) -> Score:
     from sklearn.metrics import accuracy_score, f1_score
 
     right = (truth == predicted).astype(np.float64)
     if metric == "accuracy":
-        return _Score(float(accuracy_score(truth, predicted)), _mean(right), 1 - right)
+        value = float(accuracy_score(truth, predicted))
+        return Score(value, _mean(right), 1 - right, classes[predicted], 1 / len(truth))
     binary = classes.dtype.kind in "iu" and set(classes.tolist()) <= {0, 1}
     average = str(options.get("average", "binary" if binary else "macro"))
     if average not in ("binary", "macro", "weighted"):
@@ -244,7 +286,20 @@ def _of_labels(
         share = support if average == "weighted" else (total > 0).astype(np.float64)
         return np.asarray((scores * share).sum(axis=1) / share.sum(axis=1))
 
-    return _Score(float(value), of, 1 - right)
+    influence = _influence_on_f1(hot_truth.sum(axis=0), hot_predicted.sum(axis=0), average, positive)
+    return Score(float(value), of, 1 - right, classes[predicted], influence)
+
+
+def _influence_on_f1(support: F64, predicted: F64, average: str, positive: int) -> float:
+    """What one right answer that turns wrong costs at most: its own class loses a hit, another gets a wrong one."""
+    total = support + predicted
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lost_hit = np.where(support > 0, 2 / total, 0.0)
+        wrong_hit = np.where(total > 0, 1 / (total + 1), 0.0)
+    if average == "binary":
+        return float(max(lost_hit[positive], wrong_hit[positive]))
+    share = support / support.sum() if average == "weighted" else 1 / np.count_nonzero(total > 0)
+    return float(np.max(share * lost_hit) + np.max(share * wrong_hit))
 
 
 def _probabilities(truth: Array, output: Array, baseline: Array, options: JsonMap) -> tuple[NDArray[np.int64], F64]:
@@ -273,16 +328,16 @@ def _probabilities(truth: Array, output: Array, baseline: Array, options: JsonMa
     return codes, log_probabilities(output, logits=logits)
 
 
-def _log_loss(codes: NDArray[np.int64], logs: F64) -> _Score:
+def _log_loss(codes: NDArray[np.int64], logs: F64) -> Score:
     from sklearn.metrics import log_loss
 
     losses = -logs[np.arange(len(codes)), codes]
     probabilities = np.exp(logs)
     value = log_loss(codes, probabilities / probabilities.sum(axis=1, keepdims=True), labels=range(logs.shape[1]))
-    return _Score(float(value), _mean(losses), losses)
+    return Score(float(value), _mean(losses), losses, logs, -math.log(SMALLEST) / len(codes))
 
 
-def _roc_auc(codes: NDArray[np.int64], logs: F64) -> _Score:
+def _roc_auc(codes: NDArray[np.int64], logs: F64) -> Score:
     """Of two classes that of the second one's score; of more the mean of each against the rest."""
     from sklearn.metrics import roc_auc_score
 
@@ -290,13 +345,16 @@ def _roc_auc(codes: NDArray[np.int64], logs: F64) -> _Score:
     missing = sorted(set(range(count)) - set(codes.tolist()))
     if missing:
         raise NotMeasurableError(f"no sample is of class number {missing[0]}, so roc_auc is not defined")
+    # One sample at the wrong end of the ranking loses all pairs that it is part of.
+    sizes = np.bincount(codes, minlength=count)
+    influence = float(np.mean(1 / np.minimum(sizes, len(codes) - sizes)))
     if count == 2:
         margin = logs[:, 1] - logs[:, 0]
-        return _Score(float(roc_auc_score(codes, margin)), _auc(codes == 1, margin), None)
+        return Score(float(roc_auc_score(codes, margin)), _auc(codes == 1, margin), None, logs, influence)
     probabilities = np.exp(logs)
     value = roc_auc_score(codes, probabilities, multi_class="ovr", labels=range(count))
     each = [_auc(codes == c, probabilities[:, c]) for c in range(count)]
-    return _Score(float(value), lambda weights: np.mean([of(weights) for of in each], axis=0), None)
+    return Score(float(value), lambda weights: np.mean([of(weights) for of in each], axis=0), None, logs, influence)
 
 
 def _auc(positive: NDArray[np.bool_], scores: F64) -> Statistic:
@@ -318,7 +376,7 @@ def _auc(positive: NDArray[np.bool_], scores: F64) -> Statistic:
     return of
 
 
-def _regression(metric: str, truth: Array, output: Array) -> _Score:
+def _regression(metric: str, truth: Array, output: Array) -> Score:
     from sklearn import metrics
 
     if truth.dtype.kind not in "iuf" or output.dtype.kind != "f":
@@ -336,8 +394,15 @@ def _regression(metric: str, truth: Array, output: Array) -> _Score:
     value = float(functions[metric](y, p))
     errors, centred = np.abs(y - p), y - y.mean(axis=0)
     losses = errors.mean(axis=1)
+    # An answer that is wrong by all that the labels span; a root rises by less than the root of what is added.
+    spans = np.ptp(y, axis=0)
+    influence = {
+        "mae": float(spans.mean()) / len(y),
+        "rmse": float(np.mean(np.sqrt((errors**2).mean(axis=0) + spans**2 / len(y))) - value),
+        "r2": float(np.mean(spans**2 / np.maximum((centred**2).sum(axis=0), np.finfo(float).tiny))),
+    }[metric]
     if metric == "mae":
-        return _Score(value, _mean(losses), losses)
+        return Score(value, _mean(losses), losses, p, influence)
 
     def rmse(weights: F64) -> F64:
         return np.asarray(np.sqrt(weights @ errors**2 / weights.sum(axis=1, keepdims=True)).mean(axis=1))
@@ -347,7 +412,7 @@ def _regression(metric: str, truth: Array, output: Array) -> _Score:
         scale = np.where(total > 1e-12 * (weights @ centred**2), total, np.nan)
         return np.asarray((1 - weights @ errors**2 / scale).mean(axis=1))
 
-    return _Score(value, rmse if metric == "rmse" else r2, losses)
+    return Score(value, rmse if metric == "rmse" else r2, losses, p, influence)
 
 
 def _mean(values: F64) -> Statistic:

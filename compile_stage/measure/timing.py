@@ -9,10 +9,14 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from compile_stage.measure.stats import RESOLUTION, is_within, median, ratio_interval
+from compile_stage.measure.quantiles import GATED, effective_calls
+from compile_stage.measure.stats import RESOLUTION, is_within, median, outlast_memory, ratio_interval
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
 
 MIN_ROUNDS = 6
 """Fewer rounds are never enough, however well they agree: with so few, agreement may be luck."""
@@ -33,6 +37,9 @@ TURN_S = 0.04
 of ten small participants takes half a second, so that drift slower than that hits all alike, and there are many rounds
 to resample."""
 
+MOST_CALLS = 20_000
+"""Calls of one turn at most, that of a model of 2 microseconds: an input is made for each."""
+
 LONGEST_TURN_S = 10 * TURN_S
 """A turn in which other processes slow the model down ends after so long, with fewer calls than the others."""
 
@@ -45,6 +52,7 @@ def warm_up(call: Callable[[], Any], *, max_seconds: float) -> dict[str, Any]:
     """Call until the latencies are steady: caches filled, kernels chosen, clocks up. At least one call is made.
 
     Args:
+        call: One call of the model.
         max_seconds: Give up after so long; a slow or unsteady model is then timed as it is.
 
     Returns:
@@ -91,32 +99,45 @@ def calls_of_a_turn(latency_s: float) -> int:
     the model is slow would hold few calls and one in which it is fast many, so the median over all calls would be that
     of the fast rounds alone.
     """
-    return max(1, round(TURN_S / latency_s)) if latency_s > 0 else 1
+    return min(MOST_CALLS, max(1, round(TURN_S / latency_s))) if latency_s > 0 else 1
 
 
-def turn(call: Callable[[], Any], *, seconds: float, min_calls: int = 1, max_calls: int | None = None) -> list[float]:
-    """One turn: seconds per call, for about `seconds`; at least `min_calls` and at most `max_calls` calls.
+def turn(
+    run: Callable[[Batch], Batch],
+    batches: Iterable[Batch],
+    *,
+    seconds: float,
+    keep: Callable[[int, Batch], object] = lambda place, answer: None,
+) -> list[float]:
+    """One turn: seconds of each call, for all batches, or for about `seconds` where these are not enough.
 
-    One call comes before the clock starts: the others' turns have emptied the caches, and each would pay for that with
-    its first call, the one with the fewest calls per turn the most. The garbage collector waits meanwhile, as in
-    `timeit`. It ends when the runtime's threads are at rest, so that they take no core from whoever comes next.
+    What is timed ends when the answer is there as arrays (`require_arrays`). Python's garbage collector waits
+    meanwhile, as in `timeit`. The caller makes a first call that is not timed: the others' turns have emptied the
+    caches, and each would pay for that with its first call, the one with the fewest calls per turn the most.
+
+    Args:
+        batches: At least one; an endless iterator ends with the time.
+        keep: Given each answer, with its place in the turn, outside of the clock.
     """
-    call()
+    from compile_stage.measure.predict import require_arrays
+
     latencies: list[float] = []
     collecting = gc.isenabled()
     gc.disable()
     try:
         ends = time.perf_counter() + seconds
-        while len(latencies) < min_calls or time.perf_counter() < ends:
-            if len(latencies) == max_calls:
+        for place, batch in enumerate(batches):
+            if place and time.perf_counter() >= ends:
                 break
             before = time.perf_counter()
-            call()
+            answer = run(batch)
+            require_arrays(answer)
             latencies.append(time.perf_counter() - before)
+            keep(place, answer)
+            del answer  # its memory is freed here, not within the next call's time
     finally:
         if collecting:
             gc.enable()
-    settle()
     return latencies
 
 
@@ -169,20 +190,32 @@ def far_slower(
 def enough(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int, min_calls: int = 0) -> bool:
     """True when every ratio to the baseline is known narrowly enough to stop.
 
-    The rule looks at the intervals' width only, never at where they lie, so that stopping does not favour an answer.
+    The rule looks at the intervals' width and the rounds' memory only, never at where they lie, so that stopping does
+    not favour an answer.
 
     Args:
         rounds: Participant → latencies of each of its rounds so far. The budget is the caller's to watch.
-        min_calls: So many calls must each participant have made, for a percentile that a gate looks at
-            (`stats.samples_needed`).
+        min_calls: So many independent calls must each participant have made, for a percentile that a gate looks at
+            (`quantiles.calls_wanted`).
     """
-    if any(sum(map(len, turns)) < min_calls for turns in rounds.values()):
+    if min_calls and any(effective_calls(turns, GATED) < min_calls for turns in rounds.values()):
         return False
     done = min((len(turns) for turns in rounds.values()), default=0)
     if done < MIN_ROUNDS or done % 2:  # a half pair of mirrored rounds leans to one side
         return False
-    return all(
-        is_within(ratio_interval(rounds[baseline], turns, seed=seed), RESOLUTION)
-        for name, turns in rounds.items()
-        if name != baseline
-    )
+    return all(_is_known(rounds[baseline], turns, seed) for name, turns in rounds.items() if name != baseline)
+
+
+def roughly_known(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int) -> bool:
+    """True when every ratio to the baseline is known to a factor of two. Less is no measurement, and worth more time
+    than was given. The rule looks at widths only, as `enough` does."""
+    others = (turns for name, turns in rounds.items() if name != baseline)
+    ratios = (ratio_interval(rounds[baseline], turns, seed=seed) for turns in others)
+    return all(ratio.low >= ratio.value / 2 and ratio.high <= 2 * ratio.value for ratio in ratios)
+
+
+def _is_known(base: Sequence[Sequence[float]], own: Sequence[Sequence[float]], seed: int) -> bool:
+    """To ±2 %, by more rounds than one state of the machine lasts; rounds that agree to half a per cent are enough
+    however long it does."""
+    ratio = ratio_interval(base, own, seed=seed)
+    return is_within(ratio, RESOLUTION / 4) or (is_within(ratio, RESOLUTION) and outlast_memory(base, own))

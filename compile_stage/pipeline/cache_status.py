@@ -7,16 +7,18 @@ where the run added mixed or tuned ones.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from compile_stage.core.cache import Cached
-from compile_stage.core.context import Context, whole_key
+from compile_stage.core.context import Context, cache_key
 from compile_stage.core.errors import CompileStageError
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Artifact, Candidate, Job, Plan, TargetPolicy
+from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.inputs import TargetInputs
 from compile_stage.steps.benchmark import benchmark_candidates
 from compile_stage.steps.compile import compile_job
@@ -35,19 +37,19 @@ class _ReadOnly(Context):
     def cached(
         self, step: str, job_id: str, key: Mapping[str, Any], make: Callable[[Path], Any], *, anew: bool = False
     ) -> Cached:
-        if (entry := self.cache.read(step, whole_key(key))) is None:
+        if (entry := self.cache.read(step, cache_key(key))) is None:
             raise _NotCachedError(step)
         return entry
 
 
 def cache_status(context: Context, plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Job id → the steps (`lower`, `compile`, `validate`, `measure`) that a run would find in the cache.
+    """Job id → the steps (`lower`, `compile`, `validate`, `benchmark`) that a run would find in the cache.
 
     Empty for jobs whose samples are made by a function, since what it returns is only known when it is called.
     """
     reader = _ReadOnly(**{field.name: getattr(context, field.name) for field in fields(context)})
     status: dict[str, tuple[str, ...]] = {}
-    with context.worker("plan", Needs()) as worker:  # it starts at its first call, and there is none
+    with context.worker("plan", WorkerLimits()) as worker:  # it starts at its first call, and there is none
         for policy in plan.policy.targets:
             jobs = [job for job in plan.jobs if job.target.name == policy.target.name]
             status |= {job.id: () for job in jobs}
@@ -71,13 +73,13 @@ def _status_of_target(
         steps[job.id].append("validate")
         candidate = Candidate(job=job, artifact=artifact)
         candidates.append(judge_tolerances(candidate, validated.verdict.checks, plan.policy.waivers, reader.today))
-    try:
-        measured = benchmark_candidates(reader, plan, policy, candidates, inputs.validation)[0] if candidates else []
-    except _NotCachedError:
-        measured = []
-    for candidate in measured:
-        if candidate.measurement is not None:
-            steps[candidate.job.id].append("measure")
+    if candidates:
+        proof = Proof.of(candidates, inputs.reference.outputs, inputs.reference.digest)
+        with contextlib.suppress(_NotCachedError):
+            measured, _ = benchmark_candidates(reader, plan, policy, candidates, inputs.validation, proof)
+            for candidate in measured:
+                if candidate.measurement is not None:
+                    steps[candidate.job.id].append("benchmark")
     return {job_id: tuple(names) for job_id, names in steps.items()}
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from compile_stage.core import plugins
 from compile_stage.core.baseline import refuse_baseline
 from compile_stage.core.digest import tree_size
-from compile_stage.core.errors import CompileStageError, RemovedError, UsageError, WorkerError
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.errors import CompileStageError, StorageError, UsageError, WorkerError
+from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Artifact, CacheState, Candidate, Failure, Job, PortableModel, record
 from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.measure import stats
@@ -38,7 +38,7 @@ Lower = Callable[[Worker], PortableModel]
 
 
 @dataclass(frozen=True)
-class Options:
+class EvaluationOptions:
     """How far one evaluation goes.
 
     Attributes:
@@ -55,7 +55,7 @@ class Options:
     time_quickly: bool = False
 
 
-_TO_THE_END = Options()
+_TO_THE_END = EvaluationOptions()
 
 
 @record
@@ -72,8 +72,8 @@ class Evaluation:
 
 def evaluate_all(target: TargetRun, jobs: Sequence[Job], *, prune: bool = False) -> list[Candidate]:
     """A candidate for each job of one target; as many jobs at once as the engine has room for."""
-    context, options = target.context, Options(prune=prune)
-    lanes = context.engine.room(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
+    context, options = target.context, EvaluationOptions(prune=prune)
+    lanes = context.engine.max_parallel(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
         futures = [pool.submit(evaluate, target, job, options) for job in jobs]
         try:
@@ -85,7 +85,7 @@ def evaluate_all(target: TargetRun, jobs: Sequence[Job], *, prune: bool = False)
             raise
 
 
-def evaluate(target: TargetRun, job: Job, options: Options = _TO_THE_END) -> Evaluation:
+def evaluate(target: TargetRun, job: Job, options: EvaluationOptions = _TO_THE_END) -> Evaluation:
     """Take one job as far as it goes."""
     budget = target.run_policy.budget
     if target.seconds_left < 0:
@@ -100,7 +100,9 @@ def evaluate(target: TargetRun, job: Job, options: Options = _TO_THE_END) -> Eva
         return Evaluation(candidate=steps.candidate.in_state("refused", refusal.problem))
     except WorkerError as error:
         failure = Failure(kind=error.kind, step=steps.current, problem=error.problem, detail=error.detail)
-    except RemovedError:  # the files that all candidates are made from
+    except (
+        StorageError
+    ):  # a full disk, or files that are gone: the machine's trouble, which no candidate is to blame for
         raise
     except CompileStageError as error:
         failure = Failure(kind="exception", step=steps.current, problem=str(error))
@@ -110,7 +112,7 @@ def evaluate(target: TargetRun, job: Job, options: Options = _TO_THE_END) -> Eva
 class _Steps:
     """The steps of one evaluation; `candidate` is what is known so far, `current` the step that is running."""
 
-    def __init__(self, target: TargetRun, job: Job, options: Options) -> None:
+    def __init__(self, target: TargetRun, job: Job, options: EvaluationOptions) -> None:
         self._target, self._job, self._options = target, job, options
         self.candidate = Candidate(job=job)
         self.current = "lower"
@@ -181,9 +183,9 @@ def quick_latency(target: TargetRun, candidate: Candidate, seconds: float) -> fl
     if candidate.artifact is None or seconds <= 0:
         return None
     job = candidate.job
-    needs = Needs.within(target.run_policy.budget, job.target.threads, plugins.interpreter_of(job.backend))
+    limits = WorkerLimits.within(target.run_policy.budget, job.target.threads, plugins.interpreter_of(job.backend))
     try:
-        with target.context.worker(f"{job.id}--quick", replace(needs, total_s=seconds)) as worker:
+        with target.context.worker(f"{job.id}--quick", replace(limits, total_s=seconds)) as worker:
             return _time_quickly(target, worker, job, candidate.artifact)
     except CompileStageError:
         return None
@@ -210,7 +212,7 @@ def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifac
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],
         "backend": job.backend,
-        "made_by": plugins.made_by("backends", job.backend),
+        "made_by": plugins.cache_identity("backends", job.backend),
         "samples": samples.digest,
         "batch_size": batch_size,
         "threads": job.target.threads,
@@ -218,11 +220,12 @@ def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifac
     }
 
     def measure(_: Path) -> float:
-        with context.engine.alone():
+        with context.engine.exclusive():
             worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
             worker.call("warm_up", samples=samples, batch_size=batch_size, seconds=_WARM_UP_S)
             turns = [
-                worker.call("time_turn", samples=samples, batch_size=batch_size, seconds=_TURN_S) for _ in range(_TURNS)
+                worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=_TURN_S)
+                for _ in range(_TURNS)
             ]
         return min(stats.median(turn) for turn in turns)  # of the least disturbed turn
 
@@ -234,12 +237,12 @@ def _workers(target: TargetRun, job: Job, seconds: float | None) -> Iterator[tup
     """The worker that lowers, and the one that compiles and runs: the same, unless the backend has a toolchain of its
     own, which holds only the backend's packages."""
     context = target.context
-    needs = replace(Needs.within(target.run_policy.budget, job.target.threads), total_s=seconds)
+    limits = replace(WorkerLimits.within(target.run_policy.budget, job.target.threads), total_s=seconds)
     interpreter = plugins.interpreter_of(job.backend)
     with ExitStack() as stack:
-        here = worker = stack.enter_context(context.worker(job.id, needs))
+        here = worker = stack.enter_context(context.worker(job.id, limits))
         if interpreter:
-            worker = stack.enter_context(context.worker(job.id, replace(needs, interpreter=interpreter)))
+            worker = stack.enter_context(context.worker(job.id, replace(limits, interpreter=interpreter)))
         yield here, worker
 
 

@@ -7,17 +7,19 @@ The only place that exports, takes samples and runs the original.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 from compile_stage.core import plugins
 from compile_stage.core.baseline import reference_target
 from compile_stage.core.context import Context
-from compile_stage.core.errors import SourceError, UsageError
-from compile_stage.core.ports import Worker
+from compile_stage.core.errors import KilledError, SourceError, UsageError, WorkerError
+from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import (
+    Budget,
     Data,
     Job,
     Plan,
@@ -31,6 +33,22 @@ from compile_stage.core.records import (
 from compile_stage.steps.export import export, other_forms
 from compile_stage.steps.sample import sample
 from compile_stage.steps.validate import Reference, ValidationSet, reference
+
+
+def source_limits(budget: Budget, source: SourceModel, data: Data, policy_files: Sequence[str] = ()) -> WorkerLimits:
+    """What the worker that holds the original may use: of files the model's, the samples', and, where a function makes
+    the samples, what lies beside the policy."""
+    return replace(WorkerLimits.within(budget), reads=tuple(_files_of(source, data, policy_files)))
+
+
+def _files_of(source: SourceModel, data: Data, policy_files: Sequence[str]) -> Iterator[str]:
+    yield source.path
+    for spec in (data.validation, data.calibration):
+        kind, _, name = spec.source.partition(":")
+        if kind == "file":
+            yield name
+        elif kind == "python":
+            yield from (str(Path(file).absolute().parent) for file in policy_files)
 
 
 class TargetInputs:
@@ -84,12 +102,18 @@ class TargetInputs:
     def reference(self) -> Reference:
         """What the original predicts for the validation samples, on the device that the artifacts run on."""
         where = reference_target(self.source.flavor, self.target, self._jobs, self._context.hardware)
-        return reference(self._context, self._worker, self.source, self.validation, where)
+        return reference(self._context, self._worker, self.source, self.validation, self.data, where)
 
     @property
     def validation_set(self) -> ValidationSet:
         """What artifacts are compared with."""
-        return ValidationSet(samples=self.validation, reference=self.reference, data=self.data)
+        raw = plugins.load("sources", self.source.flavor).capabilities.reads_raw_samples
+        return ValidationSet(
+            samples=self.validation,
+            reference=self.reference,
+            data=self.data,
+            original=self.source if raw and self.validation.real else None,
+        )
 
     @cached_property
     def forms(self) -> Mapping[str, PortableModel | str]:
@@ -119,6 +143,28 @@ def prepare(
     inputs = TargetInputs(context, source_worker, source, data, target, jobs)
     _ = inputs.portable, inputs.samples, inputs.reference, inputs.forms
     return inputs
+
+
+@contextlib.contextmanager
+def source_errors(source: SourceModel) -> Iterator[None]:
+    """A crash, a time-out or an error of the worker that holds the original is no job's failure: without the original
+    nothing is validated. That somebody killed it is not the source's fault either."""
+    try:
+        yield
+    except WorkerError as error:
+        if error.killed:
+            raise KilledError(
+                f"the process that held the original model was killed: {error.problem}",
+                fix="run again; a time limit of the machine's, or somebody with kill -9, ended it, and memory was not "
+                "short",
+                where=source.uri,
+            ) from error
+        last = error.detail.strip().splitlines()[-1:] if error.kind == "crash" else []
+        raise SourceError(
+            ": ".join(["the original model could not be exported, run or measured", error.problem, *last]),
+            fix="load and run it in its own framework first; budget.job_minutes and job_memory_mb bound it here",
+            where=source.uri,
+        ) from error
 
 
 @dataclass(frozen=True)

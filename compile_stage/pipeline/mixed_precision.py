@@ -17,7 +17,7 @@ from pathlib import Path
 from compile_stage.core import plugins
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, UsageError
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import (
     Candidate,
     Check,
@@ -29,13 +29,14 @@ from compile_stage.core.records import (
     Trial,
 )
 from compile_stage.measure import search as searching
-from compile_stage.pipeline.evaluate import Lower, Options, evaluate, fastest, quick_latency
+from compile_stage.measure.structure import BEHAVIOUR
+from compile_stage.pipeline.evaluate import EvaluationOptions, Lower, evaluate, fastest, quick_latency
 from compile_stage.pipeline.inputs import TargetRun
 
 _SHARE = 0.5
 """One search may use so much of what is left while others wait; the last may use all."""
 
-_STRUCTURE = ("outputs", "shape", "samples")
+_STRUCTURE = ("outputs", "shape", "samples", *BEHAVIOUR)
 """Checks of ours on what there is to compare: no precision changes them."""
 
 _ARITHMETIC = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "Attention")
@@ -160,15 +161,13 @@ def find_mixed(
     if len(ranked) < 2:
         return replace(missed, note=_nothing_to_keep(ranking)), None
     trials = _Trials(target, missed, time.monotonic() + budget.seconds * share, method)
-    outcome = searching.search(
-        ranked,
-        trials,
-        max_evaluations=max(1, math.ceil(budget.evaluations * share)),
-        max_seconds=trials.ends - time.monotonic(),
-        float_types=missed.job.scheme.float_types,
-        costs={entry.node: entry.cost for entry in ranking},
+    limits = searching.Limits(
+        evaluations=max(1, math.ceil(budget.evaluations * share)),
+        seconds=trials.ends - time.monotonic(),
         ceiling_s=passing.latency_s if passing else None,
     )
+    costs = {entry.node: entry.cost for entry in ranking}
+    outcome = searching.search(ranked, trials, limits, float_types=missed.job.scheme.float_types, costs=costs)
     budget.evaluations -= len(outcome.trials)
     winner = trials.candidates[(outcome.best.kept, outcome.best.float_type)] if outcome.best is not None else None
     outcome, nodes = _with_tied_nodes(outcome, ranking), sum(1 + len(entry.together) for entry in ranking)
@@ -200,7 +199,7 @@ class _Trials:
         progress = f"trial {self._number}: {len(kept)} nodes in {float_type}"
         self._target.context.events.progress("search", self._missed.job.id, progress)
         mixed: Lower = lambda worker: _mix(self._target, worker, job, self._missed.portable, kept)  # noqa: E731
-        options = Options(
+        options = EvaluationOptions(
             lower=self._method.lower(kept) if self._method else mixed,
             seconds=max(0.0, self.ends - time.monotonic()),
             time_quickly=True,
@@ -240,10 +239,10 @@ def _rank(target: TargetRun, missed: Candidate, seconds: float) -> tuple[Sensiti
         "samples": samples.digest,
         "packages": plugins.package_versions("onnx", "onnxruntime", "numpy"),
     }
-    needs = replace(Needs.within(target.run_policy.budget, threads), total_s=seconds)
+    limits = replace(WorkerLimits.within(target.run_policy.budget, threads), total_s=seconds)
 
     def measure(_: Path) -> list[Sensitivity]:
-        with context.worker(f"{missed.job.id}--rank", needs) as worker:
+        with context.worker(f"{missed.job.id}--rank", limits) as worker:
             answer = worker.call(
                 "rank_nodes", model=inputs.portable, lowered=missed.portable, samples=samples, threads=threads
             )

@@ -25,7 +25,7 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure import stats
-from compile_stage.pipeline.evaluate import Options, evaluate, fastest
+from compile_stage.pipeline.evaluate import EvaluationOptions, evaluate, fastest
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.tuning_options import is_better, options_of, refuse_option, tuned_job
 from compile_stage.steps.benchmark import BASELINE, benchmark
@@ -112,7 +112,7 @@ class _Tuner:
         step = replace(step, job_id=job.id)
         with self._target.context.events.step("ladder", job.id):
             lower = (lambda _: lowered) if lowered is not None else None
-            candidate = evaluate(self._target, job, Options(lower=lower, seconds=self._seconds)).candidate
+            candidate = evaluate(self._target, job, EvaluationOptions(lower=lower, seconds=self._seconds)).candidate
             if not candidate.has_passed or candidate.artifact is None:
                 return replace(step, reason=f"rejected: {candidate.reason}"), None
             accepted, reason = self._compare(candidate.artifact, below.artifact)
@@ -132,7 +132,7 @@ class _Tuner:
         except CompileStageError as error:
             return False, f"rejected: the step before could not be measured again ({error.problem})"
         if name in measured.failures:
-            return False, f"rejected: it crashed during benchmarking: {measured.failures[name].problem}"
+            return False, f"rejected: it failed during benchmarking: {measured.failures[name].problem}"
         return is_better(measured.measurements[name], measured.measurements[BASELINE], policy)
 
     def _budget(self) -> Budget:
@@ -179,7 +179,7 @@ def lay_out(
         timing = _timing(own.measurement, size) if own is not None and own.verdict is not None else None
         if not step.job_id or not step.accepted:
             laid_out.append(step)
-        elif timing is None:  # it was accepted, and then crashed during benchmarking or missed its tolerance
+        elif timing is None:  # it was accepted, and then failed during benchmarking or missed its tolerance
             why = selection.reasons.get(step.job_id, "it was not measured")
             laid_out.append(replace(step, accepted=False, reason=why))
         else:

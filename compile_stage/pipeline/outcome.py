@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
@@ -19,6 +20,7 @@ from compile_stage.core.errors import (
     EXIT_NOTHING_COMPILED,
     PolicyError,
 )
+from compile_stage.core.ports import Confinement
 from compile_stage.core.records import (
     Data,
     DataSpec,
@@ -33,6 +35,10 @@ from compile_stage.core.records import (
 )
 from compile_stage.core.storage import explained
 
+if TYPE_CHECKING:
+    from compile_stage.serving.trust import Trust
+    from compile_stage.signing.signers import Signer
+
 WriteReports = Callable[[RunResult, Path | None], Mapping[str, Path]]
 """Writes the reports of a result into a folder, and says where they are: file name → path. Without a folder it only
 hears the result."""
@@ -46,14 +52,18 @@ class RunOptions:
         out: Folder of reports and bundles, absolute; None for one that is named after the source.
         publish: Push the winners to the registry.
         promote: Move their aliases too.
+        signer: Signs what is packaged; None where nothing is signed.
+        trust: Whose signatures are trusted, by the options and the environment; the policy's keys come on top.
     """
 
     out: Path | None
     publish: bool = True
     promote: bool = True
+    signer: Signer | None = None
+    trust: Trust | None = None
 
 
-class RunInProgress:
+class RunState:
     """What is known of a run so far. As a context it sees to the reports of a run that an exception ends.
 
     Attributes:
@@ -62,7 +72,9 @@ class RunInProgress:
         plan: None until the source is resolved and the policy expanded. Errors before that, and a source that is
             refused, end a run as `refused`, all others as `failed`.
         framework: Of the original, for people.
+        notes: What people should know of the source.
         targets: What became of each target so far.
+        confinement: Of its workers; None before any was started.
         outcome: How the run ends if nothing else happens.
         written: What the reports say; None before any was written.
     """
@@ -74,11 +86,21 @@ class RunInProgress:
         self.policy: Policy | None = None
         self.plan: Plan | None = None
         self.framework = ""
+        self.notes: tuple[str, ...] = ()
         self.targets: tuple[TargetResult, ...] = ()
         self.outcome = RunOutcome()
+        self.confinement: Confinement | None = None
         self.written: RunResult | None = None
 
-    def __enter__(self) -> RunInProgress:
+    @property
+    def trust(self) -> Trust | None:
+        """Whose signatures are trusted: by the options, the environment and the policy."""
+        from compile_stage.serving.trust import merged_trust
+
+        keys = self.policy.compliance.trusted_keys if self.policy is not None else ()
+        return merged_trust(keys, self.options.trust)
+
+    def __enter__(self) -> RunState:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -89,7 +111,7 @@ class RunInProgress:
                 self.write_reports()
 
     @contextmanager
-    def alone_in_folder(self) -> Iterator[None]:
+    def folder_lock(self) -> Iterator[None]:
         """Keep other runs that name this folder from packaging and publishing meanwhile, or one would replace the
         bundle that another publishes."""
         from filelock import FileLock
@@ -109,14 +131,14 @@ class RunInProgress:
         """Everything that is known so far, as one record."""
         context, targets, plan = self.context, self.targets, self.plan
         policy = self.policy or _no_policy(self._policy_path)
-        notes = [*(plan.notes if plan else ()), *(note for target in targets for note in target.notes)]
+        notes = [*(plan.notes if plan else ()), *self.notes, *(note for target in targets for note in target.notes)]
         return RunResult(
             status=self.outcome.status,
             exit_code=self.outcome.exit_code,
             problem=self.outcome.problem,
             source=plan.source if plan else _unresolved(self._uri),
             policy=policy,
-            environment=_environment(context),
+            environment=_environment(context, self.confinement, plan.source.flavor if plan else ""),
             targets=targets,
             refused=plan.refused if plan else (),
             baseline_framework=self.framework,
@@ -138,6 +160,9 @@ def outcome_of(targets: Sequence[TargetResult]) -> RunOutcome:
         return RunOutcome(status="failed", exit_code=EXIT_NOTHING_COMPILED, problem=problem)
     if required:
         return RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(map(_no_winner, required)))
+    # What was compiled for hardware that is not here is published, to be validated there: that is what the run is for.
+    if len(without_winner) == len(targets) and not any(_waits_for_hardware(target) for target in targets):
+        return RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(map(_no_winner, without_winner)))
     return RunOutcome()
 
 
@@ -160,6 +185,10 @@ def _no_winner(target: TargetResult) -> str:
     return f"{kind} {target.policy.target.name!r} has no winner: {target.selection.reason}{hint}"
 
 
+def _waits_for_hardware(target: TargetResult) -> bool:
+    return any(c.not_runnable_here for c in target.candidates)
+
+
 def _unresolved(uri: str) -> SourceModel:
     return SourceModel(uri=uri, name=uri, version="", flavor="", path="", digest="", registry="")
 
@@ -170,7 +199,7 @@ def _no_policy(path: str) -> Policy:
     return Policy(name="", owner="", digest="", files=(path,), data=data, targets=())
 
 
-def _environment(context: Context | None) -> JsonMap:
+def _environment(context: Context | None, confinement: Confinement | None, flavor: str) -> JsonMap:
     machine = context.hardware if context else hardware()
     packages = ("compile-stage", "mlflow", "mlflow-skinny", "numpy", "onnx", "onnxruntime")
     return {
@@ -178,4 +207,6 @@ def _environment(context: Context | None) -> JsonMap:
         "hardware_fingerprint": machine.fingerprint,
         "python": python_version(),
         "packages": plugins.package_versions(*packages),
+        **({"confinement": plain(confinement)} if confinement is not None else {}),
+        **({"source_toolchain": home} if (home := plugins.source_toolchain(flavor)) else {}),
     }

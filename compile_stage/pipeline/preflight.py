@@ -7,7 +7,7 @@ is in the cache when a run follows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from compile_stage.core.errors import (
     EXIT_NOTHING_COMPILED,
     EXIT_OK,
     SourceError,
-    WorkerError,
 )
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.ports import Worker
 from compile_stage.core.records import Data, DataSpec, Job, Plan, Refusal, SampleSet, ShapeRange, SourceModel, Target
+from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.core.tensors import Signature
+from compile_stage.pipeline.inputs import source_errors, source_limits
 from compile_stage.steps.export import demand_batch_sizes, inspect
 from compile_stage.steps.sample import sample
 
@@ -40,23 +41,18 @@ def preflight(context: Context, plan: Plan) -> Plan:
     """
     by_target: list[dict[str, str]] = []
     refused: list[SourceError] = []
-    with context.worker("source", Needs.within(plan.policy.budget)) as worker:
-        try:
-            inspect(context, worker, plan.source, plan.policy.compliance)
-            checks = _Checks(context, worker, plan.source, plan.policy.data)
-            for target_policy in plan.policy.targets:
-                jobs = [job for job in plan.jobs if job.target.name == target_policy.target.name]
-                try:
-                    by_target.append(checks.reasons(jobs) if jobs else {})
-                except SourceError as error:
-                    refused.append(error)
-                    by_target.append({job.id: error.problem for job in jobs})
-        except WorkerError as error:
-            raise SourceError(
-                f"the original model could not be opened: {error.problem}",
-                fix="load and run it in its own framework first; budget.job_minutes and job_memory_mb bound it here",
-                where=plan.source.uri,
-            ) from error
+    policy = plan.policy
+    limits = source_limits(policy.budget, plan.source, policy.data, policy.files)
+    with context.source_worker(plan.source, limits) as worker, source_errors(plan.source):
+        inspect(context, worker, plan.source, plan.policy.compliance)
+        checks = _Checks(context, worker, plan.source, plan.policy.data)
+        for target_policy in plan.policy.targets:
+            jobs = [job for job in plan.jobs if job.target.name == target_policy.target.name]
+            try:
+                by_target.append(checks.reasons(jobs) if jobs else {})
+            except SourceError as error:
+                refused.append(error)
+                by_target.append({job.id: error.problem for job in jobs})
     if refused and len(refused) == len(plan.policy.targets):
         raise refused[0]
     reasons = {job_id: reason for target in by_target for job_id, reason in target.items()}
@@ -65,6 +61,7 @@ def preflight(context: Context, plan: Plan) -> Plan:
         plan,
         jobs=tuple(job for job in plan.jobs if job.id not in reasons),
         refused=(*plan.refused, *(_refusal(job, reasons[job.id]) for job in plan.jobs if job.id in reasons)),
+        notes=tuple(dict.fromkeys((*plan.notes, *checks.notes))),
         exit_code=exit_code,
         problem=problem,
     )
@@ -72,10 +69,15 @@ def preflight(context: Context, plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class _Checks:
+    """Attributes:
+    notes: How many samples the confidence of the limits needs, of the targets looked at so far.
+    """
+
     context: Context
     worker: Worker
     source: SourceModel
     data: Data
+    notes: list[str] = field(default_factory=list)
 
     def reasons(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Why jobs of one target can't pass, by their ids.
@@ -87,8 +89,10 @@ class _Checks:
         signature = self._signature(reference_target(self.source.flavor, target, jobs, self.context.hardware).device)
         demand_batch_sizes(self.source, signature, target)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
-        unproven = validation and _too_few(validation, self.data)
-        reasons = {job.id: unproven for job in jobs if unproven and not job.not_runnable_here}
+        self.notes.extend(_confidence_notes(jobs, validation))
+        too_few = validation and _too_few(validation, self.data)
+        reasons = {job.id: too_few for job in jobs if too_few and not job.not_runnable_here}
+        reasons |= _unfit_labels([job for job in jobs if job.id not in reasons], validation)
         calibrated = [job for job in jobs if plugins.needs_calibration(job.scheme) and job.id not in reasons]
         if calibrated:
             try:
@@ -99,7 +103,7 @@ class _Checks:
 
     def _signature(self, device: str) -> Signature:
         """From opening the original where a run would, so that a plan refuses what has no such device."""
-        made_by = plugins.made_by("sources", self.source.flavor)
+        made_by = plugins.cache_identity("sources", self.source.flavor)
         key = {"source": self.source.identity, "made_by": made_by, "device": device}
         where = Target(name="", device=device)
 
@@ -117,14 +121,42 @@ class _Checks:
         return sample(self.context, self.worker, self.source, role, self.data, signature, shapes)
 
 
+def _confidence_notes(jobs: Sequence[Job], validation: SampleSet | None) -> tuple[str, ...]:
+    if validation is None:
+        return confidence_notes(jobs, None)
+    return confidence_notes(jobs, validation.independent, validation.unit)
+
+
+def _unfit_labels(jobs: Sequence[Job], validation: SampleSet | None) -> dict[str, str]:
+    """Jobs with a gate whose metric can't read the labels, by their ids."""
+    from compile_stage.measure.label_needs import labels_problem
+    from compile_stage.measure.samples import open_samples
+
+    labels = open_samples(validation).labels if validation is not None and validation.has_labels else None
+    if labels is None or validation is None:
+        return {}
+    found = (
+        (job.id, labels_problem(gate.metric, labels, gate.options, queries=validation.groups > 0))
+        for job in jobs
+        if not job.not_runnable_here
+        for gate in job.gates
+    )
+    return {job_id: f"{problem}, so it could not pass" for job_id, problem in found if problem is not None}
+
+
 def _too_few(samples: SampleSet, data: Data) -> str:
     if not samples.real:
         return (
             "its validation samples are synthetic (data.validation.source), which prove nothing, so it could not pass"
         )
-    if samples.count < data.min_samples:
+    if samples.independent < data.min_samples:
+        counted = (
+            f"{samples.count} validation samples"
+            if not samples.groups
+            else f"{samples.groups} groups of validation samples"
+        )
         return (
-            f"there are {samples.count} validation samples, fewer than the {data.min_samples} that the policy asks for "
+            f"there are {counted}, fewer than the {data.min_samples} that the policy asks for "
             "(data.min_samples), so it could not pass"
         )
     return ""

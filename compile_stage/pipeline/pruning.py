@@ -1,9 +1,9 @@
-"""Candidates that are dropped before a long proof, because they are far slower than the original, and proven after all
-when they turn out to matter.
+"""Candidates that are dropped before a long validation, because they are far slower than the original, and validated
+after all when they turn out to matter.
 
 One call or two, beside whatever else runs, prove nothing: other work makes a call longer, never shorter. So a slow call
 only raises a suspicion; then candidate and original are measured in turns, in fresh processes, alone on the machine.
-Pruning changes no winner: whoever might still win is proven (`to_prove`).
+Pruning changes no winner: whoever might still win is validated (`to_validate`).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.steps.benchmark import benchmark
 
 WORTH_S = 30.0
-"""A proof that takes less than so many seconds is always made: the comparison costs about ten, most of them to load the
-original once more."""
+"""A validation that takes less than so many seconds is always made: the comparison costs about ten, most of them to
+load the original once more."""
 
 
 def quick_comparison(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> Measurement | None:
-    """What was measured of a candidate that is pruned, with the reason; None for one that is to be proven.
+    """What was measured of a candidate that is pruned, with the reason; None for one that is to be validated.
 
     Args:
         worker: The one that will validate it.
 
     Raises:
         WorkerError: It crashed, ran out of memory or took too long, and the worker is gone. Whatever else goes wrong is
-            for the proof to say.
+            for the validation to say.
     """
     context, inputs = target.context, target.inputs
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],
         "backend": job.backend,
-        "made_by": plugins.made_by("backends", job.backend),
+        "made_by": plugins.cache_identity("backends", job.backend),
         "source": inputs.source.identity,
         "samples": inputs.validation.digest,
         "target": job.target,
@@ -67,16 +67,16 @@ def _compare(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) ->
     samples, sample_s = target.inputs.validation, target.inputs.reference.sample_s
     batch_size, calls = job.target.batch_sizes[0], samples.count * len(job.target.batch_sizes)
 
-    def proof_s(call_s: float) -> float:
+    def validation_s(call_s: float) -> float:
         return call_s / batch_size * calls
 
     call_s = _one_call(worker, artifact, job.target.threads, samples, batch_size)
-    if call_s is None or call_s < FAR_SLOWER * sample_s * batch_size or proof_s(call_s) < WORTH_S:
+    if call_s is None or call_s < FAR_SLOWER * sample_s * batch_size or validation_s(call_s) < WORTH_S:
         return None
     measurement = _measure_beside_original(target, job, artifact)
     if measurement is None or not measurement.stopped_early:
         return None
-    if (lasts_s := proof_s(_quickest(measurement))) < WORTH_S:
+    if (lasts_s := validation_s(_quickest(measurement))) < WORTH_S:
         return None
     lasting = f"{lasts_s / 60:.2g} minutes" if lasts_s >= 60 else f"{lasts_s:.2g} seconds"
     why = f"{measurement.stopped_early}, so it was not validated, which would have taken about {lasting}"
@@ -88,12 +88,13 @@ def _measure_beside_original(target: TargetRun, job: Job, artifact: Artifact) ->
     policy, inputs = target.run_policy, target.inputs
     measured = benchmark(
         target.context, job.id, inputs.source, {job.id: artifact}, inputs.validation,
-        replace(job.target, batch_sizes=job.target.batch_sizes[:1]), policy.budget, seed=policy.data.seed, first_look=True,
+        replace(job.target, batch_sizes=job.target.batch_sizes[:1]), policy.budget, seed=policy.data.seed,
+        first_look=True,
     )  # fmt: skip
     return measured.measurements.get(job.id)
 
 
-def to_prove(
+def to_validate(
     candidates: Sequence[Candidate], policy: TargetPolicy, waivers: Sequence[Waiver], winner: Candidate | None
 ) -> list[Candidate]:
     """Of the pruned candidates those that might be wanted after all.
@@ -116,7 +117,7 @@ def _one_call(worker: Worker, artifact: Artifact, threads: int, samples: SampleS
     """Seconds of its second call or so; None when it could not be made."""
     try:
         worker.call("open_artifact", artifact=artifact, threads=threads)
-        turn: list[float] = worker.call("time_turn", samples=samples, batch_size=batch_size, seconds=0.0)
+        turn: list[float] = worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=0.0)
     except WorkerError as error:
         if error.kind != "exception":
             raise

@@ -5,38 +5,47 @@ What a step does is in its own file in `compile_stage.steps`. Here is only the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
+from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.errors import (
     EXIT_GATE,
     EXIT_OK,
+    AliasMovedError,
     GateError,
+    InternalError,
     NothingCompiledError,
     SourceError,
     UsageError,
     WorkerError,
 )
-from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import JsonMap, Plan, Policy, RunOutcome, SourceModel, TargetResult
-from compile_stage.pipeline.outcome import RunInProgress, ended_by, outcome_of
+from compile_stage.core.ports import Worker, WorkerLimits
+from compile_stage.core.records import Origin, Plan, Policy, RunOutcome, SourceModel, TargetResult
+from compile_stage.pipeline.inputs import source_errors, source_limits
+from compile_stage.pipeline.outcome import RunState, ended_by, outcome_of
 from compile_stage.pipeline.target import run_target
 from compile_stage.pipeline.tuning_options import announce
 from compile_stage.steps.benchmark import benchmark_successor
-from compile_stage.steps.export import inspect
+from compile_stage.steps.export import inspect, predict_original
 from compile_stage.steps.package import package
 from compile_stage.steps.plan import plan as expand
-from compile_stage.steps.promote import Incumbent, alias_of, incumbent, promote, shipped
+from compile_stage.steps.promote import alias_of, incumbent, promote, shipped
 from compile_stage.steps.publish import attach_reports, publish
 from compile_stage.steps.resolve import refuse_policy, resolve
 from compile_stage.steps.select import select
-from compile_stage.steps.tuning_records import push_records
+from compile_stage.steps.serve import demand_served
+from compile_stage.steps.sign import refuse_signing, sign
+from compile_stage.steps.sync_tuning_records import push_records
+
+_PROMOTIONS = 5  # as many others may move the alias while the run measures what it points to
 
 
 def make_plan(context: Context, policy: Policy, uri: str) -> Plan:
     """Resolve the source and expand the policy into jobs and refusals."""
+    if policy.compliance.sandbox == "required":
+        demand_confinement(context)
     source = resolve(context, uri)
     if (reason := refuse_policy(source, policy.applies_to)) is not None:
         raise UsageError(reason, where=source.uri, fix="choose another policy, or widen applies_to")
@@ -44,24 +53,43 @@ def make_plan(context: Context, policy: Policy, uri: str) -> Plan:
     return replace(plan, notes=(*plan.notes, *announce(policy, plan.jobs)))
 
 
-def run(progress: RunInProgress, context: Context, plan: Plan) -> None:
+def demand_confinement(context: Context) -> None:
+    """Raise UsageError where workers can't be kept from files and from the network."""
+    confinement = context.confinement()
+    if not confinement.complete:
+        raise UsageError(
+            "the policy requires confined workers (compliance.sandbox), and this machine can't confine them: "
+            f"{confinement.text}",
+            fix="run it on Linux 6.2 or newer with Landlock enabled, or set compliance.sandbox to best-effort; doctor "
+            "shows what is in force",
+        )
+
+
+def run(progress: RunState, context: Context, plan: Plan) -> None:
     """Everything after the plan. A job that fails and a gate that is missed are results, not exceptions.
 
     Raises:
+        UsageError: The policy requires signatures, and this run could make none that is trusted.
         RegistryError: Publication could not be finished; running again finishes it.
     """
-    with context.worker("source", Needs.within(plan.policy.budget)) as source_worker:
+    refuse_signing(plan.policy, progress.options.signer, progress.trust)
+    policy = plan.policy
+    limits = source_limits(policy.budget, plan.source, policy.data, policy.files)
+    with context.source_worker(plan.source, limits) as source_worker:
         try:
-            with _source_errors(plan.source):
-                origin = inspect(context, source_worker, plan.source, plan.policy.compliance)
-            progress.framework = origin.framework
+            with source_errors(plan.source):
+                origin = inspect(context, source_worker, plan.source, policy.compliance)
+            progress.framework, progress.notes = origin.framework, origin.notes
             progress.targets = _run_targets(context, source_worker, plan)
+            if origin.processor.text:
+                progress.targets = _predict_originals(context, source_worker, plan.source, progress.targets)
+            progress.confinement = context.confinement()
         except SourceError as error:
             progress.outcome = ended_by(error, "refused")
             progress.write_reports()
             return
-    with progress.alone_in_folder():
-        _package(progress, context, plan, origin.answer)
+    with progress.folder_lock():
+        _package(progress, context, plan, origin)
         progress.outcome = outcome_of(progress.targets)
         if progress.options.publish:
             _publish(progress, context, plan)
@@ -81,7 +109,7 @@ def _run_targets(context: Context, source_worker: Worker, plan: Plan) -> tuple[T
     refusals: list[SourceError] = []
     for policy in plan.policy.targets:
         try:
-            with _source_errors(plan.source):
+            with source_errors(plan.source):
                 results.append(run_target(context, source_worker, plan, policy))
         except SourceError as error:
             refusals.append(error)
@@ -92,13 +120,31 @@ def _run_targets(context: Context, source_worker: Worker, plan: Plan) -> tuple[T
     return tuple(results)
 
 
-def _package(progress: RunInProgress, context: Context, plan: Plan, answer: JsonMap) -> None:
-    if progress.folder is not None:
-        out = progress.folder
-        progress.targets = tuple(package(context, plan, target, answer, out) for target in progress.targets)
+def _predict_originals(
+    context: Context, source_worker: Worker, source: SourceModel, targets: Sequence[TargetResult]
+) -> tuple[TargetResult, ...]:
+    """The targets with what the original's predict() answers to their samples' texts, where there is a winner."""
+    with source_errors(source):
+        return tuple(
+            replace(target, predictions=predict_original(context, source_worker, source, target.samples["validation"]))
+            if target.winner is not None
+            else target
+            for target in targets
+        )
 
 
-def _publish(progress: RunInProgress, context: Context, plan: Plan) -> None:
+def _package(progress: RunState, context: Context, plan: Plan, origin: Origin) -> None:
+    if progress.folder is None:
+        return
+    out, signer = progress.folder, progress.options.signer
+    by = (signer.signed_by.keyid or signer.signed_by.name) if signer is not None else ""
+    progress.targets = tuple(package(context, plan, target, origin, out, by) for target in progress.targets)
+    if signer is not None:
+        for target in progress.targets:
+            sign(context, plan.policy, target, signer)
+
+
+def _publish(progress: RunState, context: Context, plan: Plan) -> None:
     """Push tuning records and bundles. Each receipt is known as soon as there is one: a later target may fail."""
     progress.targets = tuple(push_records(context, plan.source, target) for target in progress.targets)
     reports = progress.write_reports()
@@ -106,13 +152,13 @@ def _publish(progress: RunInProgress, context: Context, plan: Plan) -> None:
         _put(progress, publish(context, plan.source, target, reports))
 
 
-def _promote(progress: RunInProgress, context: Context, plan: Plan) -> None:
+def _promote(progress: RunState, context: Context, plan: Plan) -> None:
     """Move each target's alias, or say why it stays; one that stays keeps no other from moving, and a required one
     fails the run."""
     problems = []
     for target in progress.targets:
         try:
-            _put(progress, _promote_target(context, plan, target))
+            _put(progress, _promote_target(progress, context, plan, target))
         except GateError as error:
             if target.policy.target.required:
                 problems.append(str(error))
@@ -122,38 +168,37 @@ def _promote(progress: RunInProgress, context: Context, plan: Plan) -> None:
         progress.outcome = RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(problems))
 
 
-def _promote_target(context: Context, plan: Plan, target: TargetResult) -> TargetResult:
+def _promote_target(progress: RunState, context: Context, plan: Plan, target: TargetResult) -> TargetResult:
     alias = alias_of(target)
     if alias is None or target.receipt is None:
         return target
-    artifact = shipped(context, plan.source, target)
-    before, successor = incumbent(context, plan.source, target.receipt, alias, artifact), None
-    try:
-        successor = benchmark_successor(context, plan.policy, target, artifact, before.artifact)
-    except (WorkerError, SourceError, UsageError, NothingCompiledError) as error:
-        before = Incumbent(
-            obstacle=f"what the alias points to now does not run on this run's samples ({error.problem})"
-        )
-    return replace(target, receipt=promote(context, plan.source, target, alias, before, successor))
+    demanded = plan.policy.compliance.require_signature or progress.options.trust is not None
+    trust = progress.trust if demanded else None
+    version = replace(shipped(context, plan.source, target, trust), predictions=target.predictions)
+    artifact, where = version.artifact, target.policy.target
+    limits = WorkerLimits.within(plan.policy.budget, where.threads, plugins.interpreter_of(artifact.backend))
+    demand_served(context, version, where, target.samples["validation"], limits, trust)
+    for attempt in range(1, _PROMOTIONS + 1):
+        before, successor = incumbent(context, plan.source, target.receipt, alias, artifact), None
+        if before.newer:
+            note = f"alias {alias!r} stays at {before.newer}, which is newer than {plan.source.uri}"
+            return replace(target, receipt=replace(target.receipt, note=note))
+        try:
+            successor = benchmark_successor(context, plan.policy, target, artifact, before.artifact)
+        except (WorkerError, SourceError, UsageError, NothingCompiledError) as error:
+            before = replace(
+                before, obstacle=f"what the alias points to now does not run on this run's samples ({error.problem})"
+            )
+        try:
+            return replace(target, receipt=promote(context, plan.source, target, alias, before, successor))
+        except AliasMovedError:  # another stage was faster: the next attempt is against what it put there
+            if attempt == _PROMOTIONS:
+                raise
+    raise InternalError("no attempt to promote was made")
 
 
-def _put(progress: RunInProgress, changed: TargetResult) -> None:
+def _put(progress: RunState, changed: TargetResult) -> None:
     """Replace the target's result."""
     name = changed.policy.target.name
     targets: Sequence[TargetResult] = progress.targets
     progress.targets = tuple(changed if target.policy.target.name == name else target for target in targets)
-
-
-@contextmanager
-def _source_errors(source: SourceModel) -> Iterator[None]:
-    """A crash, a time-out or an error of the worker that holds the original is no job's failure: without the original
-    nothing is proven."""
-    try:
-        yield
-    except WorkerError as error:
-        last = error.detail.strip().splitlines()[-1:] if error.kind == "crash" else []
-        raise SourceError(
-            ": ".join(["the original model could not be exported, run or measured", error.problem, *last]),
-            fix="load and run it in its own framework first; budget.job_minutes and job_memory_mb bound it here",
-            where=source.uri,
-        ) from error

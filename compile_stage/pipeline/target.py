@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from compile_stage.core.context import Context
-from compile_stage.core.ports import Needs, Worker
-from compile_stage.core.records import Candidate, Plan, TargetPolicy, TargetResult
+from compile_stage.core.ports import Worker, WorkerLimits
+from compile_stage.core.records import Candidate, Plan, Selection, TargetPolicy, TargetResult
+from compile_stage.core.sample_sizes import confidence_notes
+from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.evaluate import evaluate_all
 from compile_stage.pipeline.inputs import TargetRun, prepare
 from compile_stage.pipeline.mixed_precision import search_missed
 from compile_stage.pipeline.option_tuning import lay_out, tune
-from compile_stage.pipeline.pruning import to_prove
+from compile_stage.pipeline.pruning import to_validate
 from compile_stage.steps.benchmark import benchmark_candidates
 from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.sample import compare_samples
 from compile_stage.steps.select import select
-from compile_stage.steps.tuning_records import pull_records
+from compile_stage.steps.soak import Answers, soak
+from compile_stage.steps.sync_tuning_records import pull_records
 
 
 def run_target(context: Context, source_worker: Worker, plan: Plan, policy: TargetPolicy) -> TargetResult:
@@ -30,17 +33,20 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, policy: Targ
     if not jobs:
         return _without_jobs(plan, policy)
     inputs = prepare(context, source_worker, plan.source, plan.policy.data, policy.target, jobs)
-    notes = compare_samples(context, Needs.within(plan.policy.budget), inputs.portable, inputs.samples)
+    notes = compare_samples(context, WorkerLimits.within(plan.policy.budget), inputs.portable, inputs.samples)
     notes += pull_records(context, plan.source, jobs)
+    notes += confidence_notes(jobs, inputs.validation.independent, inputs.validation.unit)
     target = TargetRun(context, plan, policy, inputs)
     candidates = evaluate_all(target, jobs, prune=policy.prunes_slow)
     if not any(candidate.has_passed for candidate in candidates):
-        candidates, proven = _prove_pruned(target, candidates, winner=None)
-        notes += proven
+        candidates, validated = _validate_pruned(target, candidates, winner=None)
+        notes += validated
     result = _compete(target, candidates)
-    while to_prove(result.candidates, policy, plan.policy.waivers, result.winner):
-        candidates, proven = _prove_pruned(target, candidates, result.winner)
-        notes += proven
+    while True:
+        candidates, validated = _validate_pruned(target, candidates, result.winner)
+        if not validated:
+            break
+        notes += validated
         result = _compete(target, candidates)
     return replace(result, samples=inputs.samples, notes=(*notes, *result.measurement_notes))
 
@@ -50,9 +56,11 @@ def _compete(target: TargetRun, candidates: Sequence[Candidate]) -> TargetResult
     policy, run_policy = target.policy, target.run_policy
     searched = search_missed(target, candidates)
     with_tuned, tuning = tune(target, searched)
-    measured, baseline = benchmark_candidates(target.context, target.plan, policy, with_tuned, target.inputs.validation)
+    inputs = target.inputs
+    proof = Proof.of(with_tuned, inputs.reference.outputs, inputs.reference.digest)
+    measured, baseline = benchmark_candidates(target.context, target.plan, policy, with_tuned, inputs.validation, proof)
     judged = tuple(judge_performance(c, policy, run_policy.waivers, target.context.today) for c in measured)
-    selection = select(judged, policy)
+    judged, selection = _soaked(target, judged)
     return TargetResult(
         policy=policy,
         candidates=judged,
@@ -62,19 +70,39 @@ def _compete(target: TargetRun, candidates: Sequence[Candidate]) -> TargetResult
     )
 
 
-def _prove_pruned(
+def _soaked(target: TargetRun, candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], Selection]:
+    """The selection whose winner holds the soak, and the candidates; whoever does not is out, and the next best is
+    called."""
+    inputs, budget = target.inputs, target.run_policy.budget
+    samples, reference = inputs.validation, inputs.reference
+    original = Answers(
+        outputs=dict(reference.outputs), digest=reference.digest, samples=samples, seed=target.run_policy.data.seed
+    )
+    while True:
+        selection = select(candidates, target.policy)
+        if selection.winner is None:
+            return tuple(candidates), selection
+        tried = {
+            c.job.id: soak(target.context, c, original, budget) for c in candidates if c.job.id == selection.winner
+        }
+        candidates = tuple(tried.get(c.job.id, c) for c in candidates)
+        if tried[selection.winner].has_passed:
+            return candidates, selection
+
+
+def _validate_pruned(
     target: TargetRun, candidates: Sequence[Candidate], winner: Candidate | None
 ) -> tuple[list[Candidate], tuple[str, ...]]:
-    """The candidates with those proven that were pruned too soon, and a sentence for each of these.
+    """The candidates with those validated that were pruned too soon, and a sentence for each of these.
 
     Args:
         winner: Of their competition; None where no candidate passed.
     """
-    wanted = to_prove(candidates, target.policy, target.run_policy.waivers, winner)
-    proven = {c.job.id: c for c in evaluate_all(target, [c.job for c in wanted])} if wanted else {}
+    wanted = to_validate(candidates, target.policy, target.run_policy.waivers, winner)
+    validated = {c.job.id: c for c in evaluate_all(target, [c.job for c in wanted])} if wanted else {}
     because = f"{winner.job.id} is not far ahead of it" if winner is not None else "no other candidate passed"
     notes = tuple(f"{c.job.id} was pruned ({c.reason}), and then validated after all, since {because}" for c in wanted)
-    return [proven.get(c.job.id, c) for c in candidates], notes
+    return [validated.get(c.job.id, c) for c in candidates], notes
 
 
 def _without_jobs(plan: Plan, policy: TargetPolicy) -> TargetResult:

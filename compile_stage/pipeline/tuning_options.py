@@ -88,7 +88,7 @@ def is_better(own: Measurement, before: Measurement, policy: TargetPolicy) -> tu
 
 def announce(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
     """A note for each target that tunes options: what may be tried beyond the jobs. On which job is known when they are
-    proven."""
+    validated."""
     for target in (target_policy.target for target_policy in policy.targets if target_policy.ladder):
         offered: dict[str, None] = {}
         for job in jobs:
@@ -96,7 +96,10 @@ def announce(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
                 names = ", ".join(f"{option.kind} {option.name}" for option in options)
                 offered[f"{job.backend}: {names}"] = None
         listed = "; ".join(offered) or "none of its backends offers any"
-        yield f"option tuning of {target.name}: on top of the fastest candidate that passes, its backend's options are tried one by one ({listed})"
+        yield (
+            f"option tuning of {target.name}: on top of the fastest candidate that passes, its backend's options are "
+            f"tried one by one ({listed})"
+        )
 
 
 def _laid_over(asked: JsonMap, more: JsonMap) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 
 _ARRAYS = (
-    "bool", "str", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "bool", "str", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+    "float64",
 )  # fmt: skip
 
 
@@ -61,26 +62,31 @@ def describe(
 
 
 def refuse_form(backend: Backend, model: PortableModel, target: Target) -> str | None:
-    """The first lines of `Backend.refuse`: the reason when the model is of a form that the backend does not take, or has fixed its batch
-    to another size than the target asks for."""
+    """The first lines of `Backend.refuse`: the reason when the model is of a form that the backend does not take, or
+    has fixed its batch to another size than the target asks for."""
     if model.form not in backend.capabilities.forms:
         return f"{backend.name} takes {' or '.join(backend.capabilities.forms)}, not {model.form}"
     return model.signature.refuse_batch_sizes(target.batch_sizes)
 
 
 def refuse_types(signature: Signature) -> str | None:
-    """The reason when an input or output is of a type that NumPy has no array of (bfloat16, 8-bit floats, 4-bit integers): runtimes take and hand
-    out such data as that of another type of the same width, so that every value would be another. Inside of the graph they may be."""
+    """The reason when an input or output is of a type that NumPy has no array of (bfloat16, 8-bit floats, 4-bit
+    integers): runtimes take and hand out such data as that of another type of the same width, so that every value would
+    be another. Inside of the graph they may be."""
     for word, specs in (("input", signature.inputs), ("output", signature.outputs)):
         for spec in specs:
             if spec.dtype not in _ARRAYS:
-                return f"{word} {spec.name!r} is {spec.dtype}, which NumPy has no arrays of; cast it within the model, to float32 or an integer type"
+                return (
+                    f"{word} {spec.name!r} is {spec.dtype}, which NumPy has no arrays of; cast it within the model, to "
+                    "float32 or an integer type"
+                )
     return None
 
 
 def trial_filler(model: PortableModel) -> Callable[[TensorSpec, Sequence[int]], Any]:
-    """What fills an input, of a shape, for a first call of what was compiled of an ONNX model: whether it runs at all. Zeros are indices that every
-    table has; but an integer divided by 0 ends the process, so where operators divide (Range and Slice do by their step) integers are 1."""
+    """What fills an input, of a shape, for a first call of what was compiled of an ONNX model: whether it runs at all.
+    Zeros are indices that every table has; but an integer divided by 0 ends the process, so where operators divide
+    (Range and Slice do by their step) integers are 1."""
     import numpy as np
     import onnx
 

@@ -1,8 +1,11 @@
-"""Fixed shapes, for compilers that need them: which are compiled, and how a batch of any size in between goes through them.
+"""Fixed shapes, for compilers that need them: which are compiled, and how a batch of any size in between goes through
+them.
 
-A bucket gives every free dimension of the inputs one size. A batch is run in the smallest bucket that holds it: padded up to the bucket's shapes, and what comes out cut
-back. Rows are padded with copies of the last row, since rows do not see each other; all else with zeros, which is right for a model that is given what is padding (an attention
-mask), and wrong for one that is not. Which of the two a model is, validation finds out: it runs sizes between those of the buckets (`measure.corners`).
+A bucket gives every free dimension of the inputs one size. A batch is run in the smallest bucket that holds it: padded
+up to the bucket's shapes, and what comes out cut back. Rows are padded with copies of the last row, since rows do not
+see each other; all else with zeros, which is right for a model that is given what is padding (an attention mask), and
+wrong for one that is not. Which of the two a model is, validation finds out: it runs sizes between those of the buckets
+(`measure.corners`).
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ LIMIT = 16
 
 
 def refuse_buckets(name: str, signature: Signature, target: Target) -> str | None:
-    """The reason why a model can't be cut into buckets for a target: text, a dimension whose sizes nobody says, or too many of them.
+    """The reason why a model can't be cut into buckets for a target: text, a dimension whose sizes nobody says, or too
+    many of them.
 
     Args:
         name: The backend's, for the message.
@@ -38,20 +42,23 @@ def refuse_buckets(name: str, signature: Signature, target: Target) -> str | Non
     for spec in signature.inputs:
         for dim in spec.shape:
             if isinstance(dim, str) and not sizes[dim]:
-                return f"{name} compiles for fixed shapes, and the size of {dim!r} in {spec} is not known: say it under the target's shapes"
+                return (
+                    f"{name} compiles for fixed shapes, and the size of {dim!r} in {spec} is not known: say it under "
+                    "the target's shapes"
+                )
     count = math.prod(map(len, sizes.values()))
     if count > LIMIT:
         listed = "; ".join(f"{dim}: {', '.join(map(str, found))}" for dim, found in sizes.items() if len(found) > 1)
         return (
-            f"{name} compiles for fixed shapes, and the target asks for {count} of them ({listed}), more than {LIMIT}: give fewer batch_sizes, or equal "
-            "min, typical and max"
+            f"{name} compiles for fixed shapes, and the target asks for {count} of them ({listed}), more than {LIMIT}: "
+            "give fewer batch_sizes, or equal min, typical and max"
         )
     return None
 
 
 def buckets(signature: Signature, target: Target) -> list[Shapes]:
-    """The inputs' shapes of each bucket, smallest first: every combination of the target's batch sizes with the min, typical and max of each other free dimension.
-    Ask `refuse_buckets` first."""
+    """The inputs' shapes of each bucket, smallest first: every combination of the target's batch sizes with the min,
+    typical and max of each other free dimension. Ask `refuse_buckets` first."""
     sizes = _sizes(signature, target)
     found = (
         tuple(tuple(dim if isinstance(dim, int) else chosen[dim] for dim in spec.shape) for spec in signature.inputs)
@@ -133,19 +140,22 @@ class Router:
     def _too_large(self, arrays: Sequence[Array]) -> UsageError:
         name, largest = self._signature.inputs[0].name, self._buckets[-1]
         return UsageError(
-            f"{self._name} compiled this model for shapes up to {list(largest[0])} of {name!r}, and {list(arrays[0].shape)} is larger",
+            f"{self._name} compiled this model for shapes up to {list(largest[0])} of {name!r}, and "
+            f"{list(arrays[0].shape)} is larger",
             fix="name that size in the target's batch_sizes or shapes and compile it again",
         )
 
     def _uncut(self, output: str, dim: str, shapes: Shapes) -> UsageError:
         return UsageError(
-            f"output {output!r} has the size {dim!r}, which is no input's, so this batch can't be padded to {list(shapes[0])}",
+            f"output {output!r} has the size {dim!r}, which is no input's, so this batch can't be padded to "
+            f"{list(shapes[0])}",
             fix="name the batch's own size in the target's batch_sizes or shapes and compile it again",
         )
 
 
 def _sizes(signature: Signature, target: Target) -> dict[str, list[int]]:
-    """Free dimension → the sizes that the target asks for. An attention mask follows the ids that the target speaks of, since their dimension is one."""
+    """Free dimension → the sizes that the target asks for. An attention mask follows the ids that the target speaks of,
+    since their dimension is one."""
     sizes: dict[str, set[int]] = {}
     for spec in signature.inputs:
         for axis, dim in enumerate(spec.shape):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from compile_stage.core.ports import Session
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Signature
 
 
 def flat_module(program: Any) -> Any:
-    """The module of an exported program with its inputs in a row, in the order of the signature, and its outputs as a tuple.
+    """The module of an exported program with its inputs in a row, in the order of the signature, and its outputs as a
+    tuple.
 
-    It takes sizes that the program was not exported for, a batch of 1 above all: who exports or traces it anew finds out which are right.
+    It takes sizes that the program was not exported for, a batch of 1 above all: who exports or traces it anew finds
+    out which are right.
     """
     import torch
 
@@ -44,8 +48,8 @@ def free_axes(signature: Signature) -> tuple[dict[int, Any], ...]:
 
 
 def use_threads(count: int) -> None:
-    """Have PyTorch compute with so many threads, in the thread that calls: its own are a setting of the process, and OpenMP's one of the calling
-    thread, which asking sets."""
+    """Have PyTorch compute with so many threads, in the thread that calls: its own are a setting of the process, and
+    OpenMP's one of the calling thread, which asking sets."""
     import torch
 
     if torch.get_num_threads() != count:
@@ -62,3 +66,18 @@ def threads_restored() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class _Closable(Session, Protocol):
+    def close(self) -> None: ...
+
+
+@contextmanager
+def opened(session: _Closable) -> Iterator[Session]:
+    """What `Backend.open` returns for a session that computes in PyTorch: it is closed at the end, and the process has
+    its threads back."""
+    with threads_restored():
+        try:
+            yield session
+        finally:
+            session.close()

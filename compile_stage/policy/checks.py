@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 
 from compile_stage.core import plugins
 from compile_stage.policy.locks import unknown_locks
-from compile_stage.policy.metrics import METRICS, PERFORMANCE
+from compile_stage.policy.metrics import CUSTOM, METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 from compile_stage.policy.schema import SHIPPED_PRECISIONS
 
@@ -31,7 +31,8 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
         forgiven: Paths whose absence has been explained already.
     """
     yield from unknown_locks(tree)
-    yield from _signature(tree)
+    yield from _python(tree)
+    yield from _trusted_keys(tree)
     for role in ("validation", "calibration"):
         yield from _data_file(tree, ("data", role, "source"))
     yield from _backend_names(tree, ("compliance", "allowed_backends"))
@@ -61,6 +62,7 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
             yield from _limits(tree, (*path, "tolerances", precision), forgiven)
             for output, _ in target.items("tolerances", precision, "outputs"):
                 yield from _limits(tree, (*path, "tolerances", precision, "outputs", output), forgiven)
+    yield from _queries(tree)
     for index, waiver in enumerate(tree.elements("waivers")):
         yield from _waiver(tree, waiver, ("waivers", index), today)
 
@@ -71,8 +73,15 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
 def data_file(node: Node) -> str | None:
     """The absolute path that a `file:` source means: relative to the file that names it; None for another source."""
     kind, _, name = str(node.value).partition(":")
-    if kind != "file":
-        return None
+    return _located(node, name) if kind == "file" else None
+
+
+def located(node: Node) -> str:
+    """The absolute path that a file name means: relative to the file that gives it."""
+    return _located(node, str(node.value))
+
+
+def _located(node: Node, name: str) -> str:
     folder = FilePath(node.place.file).parent if node.place.line else FilePath()
     return str((folder / name).resolve())
 
@@ -85,13 +94,43 @@ def _data_file(tree: Node, path: Path) -> Iterator[Problem]:
         yield Problem(node.place, show_path(path), wrong, "a path is relative to the policy file that names it")
 
 
-def _signature(tree: Node) -> Iterator[Problem]:
-    """`steps.plan` refuses it too, for policies that no file made."""
-    path: Path = ("compliance", "require_signature")
-    node = tree.get(*path)
-    if node is not None and node.value is True:
-        wrong = "this version can't verify signatures, so every run would be refused"
-        yield Problem(node.place, show_path(path), wrong, "false")
+def _trusted_keys(tree: Node) -> Iterator[Problem]:
+    for index, node in enumerate(tree.elements("compliance", "trusted_keys")):
+        file = located(node)
+        if isinstance(node.value, str) and not FilePath(file).is_file():
+            wrong = f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
+            allowed = "a path is relative to the policy file that names it"
+            yield Problem(node.place, show_path(("compliance", "trusted_keys", index)), wrong, allowed)
+
+
+def _python(tree: Node) -> Iterator[Problem]:
+    """Functions that a policy names though `compliance.allow_python` is false."""
+    rule = tree.get("compliance", "allow_python")
+    if rule is None or rule.value is not False:
+        return
+    named: list[tuple[Path, Place]] = []
+    for role in ("validation", "calibration"):
+        source = tree.get("data", role, "source")
+        if source is not None and str(source.value).startswith(CUSTOM):
+            named.append((("data", role, "source"), source.place))
+    for path in _tolerance_paths(tree):
+        named += [
+            ((*path, metric), tree.place_of((*path, metric), of_key=True))
+            for metric, node in tree.items(*path)
+            if metric.startswith(CUSTOM) and node.value is not None
+        ]
+    for path, place in named:
+        message = f"a policy may name no Python function: compliance.allow_python is false ({rule.place.origin})"
+        yield Problem(place, show_path(path), message, "samples of a file, and metrics by name")
+
+
+def _tolerance_paths(tree: Node) -> Iterator[Path]:
+    """Every group of limits: of the policy and of its targets, for all outputs and for one."""
+    for base in ((), *(("targets", name) for name, _ in tree.items("targets"))):
+        for precision, _ in tree.items(*base, "tolerances"):
+            group = (*base, "tolerances", precision)
+            yield group
+            yield from ((*group, "outputs", output) for output, _ in tree.items(*group, "outputs"))
 
 
 # ---------------------------------------------------------------------------------------------------------- backends
@@ -160,7 +199,10 @@ def _shapes(tree: Node, target: Path) -> Iterator[Problem]:
         for low, high in (("min", "typical"), ("typical", "max"), ("min", "max")):
             wrong = _axis_out_of_order(ranges.get(low), ranges.get(high))
             if wrong is not None and not (low == "min" and high == "max" and "typical" in ranges):
-                message = f"axis {wrong} of {low} ({ranges[low][wrong]}) is larger than that of {high} ({ranges[high][wrong]})"
+                message = (
+                    f"axis {wrong} of {low} ({ranges[low][wrong]}) is larger than that of {high} "
+                    f"({ranges[high][wrong]})"
+                )
                 place = shape.place_of((low,))
                 yield Problem(place, show_path((*path, low)), message, "min <= typical <= max in every axis")
         if "min" in ranges and "max" in ranges and ranges["min"][0] <= ranges["max"][0]:
@@ -241,6 +283,15 @@ def _limits(tree: Node, path: Path, forgiven: Collection[Path]) -> Iterator[Prob
             yield Problem(node.place, here, message, "name the array or column that holds them")
 
 
+def _queries(tree: Node) -> Iterator[Problem]:
+    """Queries are groups, so that both can't be named; and rankings need them."""
+    groups, queries = (tree.get("data", key) for key in ("groups", "queries"))
+    named = queries is not None and queries.value is not None
+    if queries is not None and named and groups is not None and groups.value is not None:
+        wrong = "data.groups is named too, and the queries are the groups"
+        yield Problem(queries.place, "data.queries", wrong, "one of data.groups, data.queries")
+
+
 def gate_name(word: str) -> str:
     """What a waiver calls a gate → the gate's metric: `min_speedup` is `speedup`."""
     return PERFORMANCE.get(word, word)
@@ -281,6 +332,8 @@ def _gates(tree: Node, target: str) -> list[str]:
             names |= {
                 metric: None for metric, node in tree.items(*group) if metric != "outputs" and node.value is not None
             }
+    made = tree.get("data", "robustness", "samples")
+    names |= {"robustness": None} if made is not None and made.value else {}
     performance = tree.items("targets", target, "performance")
     names |= {PERFORMANCE[key]: None for key, node in performance if key in PERFORMANCE and node.value is not None}
     return list(names)

@@ -9,7 +9,7 @@ from typing import Any
 from compile_stage.core import records
 from compile_stage.core.digest import digest_of, plain
 from compile_stage.policy import schema
-from compile_stage.policy.checks import data_file, gate_name
+from compile_stage.policy.checks import data_file, gate_name, located
 from compile_stage.policy.metrics import METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path
 
@@ -22,10 +22,11 @@ def to_policy(document: schema.PolicyDocument, tree: Node, files: tuple[str, ...
         digest="",
         files=files,
         data=records.Data(
-            validation=_data_spec(document.data.validation),
-            calibration=_data_spec(document.data.calibration),
+            validation=_data_spec(document.data.validation, document.data),
+            calibration=_data_spec(document.data.calibration, document.data),
             min_samples=document.data.min_samples,
             seed=document.data.seed,
+            robustness=_robustness(document.data.robustness),
         ),
         targets=tuple(_target(name, target, tree) for name, target in document.targets.items()),
         applies_to=records.AppliesTo(names=tuple(document.applies_to.names), tags=document.applies_to.tags),
@@ -35,33 +36,53 @@ def to_policy(document: schema.PolicyDocument, tree: Node, files: tuple[str, ...
         publish_name=document.publish.name,
     )
     policy = replace(policy, digest=_digest(policy))
-    return replace(policy, data=_located_data(policy.data, tree))
+    trusted = tuple(map(located, tree.elements("compliance", "trusted_keys")))
+    return replace(
+        policy,
+        data=_located_data(policy.data, tree),
+        compliance=replace(policy.compliance, trusted_keys=trusted),
+    )
+
+
+def _robustness(robustness: schema.Robustness) -> records.Robustness | None:
+    return records.Robustness(**robustness.model_dump()) if robustness.samples else None
 
 
 def _digest(policy: records.Policy) -> str:
-    """Of what the policy means: not of where it was written, and of data files by the name that the policy gives
-    them."""
-    return digest_of(_without_origins({**plain(policy), "files": [], "digest": ""}))
+    """Of what the policy means: not of where it was written, and of data and key files by the name that the policy
+    gives them."""
+    return digest_of(_without_origins({**plain(policy), "files": [], "digest": "", "warnings": []}))
 
 
 def _without_origins(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_origins(item) for key, item in value.items() if key != "origin"}
+        # Policies from before there were groups and queries keep their digest.
+        later = ("groups", None), ("whole_groups", False)
+        kept = {key: item for key, item in value.items() if key != "origin" and (key, item) not in later}
+        return {key: _without_origins(item) for key, item in kept.items()}
     return [_without_origins(item) for item in value] if isinstance(value, list) else value
 
 
-def _data_spec(data: schema.DataSet) -> records.DataSpec:
-    return records.DataSpec(source=data.source, labels=data.labels, max_samples=data.max_samples)
+def _data_spec(samples: schema.DataSet, data: schema.Data) -> records.DataSpec:
+    return records.DataSpec(
+        source=samples.source,
+        labels=samples.labels,
+        max_samples=samples.max_samples,
+        groups=data.groups or data.queries,
+        whole_groups=data.queries is not None,
+    )
 
 
 def _located_data(data: records.Data, tree: Node) -> records.Data:
-    def located(spec: records.DataSpec, role: str) -> records.DataSpec:
+    def with_path(spec: records.DataSpec, role: str) -> records.DataSpec:
         node = tree.get("data", role, "source")
         file = data_file(node) if node is not None else None
         return spec if file is None else replace(spec, source=f"file:{file}")
 
     return replace(
-        data, validation=located(data.validation, "validation"), calibration=located(data.calibration, "calibration")
+        data,
+        validation=with_path(data.validation, "validation"),
+        calibration=with_path(data.calibration, "calibration"),
     )
 
 
@@ -69,9 +90,12 @@ def _compliance(compliance: schema.Compliance) -> records.Compliance:
     allowed = compliance.allowed_backends
     return records.Compliance(
         allow_pickle=compliance.allow_pickle,
+        allow_python=compliance.allow_python,
         allowed_backends=None if allowed is None else tuple(allowed),
         require_signature=compliance.require_signature,
+        trusted_keys=tuple(compliance.trusted_keys),
         on_hardware_mismatch=compliance.on_hardware_mismatch,
+        sandbox=compliance.sandbox,
     )
 
 
@@ -144,7 +168,14 @@ def _limit_gates(limits: schema.Limits, tree: Node, path: Path, output: str | No
 
 def _gate(metric: str, value: Any, output: str | None, origin: str) -> records.Gate:
     if isinstance(value, schema.CustomLimit):
-        return records.Gate(metric=metric, limit=value.limit, direction=value.direction, output=output, origin=origin)
+        return records.Gate(
+            metric=metric,
+            limit=value.limit,
+            direction=value.direction,
+            output=output,
+            confidence=value.confidence,
+            origin=origin,
+        )
     known = METRICS[metric]
     limit, confidence, options = _limit(value)
     return records.Gate(
@@ -163,11 +194,19 @@ def _limit(value: Any) -> tuple[float, float | None, dict[str, Any]]:
     """(limit, confidence, options) of one limit in its written-out form."""
     match value:
         case schema.Drop(max_drop=float(limit)):
-            return limit, value.confidence, {"drop": "max_drop"}
+            return limit, value.confidence, {"drop": "max_drop", **_how(value)}
         case schema.Drop(max_relative_drop=float(limit)):
-            return limit, value.confidence, {"drop": "max_relative_drop"}
+            return limit, value.confidence, {"drop": "max_relative_drop", **_how(value)}
         case schema.Closeness():
             return 1.0, None, {"rtol": value.rtol, "atol": value.atol}
         case schema.TopK():
             return value.limit, None, {"k": value.k}
+        case schema.ColumnLimit():
+            return value.limit, None, {"floor": value.floor}
     return float(value), None, {}
+
+
+def _how(drop: schema.Drop) -> dict[str, Any]:
+    """The options of the metric of that kind of drop, beside the limit."""
+    own = type(drop).model_fields.keys() - schema.Drop.model_fields.keys()
+    return {key: value for key in sorted(own) if (value := getattr(drop, key)) is not None}

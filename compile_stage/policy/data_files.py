@@ -1,5 +1,5 @@
-"""What `lint` looks up in the data files that a policy names: how many samples there are, and whether the labels are
-there.
+"""What `lint` looks up in the data files that a policy names: how many samples there are, whether they are enough for
+the confidence that limits ask for, and whether the labels are there.
 
 Headers are read, and no more lines than it takes to know. The files may differ where the policy runs, so these are
 warnings.
@@ -14,10 +14,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
+from compile_stage.core.sample_sizes import samples_for_drop
+from compile_stage.core.table_files import MAX_HEADER_BYTES, MAX_LINE_BYTES, demand_bounded_csv
 from compile_stage.policy.checks import data_file
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
 
-_NO_PROOF = "so no candidate can pass"
+# What the readers raise for files that are not what their names say.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    LookupError,
+    TypeError,
+    MemoryError,
+    RecursionError,
+    zipfile.BadZipFile,
+    csv.Error,
+)
+_SO_NONE_PASSES = "so no candidate can pass"
 
 
 @dataclass(frozen=True)
@@ -37,29 +51,34 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
     """What is wrong with the data of a resolved policy, as far as it lies on this machine."""
     needed = tree.get("data", "min_samples")
     minimum = needed.value if needed is not None and isinstance(needed.value, int) else 0
+    limits = _limits_with_confidence(tree)
+    yield from _never_shown(limits)
     for role in ("validation", "calibration"):
         path: Path = ("data", role, "source")
         source = tree.get(*path)
         if source is None:
             continue
         if role == "validation":
-            yield from _too_few_taken(tree, minimum)
+            yield from _too_few_taken(tree, minimum, limits)
         file = data_file(source)
         if file is None or not FilePath(file).is_file():
             continue
         try:
-            contents = read_contents(FilePath(file), minimum)
+            contents = read_contents(FilePath(file), max(minimum, *(limit.needed or 0 for limit in limits), 0))
         except ImportError:
             wrong = "parquet files are read with pyarrow, which is not installed here"
             yield Problem(source.place, show_path(path), wrong, 'pip install "compile-stage[parquet]"')
             continue
-        # What the readers raise for files that are not what their names say.
-        except (OSError, ValueError, SyntaxError, LookupError, zipfile.BadZipFile, csv.Error) as error:
+        except _UNREADABLE as error:
             yield Problem(source.place, show_path(path), f"{file} can't be read: {error}")
             continue
         if role == "validation" and contents.rows < minimum:
-            wrong = f"{file} holds {contents.rows} samples, fewer than data.min_samples ({minimum}), {_NO_PROOF}"
+            wrong = f"{file} holds {contents.rows} samples, fewer than data.min_samples ({minimum}), {_SO_NONE_PASSES}"
             yield Problem(source.place, show_path(path), wrong, "name a file with more samples")
+        elif role == "validation":
+            yield from _too_few_to_show(limits, contents.rows, source, f"{file} holds {contents.rows} samples")
+        if role == "validation":
+            yield from _groups_that_are_not_there(tree, file, contents)
         labels = tree.get("data", role, "labels")
         if labels is not None and labels.value is not None and labels.value not in contents.names:
             wrong = f"{file} has no labels {labels.value!r}, so every run is refused"
@@ -67,14 +86,78 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
             yield Problem(labels.place, show_path(("data", role, "labels")), wrong, f"it has {held}")
 
 
-def _too_few_taken(tree: Node, minimum: int) -> Iterator[Problem]:
+def _groups_that_are_not_there(tree: Node, file: str, contents: Contents) -> Iterator[Problem]:
+    for key in ("groups", "queries"):
+        named = tree.get("data", key)
+        if named is not None and named.value is not None and named.value not in contents.names:
+            wrong = f"{file} has no {key} {named.value!r}, so every run is refused"
+            yield Problem(named.place, f"data.{key}", wrong, f"it has {', '.join(contents.names) or 'nothing'}")
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """A limit with a confidence, of a precision that a target asks for.
+
+    Attributes:
+        needed: The least number of samples that can show it; None when none can.
+    """
+
+    node: Node
+    path: Path
+    needed: int | None
+
+
+def _limits_with_confidence(tree: Node) -> list[_Limit]:
+    limits: dict[tuple[str, int | None], _Limit] = {}
+    for target, settings in tree.items("targets"):
+        for precision in dict.fromkeys(str(node.value) for node in settings.elements("precisions")):
+            base: Path = ("targets", target, "tolerances", precision)
+            paths = [base, *((*base, "outputs", output) for output, _ in tree.items(*base, "outputs"))]
+            for path in paths:
+                node = tree.get(*path, "accuracy")
+                limit = _limit_of(node, (*path, "accuracy")) if node is not None and node.is_map else None
+                if limit is not None:
+                    limits.setdefault((str(limit.node.place), limit.needed), limit)
+    return list(limits.values())
+
+
+def _limit_of(node: Node, path: Path) -> _Limit | None:
+    confidence = node.get("confidence")
+    drops = [child for key in ("max_drop", "max_relative_drop") if (child := node.get(key)) is not None]
+    drop = next((child.value for child in drops if child.value is not None), None)
+    if confidence is None or not isinstance(confidence.value, float) or not isinstance(drop, int | float):
+        return None
+    return _Limit(node, path, samples_for_drop(float(drop), confidence.value))
+
+
+def _never_shown(limits: list[_Limit]) -> Iterator[Problem]:
+    for limit in limits:
+        if limit.needed is None:
+            wrong = "no number of samples shows a drop of at most 0 with a confidence, so it is never shown"
+            yield Problem(limit.node.place, show_path(limit.path), wrong, "a limit above 0, or confidence: null")
+
+
+def _too_few_to_show(limits: list[_Limit], count: int, source: Node, holds: str) -> Iterator[Problem]:
+    for limit in limits:
+        if limit.needed is not None and limit.needed > count:
+            wrong = (
+                f"{holds}, and {limit.path[3]} accuracy needs at least {limit.needed} to be shown at its confidence, "
+                "so it would be NOT_RUN"
+            )
+            here = limit.node.place if not limit.node.place.is_shipped else source.place
+            yield Problem(here, show_path(limit.path), wrong, "more samples, a wider limit, or confidence: null")
+
+
+def _too_few_taken(tree: Node, minimum: int, limits: list[_Limit]) -> Iterator[Problem]:
     source, taken = tree.get("data", "validation", "source"), tree.get("data", "validation", "max_samples")
     if source is not None and source.value == "synthetic":
-        wrong = f"synthetic samples prove nothing, {_NO_PROOF}"
+        wrong = f"synthetic samples prove nothing, {_SO_NONE_PASSES}"
         yield Problem(source.place, "data.validation.source", wrong, "name real samples")
     elif taken is not None and isinstance(taken.value, int) and taken.value < minimum:
-        wrong = f"{taken.value} samples are fewer than data.min_samples ({minimum}), {_NO_PROOF}"
+        wrong = f"{taken.value} samples are fewer than data.min_samples ({minimum}), {_SO_NONE_PASSES}"
         yield Problem(taken.place, "data.validation.max_samples", wrong, f"a number >= {minimum}")
+    elif taken is not None and isinstance(taken.value, int):
+        yield from _too_few_to_show(limits, taken.value, taken, f"{taken.value} samples are taken (max_samples)")
 
 
 def read_contents(path: FilePath, at_most: int) -> Contents:
@@ -101,14 +184,18 @@ def _npz(path: FilePath, _: int) -> Contents:
                 with archive.open(member) as stream:
                     version = stream.read(8)[6]
                     size = int.from_bytes(stream.read(2 if version == 1 else 4), "little")
+                    if size > MAX_HEADER_BYTES:
+                        raise ValueError(f"the header of {member} has {size:,} bytes")
                     header = ast.literal_eval(stream.read(size).decode("latin-1"))
                 shapes[member.removesuffix(".npy")] = header["shape"]
     return Contents(rows=min((shape[0] for shape in shapes.values() if shape), default=0), names=tuple(shapes))
 
 
 def _csv(path: FilePath, at_most: int) -> Contents:
+    demand_bounded_csv(path)
     with path.open(newline="", encoding="utf-8") as stream:
-        lines = (line for line in csv.reader(stream) if line)
+        bounded = iter(lambda: stream.readline(MAX_LINE_BYTES), "")
+        lines = (line for line in csv.reader(bounded) if line)
         names = tuple(next(lines, ()))
         rows = sum(1 for _ in zip(range(at_most), lines, strict=False))
     return Contents(rows=rows, names=names)

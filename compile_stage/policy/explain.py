@@ -39,16 +39,18 @@ def explain(
     target: str | None = None,
     *,
     today: date | None = None,
+    roots: Sequence[str | os.PathLike[str]] = (),
 ) -> list[Row]:
     """Every resolved value with its origin. Sections that a target may override are listed as each target has them.
 
     Args:
         target: A name or a glob; only these targets' rows (beside the policy's own) are listed. None: all.
+        roots: Folders beside the policy's own root that `extends` may name files of.
 
     Raises:
         PolicyError: The policy has mistakes, or no target matches.
     """
-    resolved = read_policy(path, sets, today=today, base=True)
+    resolved = read_policy(path, sets, today=today, base=True, roots=roots)
     names = [name for name, _ in resolved.tree.items("targets")]
     kept, unmatched = match_targets(names, [target] if target is not None else [])
     if resolved.problems or unmatched:

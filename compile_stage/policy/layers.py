@@ -23,14 +23,18 @@ from compile_stage.policy.messages import check_schema
 from compile_stage.policy.metrics import METRICS
 from compile_stage.policy.nodes import SHIPPED, Node, Path, Place, Problem, a_map, merge, show_path, without
 from compile_stage.policy.parse import MAX_BYTES, parse_bytes, parse_text
+from compile_stage.policy.roots import Roots
 from compile_stage.policy.schema import OVERRIDABLE
 from compile_stage.policy.versions import check_version
 
 MAX_EXTENDS = 8  # files deep
 Change: TypeAlias = Callable[[str, Node], Node]
 NodeChange: TypeAlias = Callable[[Node], Node]
+PathLike: TypeAlias = str | os.PathLike[str]
 
 _DEFAULTS = FilePath(__file__).parent / "defaults.yaml"
+_STARTS_WITH = "a policy starts with apiVersion: compile-stage/v1"
+_POLICY_START = b"apiVersion: compile-stage/"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -63,9 +67,13 @@ def shipped() -> Node:
     return tree
 
 
-def read_layers(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> Layers:
-    """Read a policy, all that it extends and the `--set` arguments; problems are collected, not raised."""
-    reader = _FileReader()
+def read_layers(path: PathLike, sets: Sequence[str] = (), roots: Sequence[PathLike] = ()) -> Layers:
+    """Read a policy, all that it extends and the `--set` arguments; problems are collected, not raised.
+
+    Args:
+        roots: Folders beside the policy's own root that `extends` may name files of (`policy.roots`).
+    """
+    reader = _FileReader(Roots(path, roots))
     tree = reader.read(os.fspath(path), (), None, "")
     layers = Layers(
         files=tree or Node({}, Place(os.fspath(path), 1, 1)),
@@ -83,7 +91,8 @@ def read_layers(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> Layer
 class _FileReader:
     """Reads a file and, before it, what it extends. Each file is read once, however many extend it."""
 
-    def __init__(self) -> None:
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
         self.problems: list[Problem] = []
         self.cut: set[Path] = set()
         self.names: list[str] = []
@@ -114,17 +123,26 @@ class _FileReader:
             message = f"{shown} is the {len(chain) + 1}th file of a chain of extends"
             self.problems.append(Problem(place, path, message, f"at most {MAX_EXTENDS} files deep"))
             return None
+        if named is not None and not self._roots.hold(shown):  # nor is it said whether it is there
+            wrong = f"{shown} lies outside of {self._roots.own}, the root of this policy"
+            allowed = "a file below it, or below a folder that --policy-root names"
+            self.problems.append(Problem(place, path, wrong, allowed))
+            self._done[real] = None
+            return None
         raw = _read_bytes(FilePath(shown))
         if isinstance(raw, str):
             self.problems.append(Problem(place, path, raw if named is None else f"{shown} {raw}"))
+            self._done[real] = None
+            return None
+        if not self._roots.hold(shown) and _POLICY_START not in raw:  # a link to a file that is not to be quoted
+            self.problems.append(Problem(Place(shown, 1, 1), "", "the file is no policy", _STARTS_WITH))
             self._done[real] = None
             return None
         tree, problems = parse_bytes(raw, shown)
         self.problems += problems
         if tree is not None and not tree.is_map:
             kind = "a list" if tree.is_list else "a single value"
-            allowed = "a policy starts with apiVersion: compile-stage/v1"
-            self.problems.append(Problem(Place(shown, 1, 1), "", f"the file holds {kind}, not a map", allowed))
+            self.problems.append(Problem(Place(shown, 1, 1), "", f"the file holds {kind}, not a map", _STARTS_WITH))
             tree = None
         merged = self._checked(tree, shown, (*chain, real)) if tree is not None else None
         self._done[real] = merged
@@ -290,11 +308,16 @@ def _target(name: str, top: Node, layers: Layers, has_labels: bool) -> Node:
     return Node({**merged.value, **sections}, merged.place, keys=merged.keys)
 
 
+_OF_CLASSES = {"accuracy", "f1", "class_recall", "ece"}
+"""Task metrics that read an output as classes."""
+
+
 def _fitting(has_labels: bool, limits: Node) -> Node:
     """The limits of a precision without the shipped task metric where that makes no sense.
 
     It is for data with labels, and gives way to a task metric that the policy chose itself, for all outputs or for one:
-    nobody who asks for r2 wants accuracy too. Whether the labels are classes is seen only when they are read
+    nobody who asks for r2 wants accuracy too. The limit on the recall of a class stays beside metrics that count
+    classes too. Whether the labels are classes is seen only when they are read
     (`measure.metrics.CLASSES_ONLY`).
     """
     tasks = dict(_task_limits(limits))
@@ -303,7 +326,9 @@ def _fitting(has_labels: bool, limits: Node) -> Node:
         chosen += [node for _, node in _task_limits(limits, "outputs", output)]
     if has_labels and all(node.place.is_shipped or node.value is None for node in chosen):
         return limits
-    dropped = {key for key, node in tasks.items() if node.place.is_shipped}
+    own = {key for key, node in tasks.items() if not node.place.is_shipped}
+    counts_classes = has_labels and len(chosen) == len(tasks) and own <= _OF_CLASSES
+    dropped = {key for key in tasks.keys() - own if not (counts_classes and key == "class_recall")}
     return a_map({key: node for key, node in limits.items() if key not in dropped}, limits) if limits.is_map else limits
 
 
@@ -322,7 +347,7 @@ def _written_out(metric: str, node: Node) -> Node:
         return node
     if metric in METRICS and METRICS[metric].family == "task":
         return Node({"max_drop": node}, node.place, keys={"max_drop": node.place})
-    if metric == "topk_agreement":
+    if metric in ("topk_agreement", "nearest_kept", "column_nrmse", "column_spread"):
         return Node({"limit": node}, node.place, keys={"limit": node.place})
     return node
 

@@ -19,6 +19,7 @@ from compile_stage.policy.layers import read_layers, resolve
 from compile_stage.policy.messages import check_schema
 from compile_stage.policy.nodes import Node, Problem
 from compile_stage.policy.schema import PolicyDocument
+from compile_stage.policy.weak_limits import weak_limits
 
 _INHERITED = re.compile(r'targets\.("[^"]*"|[^.\[]+)\.')
 PathLike = str | os.PathLike[str]
@@ -48,6 +49,7 @@ def load_policy(
     *,
     today: date | None = None,
     base: bool = False,
+    roots: Sequence[PathLike] = (),
 ) -> Policy:
     """Read a policy with all its layers.
 
@@ -57,38 +59,57 @@ def load_policy(
         targets: Glob patterns; only targets that match one are kept. The policy's digest does not depend on them.
         today: The day by which waivers are judged; the current day when None.
         base: The file may be one that others extend, and name no target.
+        roots: Folders beside the policy's own root that `extends` may name files of.
 
     Raises:
         PolicyError: With one located line in `problems` for each mistake.
     """
-    resolved = read_policy(path, sets, today=today, base=base)
+    resolved = read_policy(path, sets, today=today, base=base, roots=roots)
     names = [name for name, _ in resolved.tree.items("targets")]
     kept, unmatched = match_targets(names, targets)
     problems = [*map(str, resolved.problems), *unmatched]
     if problems or resolved.document is None:
         raise as_error(path, problems)
     policy = to_policy(resolved.document, resolved.tree, resolved.files)
-    return replace(policy, targets=tuple(t for t in policy.targets if t.target.name in kept))
+    weak = _in_order(list(weak_limits(resolved.tree, today or date.today())), resolved.files)
+    return replace(
+        policy,
+        targets=tuple(t for t in policy.targets if t.target.name in kept),
+        warnings=tuple(map(str, weak)),
+    )
 
 
-def lint(paths: Iterable[PathLike], *, today: date | None = None) -> list[str]:
+def lint(paths: Iterable[PathLike], *, today: date | None = None, roots: Sequence[PathLike] = ()) -> list[str]:
     """Every problem of these policies as `file:line:column: path: what is wrong; what is allowed; did you mean ...`;
     empty when all is well."""
     messages: dict[str, None] = {}  # a base that several extend is reported once
     for path in paths:
-        messages |= {str(problem): None for problem in read_policy(path, today=today, base=True).problems}
+        resolved = read_policy(path, today=today, base=True, roots=roots)
+        messages |= {str(problem): None for problem in resolved.problems}
     return list(messages)
 
 
-def warnings(path: PathLike, sets: Sequence[str] = ()) -> list[str]:
-    """What a policy without mistakes may fail by all the same: data files of this machine that hold too few samples, or
-    no labels. Located as `lint` locates mistakes."""
-    return [str(problem) for problem in data_warnings(resolve(read_layers(path, sets)))]
+def warnings(
+    path: PathLike, sets: Sequence[str] = (), roots: Sequence[PathLike] = (), *, today: date | None = None
+) -> list[str]:
+    """What a policy without mistakes may fail by, or pass anything by: data files of this machine that hold too few
+    samples, or no labels, and limits that can't fail. Located as `lint` locates mistakes."""
+    layers = read_layers(path, sets, roots)
+    tree = resolve(layers)
+    weak = _in_order(list(weak_limits(tree, today or date.today())), layers.names)
+    return [str(problem) for problem in (*data_warnings(tree), *weak)]
 
 
-def read_policy(path: PathLike, sets: Sequence[str] = (), *, today: date | None = None, base: bool = False) -> Resolved:
+def read_policy(
+    path: PathLike,
+    sets: Sequence[str] = (),
+    *,
+    today: date | None = None,
+    base: bool = False,
+    roots: Sequence[PathLike] = (),
+) -> Resolved:
     """Read, resolve and check; problems are collected, not raised."""
-    layers = read_layers(path, sets)
+    layers = read_layers(path, sets, roots)
     tree = resolve(layers)
     problems = list(layers.problems)
     document = None

@@ -33,8 +33,8 @@ _UNITS = {
     "s": "seconds", "sec": "seconds", "secs": "seconds", "second": "seconds", "seconds": "seconds",
     "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "millis": "milliseconds",
     "min": "minutes", "mins": "minutes", "minute": "minutes", "minutes": "minutes", "h": "hours", "hours": "hours",
-    "b": "bytes", "bytes": "bytes", "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes", "mib": "mebibytes", "gib": "gibibytes",
-    "db": "decibels", "percent": "per cent", "pct": "per cent",
+    "b": "bytes", "bytes": "bytes", "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes", "mib": "mebibytes",
+    "gib": "gibibytes", "db": "decibels", "percent": "per cent", "pct": "per cent",
 }  # fmt: skip
 _PERCENT = ("%", "percent", "pct")
 

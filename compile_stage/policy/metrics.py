@@ -38,7 +38,7 @@ class Metric:
     @property
     def unbounded(self) -> bool:
         """Its values have a unit of their own or no end, so a percentage says nothing but of the baseline's value."""
-        return self.better == "lower"
+        return self.name in ("log_loss", "mae", "rmse")
 
 
 def _task(name: str, formula: str, better: Literal["higher", "lower"]) -> Metric:
@@ -81,14 +81,66 @@ _ALL = (
     Metric(
         "topk_agreement", "elementwise", "share of the k largest of b that are among the k largest of a", "at_least"
     ),
+    Metric(
+        "top1_regret",
+        "elementwise",
+        "mean of (max b - b at argmax a) / mean of (max b - mean b): 0 the same best class, 1 one picked at random; "
+        "left out without classes",
+        "at_most",
+    ),
+    Metric(
+        "column_nrmse",
+        "elementwise",
+        "(root mean square of a - b, less floor * root mean square of b) / standard deviation of b over the samples, "
+        "the worst column's; of 20 columns or more, one in twenty may miss it",
+        "at_most",
+    ),
+    Metric(
+        "column_spread",
+        "elementwise",
+        "standard deviation of a over the samples / that of b, the least column's: 0 for a constant answer",
+        "at_least",
+    ),
+    Metric(
+        "similarity_spearman",
+        "elementwise",
+        "rank correlation, over all pairs of samples, of the cosine between their vectors in a and in b",
+        "at_least",
+    ),
+    Metric(
+        "nearest_kept",
+        "elementwise",
+        "share of each sample's k nearest others, by the cosine in b, that are among its k nearest in a; the mean",
+        "at_least",
+    ),
     Metric("agreement", "discrete", "share of equal elements: for labels, tokens and texts", "at_least"),
     _task("accuracy", "share of right labels", "higher"),
     _task("f1", "F1 of class 1 where the labels are 0 and 1, else the macro average over the classes", "higher"),
+    _task("class_recall", "share of a class's right answers that are lost, the class that loses most", "higher"),
     _task("roc_auc", "area under the ROC curve; one against the rest for several classes", "higher"),
     _task("log_loss", "mean of -ln(probability of the true label)", "lower"),
     _task("mae", "mean |prediction - truth|", "lower"),
     _task("rmse", "root of the mean squared error", "lower"),
     _task("r2", "coefficient of determination", "higher"),
+    _task(
+        "spearman",
+        "rank correlation of scores and labels, over all samples or `per_query`, then the mean of the queries",
+        "higher",
+    ),
+    _task(
+        "ndcg", "sum of label / log2(1 + rank) of the k best, over that of the best order; the queries' mean", "higher"
+    ),
+    _task(
+        "coco_map",
+        "mean over classes and over IoU 0.50 to 0.95 of the average precision of the 100 best boxes of each image",
+        "higher",
+    ),
+    _task("wer", "(substitutions + deletions + insertions) / words of the labels", "lower"),
+    _task(
+        "ece",
+        "sum over bins of the largest probability of |right answers - probabilities| / samples",
+        "lower",
+    ),
     Metric(
         "speedup", "performance", "baseline's median latency / own median latency, interleaved", "at_least", "ratio"
     ),

@@ -18,10 +18,11 @@ from compile_stage.policy.versions import API_VERSION
 _START = f"""\
 # The policy language
 
-<!-- Printed by `python -m compile_stage.policy.reference`. Edit the schema, the metrics or defaults.yaml, not this file. -->
+<!-- Printed by `python -m compile_stage.policy.reference`. Edit the schema, the metrics or defaults.yaml, not this
+file. -->
 
-A policy says which targets a model is compiled for, which precisions may be tried, which tolerances must hold against the original model, and which
-speed is worth shipping. Ready ones to copy are in [policies/](../policies).
+A policy says which targets a model is compiled for, which precisions may be tried, which tolerances must hold against
+the original model, and which speed is worth shipping. Ready ones to copy are in [policies/](../policies).
 
 ```yaml
 apiVersion: {API_VERSION}
@@ -47,52 +48,70 @@ promote: {{alias: "{{target}}-prod"}}
     compile-stage explain POLICY          each resolved value, and the file:line it came from
     compile-stage schema                  this language as JSON Schema, for editors
 
-In an editor with the YAML language server, a policy's first line may be `# yaml-language-server: $schema=policy.schema.json`.
+In an editor with the YAML language server, a policy's first line may be
+`# yaml-language-server: $schema=policy.schema.json`.
 
 ## Layers
 
     shipped defaults < extends, in order < the file < the target's own block < --set key=value
 
 - Maps merge key by key. Lists and scalars replace. `null` replaces too: it takes an inherited limit away.
-- A target may carry its own {", ".join(f"`{name}`" for name in OVERRIDABLE)}: they are laid over the sections of the same name. They win over the
-  section wherever it stands, except in `--set`, which wins over all.
-- `max_drop` and `max_relative_drop` exclude each other: a layer that gives one takes the place of a lower layer's other.
-- `extends` names local files, relative to the file that names them, or a shipped policy as `shipped:NAME`, at most {MAX_EXTENDS} deep and in no circle. Every file says its `apiVersion` and `kind`.
-- `locked: [compliance, tolerances.int8]` in a file keeps files that extend it, targets' own sections in them, and `--set` from changing these values: that is an
-  error which names both places. An equal value is none; a stricter one is. Locks add up, and no layer takes one away. Waivers and data are values of their own:
-  lock `waivers` and `data` where a team may not waive a gate or choose the samples. `explain` shows what is locked.
+- A target may carry its own {", ".join(f"`{name}`" for name in OVERRIDABLE)}: they are laid over the sections of the
+  same name. They win over the section wherever it stands, except in `--set`, which wins over all.
+- `max_drop` and `max_relative_drop` exclude each other: a layer that gives one takes the place of a lower layer's
+  other.
+- `extends` names local files, relative to the file that names them, or a shipped policy as `shipped:NAME`, at most
+  {MAX_EXTENDS} deep and in no circle. Every file says its `apiVersion` and `kind`.
+- `locked: [compliance, tolerances.int8]` in a file keeps files that extend it, targets' own sections in them, and
+  `--set` from changing these values: that is an error which names both places. An equal value is none; a stricter one
+  is. Locks add up, and no layer takes one away. Waivers and data are values of their own: lock `waivers` and `data`
+  where a team may not waive a gate or choose the samples. `explain` shows what is locked.
 - A `file:` data source is relative to the policy file that names it; in `--set`, to the current folder.
-- `--set targets.edge.threads=4` takes a dotted path and a YAML value. A key that holds a point is quoted: `--set 'tolerances.fp32."python:a.b:c"=null'`.
+- `--set targets.edge.threads=4` takes a dotted path and a YAML value. A key that holds a point is quoted:
+  `--set 'tolerances.fp32."python:a.b:c"=null'`.
 - The policy's digest is that of the resolved values: comments, order, and which file says what do not change it.
 
 ## YAML
 
-Safe YAML only. Refused, each with its own message: duplicate keys, tags, recursive anchors, aliases that expand to more than {MAX_VALUES:,} values, files over
-{MAX_BYTES // 1024} KiB, numbers given as text (`1e-4` is text to YAML 1.1: write `1.0e-4`), `no`, `on` and dates where a text is wanted, numbers that YAML reads in another
-base (`010`), a unit in a value (`20ms`: the unit stands in the key's name). Small anchors and `<<:` are fine.
+Safe YAML only. Refused, each with its own message: duplicate keys, tags, recursive anchors, aliases that expand to more
+than {MAX_VALUES:,} values, files over {MAX_BYTES // 1024} KiB, numbers given as text (`1e-4` is text to YAML 1.1: write
+`1.0e-4`), `no`, `on` and dates where a text is wanted, numbers that YAML reads in another base (`010`), a unit in a
+value (`20ms`: the unit stands in the key's name). Small anchors and `<<:` are fine.
 """
 
 _METRICS = """\
 ## Metrics
 
-`a` is the candidate's output, `b` the original model's, over all samples and at every batch size. All limits of a precision must hold. A bare number is
-the limit in the metric's own direction. What could not be measured is NOT_RUN, which never passes.
+`a` is the candidate's output, `b` the original model's, over all samples and at every batch size. All limits of a
+precision must hold. A bare number is the limit in the metric's own direction. What could not be measured is NOT_RUN,
+which never passes.
 """
 
 _LIMITS = """\
 - Metrics of floats look at each floating output; `agreement` looks at each integer, bool and text output.
-- `allclose: {rtol: 1.0e-3, atol: 1.0e-4}`, `topk_agreement: {limit: 0.99, k: 5}`. What is left out is taken from `each_limit` below.
-- Task metrics compare with the true labels: `accuracy: 0.01` is `accuracy: {max_drop: 0.01}`, the largest loss against the original model on the same samples;
-  `max_relative_drop` is a share of the original's value. For metrics where lower is better, a rise is the loss. With `confidence`, the worse end of the
-  paired bootstrap interval of the loss must hold, not its mean; `confidence: null` looks at the mean. They need `data.validation.labels`.
-- An own metric is `python:package.module:function: {limit: 0.1, direction: at_most}`; the function takes (candidate, baseline, labels) arrays.
-- By output: `outputs: {logits: {cosine: 0.995}}`. A limit on an output takes the place of the general limit of the same metric, for that output.
-- `null` takes an inherited limit away (under `outputs`, the general limit then holds again). `int8: null` takes all limits of a precision away, and then
-  no candidate of it can pass. That is how fp32, else always a candidate, is forbidden.
-- A task metric that names no output reads the one that fits the labels. Where several outputs fit, say which: `outputs: {logits: {accuracy: 0.01}}`.
-- The shipped limits on `accuracy` hold only where `data.validation.labels` is named, and the policy names no task metric for that precision itself, neither
-  for all outputs nor for one. Labels that are no classes of an output (a regression) leave them out, and the check `samples` says so: for a regression say
-  `int8: {r2: 0.01}`.
+- `allclose: {rtol: 1.0e-3, atol: 1.0e-4}`, `topk_agreement: {limit: 0.99, k: 5}`,
+  `column_nrmse: {limit: 0.5, floor: 0.1}`. What is left out is taken from `each_limit` below.
+- Task metrics compare with the true labels: `accuracy: 0.01` is `accuracy: {max_drop: 0.01}`, the largest loss against
+  the original model on the same samples; `max_relative_drop` is a share of the original's value. For metrics where
+  lower is better, a rise is the loss. With `confidence`, the worse end of the interval of the loss must hold, not its
+  mean; `confidence: null` looks at the mean. With fewer samples than can ever show the limit (299 for an accuracy of
+  0.01 at 0.95, docs/proof.md), the check is NOT_RUN and says how many it needs. They need `data.validation.labels`.
+- `coco_map` and `wer` need `pip install "compile-stage[metrics]"`; a plan without it refuses the candidates. What their
+  labels look like, and those of `spearman`, `ndcg` and `ece`: [proof.md](proof.md#rankings-boxes-words-confidence).
+- An own metric is `python:package.module:function: {limit: 0.1, direction: at_most}`; the function takes (candidate,
+  baseline, labels) arrays, and answers with one number, or with one for each sample, whose mean counts. With
+  `confidence: 0.95` the worse end of a paired bootstrap's interval must hold. For one number the function is called up
+  to 1,400 times.
+- By output: `outputs: {logits: {cosine: 0.995}}`. A limit on an output takes the place of the general limit of the same
+  metric, for that output.
+- `null` takes an inherited limit away (under `outputs`, the general limit then holds again). `int8: null` takes all
+  limits of a precision away, and then no candidate of it can pass. That is how fp32, else always a candidate, is
+  forbidden.
+- A task metric that names no output reads the one that fits the labels. Where several outputs fit, say which:
+  `outputs: {logits: {accuracy: 0.01}}`.
+- The shipped limits on `accuracy` hold only where `data.validation.labels` is named, and the policy names no task
+  metric for that precision itself, neither for all outputs nor for one. Labels that are no classes of an output (a
+  regression) leave them out, and the check `samples` says so: for a regression say `int8: {r2: 0.01}`.
 
 ### Performance gates
 """
@@ -100,7 +119,8 @@ _LIMITS = """\
 _SHIPPED = """\
 ## Shipped defaults
 
-The lowest layer of every policy, with the source of each number. `each_target` and `each_limit` exist in this file only.
+The lowest layer of every policy, with the source of each number. `each_target` and `each_limit` exist in this file
+only.
 """
 
 _WAIVERS = """\
@@ -109,9 +129,10 @@ _WAIVERS = """\
     waivers:
       - {gate: accuracy, target: edge, reason: "new sensor, labels follow", owner: ml-platform, expires: 2027-01-31}
 
-A waiver lets one gate be missed on one target. It names the metric (or the key under `performance`), has a reason and an owner, and holds to the end of its
-last day. After that day the policy is in error until the waiver is removed or renewed. While it holds, the check still says FAIL, and the published version
-says that it was waived. A check that was NOT_RUN can't be waived: nothing is known.
+A waiver lets one gate be missed on one target. It names the metric (or the key under `performance`), has a reason and
+an owner, and holds to the end of its last day. After that day the policy is in error until the waiver is removed or
+renewed. While it holds, the check still says FAIL, and the published version says that it was waived. A check that was
+NOT_RUN can't be waived: nothing is known.
 """
 
 
@@ -134,11 +155,17 @@ def _sections(schema: dict[str, Any]) -> Iterator[str]:
         ("`applies_to`", "AppliesTo"),
         ("`data`", "Data"),
         ("`data.validation`, `data.calibration`", "DataSet"),
+        ("`data.robustness`", "Robustness"),
         ("`targets.NAME`", "Target"),
         ("`targets.NAME.shapes.INPUT`", "ShapeRange"),
         ("`tolerances.PRECISION`", "Tolerance"),
         ("`log_loss`, `mae`, `rmse`, `r2`", "Drop"),
         ("`accuracy`, `f1`, `roc_auc`", "ShareDrop"),
+        ("`spearman`", "RankDrop"),
+        ("`ndcg`", "GainDrop"),
+        ("`coco_map`", "BoxDrop"),
+        ("`wer`", "WordDrop"),
+        ("`ece`", "BinDrop"),
         ("`performance`", "Performance"),
         ("`select`", "Select"),
         ("`fallback`", "Fallback"),

@@ -32,6 +32,7 @@ HardwareField: TypeAlias = Literal["fingerprint", "system", "machine", "cpu", "f
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-Za-z0-9_])*$", max_length=64)]
 Size: TypeAlias = Annotated[int, Field(ge=1)]
+MAX_THREADS = 1024  # more than any machine's cores: a runtime that is asked for more starts them, and never ends
 Shape: TypeAlias = Annotated[list[Size], Field(min_length=1)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Distance: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -94,9 +95,9 @@ class DataSet(Section):
     """Where samples come from."""
 
     source: Annotated[str, StringConstraints(pattern=SOURCE)] = Field(
-        description="`input_example` (what was logged with the model), `file:PATH` (.npz, .parquet or .csv; relative to the policy file), "
-        "`mlflow-dataset:NAME` (logged on the run that made the model), `python:package.module:function`, or `synthetic`, which never "
-        "counts as real."
+        description="`input_example` (what was logged with the model), `file:PATH` (.npz, .parquet or .csv; relative "
+        "to the policy file), `mlflow-dataset:NAME` (logged on the run that made the model), "
+        "`python:package.module:function`, or `synthetic`, which never counts as real."
     )
     labels: Text | None = Field(
         description="The array or column that holds the true labels; null when there are none. Task metrics need it."
@@ -104,14 +105,38 @@ class DataSet(Section):
     max_samples: Size = Field(description="At most so many samples are taken, by a seeded choice.")
 
 
+class Robustness(Section):
+    """Samples that are made of the validation samples, and whose answers the original model computes: an artifact that
+    is right on the validation set alone is not right (docs/proof.md)."""
+
+    samples: Annotated[int, Field(ge=0)] = Field(
+        description="About so many, of five kinds: noise, mixed, scaled, permuted, synthetic; at most a quarter of the "
+        "validation samples, and ten at least. 0: none."
+    )
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        description="How many times its tolerance a gate may use on them."
+    )
+
+
 class Data(Section):
     """What "real samples" are. Every number in a report says which data it comes from, and how many samples."""
 
     validation: DataSet = Field(description="The samples that a candidate is compared with its baseline on.")
     calibration: DataSet = Field(description="The samples that quantisation ranges are taken from.")
-    min_samples: Size = Field(
-        description="Fewer real validation samples than this prove nothing: the checks are NOT_RUN, which never passes."
+    groups: Text | None = Field(
+        description="The array or column that says which samples belong together: the patient, the video, the "
+        "document. They are no independent samples: `min_samples` and `confidence` then count groups. null: each "
+        "sample is independent."
     )
+    queries: Text | None = Field(
+        description="The array or column that says which query a sample is a candidate of, for rankings: as `groups`, "
+        "and whole queries are taken where there are more samples than max_samples. Instead of `groups`."
+    )
+    min_samples: Size = Field(
+        description="Fewer real validation samples (or groups of them) than this prove nothing: the checks are "
+        "NOT_RUN, which never passes."
+    )
+    robustness: Robustness = Field(description="Samples beyond those of the validation set.")
     seed: Annotated[int, Field(ge=0)] = Field(description="Seed of every random choice: samples, bootstrap, shuffling.")
 
 
@@ -133,7 +158,9 @@ class Drop(Section):
         None, description="The largest drop, as a share of the baseline's value; given instead of max_drop."
     )
     confidence: Confidence | None = Field(
-        description="The worse end of the drop's interval of this confidence must hold, not its mean; null: the mean."
+        description="The worse end of the drop's interval must hold, not its mean: at most a share of 1 - confidence "
+        "of what loses more than the limit passes. It takes samples (docs/proof.md): 299 for a drop of 0.01 at 0.95. "
+        "null: the mean."
     )
 
 
@@ -144,6 +171,54 @@ class ShareDrop(Drop):
     max_relative_drop: ShareLoss | None = Field(
         None, description="The largest drop, as a share of the baseline's value; given instead of max_drop."
     )
+
+
+class RankDrop(ShareDrop):
+    """The same for spearman: per query where the samples of a query are ranked among themselves."""
+
+    per_query: bool | None = Field(
+        None, description="The mean over the queries (`data.queries`), not the correlation of all samples at once."
+    )
+
+
+class GainDrop(ShareDrop):
+    """The same for ndcg."""
+
+    k: Size | None = Field(None, description="How many of the best are looked at; 10 where it is not said.")
+
+
+class BoxDrop(ShareDrop):
+    """The same for coco_map: which outputs hold what. Left out, they are recognised by their shapes."""
+
+    boxes: Text | None = Field(None, description="The output with boxes, `[n, boxes, 4]`.")
+    scores: Text | None = Field(
+        None,
+        description="The output with the score of each box, `[n, boxes]`, or of each class, `[n, boxes, classes]`.",
+    )
+    classes: Text | None = Field(None, description="The output with the class of each box, `[n, boxes]`.")
+    format: Literal["xyxy", "xywh", "cxcywh"] | None = Field(
+        None, description="What the four numbers of a box are, of the model and of the labels; `xyxy` if not said."
+    )
+    activation: Literal["none", "sigmoid", "softmax"] | None = Field(
+        None, description="What makes probabilities of `[n, boxes, classes]`; `none` if not said."
+    )
+    background: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="The class that means no object: -1 the last. Boxes of the next best class then count."
+    )
+
+
+class WordDrop(Drop):
+    """The same for wer: how CTC scores `[n, frames, tokens]` become text."""
+
+    vocabulary: list[Text] | None = Field(None, description="The tokens, in the model's order.")
+    blank: Text | None = Field(None, description="The token that means nothing; the first one if not said.")
+    delimiter: Text | None = Field(None, description="The token between words; a space if not said.")
+
+
+class BinDrop(ShareDrop):
+    """The same for ece."""
+
+    bins: Annotated[int, Field(ge=2, le=1000)] | None = Field(None, description="Of equal width; 15 if not said.")
 
 
 class Closeness(Section):
@@ -162,12 +237,25 @@ class TopK(Section):
     k: Size = Field(description="How many of the best classes are compared.")
 
 
+class ColumnLimit(Section):
+    """A limit on each column of an output, beside the noise that is granted to every column."""
+
+    limit: Distance = Field(description="The limit, as a share of the column's standard deviation over the samples.")
+    floor: ShareLoss = Field(
+        description="Noise that is granted, as a share of the column's root mean square: the rounding of the precision."
+    )
+
+
 class CustomLimit(Section):
     """The limit of an own metric, `python:package.module:function`, which takes (candidate, baseline, labels) arrays
-    and returns a number."""
+    and returns a number, or one number for each sample, whose mean counts."""
 
     limit: float = Field(description="The limit, in the metric's unit.", allow_inf_nan=False)
     direction: Literal["at_most", "at_least"] = Field(description="Which side of the limit is good.")
+    confidence: Confidence | None = Field(
+        None,
+        description="The worse end of a paired bootstrap's interval must hold, not the number. null: the number.",
+    )
 
 
 TaskLimit: TypeAlias = Annotated[
@@ -176,8 +264,27 @@ TaskLimit: TypeAlias = Annotated[
 ShareTaskLimit: TypeAlias = Annotated[
     Annotated[ShareLoss, Tag(AS_NUMBER)] | Annotated[ShareDrop, Tag(AS_MAP)], Discriminator(_number_or_map)
 ]
+RankLimit: TypeAlias = Annotated[
+    Annotated[ShareLoss, Tag(AS_NUMBER)] | Annotated[RankDrop, Tag(AS_MAP)], Discriminator(_number_or_map)
+]
+GainLimit: TypeAlias = Annotated[
+    Annotated[ShareLoss, Tag(AS_NUMBER)] | Annotated[GainDrop, Tag(AS_MAP)], Discriminator(_number_or_map)
+]
+BoxLimit: TypeAlias = Annotated[
+    Annotated[ShareLoss, Tag(AS_NUMBER)] | Annotated[BoxDrop, Tag(AS_MAP)], Discriminator(_number_or_map)
+]
+WordLimit: TypeAlias = Annotated[
+    Annotated[Distance, Tag(AS_NUMBER)] | Annotated[WordDrop, Tag(AS_MAP)], Discriminator(_number_or_map)
+]
+BinLimit: TypeAlias = Annotated[
+    Annotated[ShareLoss, Tag(AS_NUMBER)] | Annotated[BinDrop, Tag(AS_MAP)], Discriminator(_number_or_map)
+]
 TopKLimit: TypeAlias = Annotated[
     Annotated[Share, Tag(AS_NUMBER)] | Annotated[TopK, Tag(AS_MAP)], Discriminator(_number_or_map)
+]
+
+ColumnsLimit: TypeAlias = Annotated[
+    Annotated[Distance, Tag(AS_NUMBER)] | Annotated[ColumnLimit, Tag(AS_MAP)], Discriminator(_number_or_map)
 ]
 
 _TASK = "A number is its max_drop. Needs labels."
@@ -208,14 +315,39 @@ class Limits(Section):
     topk_agreement: TopKLimit | None = Field(
         None, description="Share of the k best classes that both have. A number is its limit."
     )
+    top1_regret: Distance | None = Field(
+        None,
+        description="How much worse the candidate's best class is by the baseline's scores: 0 the same, 1 any one.",
+    )
+    column_nrmse: ColumnsLimit | None = Field(
+        None, description="Error of the worst column over its own standard deviation. A number is its limit."
+    )
+    column_spread: ColumnsLimit | None = Field(
+        None, description="Least standard deviation of a column, as a share of the baseline's. A number is its limit."
+    )
+    similarity_spearman: Share | None = Field(
+        None, description="Rank correlation of how near the samples' vectors are to each other."
+    )
+    nearest_kept: TopKLimit | None = Field(
+        None, description="Share of each sample's k nearest others that stay among them (k: 10). A number is its limit."
+    )
     agreement: Share | None = Field(None, description="Share of equal elements of integer, bool and text outputs.")
     accuracy: ShareTaskLimit | None = Field(None, description=f"Drop in accuracy. {_TASK}")
     f1: ShareTaskLimit | None = Field(None, description=f"Drop in F1. {_TASK}")
+    class_recall: ShareTaskLimit | None = Field(
+        None,
+        description="Share of a class's right answers that may be lost, of the class that loses most. " + _TASK,
+    )
     roc_auc: ShareTaskLimit | None = Field(None, description=f"Drop in area under the ROC curve. {_TASK}")
     log_loss: TaskLimit | None = Field(None, description=f"Rise in log loss, in nats. {_TASK}")
     mae: TaskLimit | None = Field(None, description=f"Rise in mean absolute error, in the label's unit. {_TASK}")
     rmse: TaskLimit | None = Field(None, description=f"Rise in root mean squared error, in the label's unit. {_TASK}")
     r2: TaskLimit | None = Field(None, description=f"Drop in the coefficient of determination. {_TASK}")
+    spearman: RankLimit | None = Field(None, description=f"Drop in the rank correlation with the labels. {_TASK}")
+    ndcg: GainLimit | None = Field(None, description=f"Drop in nDCG@k, of the queries of `data.queries`. {_TASK}")
+    coco_map: BoxLimit | None = Field(None, description=f"Drop in COCO's mean average precision of boxes. {_TASK}")
+    wer: WordLimit | None = Field(None, description=f"Rise in the word error rate. {_TASK}")
+    ece: BinLimit | None = Field(None, description=f"Rise in the expected calibration error. {_TASK}")
 
 
 class Tolerance(Limits):
@@ -223,7 +355,8 @@ class Tolerance(Limits):
 
     outputs: dict[Text, Limits | None] | None = Field(
         None,
-        description="By output name: a limit named here takes the place of the general limit of the same metric for that output.",
+        description="By output name: a limit named here takes the place of the general limit of the same metric for "
+        "that output.",
     )
 
 
@@ -263,7 +396,13 @@ class Budget(Section):
     job_memory_mb: Annotated[float, Field(ge=256, allow_inf_nan=False)] = Field(
         description="The memory of one worker, in megabytes (10^6 bytes)."
     )
-    measure_seconds: Positive = Field(description="The measurement of one target's candidates, in seconds.")
+    measure_seconds: Positive = Field(
+        description="The measurement of one target's candidates, in seconds; at most three times that where a slow "
+        "model or a busy machine leaves too few rounds."
+    )
+    soak_seconds: Distance = Field(
+        description="Calls in a row before a candidate may win, their answers checked at random, in seconds; 0: none."
+    )
 
 
 class Publish(Section):
@@ -289,10 +428,26 @@ class Compliance(Section):
     allow_pickle: bool = Field(
         description="Pickled models may be loaded, in a child process. They execute code when loaded."
     )
+    allow_python: bool = Field(
+        description="The policy may name Python functions (`python:` as samples or metrics), which run with the "
+        "stage's rights. Whoever may write the policy then may run code: set it to false, and lock it, in a base of "
+        "policies that others write."
+    )
     allowed_backends: list[Text] | None = Field(description="No backend but these may be used; null: any.")
-    require_signature: bool = Field(description="Reserved: this version can't verify signatures, and true is an error.")
+    require_signature: bool = Field(
+        description="Runs sign what they publish, and what is not signed by a trusted key is neither promoted nor "
+        "loaded."
+    )
+    trusted_keys: list[Text] = Field(
+        description="Files with the public keys, certificate authorities or trust files of those who may sign; "
+        "relative to the file that names them."
+    )
     on_hardware_mismatch: Literal["error", "warn", "ignore"] = Field(
         description="What loading a published model does on a machine other than the one it was measured on."
+    )
+    sandbox: Literal["required", "best-effort"] = Field(
+        description="Workers are confined as far as the machine can (docs/security.md). `required`: a machine that "
+        "can't keep them from the network and from files that were not handed to them is refused."
     )
 
 
@@ -330,16 +485,21 @@ class Target(Section):
     batch_sizes: Annotated[list[Size], Field(min_length=1)] = Field(
         description="Each is validated and measured; selection looks at the first."
     )
-    threads: Size = Field(description="Compute threads of the runtime, and of the baseline too.")
-    required: bool = Field(description="Without a winner for it the run fails.")
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = Field(
+        description="Compute threads of the runtime, and of the baseline too."
+    )
+    required: bool = Field(
+        description="Without a winner for it the run fails. Where no target is required, one must have a winner."
+    )
     hardware: dict[HardwareField, HardwareWords] = Field(
-        description="Words that the machine's field must hold, as `doctor` prints it, e.g. {features: avx512_vnni amx_int8}, {cores: 8} or {fingerprint: ...}. "
-        "Where the machine is another, backends that cross-compile make artifacts that are not validated there."
+        description="Words that the machine's field must hold, as `doctor` prints it, e.g. {features: avx512_vnni "
+        "amx_int8}, {cores: 8} or {fingerprint: ...}. Where the machine is another, backends that cross-compile make "
+        "artifacts that are not validated there."
     )
     options: dict[Text, dict[str, Any]] = Field(description="By backend name: options that are handed to it untouched.")
     ladder: bool = Field(
-        description="The fastest that passes is taken further: its backend's settings for memory, then for tuning, one by one, each proven and "
-        "measured against the one before."
+        description="The fastest that passes is taken further: its backend's settings for memory, then for tuning, one "
+        "by one, each validated and measured against the one before."
     )
     tolerances: Tolerances = Field(description=_OVERRIDE)
     performance: Performance = Field(description=_OVERRIDE)
@@ -360,10 +520,12 @@ class PolicyDocument(Section):
     name: Name = Field(description="The policy's name: letters, digits, `-` and `_`.")
     owner: str = Field(description="Who is responsible for the policy: a team or a person.")
     extends: list[Text] = Field(
-        description="Policy files that this one is laid over, in order, relative to this file. Maps merge, lists and scalars replace."
+        description="Policy files that this one is laid over, in order, relative to this file. Maps merge, lists and "
+        "scalars replace."
     )
     locked: list[Text] = Field(
-        description="Dotted paths of values or sections, as for `--set`, that files which extend this one, and `--set`, may not change."
+        description="Dotted paths of values or sections, as for `--set`, that files which extend this one, and "
+        "`--set`, may not change."
     )
     applies_to: AppliesTo = Field(description="Which models the policy is for.")
     data: Data = Field(description="What real samples are.")

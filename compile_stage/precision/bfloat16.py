@@ -18,17 +18,17 @@ from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import halves
-from compile_stage.precision.onnx_graph import demand_nodes, finish, name_nodes, raise_opset
+from compile_stage.precision.onnx_graph import finish, load_named, raise_opset
 
 OPSET = 22
 
 # As PyTorch's autocast keeps them: sums of many terms, powers and logarithms, and what divides by them. And counting:
 # bfloat16 has no odd numbers past 256.
 _FLOAT32_OPS = (
-    "CumSum", "Exp", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Log", "LogSoftmax", "LpNormalization",
-    "MeanVarianceNormalization", "Mod", "NonMaxSuppression", "Pow", "RMSNormalization", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
-    "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "RoiAlign", "Softmax", "TopK",
-    "Upsample",
+    "CumSum", "Exp", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Log", "LogSoftmax",
+    "LpNormalization", "MeanVarianceNormalization", "Mod", "NonMaxSuppression", "Pow", "RMSNormalization", "Range",
+    "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum",
+    "ReduceSumSquare", "RoiAlign", "Softmax", "TopK", "Upsample",
 )  # fmt: skip
 
 HALF = halves.Half("bf16", "bfloat16", frozenset(_FLOAT32_OPS), halves.bfloat16_bits)
@@ -48,12 +48,7 @@ class BFloat16(Lowering):
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
-        import onnx
-
-        graph = onnx.load(model.path)
-        name_nodes(graph.graph)
-        demand_nodes(graph.graph, keep)
-        graph = raise_opset(graph, OPSET)
+        graph = raise_opset(load_named(model, keep), OPSET)
         kept = tuple(node.name for node in graph.graph.node if node.name in keep)
         notes = halves.convert(graph, HALF, kept)
-        return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, *notes))
+        return finish(graph, model, into, self.name, kept=kept, notes=notes)

@@ -17,7 +17,7 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import halves
-from compile_stage.precision.onnx_graph import constant_tensor, demand_nodes, finish, name_nodes, read_batches
+from compile_stage.precision.onnx_graph import constant_tensor, finish, load_named, read_batches
 from compile_stage.precision.peaks import measure_peaks
 
 if TYPE_CHECKING:
@@ -64,11 +64,7 @@ class Float16(Lowering):
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
-        import onnx
-
-        graph = onnx.load(model.path)
-        name_nodes(graph.graph)
-        demand_nodes(graph.graph, keep)
+        graph = load_named(model, keep)
         overflowing = _constants_past(graph, FLOAT16_MAX)
         if calibration is not None:
             limit = float(scheme.options.get("data_max", DATA_MAX))
@@ -82,12 +78,13 @@ class Float16(Lowering):
         kept = tuple(node.name for node in graph.graph.node if node.name in too_large or node.name in keep)
         if len(kept) == len(graph.graph.node):
             raise UsageError(
-                "every node would stay in fp32: all of them pass float16's range on the calibration samples, or hold NaN there"
+                "every node would stay in fp32: all of them pass float16's range on the calibration samples, or hold "
+                "NaN there"
             )
         notes = halves.convert(graph, HALF, kept)
         if too_large:
             notes = (f"kept in fp32, since their values come near float16's largest: {len(too_large)} nodes", *notes)
-        return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, *notes))
+        return finish(graph, model, into, self.name, kept=kept, notes=notes)
 
 
 def _constants_past(model: ModelProto, limit: float) -> set[str]:

@@ -7,7 +7,6 @@ magnitude over 448, the type's own largest.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -21,12 +20,10 @@ from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision.onnx_graph import (
     finish,
     is_finite,
-    map_kept,
-    raise_opset,
+    load_simplified,
     read_batches,
     refuse_form,
     refuse_without,
-    simplify,
 )
 from compile_stage.precision.peaks import measure_peaks
 from compile_stage.precision.wiring import (
@@ -59,21 +56,14 @@ class Float8(Lowering):
     capabilities: ClassVar[LoweringCapabilities] = LoweringCapabilities(needs_calibration=True, complexity=50)
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
-        if (reason := refuse_form(model, self.name)) is not None:
-            return reason
-        return refuse_without(model, scheme.ops or _OPS)
+        return refuse_form(model, self.name) or refuse_without(model, scheme.ops or _OPS)
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
-        import onnx
-
         if calibration is None or calibration.count < (model.signature.fixed_batch or 1):
             raise UsageError(NEEDS_SAMPLES)
-        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-            simple = simplify(Path(model.path), Path(scratch))
-            kept = map_kept(Path(model.path), simple, keep)
-            graph = raise_opset(onnx.load(simple), OPSET)
+        graph, kept = load_simplified(model, keep, OPSET)
         weights = _float_weights(graph.graph)
         nodes = _candidates(graph.graph, scheme, kept)
         read = {name for node in nodes for name in node.input[:2]} - weights.keys()
@@ -84,7 +74,7 @@ class Float8(Lowering):
         _quantize(graph.graph, chosen, weights, peaks)
         drop_unused_weights(graph.graph)
         note = f"{len(chosen)} products and convolutions read E4M3FN, calibrated on {calibration.count} samples"
-        return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, note))
+        return finish(graph, model, into, self.name, kept=kept, notes=[note])
 
 
 def _candidates(graph: GraphProto, scheme: Scheme, kept: Collection[str]) -> list[NodeProto]:

@@ -8,7 +8,6 @@ only, no transposition.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,11 +22,9 @@ from compile_stage.precision import blocks
 from compile_stage.precision.onnx_graph import (
     finish,
     is_finite,
-    map_kept,
-    raise_opset,
+    load_simplified,
     refuse_form,
     refuse_without,
-    simplify,
 )
 from compile_stage.precision.tables import round_tables, say_tables
 from compile_stage.precision.wiring import (
@@ -70,10 +67,9 @@ class Int4(Lowering):
     )
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
-        if (reason := refuse_form(model, self.name)) is not None:
-            return reason
         return (
-            refuse_without(model, scheme.ops or _OPS, word=" or ")
+            refuse_form(model, self.name)
+            or refuse_without(model, scheme.ops or _OPS, word=" or ")
             or _refuse_scheme(scheme)
             or _refuse_shapes(model, scheme)
         )
@@ -81,14 +77,9 @@ class Int4(Lowering):
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
-        import onnx
-
         if (reason := _refuse_scheme(scheme)) is not None:
             raise UsageError(reason)
-        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-            simple = simplify(Path(model.path), Path(scratch))
-            kept = map_kept(Path(model.path), simple, keep)
-            graph = raise_opset(onnx.load(simple), OPSET)
+        graph, kept = load_simplified(model, keep, OPSET)
         done, left = _quantize(graph.graph, scheme, kept)
         if not done:
             why = "; ".join(dict.fromkeys(left)) or "no matrix product is left to do it to"
@@ -100,7 +91,7 @@ class Int4(Lowering):
             notes.append(f"{len(left)} matrix products stay in fp32: {'; '.join(dict.fromkeys(left))}")
         if scheme.options.get("tables", True) and (count := round_tables(graph.graph, kept)):
             notes.append(say_tables(count))
-        return finish(graph, model, into, self.name, kept={"fp32": kept} if kept else {}, notes=(*model.notes, *notes))
+        return finish(graph, model, into, self.name, kept=kept, notes=notes)
 
 
 def _quantize(graph: GraphProto, scheme: Scheme, kept: Collection[str]) -> tuple[int, list[str]]:

@@ -42,8 +42,8 @@ _DYNAMIC = ("Conv", "Gemm", "MatMul", "LSTM", "Attention")
 
 # Options of a static scheme, with what each may be.
 _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
-    "calibration": METHODS, "percentile": float, "placement": ("chain", "operands"), "one_sided": bool, "equalise": bool,
-    "correct_biases": bool, "reduce_range": bool, "tables": bool, "products": bool,
+    "calibration": METHODS, "percentile": float, "placement": ("chain", "operands"), "one_sided": bool,
+    "equalise": bool, "correct_biases": bool, "reduce_range": bool, "tables": bool, "products": bool,
 }  # fmt: skip
 
 
@@ -73,9 +73,7 @@ class StaticInt8(Lowering):
     )
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
-        if (reason := refuse_form(model, self.name)) is not None:
-            return reason
-        return refuse_without(model, WEIGHTED) or _refuse_static(scheme)
+        return refuse_form(model, self.name) or refuse_without(model, WEIGHTED) or _refuse_static(scheme)
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
@@ -151,9 +149,7 @@ class DynamicInt8(Lowering):
     )
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
-        if (reason := refuse_form(model, self.name)) is not None:
-            return reason
-        return refuse_without(model, _DYNAMIC, _DYNAMIC[:3])
+        return refuse_form(model, self.name) or refuse_without(model, _DYNAMIC, _DYNAMIC[:3])
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
@@ -194,14 +190,7 @@ def _finish(
         raise UsageError(
             f"nothing was quantised: no {', '.join(scheme.ops) or 'operator'} has weights, or all are kept in fp32"
         )
-    return finish(
-        graph,
-        model,
-        into,
-        scheme.precision,
-        kept={"fp32": kept} if kept else {},
-        notes=(*model.notes, *notes),
-    )
+    return finish(graph, model, into, scheme.precision, kept=kept, notes=notes)
 
 
 def _count_quantised(graph: Any) -> int:

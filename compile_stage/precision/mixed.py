@@ -69,8 +69,8 @@ def mix(model: PortableModel, lowered: PortableModel, keep: Sequence[str], into:
     kept = tuple(node.name for node in source.graph.node if node.name in named)
     _restore_source(source.graph, twin.graph, restored)
     _merge_activations(twin.graph, activations)
-    mixed = finish(twin, model, into, lowered.precision, notes=lowered.notes)
-    return replace(mixed, kept={**lowered.kept, "fp32": kept}, made_from=lowered.digest)
+    mixed = finish(twin, model, into, lowered.precision)
+    return replace(mixed, kept={**lowered.kept, "fp32": kept}, notes=lowered.notes, made_from=lowered.digest)
 
 
 def load_pair(model: PortableModel, lowered: PortableModel) -> tuple[ModelProto, ModelProto]:

@@ -4,6 +4,7 @@ time."""
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +80,10 @@ def refuse_without(
     """
     if (held := read_ops(model)).intersection(ops):
         return None
-    return f"there is nothing to quantise: the graph has no {word.join(listed or ops)} (it holds {', '.join(sorted(held))})"
+    return (
+        f"there is nothing to quantise: the graph has no {word.join(listed or ops)} (it holds "
+        f"{', '.join(sorted(held))})"
+    )
 
 
 def name_nodes(graph: GraphProto) -> None:
@@ -303,8 +307,48 @@ def write_graph(model: ModelProto, into: Path) -> Path:
     return path
 
 
-def finish(model: ModelProto, source: PortableModel, into: Path, precision: str, **changes: Any) -> PortableModel:
+def load_named(model: PortableModel, keep: Sequence[str]) -> ModelProto:
+    """The graph, with a name for every node.
+
+    Raises:
+        UsageError: A name in `keep` is no node of it.
+    """
+    import onnx
+
+    graph = onnx.load(model.path)
+    name_nodes(graph.graph)
+    demand_nodes(graph.graph, keep)
+    return graph
+
+
+def load_simplified(model: PortableModel, keep: Sequence[str], opset: int) -> tuple[ModelProto, tuple[str, ...]]:
+    """The graph as `simplify` leaves it, at `opset` or later; and those of its nodes that stand for the nodes `keep`.
+
+    Raises:
+        UsageError: A name in `keep` is no node of the model, or the converter of operators can't.
+    """
+    import onnx
+
+    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+        simple = simplify(Path(model.path), Path(scratch))
+        kept = map_kept(Path(model.path), simple, keep)
+        return raise_opset(onnx.load(simple), opset), kept
+
+
+def finish(
+    model: ModelProto,
+    source: PortableModel,
+    into: Path,
+    precision: str,
+    *,
+    kept: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> PortableModel:
     """Write a lowered graph and describe it.
+
+    Args:
+        kept: Names of nodes that stay in float32.
+        notes: What people should know of it, beside the source's own notes.
 
     Raises:
         UsageError: The inputs or outputs are not those of the source any more.
@@ -317,15 +361,16 @@ def finish(model: ModelProto, source: PortableModel, into: Path, precision: str,
     if wanted != actual:
         raise UsageError(f"the lowering to {precision} changed inputs or outputs from {wanted} to {actual}")
     path = write_graph(model, into)
-    lowered = replace(
+    return replace(
         source,
         path=str(path),
         precision=precision,
         made_from=source.digest,
         opset=read_opset(model),
         digest=digest_tree(into),
+        kept={"fp32": tuple(kept)} if kept else {},
+        notes=(*source.notes, *notes),
     )
-    return replace(lowered, **changes)
 
 
 def open_session(path: Path | str, *, optimise: bool = True, threads: int = 0) -> Any:

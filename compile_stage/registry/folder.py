@@ -32,8 +32,10 @@ from filelock import FileLock
 from compile_stage.core import tuning_records
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.capabilities import RegistryCapabilities
-from compile_stage.core.digest import digest_tree
-from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
+from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError, SourceError
+from compile_stage.core.file_trees import refuse_tree
+from compile_stage.core.json_files import read_json_object
+from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.ports import Registry
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.model_files import (
@@ -44,6 +46,7 @@ from compile_stage.registry.model_files import (
     check_alias,
     check_dataset_name,
     check_name,
+    check_published,
     copy_model,
     has_report,
     keep,
@@ -93,7 +96,7 @@ class FolderRegistry(Registry):
         if not (place.model / "MLmodel").is_file():
             read_model(place.model, exact)  # raises with the reason
         with _file_trouble(exact):
-            folder = keep(Path(into), exact, lambda part: copy_model(place.model, part / "model"))
+            folder = keep(Path(into), exact, lambda part: copy_model(place.model, part / "model", exact))
         files, digest = read_model(folder, exact), payload_digest(folder)
         return SourceModel(
             uri=exact if place.version else f"{exact}#{digest}",
@@ -153,9 +156,9 @@ class FolderRegistry(Registry):
                 {"source": source.uri, "source_digest": source.digest, "target": bundle.target}
                 | {**bundle.tags, "key": bundle.key, "digest": bundle.digest}
             )
-            part = Path(tempfile.mkdtemp(prefix=".part-", dir=home))
-            try:
-                copy_model(Path(bundle.path), part / "model")
+            remove_leftovers(home)
+            with part_folder(home) as part:
+                copy_model(Path(bundle.path), part / "model", bundle.path)
                 _write_files(part / "files", files)
                 described = {
                     "name": home.name,
@@ -170,8 +173,6 @@ class FolderRegistry(Registry):
                 part.chmod(0o755)  # mkdtemp makes it private
                 part.rename(home / version)
                 _flush_folder(home)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
             return _receipt(home, version, created=True)
 
     def attach(self, receipt: Receipt, files: Mapping[str, Path]) -> None:
@@ -198,7 +199,7 @@ class FolderRegistry(Registry):
         version = _aliases(home).get(alias)
         return _receipt(home, version) if version else None
 
-    def promote(self, receipt: Receipt, alias: str) -> Receipt:
+    def promote(self, receipt: Receipt, alias: str, *, expected: str | None = None) -> Receipt:
         check_alias(alias)
         home = _home(receipt.name)
         _demand_version(home, receipt)
@@ -208,6 +209,12 @@ class FolderRegistry(Registry):
             if before == receipt.version:
                 previous = _tags(home, before).get(tag)
                 return replace(receipt, promoted_to=alias, previous=previous, note="the alias was already there")
+            if expected is not None and before != expected:
+                raise AliasMovedError(
+                    f"somebody else moved {alias!r} meanwhile: it points to {before or 'nothing'}",
+                    fix="look at who did, and run again",
+                    where=str(home),
+                )
             _retag(home, receipt.version, {tag: before})
             _set_alias(home, alias, receipt.version)
         return replace(receipt, promoted_to=alias, previous=before or None)
@@ -240,16 +247,13 @@ class FolderRegistry(Registry):
             raise RegistryError(
                 "the registry lists the model, but its files are not there (no MLmodel)", where=_uri(place)
             )
+        if (reason := refuse_tree(place.model)) is not None:
+            raise IntegrityError(f"it is not what was published: {reason}", where=_uri(place))
         shutil.rmtree(into, ignore_errors=True)
         with _file_trouble(uri):
-            copy_model(place.model, into)
-        published = _version(place).get("tags", {}).get(DIGEST_TAG) if place.version else None
-        if published and digest_tree(into / "data") != published:
-            raise IntegrityError(
-                f"the files are not those that were published (data/ does not have the digest {published})",
-                fix="publish again under a new version; find out who changed the registry's files",
-                where=_uri(place),
-            )
+            shutil.copytree(place.model, into)  # compiled Python too: what is loaded from here would run it
+        if place.version:
+            check_published(into, _version(place).get("tags", {}), _uri(place))
         return into
 
     def pull_records(self, source: SourceModel, key: str, have: Collection[str], into: Path) -> None:
@@ -272,6 +276,10 @@ class FolderRegistry(Registry):
         root = _home(self.publication_name(source, "records")).parent
         return root / ".tuning" / tuning_records.checked_key(key)
 
+    def is_configured(self, uri: str) -> bool:
+        root = os.environ.get(_ROOT_VARIABLE)
+        return root is not None and _locate(uri).root == Path(root).absolute()
+
     def check(self) -> str | None:
         root = os.environ.get(_ROOT_VARIABLE)
         if root is None:
@@ -280,7 +288,7 @@ class FolderRegistry(Registry):
         return None if os.access(nearest, os.W_OK) else f"${_ROOT_VARIABLE} is {root}, and {nearest} can't be written"
 
 
-# ------------------------------------------------------------------------------------------------------ names and places
+# ----------------------------------------------------------------------------------------------------- names and places
 
 
 def _locate(uri: str) -> _Place:
@@ -338,7 +346,7 @@ def _root_beside(source: SourceModel) -> Path:
     return place.root if place.version else place.model.parent / "compiled-models"
 
 
-# ------------------------------------------------------------------------------------------------------ reading and writing
+# -------------------------------------------------------------------------------------------------- reading and writing
 
 
 @contextmanager
@@ -374,12 +382,14 @@ def _find(home: Path, key: str) -> Receipt | None:
 
 
 def _receipt(home: Path, version: str, *, created: bool = False) -> Receipt:
+    tags = _tags(home, version)
     return Receipt(
         uri=f"{_SCHEME}{home / version}",
         name=f"{_SCHEME}{home}",
         version=version,
-        digest=_tags(home, version).get(DIGEST_TAG, ""),
+        digest=tags.get(DIGEST_TAG, ""),
         created=created,
+        tags=tags,
     )
 
 
@@ -413,12 +423,11 @@ def _retag(home: Path, version: str, tags: Mapping[str, str]) -> None:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return read_json_object(file)
     except FileNotFoundError:
         return {}  # a model that was put there by hand has no record, a name without aliases no list of them
     except (OSError, ValueError) as error:
         raise RegistryError(f"the registry's record can't be read: {error}", where=str(file)) from error
-    return read
 
 
 def _write_json(file: Path, value: Mapping[str, Any]) -> None:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from compile_stage.core.capabilities import RegistryCapabilities
-from compile_stage.core.digest import digest_tree
-from compile_stage.core.errors import IntegrityError, RegistryError
+from compile_stage.core.errors import AliasMovedError, RegistryError
+from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Registry
 from compile_stage.core.records import Bundle, Receipt, SourceModel
 from compile_stage.core.tuning_records import checked_key
-from compile_stage.registry import mlflow_publish, mlflow_records, mlflow_source
+from compile_stage.registry import mlflow_publish, mlflow_records, mlflow_source, mlflow_versions
 from compile_stage.registry.mlflow_connection import connect, is_code, reason_unreachable, single_writer, trouble, where
+from compile_stage.registry.mlflow_retries import repeatable
 from compile_stage.registry.model_files import (
-    DIGEST_TAG,
     KEY_TAG,
     check_alias,
     check_name,
+    check_published,
     prefixed,
     previous_tag,
 )
+
+_SETTLED_S = 1.0  # longer than it takes from reading an alias to setting it, over any network worth a registry
 
 
 class MLflowRegistry(Registry):
@@ -37,37 +40,43 @@ class MLflowRegistry(Registry):
     name: ClassVar[str] = "mlflow"
     requires: ClassVar[tuple[str, ...]] = ("mlflow",)
     extra: ClassVar[str] = ""
-    capabilities: ClassVar[RegistryCapabilities] = RegistryCapabilities(keeps_tuning_records=True)
+    capabilities: ClassVar[RegistryCapabilities] = RegistryCapabilities(keeps_tuning_records=True, has_place=True)
 
     def accepts(self, uri: str) -> bool:
         return uri.startswith(("models:/", "runs:/"))
 
+    @repeatable
     def resolve(self, uri: str, into: Path) -> SourceModel:
         return mlflow_source.resolve(connect(), uri, Path(into))
 
+    @repeatable
     def dataset(self, source: SourceModel, name: str, into: Path) -> Path:
         return mlflow_source.dataset(connect(), source, name, Path(into))
 
     def publication_name(self, source: SourceModel, name: str) -> str:
         return name
 
+    @repeatable
     def find(self, name: str, key: str) -> Receipt | None:
         check_name(name)
         client = connect()
         with trouble(name):
-            return mlflow_publish.find(client, name, key)
+            return mlflow_versions.find(client, name, key)
 
+    @repeatable
     def published(self, uri: str) -> Receipt:
         client = connect()
         pinned = mlflow_source.pin(client, uri)
         if KEY_TAG not in pinned.tags or not pinned.version:
             raise RegistryError("this is not a version that compile-stage published", where=pinned.uri)
         with trouble(pinned.uri):
-            return mlflow_publish.receipt_of(client.get_model_version(pinned.name, pinned.version))
+            return mlflow_versions.receipt_of(client.get_model_version(pinned.name, pinned.version))
 
+    @repeatable
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
         return mlflow_publish.push(connect(), bundle, source, files)
 
+    @repeatable
     def current(self, name: str, alias: str) -> Receipt | None:
         check_name(name)
         check_alias(alias)
@@ -75,7 +84,8 @@ class MLflowRegistry(Registry):
         with trouble(f"models:/{name}@{alias}"):
             return self._current(client, name, alias)
 
-    def promote(self, receipt: Receipt, alias: str) -> Receipt:
+    @repeatable
+    def promote(self, receipt: Receipt, alias: str, *, expected: str | None = None) -> Receipt:
         check_alias(alias)
         client = connect()
         with trouble(receipt.uri, missing=f"there is no version {receipt.uri}"), single_writer(receipt.name):
@@ -89,6 +99,8 @@ class MLflowRegistry(Registry):
                     note="the alias was already there",
                 )
             previous = before.version if before else ""
+            if expected is not None and previous != expected:
+                raise self._lost(receipt.name, alias, before)
             # Written first: should we die between the two calls, the tag says nothing until the alias points here.
             self._remember(client, receipt, alias, previous)
             self._move(client, receipt.name, alias, previous, receipt.version)
@@ -112,17 +124,19 @@ class MLflowRegistry(Registry):
             with trouble(uri, missing=f"version {previous}, which {alias!r} pointed to before, is no longer there"):
                 target = client.get_model_version(name, previous)
             self._move(client, name, alias, now.version, previous)
-            return replace(mlflow_publish.receipt_of(target), promoted_to=alias, previous=now.version)
+            return replace(mlflow_versions.receipt_of(target), promoted_to=alias, previous=now.version)
 
+    @repeatable
     def attach(self, receipt: Receipt, files: Mapping[str, Path]) -> None:
         mlflow_publish.attach(connect(), receipt, files)
 
+    @repeatable
     def attest(self, receipt: Receipt, validation: Path, tags: Mapping[str, str]) -> None:
         client = connect()
         with (
             trouble(receipt.uri),
             single_writer(receipt.name),
-            tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch,
+            temporary_folder() as scratch,
         ):
             folder = Path(scratch) / "validations"
             folder.mkdir()
@@ -134,6 +148,7 @@ class MLflowRegistry(Registry):
             for key, value in prefixed(tags).items():
                 client.set_model_version_tag(receipt.name, receipt.version, key, value)
 
+    @repeatable
     def fetch(self, uri: str, into: Path) -> Path:
         client, into = connect(), Path(into)
         pinned = mlflow_source.pin(client, uri)
@@ -148,21 +163,17 @@ class MLflowRegistry(Registry):
         except BaseException:
             shutil.rmtree(into, ignore_errors=True)
             raise
-        published = pinned.tags.get(DIGEST_TAG)
-        if published and digest_tree(folder / "data") != published:
-            raise IntegrityError(
-                f"the files are not those that were published (data/ does not have the digest {published})",
-                fix="publish again under a new version; find out who changed the registry's files",
-                where=pinned.uri,
-            )
+        check_published(folder, pinned.tags, pinned.uri)
         return folder
 
     def check(self) -> str | None:
         return reason_unreachable()
 
+    @repeatable
     def pull_records(self, source: SourceModel, key: str, have: Collection[str], into: Path) -> None:
         mlflow_records.pull(connect(), checked_key(key), have, Path(into))
 
+    @repeatable
     def push_records(self, source: SourceModel, key: str, records: Mapping[str, Path]) -> int:
         return mlflow_records.push(connect(), checked_key(key), records)
 
@@ -181,7 +192,7 @@ class MLflowRegistry(Registry):
             raise
         if version is None:
             return None
-        return mlflow_publish.receipt_of(client.get_model_version(name, str(version)))
+        return mlflow_versions.receipt_of(client.get_model_version(name, str(version)))
 
     def _previous(self, client: Any, receipt: Receipt, alias: str) -> str | None:
         tags = client.get_model_version(receipt.name, receipt.version).tags or {}
@@ -195,18 +206,20 @@ class MLflowRegistry(Registry):
             client.delete_model_version_tag(receipt.name, receipt.version, tag)
 
     def _move(self, client: Any, name: str, alias: str, expected: str, version: str) -> None:
-        """Set the alias, and read it before and after: MLflow has no compare-and-set, and other tools don't know our
-        lock."""
+        """Set the alias, and read it before and after: MLflow has no compare-and-set, and other machines don't know our
+        lock. Of two that set it at once, each but the last finds the other's version there."""
         now = self._current(client, name, alias)
         if (now.version if now else "") != expected:
             raise self._lost(name, alias, now)
         client.set_registered_model_alias(name, alias, version)
+        if where().startswith("http"):  # another machine may be between its look and its move
+            time.sleep(_SETTLED_S)
         now = self._current(client, name, alias)
         if now is None or now.version != version:
             raise self._lost(name, alias, now)
 
-    def _lost(self, name: str, alias: str, now: Receipt | None) -> RegistryError:
-        return RegistryError(
+    def _lost(self, name: str, alias: str, now: Receipt | None) -> AliasMovedError:
+        return AliasMovedError(
             f"somebody else moved {alias!r} meanwhile: it points to {now.uri if now else 'nothing'}",
             fix="look at who did, and run again",
             where=f"models:/{name}@{alias}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,7 +17,15 @@ from filelock import FileLock, Timeout
 from compile_stage.core.cache import cache_root
 from compile_stage.core.digest import digest_of
 from compile_stage.core.errors import CompileStageError, RegistryError
+from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import disk_full
+from compile_stage.registry.mlflow_retries import (
+    RetryingClient,
+    UnreachableError,
+    failed_on_the_way,
+    repeated_call,
+    within,
+)
 
 # MLflow retries a dead server for about four minutes. The first two bound it to seconds; whoever set a variable keeps
 # it.
@@ -28,11 +36,10 @@ _DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is ours: it may be JSON
 }
 _PROBE_S = 10  # a server that is alive answers /health at once, however busy its database is
+_PROBE_PATIENCE_S = 2.0
+_PROBE_LIMIT_S = 40.0  # three attempts and what lies between them
 _LOCK_S = 1800.0
-
-# MLflow quotes the URI that it was given in some of its messages, and messages end up in CI logs and reports.
-_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s]*@")
-_PASSWORD_PARAMETER = re.compile(r"([?&](?:password|token)=)[^&\s'\"]+", re.IGNORECASE)
+_BUSY_DATABASE = "database is locked"  # as SQLite says it
 
 _UNREACHABLE_FIX = "check MLFLOW_TRACKING_URI and that the server runs; `compile-stage doctor` shows what is used"
 _AUTH_FIX = (
@@ -53,21 +60,22 @@ def connect() -> Any:
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells every step of making a database
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    with trouble(where()):
-        _probe(str(mlflow.get_tracking_uri()))
-        return MlflowClient()
+    try:
+        with trouble(where()):
+            _probe(str(mlflow.get_tracking_uri()))
+            client = MlflowClient()  # it opens a database at once
+    except UnreachableError as error:  # a wrong address is said at once, not after the patience of `repeatable`
+        if _BUSY_DATABASE in error.problem:
+            raise
+        raise RegistryError(error.problem, fix=error.fix, where=error.where) from error
+    return RetryingClient(client, bounded=_is_server(str(mlflow.get_tracking_uri())))
 
 
 def where() -> str:
     """The tracking URI without its password, for messages."""
     import mlflow
 
-    return without_password(str(mlflow.get_tracking_uri()))
-
-
-def without_password(uri: str) -> str:
-    """`postgresql://user:secret@host/db` → `postgresql://user@host/db`; also of every URI within a longer text."""
-    return _PASSWORD_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1@", uri))
+    return redacted(str(mlflow.get_tracking_uri()))
 
 
 def reason_unreachable() -> str | None:
@@ -107,17 +115,17 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
         if (full := disk_full(error)) is not None:
             raise full from error
         family = type(error).__module__.partition(".")[0]
-        if family in ("requests", "urllib3"):
+        if family in ("requests", "urllib3", "json"):
             problem = f"the registry can't be reached: {_short_network(str(error))}"
         elif family in ("sqlalchemy", "sqlite3", "psycopg2", "alembic"):
             problem = f"the registry's database fails: {_sentence(error)}"
         elif isinstance(error, OSError):
             raise RegistryError(
-                f"the registry's files can't be read or written: {without_password(str(error))}", where=place
+                f"the registry's files can't be read or written: {redacted(str(error))}", where=place
             ) from error
         else:
             raise
-        raise RegistryError(problem, fix=_UNREACHABLE_FIX, where=place) from error
+        raise UnreachableError(problem, fix=_UNREACHABLE_FIX, where=place) from error
 
 
 @contextmanager
@@ -130,7 +138,7 @@ def single_writer(name: str) -> Iterator[str]:
 
     folder = cache_root() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / f"{digest_of([without_password(str(mlflow.get_registry_uri())), name])[7:31]}.lock"
+    place = folder / f"{digest_of([redacted(str(mlflow.get_registry_uri())), name])[7:31]}.lock"
     try:
         with FileLock(place, timeout=_LOCK_S):
             yield digest_of([platform.node(), str(place)])[7:23]
@@ -145,6 +153,10 @@ def single_writer(name: str) -> Iterator[str]:
 def is_code(error: Exception, *codes: str) -> bool:
     """True for an MLflow error of one of these codes."""
     return getattr(error, "error_code", None) in codes
+
+
+def _is_server(uri: str) -> bool:
+    return urlsplit(uri).scheme in ("http", "https")
 
 
 def _database_file(uri: str) -> Path | None:
@@ -162,16 +174,15 @@ def _probe(uri: str) -> None:
     # MLflow would try for minutes to make a database where none can be.
     if (file := _database_file(uri)) is not None and not file.exists() and (reason := _refused_folder(file)):
         raise RegistryError(reason, fix=_UNREACHABLE_FIX, where=uri)
-    if urlsplit(uri).scheme not in ("http", "https"):
+    if not _is_server(uri):
         return
     from mlflow.utils.credentials import get_default_host_creds
     from mlflow.utils.rest_utils import http_request
 
     # Any answer will do: a proxy in front of the server may not let /health through.
-    http_request(
-        get_default_host_creds(uri), "/health", "GET",
-        max_retries=2, backoff_factor=1, timeout=_PROBE_S, raise_on_status=False,
-    )  # fmt: skip
+    probe = partial(http_request, get_default_host_creds(uri), "/health", "GET", timeout=_PROBE_S, max_retries=2)
+    ask = partial(probe, backoff_factor=1, raise_on_status=False)
+    repeated_call(within, ask, lambda: _PROBE_LIMIT_S, patience_s=_PROBE_PATIENCE_S)
 
 
 def _explained(error: Any, place: str, missing: str) -> RegistryError:
@@ -185,8 +196,8 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
         )
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or status in (401, 403):
         return RegistryError(f"the registry refuses: {text}", fix=_AUTH_FIX, where=place)
-    if "Max retries exceeded" in text or "failed with exception" in text or code == "TEMPORARILY_UNAVAILABLE":
-        return RegistryError(
+    if failed_on_the_way(error):
+        return UnreachableError(
             f"the registry can't be reached: {_short_network(text)}", fix=_UNREACHABLE_FIX, where=place
         )
     if code == "INVALID_PARAMETER_VALUE":
@@ -201,14 +212,16 @@ def _short_network(text: str) -> str:
         "Name or service not known",
         "timed out",
         "No route to host",
+        "Connection reset by peer",
+        "Remote end closed connection",
         "certificate verify failed",
     ):
         if cause.lower() in text.lower():
             return cause[0].lower() + cause[1:]
-    return without_password(text)
+    return redacted(text)
 
 
 def _sentence(error: Exception) -> str:
     text = str(getattr(error, "message", "") or error) or type(error).__name__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return without_password(lines[0] if lines else type(error).__name__)[:400]
+    return redacted(lines[0] if lines else type(error).__name__)[:400]

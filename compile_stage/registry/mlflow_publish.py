@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,8 +18,10 @@ from typing import Any
 
 from compile_stage.core.digest import digest_of, list_tree
 from compile_stage.core.errors import RegistryError
+from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
+from compile_stage.registry.mlflow_versions import receipt_of, remove_doubles, taken_away, versions_of
 from compile_stage.registry.model_files import (
     DIGEST_TAG,
     KEY_TAG,
@@ -85,12 +86,13 @@ def _find_or_push(
 ) -> Receipt:
     from mlflow.exceptions import MlflowException
 
-    if (held := find(client, bundle.name, bundle.key)) is not None:
-        return held
+    if held := versions_of(client, bundle.name, bundle.key):
+        remove_doubles(client, held)
+        return receipt_of(held[0])
     try:
         return _push(client, bundle, source, files, writer)
     except MlflowException as error:
-        if attempts == 1 or not _taken_away(error):
+        if attempts == 1 or not taken_away(error):
             raise
     return _find_or_push(client, bundle, source, files, writer, attempts - 1)
 
@@ -102,34 +104,6 @@ def _push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, 
     _lineage(client, runs, model, source)
     _measurements(client, runs, model, bundle)
     return _version(client, bundle, source, runs, model, writer)
-
-
-def _taken_away(error: Exception) -> bool:
-    """True when a run or a model is gone that another machine had made, and that it took away since a third one was
-    faster than both: what that one made is found at the next attempt."""
-    return is_code(error, "RESOURCE_DOES_NOT_EXIST") or "must be in the 'active' state" in str(error)
-
-
-def find(client: Any, name: str, key: str) -> Receipt | None:
-    """The published version with that key: the lowest, should a dying writer have left a second."""
-    versions = _versions(client, name, key)
-    return receipt_of(versions[0]) if versions else None
-
-
-def receipt_of(version: Any, *, created: bool = False) -> Receipt:
-    """The receipt of a version that the registry holds."""
-    return Receipt(
-        uri=f"models:/{version.name}/{version.version}",
-        name=version.name,
-        version=str(version.version),
-        digest=(version.tags or {}).get(DIGEST_TAG, ""),
-        created=created,
-    )
-
-
-def _versions(client: Any, name: str, key: str) -> list[Any]:
-    versions = client.search_model_versions(f"name = '{name}' and tags.`{KEY_TAG}` = '{key}'")
-    return sorted(versions, key=lambda version: int(version.version))
 
 
 def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model: Any, writer: str) -> Receipt:
@@ -145,7 +119,7 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
         model_id=model.model_id,
         await_creation_for=0,
     )
-    first = _versions(client, bundle.name, bundle.key)[0]
+    first = versions_of(client, bundle.name, bundle.key)[0]
     if first.version == created.version:
         return receipt_of(created, created=True)
     client.delete_model_version(bundle.name, created.version)
@@ -195,7 +169,7 @@ def _tags(bundle: Bundle, source: SourceModel) -> dict[str, str]:
     return prefixed({**lineage, "target": bundle.target, **bundle.tags, "key": bundle.key, "digest": bundle.digest})
 
 
-# ------------------------------------------------------------------------------------------------------ the logged model
+# ----------------------------------------------------------------------------------------------------- the logged model
 
 
 def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, writer: str) -> Any:
@@ -215,7 +189,7 @@ def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, 
         params={key: str(value)[:_PARAM_CHARS] for key, value in bundle.params.items()},
         model_type="compiled",
     )
-    with tempfile.TemporaryDirectory(prefix="compile-stage-push-") as scratch:
+    with temporary_folder("push") as scratch:
         staged = _staged(bundle, model, runs, Path(scratch) / "model")
         client.log_model_artifacts(model.model_id, str(staged))
         _compare(client, model.model_id, staged)
@@ -274,7 +248,7 @@ def _compare(client: Any, model_id: str, staged: Path) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------------ runs and lineage
+# ----------------------------------------------------------------------------------------------------- runs and lineage
 
 
 def _runs(client: Any, bundle: Bundle, source: SourceModel) -> Runs:
@@ -307,18 +281,27 @@ def _runs_in(client: Any, experiment: str, bundle: Bundle, source: SourceModel) 
 
 def _run(client: Any, experiment: str, key: str, name: str, tags: Mapping[str, str]) -> str:
     """The run with that key, made if it isn't there. Two machines that make it at once agree on the older."""
-    if (held := _oldest_run(client, experiment, key)) is None:
-        created = client.create_run(experiment, run_name=name, tags={**tags, _RUN_TAG: key}).info.run_id
-        held = _oldest_run(client, experiment, key) or created
-        if held != created:
-            client.delete_run(created)
-    return held
+    from mlflow.exceptions import MlflowException
+
+    runs = _runs_with(client, experiment, key)
+    if not runs:
+        created = client.create_run(experiment, run_name=name, tags={**tags, _RUN_TAG: key})
+        runs = _runs_with(client, experiment, key) or [created]
+    # A request whose answer was lost was sent again, and left a second run; or another machine made one at that moment.
+    for other in runs[1:]:
+        if other.info.status == "RUNNING":
+            try:
+                client.delete_run(other.info.run_id)
+            except MlflowException as error:
+                if not taken_away(error):
+                    raise
+    return str(runs[0].info.run_id)
 
 
-def _oldest_run(client: Any, experiment: str, key: str) -> str | None:
+def _runs_with(client: Any, experiment: str, key: str) -> list[Any]:
+    """The runs with a key, the oldest first."""
     runs = client.search_runs([experiment], filter_string=f"tags.`{_RUN_TAG}` = '{key}'", max_results=100)
-    oldest = min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
-    return str(oldest.info.run_id) if oldest else None
+    return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
 
 
 def _experiment(client: Any) -> str:
@@ -376,7 +359,7 @@ def _until_settled(call: Callable[[], object]) -> None:
         try:
             call()
         except MlflowException as error:
-            if is_code(error, "PERMISSION_DENIED") or _taken_away(error):
+            if is_code(error, "PERMISSION_DENIED") or taken_away(error):
                 raise
             time.sleep(pause_s * (1 + secrets.randbelow(100) / 100))  # so that those who met do not meet again
         else:
@@ -390,7 +373,7 @@ def _log_file(client: Any, run: str, name: str, path: Path) -> None:
     if path.name == base:
         client.log_artifact(run, str(path), folder or None)
         return
-    with tempfile.TemporaryDirectory(prefix="compile-stage-file-") as scratch:
+    with temporary_folder("file") as scratch:
         renamed = shutil.copy2(path, Path(scratch) / base)
         client.log_artifact(run, str(renamed), folder or None)
 

@@ -7,12 +7,12 @@ both hold.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from compile_stage.core.errors import RegistryError
+from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.tuning_records import MAX_BYTES
 from compile_stage.registry.mlflow_connection import is_code, trouble
 from compile_stage.registry.model_files import TAG, link_or_copy
@@ -24,14 +24,14 @@ experiments."""
 KEY_TAG = TAG + "records"
 _FOLDER = "records"
 _NOTE = (
-    "Tuning records of compile-stage: what was measured while models were compiled, for the tool and the machine that the run's name says. "
-    "Later runs start from them. Deleting this run makes them measure again."
+    "Tuning records of compile-stage: what was measured while models were compiled, for the tool and the machine that "
+    "the run's name says. Later runs start from them. Deleting this run makes them measure again."
 )
 
 
 def pull(client: Any, key: str, have: Collection[str], into: Path) -> None:
     """Download what the runs of a key hold, but not the names in `have`."""
-    with trouble(key), tempfile.TemporaryDirectory(prefix="compile-stage-records-") as scratch:
+    with trouble(key), temporary_folder("records") as scratch:
         for run in _runs(client, _experiment(client), key):
             held = _held(client, run)
             wanted = [name for name, size in held.items() if name not in have and size <= MAX_BYTES]
@@ -50,7 +50,7 @@ def pull(client: Any, key: str, have: Collection[str], into: Path) -> None:
 
 def push(client: Any, key: str, records: Mapping[str, Path]) -> int:
     """Upload what no run of the key holds whole; returns how many files that were."""
-    with trouble(key), tempfile.TemporaryDirectory(prefix="compile-stage-records-") as scratch:
+    with trouble(key), temporary_folder("records") as scratch:
         experiment = _experiment(client) or _make_experiment(client)
         runs = _runs(client, experiment, key)
         held = [_held(client, run) for run in runs]

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compile_stage.core.errors import RegistryError, SourceError
+from compile_stage.core.file_trees import refuse_tree
+from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.plugins import did_you_mean
 from compile_stage.core.records import SourceModel, record
 from compile_stage.core.storage import disk_full_of_text
+from compile_stage.registry.dataset_sources import demand_allowed
 from compile_stage.registry.mlflow_connection import is_code, trouble
+from compile_stage.registry.mlflow_retries import (
+    UnreachableError,
+    failed_on_the_way,
+    repeated_call,
+    transfer_limit,
+    within,
+)
 from compile_stage.registry.model_files import (
     DATASET_SUFFIXES,
     KEY_TAG,
@@ -121,9 +131,11 @@ def download(uri: str, into: Path, place: str) -> Path:
 
     into.mkdir(parents=True)
     into = into.resolve()
+    _demand_plain_files(uri, place)
+    fetch = partial(mlflow.artifacts.download_artifacts, artifact_uri=uri, dst_path=str(into))
     with trouble(place, missing="the registry lists the model, but its files are not there"):
         try:
-            got = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(into))).resolve()
+            got = Path(_whole_or_file_by_file(uri, into, fetch)).resolve()
         except MlflowException as error:  # of files that could not be written it keeps the text
             if (full := disk_full_of_text(str(error), str(into))) is not None:
                 raise full from error
@@ -131,6 +143,47 @@ def download(uri: str, into: Path, place: str) -> Path:
     if into not in (got, *got.parents):
         raise RegistryError("MLflow put the files outside of the folder that it was given", where=place)
     return got
+
+
+def _whole_or_file_by_file(uri: str, into: Path, fetch: Callable[[], str]) -> str:
+    """The folder with all files. MLflow gives up the whole of them for one that fails, and of a hundred requests over a
+    network that loses one in twenty, each attempt loses some: those are asked for one by one, each again and again."""
+    try:
+        return within(fetch, transfer_limit(into))
+    except Exception as error:
+        if isinstance(error, UnreachableError) or not failed_on_the_way(error):
+            raise
+    return within(partial(_file_by_file, uri, into), transfer_limit(into))
+
+
+def _file_by_file(uri: str, into: Path) -> str:
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    store = repeated_call(get_artifact_repository, uri)
+    folders = [""]
+    while folders:
+        for file in repeated_call(store.list_artifacts, folders.pop() or None):
+            if file.is_dir:
+                folders.append(file.path)
+            elif not _is_whole(into / file.path, file.file_size):
+                repeated_call(store.download_artifacts, file.path, str(into))
+    return str(into)
+
+
+def _is_whole(path: Path, size: int | None) -> bool:
+    return size is not None and path.is_file() and path.stat().st_size == size
+
+
+def _demand_plain_files(uri: str, place: str) -> None:
+    """Raise SourceError where the files lie in a folder of this machine, which MLflow copies with all that its links
+    lead to."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    with trouble(place, missing="the registry lists the model, but its files are not there"):
+        store = get_artifact_repository(uri)
+    folder = getattr(getattr(store, "repo", store), "artifact_dir", None)  # of MLflow's store of local files
+    if folder and Path(folder).is_dir() and (reason := refuse_tree(folder)) is not None:
+        raise SourceError(reason, fix="log the model again, with its own files", where=place)
 
 
 def dataset(client: Any, source: SourceModel, name: str, into: Path) -> Path:
@@ -148,19 +201,18 @@ def dataset(client: Any, source: SourceModel, name: str, into: Path) -> Path:
         )
     into.mkdir(parents=True, exist_ok=True)
     into = into.resolve()
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=into))
-    try:
+    remove_leftovers(into)
+    with part_folder(into) as part:
         file = _logged_input(client, source, name, part) or _run_artifact(client, source, name, part)
         if file is None:
             raise RegistryError(
                 f"run {source.run_id} has no data set called {name!r} that can be fetched",
-                fix=f"log the file as artifact datasets/{name}.npz of that run, or name samples of yours under data in the policy (source: file:PATH)",
+                fix=f"log the file as artifact datasets/{name}.npz of that run, or name samples of yours under data in "
+                "the policy (source: file:PATH)",
                 where=source.uri,
             )
         final = into / f"{name}{file.suffix}"
         return file.replace(final)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _pin_version(client: Any, uri: str, name: str, version: str, alias: str) -> Pinned:
@@ -336,7 +388,9 @@ def _logged_input(client: Any, source: SourceModel, name: str, part: Path) -> Pa
             # Spark, Hugging Face, Delta and code sources have no file to download.
             if not isinstance(origin, FileSystemDatasetSource | HTTPDatasetSource):
                 continue
-            got = Path(origin.load(dst_path=str(folder)))
+            demand_allowed(origin.url if isinstance(origin, HTTPDatasetSource) else origin.uri, name)
+            load = partial(origin.load, dst_path=str(folder))
+            got = Path(within(load, transfer_limit(folder)))
         if folder not in got.parents:  # never move a file that is somebody's own
             got = Path(shutil.copy2(got, folder / got.name)) if got.is_file() else got
         if got.suffix in DATASET_SUFFIXES and got.is_file():

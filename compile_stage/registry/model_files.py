@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,15 @@ from typing import Any
 from filelock import FileLock
 
 from compile_stage.core.cache import flush_tree
+from compile_stage.core.cache_eviction import touch
 from compile_stage.core.digest import digest_of, digest_tree
-from compile_stage.core.errors import RegistryError, SourceError
+from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
+from compile_stage.core.file_trees import refuse_tree
+from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.records import JsonMap, Receipt, record
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.registry.descriptions import read_text
+from compile_stage.serving.examples import EXAMPLE_KEYS, is_example_name
 
 TAG = "compile_stage."
 KEY_TAG = TAG + "key"
@@ -77,6 +81,7 @@ def read_model(folder: Path, uri: str) -> ModelFiles:
             where=uri,
         )
     try:
+        read_text(folder / "MLmodel")  # raises for what would keep the next line busy
         model = Model.load(str(folder))
         flavors = list(model.flavors)
         signature = _tensor_signature(model.signature)
@@ -92,6 +97,12 @@ def read_model(folder: Path, uri: str) -> ModelFiles:
             fix="name the model that it was made from; its tag compile_stage.source says which",
             where=uri,
         )
+    if (escaping := _escaping_example(content.get("saved_input_example_info"))) is not None:
+        raise SourceError(
+            f"MLmodel names the input example {escaping!r}, which can't be a file of the model's folder",
+            fix="log the model again",
+            where=uri,
+        )
     if not flavors:
         raise SourceError(
             "MLmodel names no flavor, so nothing can read the model", fix="log the model again", where=uri
@@ -104,6 +115,12 @@ def read_model(folder: Path, uri: str) -> ModelFiles:
         described=digest_of([parts[part] for part in _DESCRIPTION]),
         mlmodel=parts,
     )
+
+
+def _escaping_example(info: Any) -> str | None:
+    """The first name of an input example that is not that of a file in the model's own folder, as MLflow writes it."""
+    names = [info.get(key) for key in EXAMPLE_KEYS] if isinstance(info, Mapping) else []
+    return next((str(name) for name in names if name is not None and not is_example_name(name)), None)
 
 
 def pick_flavor(flavors: list[str]) -> str:
@@ -128,11 +145,13 @@ def keep(into: Path, uri: str, fill: Callable[[Path], Path]) -> Path:
     """
     into = into.resolve()  # MLflow answers with resolved paths
     into.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=".part-", dir=into))
-    try:
+    remove_leftovers(into)
+    with part_folder(into) as part:
         filled = fill(part)
         if not (filled / "MLmodel").is_file():
             read_model(filled, uri)  # raises with the reason
+        if (reason := refuse_tree(filled)) is not None:
+            raise SourceError(reason, fix="log the model again, with its own files", where=uri)
         (filled / "registered_model_meta").unlink(missing_ok=True)
         # MLmodel is part of this name, though not of the payload's digest: the same weights may be logged with another
         # signature.
@@ -143,14 +162,40 @@ def keep(into: Path, uri: str, fill: Callable[[Path], Path]) -> Path:
                 shutil.rmtree(final, ignore_errors=True)
                 flush_tree(filled)
                 filled.rename(final)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+            touch(final)
     return final
 
 
-def copy_model(source: Path, into: Path) -> Path:
-    """Copy a model directory into the folder `into`; symbolic links are followed, and compiled Python is left
-    behind."""
+def check_published(folder: Path, tags: Mapping[str, str], uri: str) -> None:
+    """Compare the fetched files of a version with its digest tag. Every version that compile-stage published has one.
+
+    Raises:
+        IntegrityError: The tag is missing, or `data/` has another digest.
+    """
+    published = tags.get(DIGEST_TAG)
+    if not published:
+        raise IntegrityError(
+            f"the version has no tag {DIGEST_TAG}, so nothing says which files were published",
+            fix="publish again under a new version; find out who removed the tag",
+            where=uri,
+        )
+    if digest_tree(folder / "data") != published:
+        raise IntegrityError(
+            f"the files are not those that were published (data/ does not have the digest {published})",
+            fix="publish again under a new version; find out who changed the registry's files",
+            where=uri,
+        )
+
+
+def copy_model(source: Path, into: Path, uri: str) -> Path:
+    """Copy a model directory into the folder `into`; links to its own files are followed, and compiled Python is left
+    behind.
+
+    Raises:
+        SourceError: It holds a link that leads out of it, a named pipe, or a device.
+    """
+    if (reason := refuse_tree(source)) is not None:
+        raise SourceError(reason, fix="keep only the model's own files in its folder", where=uri)
     shutil.copytree(source, into, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     return into
 

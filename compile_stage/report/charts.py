@@ -159,7 +159,10 @@ def timeline_chart(events: Sequence[Event], labels: dict[str, str]) -> Markup:
     ]
     for event in events:
         y = _TOP + row * lanes.index(event.job_id) + 4
-        took = f"{event.step}{' (from the cache)' if event.cached else ''}: {numbers.duration(event.ended_s - event.started_s)}"
+        took = (
+            f"{event.step}{' (from the cache)' if event.cached else ''}: "
+            f"{numbers.duration(event.ended_s - event.started_s)}"
+        )
         shape = '<rect class="step t-{0}{1}" x="{2}" y="{3}" width="{4}" height="{5}" rx="2"><title>{6}</title></rect>'
         parts.append(
             _svg(shape, steps.index(event.step) % 8, " cached" if event.cached else "", x(event.started_s), y,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
 from compile_stage.core.errors import UsageError
+from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import RunResult, record
 from compile_stage.report import numbers
-from compile_stage.report.result import SCHEMA, result_document
+from compile_stage.report.result import SCHEMA, result_document, result_json_schema
 
 
 @record
@@ -68,11 +71,14 @@ def _document(given: RunResult | str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(given)
     path = path / "result.json" if path.is_dir() else path
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json_object(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"it can't be read: {error}", where=str(path), fix="name a result.json of a run") from error
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if document.get("schema") != SCHEMA:
         raise UsageError(f"it is no {SCHEMA}", where=str(path), fix="name a result.json of a run")
+    if (mistake := best_match(Draft202012Validator(result_json_schema()).iter_errors(document))) is not None:
+        problem = f"it does not hold to {SCHEMA}: {mistake.json_path}: {mistake.message[:200]}"
+        raise UsageError(problem, where=str(path), fix="name a result.json as a run wrote it")
     return document
 
 

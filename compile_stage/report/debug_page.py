@@ -6,10 +6,10 @@ import json
 import os
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from compile_stage.core.digest import plain
 from compile_stage.core.errors import UsageError
+from compile_stage.core.json_files import read_json_object
 from compile_stage.graph_debug.diagnosis import Diagnosis
 from compile_stage.graph_debug.trace import NodeError, Trace
 from compile_stage.report import numbers
@@ -73,7 +73,7 @@ def read_result(path: Path, job: str, policy: str | os.PathLike[str] | None) -> 
         UsageError: It is no result, or no job of it is to be looked into.
     """
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json_object(path)
         uri, files = str(document["source"]["uri"]), document["policy"]["files"]
         candidates = [candidate for target in document["targets"] for candidate in target["candidates"]]
         jobs = {str(candidate["job_id"]): str(candidate["state"]) for candidate in candidates}

@@ -34,6 +34,7 @@ def render_html(result: RunResult) -> str:
     return template.render(
         result=result,
         headline=summary.headline(result),
+        run_notes=summary.run_notes(result),
         sections=[_section(result, target) for target in result.targets],
         timeline=timeline_chart(result.events, labels),
         version=__version__,
@@ -86,7 +87,7 @@ def _readable(value: Any) -> str:
 def _section(result: RunResult, target: TargetResult) -> dict[str, Any]:
     """One target, laid out for the template."""
     rows, baseline = summary.rows(result, target), summary.baseline_of(result, target)
-    winner = summary.winner_of(target)
+    winner = target.winner
     return {
         "target": target.policy.target,
         "prefer": target.policy.prefer,
@@ -105,7 +106,7 @@ def _section(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "rows": rows,
         "option_tuning": option_tuning_rows(result, target),
         "medians": {row.job_id: summary.median_s(row.timing) for row in rows},
-        "proofs": [(row, _ordered(summary.checks_of(row.candidate))) for row in rows if row.candidate is not None],
+        "validations": [(row, _ordered(summary.checks_of(row.candidate))) for row in rows if row.candidate is not None],
         "timings": _timings(result, rows, baseline),
         "speedups": _speedups(rows),
         "latencies": _latencies(result, target, rows, baseline),
@@ -113,7 +114,7 @@ def _section(result: RunResult, target: TargetResult) -> dict[str, Any]:
 
 
 def _how_fast(result: RunResult, target: TargetResult) -> str:
-    winner = summary.winner_of(target)
+    winner = target.winner
     baseline = summary.main_timing(target, summary.baseline_of(result, target))
     return summary.how_fast(summary.main_timing(target, winner.measurement if winner else None), baseline)
 

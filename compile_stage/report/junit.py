@@ -80,7 +80,7 @@ def _candidate_cases(suite: Element, candidate: Candidate) -> None:
         elif candidate.state == "pruned":
             SubElement(case, "skipped", message=_text(candidate.reason))
         else:
-            _end(case, "error", "nothing was proven about it", "")
+            _end(case, "error", "it was not validated", "")
 
 
 def _judge(case: Element, checks: list[Check]) -> None:

@@ -12,7 +12,7 @@ from compile_stage.report.option_tuning import KIND_WORDS, OptionTuningRow, opti
 GITHUB_COMMENT_LIMIT = 65_536  # characters; MLflow's tags hold more
 
 _MARKS = {"passed": "✅", "failed": "❌", "refused": "🚫"}
-_STATE_MARKS = {"won": "🏆 won", "lost": "lost", "failed": "❌ failed", "compiled_not_validated": "❌ not proven"}
+_STATE_MARKS = {"won": "🏆 won", "lost": "lost", "failed": "❌ failed", "compiled_not_validated": "❌ not validated"}
 
 
 def render_markdown(result: RunResult, limit: int = GITHUB_COMMENT_LIMIT) -> str:
@@ -38,6 +38,8 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
         "",
         _cell(summary.headline(result)),
         "",
+        *(f"> ⚠️ {_cell(warning)}" for warning in policy.warnings),
+        *([""] if policy.warnings else []),
         f"Source {_code(source.uri)}{f' ({_cell(source.flavor)})' if source.flavor else ''}, "
         f"{f'policy {_code(policy.name)}, ' if policy.name else ''}"
         f"{numbers.duration(result.duration_s)}, exit code {result.exit_code}. {_data(result)}",
@@ -58,7 +60,7 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
         f"({_code(str(result.environment.get('hardware_fingerprint', '')))})"
         f"{f' against {_cell(result.baseline_framework)}' if result.baseline_framework else ''}. "
         f"{_cell(packages)}",
-        *(f"- {_cell(note)}" for note in result.notes),
+        *(f"- {_cell(note)}" for note in summary.run_notes(result)),
     ]
 
 
@@ -77,7 +79,7 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
     if target.selection.winner is None:
         lines += [f"**No winner:** {_cell(summary.no_winner(result, target))}", ""]
     lines += _table(
-        ("", "backend", "scheme", f"p50, batch {spec.batch_sizes[0]}", "speedup", "error", "size", "why"),
+        ("", "backend", "scheme", f"p50, batch {summary.shown_batch_size(target)}", "speedup", "error", "size", "why"),
         (
             (
                 _STATE_MARKS.get(row.state, row.state),
@@ -100,11 +102,14 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
         alias = f", {_code(f'{receipt.name}@{receipt.promoted_to}')} points to it" if receipt.promoted_to else ""
         before = f" (before: version {_cell(receipt.previous)})" if receipt.promoted_to and receipt.previous else ""
         lines += ["", f"{what}: {_code(receipt.uri)}{alias}{before}. {_cell(receipt.note)}".rstrip()]
-    for draft in target.unvalidated:
-        if draft.receipt is not None:
-            there = f"where it will run, {_code(f'compile-stage validate {draft.receipt.uri}')} proves it"
-            lines += ["", f"Published, not validated: {_code(draft.receipt.uri)} ({_cell(draft.job_id)}); {there}."]
-    winner = summary.winner_of(target)
+    for unvalidated in target.unvalidated:
+        if unvalidated.receipt is not None:
+            there = f"where it will run, {_code(f'compile-stage validate {unvalidated.receipt.uri}')} validates it"
+            lines += [
+                "",
+                f"Published, not validated: {_code(unvalidated.receipt.uri)} ({_cell(unvalidated.job_id)}); {there}.",
+            ]
+    winner = target.winner
     for waiver in winner.verdict.waivers if winner is not None and winner.verdict is not None else ():
         lines += [
             "",

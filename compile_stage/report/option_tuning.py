@@ -58,7 +58,7 @@ def option_tuning_rows(result: RunResult, target: TargetResult) -> tuple[OptionT
                 accepted=step.accepted,
                 reason=step.reason,
                 options=step.options,
-                p50_s=summary.median_s(summary.main_timing(target, measured)),
+                p50_s=summary.median_s(summary.timing_at(measured, target.policy.target.batch_sizes[0])),
                 speedup=step.speedup,
                 speedup_interval=step.speedup_interval,
                 peak_memory_bytes=measured.peak_memory_bytes if measured is not None else None,

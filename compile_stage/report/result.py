@@ -25,6 +25,7 @@ from compile_stage.core.records import (
     Trial,
     Waiver,
 )
+from compile_stage.core.redaction import redacted
 from compile_stage.report.option_tuning import OptionTuningRow, option_tuning_rows
 from compile_stage.report.summary import reason_of, state_of
 
@@ -42,7 +43,7 @@ def result_json_schema() -> dict[str, Any]:
 
 def result_text(result: RunResult) -> str:
     """The content of `result.json`: indented, keys in the documented order, ending in a newline."""
-    return _indented(result_document(result), "\n") + "\n"
+    return redacted(_indented(result_document(result), "\n")) + "\n"
 
 
 def _indented(value: Any, newline: str) -> str:
@@ -74,7 +75,13 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "logged_model_id": source.logged_model_id,
             "run_id": source.run_id,
         },
-        "policy": {"name": policy.name, "owner": policy.owner, "digest": policy.digest, "files": policy.files},
+        "policy": {
+            "name": policy.name,
+            "owner": policy.owner,
+            "digest": policy.digest,
+            "files": policy.files,
+            "warnings": policy.warnings,
+        },
         "environment": result.environment,
         "data": {role: _samples(samples) for role, samples in result.samples.items()},
         "targets": [_target(result, target) for target in result.targets],
@@ -98,7 +105,10 @@ def timing_summary(timing: Timing) -> dict[str, Any]:
         "speedup": timing.speedup,
         "speedup_interval": timing.speedup_interval,
         "rounds": timing.rounds,
+        "processes": len(set(timing.processes)) or None,
         "stable": timing.stable,
+        "cpu_per_call_s": timing.cpu_per_call_s,
+        "threads": timing.threads or None,
         "hardware_fingerprint": timing.environment,
     }
 
@@ -129,8 +139,12 @@ def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "receipt": _receipt(target.receipt),
         "bundle": _bundle(target.bundle),
         "drafts": [
-            {"job_id": draft.job_id, "receipt": _receipt(draft.receipt), "bundle": _bundle(draft.bundle)}
-            for draft in target.unvalidated
+            {
+                "job_id": unvalidated.job_id,
+                "receipt": _receipt(unvalidated.receipt),
+                "bundle": _bundle(unvalidated.bundle),
+            }
+            for unvalidated in target.unvalidated
         ],
         "candidates": [_candidate(target, c) for c in target.candidates] + [_refusal(r) for r in refused],
         "ladder": [_tuning_row(row) for row in option_tuning_rows(result, target)],
@@ -208,7 +222,11 @@ def _candidate(target: TargetResult, candidate: Candidate) -> dict[str, Any]:
         "artifact_digest": artifact.digest if artifact is not None else None,
         "toolchain": artifact.toolchain if artifact is not None else {},
         "executed": artifact.executed if artifact is not None else {},
-        "notes": [*(portable.notes if portable is not None else ()), *(artifact.notes if artifact is not None else ())],
+        "notes": [
+            *(portable.notes if portable is not None else ()),
+            *(artifact.notes if artifact is not None else ()),
+            *(candidate.measurement.notes if candidate.measurement is not None else ()),
+        ],
     }
 
 
@@ -284,7 +302,7 @@ def _measurement(measurement: Measurement | None) -> dict[str, Any] | None:
         return None
     return {
         "by_batch": {
-            str(timing.batch_size): timing_summary(timing) | {"samples_s": _samples_s(timing)}
+            str(timing.batch_size): timing_summary(timing) | {"samples_s": _samples_s(timing), "cpu_s": timing.cpu_s}
             for timing in measurement.timings
         },
         "load_s": measurement.load_s,
@@ -308,6 +326,7 @@ def _samples(samples: SampleSet) -> dict[str, Any]:
         "count": samples.count,
         "real": samples.real,
         "has_labels": samples.has_labels,
+        "groups": samples.groups or None,
         "digest": samples.digest,
         "notes": samples.notes,
     }

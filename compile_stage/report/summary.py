@@ -34,7 +34,7 @@ STATE_WORDS: dict[ResultState, str] = {
     "won": "won",
     "lost": "lost",
     "failed": "failed",
-    "compiled_not_validated": "not proven",
+    "compiled_not_validated": "not validated",
     "refused": "refused",
 }
 
@@ -45,7 +45,7 @@ class Row:
 
     Attributes:
         scheme: Name of the scheme, or the precision of a job that was refused before it had one.
-        timing: At the batch size that selection looks at; None when nothing was measured.
+        timing: At the batch size at which selection looked at the winner; None when nothing was measured.
         error: The check that stands for its error; None when nothing was checked.
         candidate: None for a job that the plan refused.
     """
@@ -88,7 +88,7 @@ def headline(result: RunResult) -> str:
         return "; ".join([result.problem, *gates])
     parts = []
     for target in result.targets:
-        name, winner = target.policy.target.name, winner_of(target)
+        name, winner = target.policy.target.name, target.winner
         if winner is None:
             gate = deciding_gate(target)
             parts.append(f"{name} has no winner" + (f" ({gate})" if gate else ""))
@@ -142,9 +142,11 @@ def _agrees(timing: Timing, quotient: float) -> bool:
 def deciding_gate(target: TargetResult) -> str:
     """Of a target without a winner, the candidate that failed the fewest checks, and its gate:
     `openvino int8-sym: cosine of logits is 0.941, at least 0.99 is required by policy.yaml:21`; empty where no
-    candidate was checked."""
+    candidate was checked. Where some are only too uncertain, the sentence on these."""
     if target.selection.winner is not None:
         return ""
+    if uncertain := too_uncertain(target):
+        return uncertain
     failed = [
         (len(missed), at, candidate, missed)
         for at, candidate in enumerate(target.candidates)
@@ -154,15 +156,53 @@ def deciding_gate(target: TargetResult) -> str:
     if not failed:
         return ""
     _, _, candidate, missed = min(failed, key=lambda entry: entry[:2])
-    check = min(missed, key=lambda check: (outcome_word(check) != "failed", _rank(check)))
+    check = min(missed, key=lambda c: (outcome_word(c) != "failed", c.gate.metric != "samples", _rank(c)))
+    if check.gate.metric == "samples":  # of too few samples no other gate can be judged, whatever they measure
+        return f"{candidate.job.backend} {candidate.job.scheme.name}: {check.reason}"
     output = f" of {check.output}" if check.output else ""
     drop = " drop" if "drop" in check.gate.options else ""
-    value = measured_text(check) if check.measured is not None else f"not measured: {check.reason}"
+    seen = check.measured is not None and outcome_word(check) == "failed"
+    value = measured_text(check) if seen else f"not judged: {check.reason}"
     where = f" by {check.gate.origin}" if check.gate.origin else ""
     return (
         f"{candidate.job.backend} {candidate.job.scheme.name}: {check.gate.metric}{drop}{output} is {value}, "
         f"{limit_text(check)} is required{where}"
     )
+
+
+def too_uncertain(target: TargetResult) -> str:
+    """One sentence on all candidates that failed for nothing but the width of their intervals, with what to do; empty
+    without one."""
+    unsure = [candidate for candidate in target.candidates if _is_too_uncertain(target, candidate)]
+    if not unsure:
+        return ""
+    timings = [timing for c in unsure if c.measurement is not None for timing in c.measurement.timings]
+    rounds, starts = min(timing.rounds for timing in timings), min(len(set(t.processes)) or 1 for t in timings)
+    many, are = numbers.count(len(unsure), "candidate"), "is" if len(unsure) == 1 else "are"
+    shown = f"{numbers.count(rounds, 'round')} in {numbers.count(starts, 'process')} of each"
+    return (
+        f"{many} held every tolerance and {are} too uncertain in speed to pass, with {shown}: run again when the "
+        "machine is quieter, or with a larger budget.measure_seconds"
+    )
+
+
+def grouped_reasons(target: TargetResult, listed: Sequence[Row]) -> tuple[tuple[str, str], ...]:
+    """`openvino int8-u8, openvino fp32` → why, in the order of the rows: what is said of several is said once. What
+    they are to do about uncertainty is left to `too_uncertain`."""
+    groups: dict[str, list[str]] = {}
+    for row in listed:
+        unsure = row.candidate is not None and _is_too_uncertain(target, row.candidate)
+        reason = "its speed is too uncertain to pass" if unsure else row.reason
+        groups.setdefault(reason, []).append(f"{row.backend} {row.scheme}")
+    return tuple((", ".join(names), reason) for reason, names in groups.items())
+
+
+def _is_too_uncertain(target: TargetResult, candidate: Candidate) -> bool:
+    from compile_stage.measure.performance import is_too_uncertain
+
+    missed = [check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run")]
+    failed = state_of(target, candidate) == "failed" and candidate.failure is None
+    return failed and bool(missed) and all(is_too_uncertain(check) for check in missed)
 
 
 def no_winner(result: RunResult, target: TargetResult) -> str:
@@ -175,16 +215,26 @@ def no_winner(result: RunResult, target: TargetResult) -> str:
     return f"{reason}; the plan refused {numbers.count(refused, 'more job')}"
 
 
-def winner_of(target: TargetResult) -> Candidate | None:
-    """The candidate that won the target."""
-    return next((c for c in target.candidates if c.job.id == target.selection.winner), None)
-
-
 def main_timing(target: TargetResult, measurement: Measurement | None) -> Timing | None:
-    """The timing that selection looks at: the target's first batch size, or the first that there is."""
+    """The timing that a target's tables show: at `shown_batch_size`, or the first that there is."""
+    return timing_at(measurement, shown_batch_size(target))
+
+
+def shown_batch_size(target: TargetResult) -> int:
+    """The batch size at which selection looked at the winner, and the first of the target where there is none: one for
+    all candidates, so that their figures can be compared."""
+    from compile_stage.measure.stats import deciding_timing
+
+    winner = target.winner
+    timing = deciding_timing(winner.measurement, target.policy) if winner is not None else None
+    return timing.batch_size if timing is not None else target.policy.target.batch_sizes[0]
+
+
+def timing_at(measurement: Measurement | None, batch_size: int) -> Timing | None:
+    """The timing at that batch size, or the first that there is."""
     if measurement is None or not measurement.timings:
         return None
-    return measurement.timing(target.policy.target.batch_sizes[0]) or measurement.timings[0]
+    return measurement.timing(batch_size) or measurement.timings[0]
 
 
 def median_s(timing: Timing | None) -> float | None:
@@ -204,6 +254,12 @@ def measurement_notes(result: RunResult, target: TargetResult) -> tuple[str, ...
     one came from the cache."""
     taken = baseline_of(result, target)
     return taken.notes if taken is not None else ()
+
+
+def run_notes(result: RunResult) -> tuple[str, ...]:
+    """The notes of a run, without those that stand beside the measurements of a target."""
+    told = {note for target in result.targets for note in measurement_notes(result, target)}
+    return tuple(note for note in result.notes if note not in told)
 
 
 def state_of(target: TargetResult, candidate: Candidate) -> ResultState:

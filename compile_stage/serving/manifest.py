@@ -5,23 +5,31 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     schema                "compile-stage/manifest/v1"
     artifact              the `Artifact` record; its path is relative to data/
     files, code           relative path → sha256:..., of the files in data/ and in the model directory's code/
-    beside                the same of what else lies in the model directory, but for `MLmodel`, into which a registry writes
+    beside                the same of what else lies in the model directory, but for `MLmodel`, which a registry changes
+    mlmodel               what of `MLmodel` decides what is served (`compile_stage.serving.mlmodel`)
     digest                of all of the manifest but this: `sealed`
     key                   idempotency key of the publication
-    source                {uri, name, version, flavor, digest, registry}
+    source                {uri, name, version, flavor, digest, registry}, and toolchain where the original ran in one:
+                          its name, the digest of its lock, package → version
     policy                {name, digest, owner}
     job, target, scheme   the records; the job holds the gates
-    data                  what it was proven on: {spec, samples by role}
+    data                  what it was validated on: {spec, samples by role}
     kept                  precision → nodes that stay in it
-    hardware, fingerprint the machine that it was compiled and proven on; only compiled, where there is no verdict
+    hardware, fingerprint the machine that it was compiled and validated on; only compiled, where there is no verdict
     toolchain, runtime    package → version: that made it; that must be there to run it
     python                of the stage that made it
-    verdict, timing       the proof, and the measured medians; verdict is null for what could not be validated where it was compiled
+    made_by               what else has a say in the bytes: versions and digests of plug-ins and of our code
+                          (`verify --rebuild`)
+    verdict, timing       the validation, and the measured medians; verdict is null for what was not validated where
+                          it was compiled
     performance, waivers, budget
                           what a validation elsewhere goes by
-    answer                how the source's pyfunc answered (`core.ports.Exporter.answer`)
+    answer                how the source's pyfunc answered (`core.ports.Exporter.prediction_format`); `text` in it says
+                          how texts become inputs and outputs answers (`compile_stage.serving.text`)
     threads               compute threads
+    batches               the batch sizes that were proven (`serving.batches`); missing in those of earlier versions
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
+    signature_required    the policy asks for signatures: without a trusted one it is not loaded
     signature             names, types and shapes of the graph
 
 Beside `data/`, in `validations/FINGERPRINT.json`, lies what `compile-stage validate` found on a machine
@@ -31,7 +39,7 @@ Beside `data/`, in `validations/FINGERPRINT.json`, lies what `compile-stage vali
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +48,13 @@ from compile_stage.core import plugins
 from compile_stage.core.digest import canonical_json, digest_file, digest_of, list_tree, revive
 from compile_stage.core.environment import Hardware, hardware
 from compile_stage.core.errors import IntegrityError
+from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import Artifact
+from compile_stage.serving.batches import ProvenBatches
+from compile_stage.serving.bytecode import refuse_bytecode
+from compile_stage.serving.mlmodel import MLMODEL, check_mlmodel
+from compile_stage.serving.signatures import SIGNATURE_FOLDER, TEST_PREDICATE, subject_of, verify_statement
+from compile_stage.serving.trust import Trust
 
 MANIFEST_SCHEMA = "compile-stage/manifest/v1"
 DATA_NAME = "data"
@@ -48,6 +62,8 @@ ARTIFACT_NAME = "artifact"
 MANIFEST_NAME = "manifest.json"
 VALIDATIONS = "validations"
 VALIDATION_SCHEMA = "compile-stage/validation/v1"
+ENVIRONMENT_FILES = ("conda.yaml", "python_env.yaml", "requirements.txt")
+"""What MLflow makes an environment from, and has a command to change."""
 
 
 def read_manifest(model_dir: str | Path) -> dict[str, Any]:
@@ -58,19 +74,19 @@ def read_manifest(model_dir: str | Path) -> dict[str, Any]:
     """
     file = data_folder(model_dir) / MANIFEST_NAME
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = read_json_object(file)
     except FileNotFoundError as error:
         raise IntegrityError("it has no manifest, so it was not published by compile-stage", where=str(file)) from error
     except (OSError, ValueError) as error:
         raise IntegrityError(f"the manifest can't be read: {error}", where=str(file)) from error
-    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    schema = manifest.get("schema")
     if schema != MANIFEST_SCHEMA:
         raise IntegrityError(
             f"the manifest is of the schema {schema!r}, and this version of compile-stage reads {MANIFEST_SCHEMA!r}",
             fix="use the version of compile-stage that published it, or a newer one",
             where=str(file),
         )
-    return dict(manifest)
+    return manifest
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,9 +98,13 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def check_integrity(model_dir: str | Path, *, beside: bool = False) -> dict[str, Any]:
     """Compare every file of a model directory with the manifest; returns the manifest.
 
+    Everything that decides what is served is looked at: data, code and compiled code, the fields of `MLmodel` but ids
+    and times, and what lies beside them.
+
     Args:
-        beside: Also what MLflow keeps beside the data and the code. Not asked when a model is loaded:
-            `mlflow models update-pip-requirements` is no reason not to serve it.
+        beside: Also the contents of the files that an environment is made from, and compiled code of other versions of
+            Python. Not asked when a model is loaded: `mlflow models update-pip-requirements` is no reason not to serve
+            it.
 
     Raises:
         IntegrityError: A file was changed, is missing, or was added; the message names it.
@@ -106,29 +126,49 @@ def check_integrity(model_dir: str | Path, *, beside: bool = False) -> dict[str,
         inside = (name for name in list_tree(data.parent / "code") if "__pycache__" not in name)
         present |= {f"code/{name}": data.parent / "code" / name for name in inside}
     listed = {**files, **code}
-    if beside and data.name == DATA_NAME:
-        listed |= manifest.get("beside", {})
-        present |= {name: data.parent / name for name in list_beside(data.parent)}
-    for name in sorted(listed.keys() | present.keys()):
-        if name not in present:
-            raise IntegrityError(f"{name} is missing", fix="fetch the model again", where=str(data.parent))
-        if name not in listed:
-            raise IntegrityError(
-                f"{name} is not among the published files", fix="fetch the model again", where=str(data.parent)
-            )
-        if digest_file(present[name]) != listed[name]:
-            raise IntegrityError(
-                f"{name} is not what was published: its digest differs",
-                fix="fetch the model again",
-                where=str(data.parent),
-            )
+    if data.name == DATA_NAME and (data.parent / MLMODEL).exists():
+        _check_model_dir(manifest, data.parent, strictly=beside)
+        if "beside" in manifest:
+            listed |= manifest["beside"]
+            present |= {name: data.parent / name for name in list_beside(data.parent)}
+    free = () if beside else ENVIRONMENT_FILES
+    _compare(listed, present, data.parent, free=free)
     return manifest
 
 
+def _check_model_dir(manifest: Mapping[str, Any], model_dir: Path, *, strictly: bool) -> None:
+    # What lies in a folder elsewhere is not listed, and Python would import it.
+    if linked := sorted(path for path in model_dir.rglob("*") if path.is_symlink() and path.is_dir()):
+        name = linked[0].relative_to(model_dir).as_posix()
+        raise IntegrityError(f"{name} is a link to a folder", fix="fetch the model again", where=str(model_dir))
+    check_mlmodel(manifest, model_dir)
+    if (reason := refuse_bytecode(model_dir / "code", other_pythons=strictly)) is not None:
+        raise IntegrityError(
+            reason, fix="remove the __pycache__ folders, or fetch the model again", where=str(model_dir)
+        )
+
+
+def _compare(listed: Mapping[str, str], present: Mapping[str, Path], where: Path, free: Collection[str]) -> None:
+    """Raise IntegrityError unless exactly the listed files are there; the contents of `free` may differ."""
+    for name in sorted(listed.keys() | present.keys()):
+        if name not in present:
+            raise IntegrityError(f"{name} is missing", fix="fetch the model again", where=str(where))
+        if name not in listed:
+            raise IntegrityError(
+                f"{name} is not among the published files", fix="fetch the model again", where=str(where)
+            )
+        if name not in free and digest_file(present[name]) != listed[name]:
+            raise IntegrityError(
+                f"{name} is not what was published: its digest differs",
+                fix="fetch the model again",
+                where=str(where),
+            )
+
+
 def list_beside(model_dir: Path) -> tuple[str, ...]:
-    """Files of a model directory that are neither data nor code, nor written by a registry or by
+    """Files of a model directory that are neither data nor code, nor a signature, nor written by a registry or by
     `compile-stage validate`."""
-    theirs = (DATA_NAME, "code", VALIDATIONS, "MLmodel", "registered_model_meta")
+    theirs = (DATA_NAME, "code", VALIDATIONS, SIGNATURE_FOLDER, "MLmodel", "registered_model_meta")
     return tuple(name for name in list_tree(model_dir) if name.partition("/")[0] not in theirs)
 
 
@@ -146,23 +186,36 @@ def artifact_of(manifest: Mapping[str, Any], data: Path) -> Artifact:
         raise IntegrityError(f"the manifest describes no artifact: {error}", where=str(data)) from error
     artifact = replace(artifact, path=str(data / ARTIFACT_NAME))
     entry = Path(artifact.entry)
-    if entry.is_absolute() or ".." in entry.parts or not (data / ARTIFACT_NAME / entry).exists():
+    if entry.is_absolute() or ".." in entry.parts or not _exists(data / ARTIFACT_NAME / entry):
         raise IntegrityError(f"artifact/{artifact.entry} is missing", where=str(data))
     return artifact
 
 
-def validations(manifest: Mapping[str, Any], model_dir: str | Path) -> list[dict[str, Any]]:
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that no file can have
+        return False
+
+
+def validations(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> list[dict[str, Any]]:
     """What was found of this very artifact on other machines, as `write_validation` wrote it. A file that was changed,
-    or speaks of another artifact or of another machine than its name says, counts for nothing."""
+    or speaks of another artifact or of another machine than its name says, counts for nothing.
+
+    Args:
+        trust: With it, only what somebody signed whom it names counts.
+    """
     data = data_folder(model_dir)
     folder = data.parent / VALIDATIONS
     whole = []
     for file in sorted(folder.glob("*.json")) if data.name == DATA_NAME else ():
         try:
-            validation = json.loads(file.read_text(encoding="utf-8"))
-            sealed = validation.pop("digest")
+            validation = read_json_object(file)
+            sealed, envelope = validation.pop("digest"), validation.get("envelope")
             machine = revive(Hardware, validation["hardware"]).fingerprint
             sound = sealed == digest_of(validation) and validation["fingerprint"] == machine == file.stem
+            validation.pop("envelope", None)
+            sound = sound and (trust is None or _is_signed(validation, envelope, data.parent, trust))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         of_this = sound and validation["artifact"] == manifest["artifact"]["digest"]
@@ -171,10 +224,33 @@ def validations(manifest: Mapping[str, Any], model_dir: str | Path) -> list[dict
     return whole
 
 
-def write_validation(validation: Mapping[str, Any], folder: Path) -> Path:
-    """Seal a validation with the digest of what it says, as `folder/FINGERPRINT.json`."""
-    whole = {"schema": VALIDATION_SCHEMA, **validation}
-    whole = json.loads(canonical_json(whole))
+def _is_signed(validation: Mapping[str, Any], envelope: Any, model_dir: Path, trust: Trust) -> bool:
+    if not isinstance(envelope, Mapping):
+        return False
+    try:
+        statement, signer = verify_statement(envelope, trust, str(model_dir))
+    except IntegrityError:
+        return False
+    of_this = statement.get("predicateType") == TEST_PREDICATE and statement.get("subject") == subject_of(model_dir)
+    in_time = signer.days[0] <= str(validation["at"])[:10] <= signer.days[1]
+    return of_this and in_time and statement["predicate"]["validation"] == validation
+
+
+def plain_validation(validation: Mapping[str, Any]) -> dict[str, Any]:
+    """A validation as plain JSON values, with its schema."""
+    whole: dict[str, Any] = json.loads(canonical_json({"schema": VALIDATION_SCHEMA, **validation}))
+    return whole
+
+
+def write_validation(validation: Mapping[str, Any], folder: Path, envelope: Mapping[str, Any] | None = None) -> Path:
+    """Seal a validation with the digest of what it says, as `folder/FINGERPRINT.json`.
+
+    Args:
+        envelope: The signed statement that holds it (`plain_validation`).
+    """
+    whole = plain_validation(validation)
+    if envelope is not None:
+        whole["envelope"] = dict(envelope)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{whole['fingerprint']}.json"
     text = json.dumps({**whole, "digest": digest_of(whole)}, indent=2, sort_keys=True, ensure_ascii=False)
@@ -182,23 +258,33 @@ def write_validation(validation: Mapping[str, Any], folder: Path) -> Path:
     return file
 
 
-def refuse_machine(manifest: Mapping[str, Any], model_dir: str | Path) -> str | None:
-    """None when this machine and its runtime are those that the artifact was proven on, or what differs."""
-    proof = _proof_here(manifest, model_dir)
-    differs = _other_machine(manifest, proof)
-    differs += [f"{name}: {there} there, {now} here" for name, there, now in _other_runtime(proof or manifest)]
+def batches_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> ProvenBatches | None:
+    """The batch sizes that were proven on such a machine as this, else those that the manifest names; None where it
+    names none. `trust` as in `validations`."""
+    attached = (data_folder(model_dir).parent / VALIDATIONS).is_dir()
+    validation = _validation_here(manifest, model_dir, trust) if attached else None
+    proven = ProvenBatches.of(validation) if validation is not None and validation["passed"] else None
+    return proven or ProvenBatches.of(manifest)
+
+
+def refuse_machine(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> str | None:
+    """None when this machine and its runtime are those that the artifact was validated on, or what differs. `trust` as
+    in `validations`."""
+    validation = _validation_here(manifest, model_dir, trust)
+    differs = _other_machine(manifest, validation)
+    differs += [f"{name}: {there} there, {now} here" for name, there, now in _other_runtime(validation or manifest)]
     return "; ".join(differs) or None
 
 
-def runtime_to_install(manifest: Mapping[str, Any], model_dir: str | Path) -> list[str]:
-    """The requirements that bring the proven versions of the runtime; empty where they would not make this machine the
-    one of the proof.
+def runtime_to_install(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> list[str]:
+    """The requirements that bring the validated versions of the runtime; empty where they would not make this machine
+    the one of the validation.
 
     So it is for another build of the same version: which index has it is not known here.
     """
-    proof = _proof_here(manifest, model_dir)
-    wanted = [(pin(name, there), pin(name, now)) for name, there, now in _other_runtime(proof or manifest)]
-    if _other_machine(manifest, proof) or any(there == now for there, now in wanted):
+    validation = _validation_here(manifest, model_dir, trust)
+    wanted = [(pin(name, there), pin(name, now)) for name, there, now in _other_runtime(validation or manifest)]
+    if _other_machine(manifest, validation) or any(there == now for there, now in wanted):
         return []
     return [there for there, _ in wanted]
 
@@ -212,16 +298,18 @@ def pin(name: str, version: str) -> str:
     return f"{name}=={version.partition('+')[0]}"
 
 
-def _proof_here(manifest: Mapping[str, Any], model_dir: str | Path) -> Mapping[str, Any] | None:
+def _validation_here(
+    manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None
+) -> Mapping[str, Any] | None:
     """What `compile-stage validate` found on such a machine as this."""
     here = hardware().fingerprint
-    return next((v for v in validations(manifest, model_dir) if v["fingerprint"] == here), None)
+    return next((v for v in validations(manifest, model_dir, trust) if v["fingerprint"] == here), None)
 
 
-def _other_machine(manifest: Mapping[str, Any], proof: Mapping[str, Any] | None) -> list[str]:
+def _other_machine(manifest: Mapping[str, Any], validation: Mapping[str, Any] | None) -> list[str]:
     here = hardware()
-    if proof is not None:
-        return [] if proof["passed"] else ["its validation on this machine failed"]
+    if validation is not None:
+        return [] if validation["passed"] else ["its validation on this machine failed"]
     if "verdict" in manifest and manifest["verdict"] is None:
         return [
             f"it was compiled on {manifest.get('fingerprint')} for other hardware, and not validated on this machine"
@@ -237,10 +325,10 @@ def _other_machine(manifest: Mapping[str, Any], proof: Mapping[str, Any] | None)
     return differs or [f"fingerprint: {manifest.get('fingerprint')} there, {here.fingerprint} here"]
 
 
-def _other_runtime(proven: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Package, its version in what was proven, the one that is installed: of those that differ. What is not installed
-    is no difference."""
-    wanted: Mapping[str, str] = proven.get("runtime", {})
+def _other_runtime(validated: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Package, its version in what was validated, the one that is installed: of those that differ. What is not
+    installed is no difference."""
+    wanted: Mapping[str, str] = validated.get("runtime", {})
     installed = plugins.package_versions(*wanted)
     return [(name, there, installed[name]) for name, there in wanted.items() if installed.get(name, there) != there]
 

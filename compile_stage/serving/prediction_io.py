@@ -28,7 +28,8 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any]) -> Batch:
         how: The manifest's `answer`; its `columns` name the data frame's columns that make up a single input.
 
     Raises:
-        InputRefusedError: A name, type or shape does not fit, or a value would be changed by more than rounding.
+        InputRefusedError: A name, type or shape does not fit, a value would be changed by more than rounding, or is
+            infinite.
     """
     import pandas as pd
 
@@ -53,7 +54,20 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any]) -> Batch:
     batch = {name: _coerced(array, known[name]) if name in known else array for name, array in given.items()}
     if (reason := signature.refuse(batch)) is not None:
         raise InputRefusedError(reason)
+    _demand_finite(batch)
     return batch
+
+
+def _demand_finite(batch: Batch) -> None:
+    """MLflow turns JSON's numbers into the signature's type before we see them, and 1e39 becomes infinite in float32. A
+    NaN stays: it stands for what is missing."""
+    import numpy as np
+
+    for name, array in batch.items():
+        if array.dtype.kind == "f" and bool(np.isinf(array).any()):
+            raise InputRefusedError(
+                f"input {name!r} holds an infinite value, or one that {array.dtype.name} can't hold"
+            )
 
 
 def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
@@ -62,7 +76,7 @@ def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
     Args:
         outputs: All outputs of the runtime, by name.
         data: What was asked with; a data frame may be answered with one, under its index.
-        how: The manifest's `answer` (`core.ports.Exporter.answer`).
+        how: The manifest's `answer` (`core.ports.Exporter.prediction_format`).
     """
     import pandas as pd
 

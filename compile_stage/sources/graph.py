@@ -77,7 +77,7 @@ def rename_values(model: ModelProto, names: Mapping[str, str]) -> None:
     graph = model.graph
     for value in [*graph.input, *graph.output, *graph.value_info, *graph.initializer]:
         value.name = names.get(value.name, value.name)
-    for node in _nodes(graph):
+    for node in nodes(graph):
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
 
@@ -90,7 +90,7 @@ def clean(model: ModelProto) -> None:
     model.graph.doc_string = ""
     del model.metadata_props[:]
     del model.graph.metadata_props[:]
-    for node in _nodes(model.graph):
+    for node in nodes(model.graph):
         node.doc_string = ""
         del node.metadata_props[:]
     for value in [*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer]:
@@ -183,7 +183,8 @@ def _fixed(name: str, axis: int, size: int, asked: int, source: SourceModel) -> 
     if axis == 0:
         return SourceError(
             f"the export has fixed batch {size}, the policy asks for batch {asked}",
-            fix="log the model with an input example of batch >= 2, so that its batch stays open, or ask for that batch only",
+            fix="log the model with an input example of batch >= 2, so that its batch stays open, or ask for that "
+            "batch only",
             where=source.uri,
         )
     return SourceError(
@@ -206,12 +207,12 @@ def _spec(value: Any) -> TensorSpec:
     )
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
+def nodes(graph: Any) -> Iterator[Any]:
     """All nodes, those of subgraphs (If, Loop, Scan) included."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
+                yield from nodes(attribute.g)
             for inner in attribute.graphs:
-                yield from _nodes(inner)
+                yield from nodes(inner)

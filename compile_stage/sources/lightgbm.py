@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
 _BOOSTER = "lightgbm.basic.Booster"
+_WRAPPERS = (
+    _BOOSTER,
+    "lightgbm.compat._LGBMLabelEncoder",
+    *(f"lightgbm.sklearn.{name}" for name in ("LGBMClassifier", "LGBMModel", "LGBMRanker", "LGBMRegressor")),
+)
 
 # Objectives whose transformation the converter gets right, as tests/sources shows for each.
 _NUMBER = ("regression", "regression_l1", "huber", "quantile", "poisson", "gamma", "tweedie")
@@ -38,13 +43,10 @@ class LightGBMSource(Exporter):
     capabilities = SourceCapabilities()
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
-        if (reason := mlmodel.missing_file(_file(source), source)) is not None:
-            return reason
-        if (reason := tabular.refuse_columns(source)) is not None:
+        if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:
             return reason
         if not _is_text(source):
-            packages = saved.KNOWN_PACKAGES | {"lightgbm"}
-            reason = saved.refuse(_file(source), _format(source), _trusted(source), compliance, packages)
+            reason = saved.refuse(_file(source), _format(source), _trusted(source), compliance, _WRAPPERS)
             if reason is not None:
                 return reason
         try:
@@ -96,8 +98,8 @@ class LightGBMSource(Exporter):
     def example(self, source: SourceModel) -> Batch | None:
         return mlmodel.named_example(source, _signature(_load(source), source))
 
-    def answer(self, source: SourceModel) -> Mapping[str, Any]:
-        return tabular.answer(source, [_signature(_load(source), source).outputs[0].name])
+    def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
+        return tabular.prediction_format(source, [_signature(_load(source), source).outputs[0].name])
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("lightgbm", "onnxmltools", "skops", "onnx")
@@ -122,17 +124,13 @@ def _trusted(source: SourceModel) -> list[str]:
 def _load(source: SourceModel) -> Any:
     import lightgbm
 
-    logged = mlmodel.flavor(source, "lightgbm").get("lgb_version", "of an unknown version")
     if not _is_text(source):
+        logged = mlmodel.flavor(source, "lightgbm").get("lgb_version", "of an unknown version")
         return saved.load(_file(source), _format(source), source, f"lightgbm {logged}")
     try:
         return lightgbm.Booster(model_file=str(_file(source)))
     except lightgbm.basic.LightGBMError as error:
-        raise SourceError(
-            f"it can't be loaded: {error}",
-            fix=f"it was logged with lightgbm {logged}, here is {lightgbm.__version__}: use that version, or log it again",
-            where=source.uri,
-        ) from error
+        raise mlmodel.not_loaded(source, f"it can't be loaded: {error}", lightgbm, "lgb_version") from error
 
 
 def _booster(model: Any) -> Any:
@@ -153,7 +151,10 @@ def _rounds(model: Any) -> int | None:
 def _refuse_model(model: Any) -> str | None:
     objective = _objective(model)
     if objective not in (*_NUMBER, *_CLASSES):
-        return f"its objective {objective or 'of your own'!r} has no proven conversion; these have: {', '.join((*_NUMBER, *_CLASSES))}"
+        return (
+            f"its objective {objective or 'of your own'!r} has no proven conversion; these have: "
+            f"{', '.join((*_NUMBER, *_CLASSES))}"
+        )
     if any(line.startswith("cat_threshold=") for line in _booster(model).model_to_string().splitlines()):
         return (
             "it splits on categories (categorical_feature), which its conversion would not keep: encode them as numbers"

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import SourceModel
+from compile_stage.serving.examples import is_example_name
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch, Signature
+
+_MAX_EXAMPLE_BYTES = 256 * 2**20  # as JSON; it is read whole
 
 
 class Description(NamedTuple):
@@ -85,6 +88,23 @@ def missing_file(path: Path, source: SourceModel) -> str | None:
     return f"its file {relative} is missing from the registry: log and register the model again"
 
 
+def not_loaded(source: SourceModel, problem: str, package: Any, version_key: str) -> SourceError:
+    """The error for a model that its framework can't load, with the framework's version there and here.
+
+    Args:
+        package: The framework's module.
+        version_key: Under which MLflow notes in the flavor which version of the framework logged the model.
+    """
+    flavor_name = "pytorch" if package.__name__ == "torch" else package.__name__
+    logged = flavor(source, flavor_name).get(version_key, "of an unknown version")
+    return SourceError(
+        problem,
+        fix=f"it was logged with {package.__name__} {logged}, here is {package.__version__}: "
+        "use that version, or log it again",
+        where=source.uri,
+    )
+
+
 def tensor_names(source: SourceModel) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
     """Names of the signature's inputs and outputs, each None unless the signature is of tensors that are all named."""
     described = read(source)
@@ -116,8 +136,25 @@ def text_columns(source: SourceModel) -> tuple[str, ...]:
 
 
 def raw_example(source: SourceModel) -> Any:
-    """The input example as it was logged: an array, a dict, a list, a data frame; None when there is none."""
-    return _model(source).load_input_example(source.path) if read(source).example else None
+    """The input example as it was logged: an array, a dict, a list, a data frame; None when there is none.
+
+    Raises:
+        SourceError: `MLmodel` names a file that is not the model's own, or one that is larger than an example.
+    """
+    if not read(source).example:
+        return None
+    model = _model(source)
+    name = model.saved_input_example_info.get("artifact_path")
+    if not is_example_name(name):
+        raise SourceError(f"its MLmodel names no file of its folder as input example ({name})", where=source.uri)
+    file = within(source, name)
+    if file.is_file() and file.stat().st_size > _MAX_EXAMPLE_BYTES:
+        raise SourceError(
+            f"its input example has {file.stat().st_size / 2**20:.0f} MiB",
+            fix=f"log the model with an example of at most {_MAX_EXAMPLE_BYTES / 2**20:.0f} MiB as JSON",
+            where=source.uri,
+        )
+    return model.load_input_example(source.path)
 
 
 def named_example(source: SourceModel, signature: Signature) -> Batch | None:

@@ -17,7 +17,7 @@ from compile_stage.sources import graph, mlmodel
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, TensorProto
 
     from compile_stage.core.tensors import Batch
 
@@ -62,9 +62,7 @@ class OnnxSource(Exporter):
             return error.problem
         if not signature.inputs:
             return "it has no input, so its outputs never change"
-        if (absent := _missing_data(model, path.parent)) is not None:
-            return absent
-        return None
+        return _refuse_graph(model, path.parent)
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
@@ -113,7 +111,7 @@ class OnnxSource(Exporter):
     def example(self, source: SourceModel) -> Batch | None:
         return mlmodel.named_example(source, graph.signature_of(_load(source, weights=False)))
 
-    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+    def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         signature = graph.signature_of(_load(source, weights=False))
         columns = mlmodel.columns(source) if len(signature.inputs) == 1 else None
         return {
@@ -134,7 +132,8 @@ def _file(source: SourceModel) -> Path:
 def _lacking(provider: str, device: str, source: SourceModel) -> SourceError:
     return SourceError(
         f"the original can't be run on the target's device {device}: ONNX Runtime has no working {provider} here",
-        fix="install onnxruntime-gpu in place of onnxruntime, and the CUDA and cuDNN that it asks for, or set the target's device to cpu",
+        fix="install onnxruntime-gpu in place of onnxruntime, and the CUDA and cuDNN that it asks for, or set the "
+        "target's device to cpu",
         where=source.uri,
     )
 
@@ -149,18 +148,40 @@ def _load(source: SourceModel, *, weights: bool) -> ModelProto:
         raise SourceError(f"its file is no readable ONNX: {error}", where=source.uri) from error
 
 
-def _missing_data(model: ModelProto, folder: Path) -> str | None:
-    """The reason when a file of external weights is absent, or lies outside the model's folder."""
+def _refuse_graph(model: ModelProto, folder: Path) -> str | None:
+    """The reason when weights lie in a file that is absent, or outside of the model's folder, or when a node holds what
+    was compiled for one machine; of any graph within the graph too."""
+    from google.protobuf.message import Message
+    from onnx import NodeProto, TensorProto
+
+    waiting: list[Message] = [model]
+    while waiting:
+        message = waiting.pop()
+        if isinstance(message, TensorProto):
+            if (reason := _refuse_weights(message, folder)) is not None:
+                return reason
+            continue
+        if isinstance(message, NodeProto) and message.op_type == "EPContext":
+            return (
+                f"its node {message.name!r} is a part that was compiled for one machine (EPContext): "
+                "log the model that it was made from"
+            )
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                waiting.extend([value] if isinstance(value, Message) else value)
+    return None
+
+
+def _refuse_weights(tensor: TensorProto, folder: Path) -> str | None:
     from onnx.external_data_helper import uses_external_data
 
-    for tensor in model.graph.initializer:
-        if not uses_external_data(tensor):
-            continue
-        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    if not uses_external_data(tensor):
+        return None
+    for location in [entry.value for entry in tensor.external_data if entry.key == "location"] or [""]:
         path = folder / location
         if not path.resolve().is_relative_to(folder.resolve()):
             return f"its weights {tensor.name!r} point outside of the model's folder ({location})"
-        if not path.exists():
+        if not path.is_file():
             return f"its file of weights {location} is missing: log the model again"
     return None
 
@@ -178,6 +199,7 @@ def _modern(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         return model, (f"its operator set {have} could not be raised to {graph.OPSET}; some precisions may be refused",)
     if graph.signature_of(converted) != graph.signature_of(model):  # a Scan of the first operator sets loses its batch
         return model, (
-            f"raising its operator set {have} to {graph.OPSET} would change its inputs or outputs; some precisions may be refused",
+            f"raising its operator set {have} to {graph.OPSET} would change its inputs or outputs; some precisions may "
+            "be refused",
         )
     return converted, (f"its operator set was raised from {have} to {graph.OPSET}",)

@@ -69,7 +69,7 @@ def export(
     return replace(programs.save_program(program, signature, source, shapes, into), notes=model.notes)
 
 
-# ------------------------------------------------------------------------------------------------------------- the graph
+# ------------------------------------------------------------------------------------------------------------ the graph
 
 
 def _onnx2torch() -> Any:
@@ -164,7 +164,7 @@ def _unknown(model: ModelProto) -> list[str]:
     return sorted(names)
 
 
-# --------------------------------------------------------------------------------------------------------------- tracing
+# -------------------------------------------------------------------------------------------------------------- tracing
 
 
 def _arguments(
@@ -218,54 +218,10 @@ def _trace(
     source: SourceModel,
 ) -> Any:
     """torch.export's program of the modules. Raises SourceError with the operator at which it ended."""
-    import numpy as np
     import torch
 
-    def known(value: Any) -> bool:
-        return value.dtype in (torch.int64, torch.int32) and value.ndim < 2 and value.numel() <= _LARGEST_SIZES
-
-    # Of initializers by their own name, of nodes `Constant` by that of the node and `.value`.
-    constants = {
-        name: np.array(value.tolist(), dtype=object) for name, value in converted.named_buffers() if known(value)
-    }
     last: list[Any] = []
-
-    def made(values: Any) -> _Sizes:
-        def tensor() -> Any:
-            if all(isinstance(value, int) for value in values.flat):
-                return torch.tensor(values.astype(np.int64))
-            flat = [torch.scalar_tensor(value, dtype=torch.int64) for value in values.flat]
-            return torch.stack(flat).reshape(values.shape)
-
-        return _Sizes(values, tensor)
-
-    class Follow(torch.fx.Interpreter):  # type: ignore[misc]
-        """Runs the modules one after another, and follows sizes beside them."""
-
-        def fetch_attr(self, target: str) -> Any:
-            held = super().fetch_attr(target)
-            return _Sizes(constants[target], lambda: held) if target in constants else held
-
-        def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-            node = nodes[str(target)]
-            last[:] = [node]
-            if node.operation_type == "Constant" and f"{target}.value" in constants:
-                held = super().call_module(target, args, kwargs)
-                return _Sizes(constants[f"{target}.value"], lambda: held)
-            answer = _of_sizes(node, args, kwargs, made)
-            if answer is not None:
-                return answer
-            args, kwargs = torch.utils._pytree.tree_map(_as_tensor, (args, kwargs))
-            if node.operation_type == "GatherND" and not node.attributes.get("batch_dims", 0):
-                return args[0][tuple(args[1].unbind(-1))]  # onnx2torch's way fixes the sizes that it gathers from
-            return super().call_module(target, args, kwargs)
-
-        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-            return super().call_function(target, *torch.utils._pytree.tree_map(_as_tensor, (args, kwargs)))
-
-        def output(self, target: Any, args: Any, kwargs: Any) -> Any:
-            answers = args[0] if isinstance(args[0], list | tuple) else [args[0]]
-            return tuple(map(_as_tensor, answers))
+    follow = _follower(nodes, _constant_sizes(converted), last)
 
     class Program(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -273,7 +229,7 @@ def _trace(
             self.converted = converted
 
         def forward(self, *inputs: Any) -> Any:
-            return Follow(self.converted).run(*inputs, enable_io_processing=False)
+            return follow(self.converted).run(*inputs, enable_io_processing=False)
 
     example = tuple(
         torch.ones(shape, dtype=getattr(torch, spec.dtype))
@@ -292,53 +248,131 @@ def _trace(
         ) from error
 
 
+def _follower(nodes: Mapping[str, Any], constants: Mapping[str, Any], last: list[Any]) -> Any:
+    """A class that runs onnx2torch's modules one after another, and follows sizes beside them.
+
+    Args:
+        nodes: Module → its ONNX node.
+        constants: As `_constant_sizes` gives them.
+        last: Is kept holding the node that runs, for the message when it is the last one.
+    """
+    import torch
+
+    class Follow(torch.fx.Interpreter):  # type: ignore[misc]
+        def fetch_attr(self, target: str) -> Any:
+            held = super().fetch_attr(target)
+            return _Sizes(constants[target], lambda: held) if target in constants else held
+
+        def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+            node = nodes[str(target)]
+            last[:] = [node]
+            if node.operation_type == "Constant" and f"{target}.value" in constants:
+                held = super().call_module(target, args, kwargs)
+                return _Sizes(constants[f"{target}.value"], lambda: held)
+            answer = _of_sizes(node, args, kwargs)
+            if answer is not None:
+                return answer
+            args, kwargs = torch.utils._pytree.tree_map(_as_tensor, (args, kwargs))
+            if node.operation_type == "GatherND" and not node.attributes.get("batch_dims", 0):
+                return args[0][tuple(args[1].unbind(-1))]  # onnx2torch's way fixes the sizes that it gathers from
+            return super().call_module(target, args, kwargs)
+
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            return super().call_function(target, *torch.utils._pytree.tree_map(_as_tensor, (args, kwargs)))
+
+        def output(self, target: Any, args: Any, kwargs: Any) -> Any:
+            answers = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+            return tuple(map(_as_tensor, answers))
+
+    return Follow
+
+
+def _constant_sizes(converted: Any) -> dict[str, Any]:
+    """Small tensors of integers that the modules hold: initializers by their own name, nodes `Constant` by that of the
+    node and `.value`; as arrays of objects."""
+    import numpy as np
+    import torch
+
+    def known(value: Any) -> bool:
+        return value.dtype in (torch.int64, torch.int32) and value.ndim < 2 and value.numel() <= _LARGEST_SIZES
+
+    return {name: np.array(value.tolist(), dtype=object) for name, value in converted.named_buffers() if known(value)}
+
+
+def _sizes(values: Any) -> _Sizes:
+    """The sizes `values`, an array of objects, with the tensor that they make where one is asked for."""
+    import numpy as np
+    import torch
+
+    def tensor() -> Any:
+        if all(isinstance(value, int) for value in values.flat):
+            return torch.tensor(values.astype(np.int64))
+        flat = [torch.scalar_tensor(value, dtype=torch.int64) for value in values.flat]
+        return torch.stack(flat).reshape(values.shape)
+
+    return _Sizes(values, tensor)
+
+
 def _as_tensor(value: Any) -> Any:
     return value.tensor() if isinstance(value, _Sizes) else value
 
 
-def _of_sizes(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any], wrap: Callable[[Any], _Sizes]) -> Any:
+def _of_sizes(node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the operator answers where it makes sizes, computes with them alone, or takes them; None where it is one of
     data."""
     import numpy as np
-    import torch
 
     kind, attributes = node.operation_type, node.attributes
     if kind == "Shape" and not isinstance(args[0], _Sizes):
         whole = np.array(list(args[0].shape), dtype=object)
-        return wrap(whole[attributes.get("start", 0) : attributes.get("end", len(whole))])
+        return _sizes(whole[attributes.get("start", 0) : attributes.get("end", len(whole))])
     given = [*args, *kwargs.values()]
     if given and all(isinstance(value, _Sizes) for value in given):
-        values = [value.values for value in given]
-        if kind in _ARITHMETIC:
-            return wrap(np.asarray(_ARITHMETIC[kind](*values), dtype=object))
-        if kind == "Range":
-            return torch.arange(*(value.item() for value in values))
-        if kind == "ConstantOfShape":
-            filler = attributes.get("value")
-            one = torch.zeros(1) if filler is None else filler.to_torch()
-            if one.dtype == torch.int64 and all(isinstance(size, int) for size in values[0]):
-                return wrap(np.full(tuple(values[0]), one.item(), dtype=object))
-            return torch.full(tuple(values[0]), one.item(), dtype=one.dtype)
         if kind == "Identity" or (kind == "Cast" and attributes.get("to") == 7):  # int64
             return args[0]
-        if kind == "Gather":
-            return wrap(np.asarray(np.take(values[0], values[1].astype(np.int64)), dtype=object))
-        if kind == "Concat":
-            return wrap(np.concatenate(values))
-        if kind in ("Unsqueeze", "Squeeze"):
-            one = values[0].size == 1 and values[0].ndim == (0 if kind == "Unsqueeze" else 1)
-            return wrap(values[0].reshape((1,) if kind == "Unsqueeze" else ())) if one else None
-        if kind == "Slice" and not kwargs and values[0].ndim == 1:
-            start, end = int(values[1][0]), int(values[2][0])
-            return wrap(values[0][start : end : int(values[4][0]) if len(values) > 4 else 1])
-    if (
-        not kwargs
-        and len(args) > 1
-        and not isinstance(args[0], _Sizes)
-        and all(isinstance(a, _Sizes) for a in args[1:])
-    ):
-        return _with_sizes(kind, attributes, args[0], [argument.values for argument in args[1:]])
+        answer = _with_sizes_alone(kind, attributes, [value.values for value in given], bare=not kwargs)
+        if answer is not None:
+            return answer
+    beside = args[1:]
+    if not kwargs and beside and not isinstance(args[0], _Sizes) and all(isinstance(a, _Sizes) for a in beside):
+        return _with_sizes(kind, attributes, args[0], [argument.values for argument in beside])
     return None
+
+
+def _with_sizes_alone(kind: str, attributes: Mapping[str, Any], values: Sequence[Any], *, bare: bool) -> Any:
+    """Operators whose every input is sizes, all given by position if `bare`; None for any other."""
+    import numpy as np
+    import torch
+
+    first = values[0]
+    if kind in _ARITHMETIC:
+        return _sizes(np.asarray(_ARITHMETIC[kind](*values), dtype=object))
+    if kind == "Range":
+        return torch.arange(*(value.item() for value in values))
+    if kind == "ConstantOfShape":
+        return _filled(first, attributes.get("value"))
+    if kind == "Gather":
+        return _sizes(np.asarray(np.take(first, values[1].astype(np.int64)), dtype=object))
+    if kind == "Concat":
+        return _sizes(np.concatenate(values))
+    if kind in ("Unsqueeze", "Squeeze"):
+        one = first.size == 1 and first.ndim == (0 if kind == "Unsqueeze" else 1)
+        return _sizes(first.reshape((1,) if kind == "Unsqueeze" else ())) if one else None
+    if kind == "Slice" and bare and first.ndim == 1:
+        start, end = int(values[1][0]), int(values[2][0])
+        return _sizes(first[start : end : int(values[4][0]) if len(values) > 4 else 1])
+    return None
+
+
+def _filled(sizes: Any, filler: Any) -> Any:
+    """`ConstantOfShape`: of integers it may be sizes again."""
+    import numpy as np
+    import torch
+
+    one = torch.zeros(1) if filler is None else filler.to_torch()
+    if one.dtype == torch.int64 and all(isinstance(size, int) for size in sizes):
+        return _sizes(np.full(tuple(sizes), one.item(), dtype=object))
+    return torch.full(tuple(sizes), one.item(), dtype=one.dtype)
 
 
 def _with_sizes(kind: str, attributes: Mapping[str, Any], x: Any, sizes: Sequence[Any]) -> Any:

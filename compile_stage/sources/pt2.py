@@ -4,6 +4,9 @@ It unpickles sample inputs and some constants without restriction, evaluates the
 Python (through sympy), and loads shared libraries that lie in the archive. What `torch.export.save` writes of an
 ordinary module needs none of that: its tensors are raw bytes, its graph is JSON, and its sample inputs pass PyTorch's
 restricted unpickler.
+
+A zip file can be made so that Python's reader and torch's see different records in it. So torch never sees the file
+itself: `checked` copies what was read and found harmless into an archive of our own, and that is what is loaded.
 """
 
 from __future__ import annotations
@@ -11,11 +14,15 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_CHUNK = 1 << 20
 _TEXT_RECORDS = frozenset({"version", "archive_format", "archive_version", "byteorder", "serialization_id"})
 _TEXT = re.compile(rb"[A-Za-z0-9._-]{1,64}\n?")
 _TENSOR_CONFIG = re.compile(r"data/(?:weights|constants)/[^/]+_config\.json")
@@ -32,19 +39,65 @@ _FUNCTION = re.compile(
 )
 
 
+class RefusedError(ValueError):
+    """Loading the archive could run code of its own, or it can't be read; the message says why."""
+
+
 def refuse(path: Path) -> str | None:
-    """None when loading the archive can't run code of its own, or the reason."""
+    """None when loading the archive's records can't run code of their own, or the reason."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _refuse_records(archive)
-    except (OSError, zipfile.BadZipFile, UnicodeDecodeError, ValueError) as error:
-        return f"{path.name} is not a readable torch.export archive: {error}"
+        with _checked_records(path):
+            return None
+    except RefusedError as error:
+        return str(error)
 
 
-def _refuse_records(archive: zipfile.ZipFile) -> str | None:
+@contextmanager
+def checked(path: Path) -> Iterator[Path]:
+    """A copy of the archive that holds the records that `refuse` looks at, and nothing else; it ends with the context.
+
+    Raises:
+        RefusedError: `refuse` has a reason.
+    """
+    with (
+        _checked_records(path) as (archive, names),
+        tempfile.TemporaryDirectory(prefix="compile-stage-pt2-") as scratch,
+    ):
+        copy = Path(scratch) / "model.pt2"
+        with zipfile.ZipFile(copy, "w", zipfile.ZIP_STORED) as safe:
+            for name in names:
+                info = zipfile.ZipInfo(name)
+                info.file_size = archive.getinfo(name).file_size  # beyond 4 GiB it needs another header
+                with archive.open(name) as record, safe.open(info, "w") as written:
+                    shutil.copyfileobj(record, written, _CHUNK)
+        yield copy
+
+
+@contextmanager
+def _checked_records(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile, ValueError) as error:
+        raise RefusedError(f"{path.name} is not a readable torch.export archive: {error}") from error
+    with archive:
+        try:
+            reason = _refuse_records(archive, path.stat().st_size)
+        except (OSError, zipfile.BadZipFile, ValueError, RecursionError, NotImplementedError, RuntimeError) as error:
+            raise RefusedError(f"{path.name} is not a readable torch.export archive: {error}") from error
+        if reason is not None:
+            raise RefusedError(reason)
+        yield archive, archive.namelist()
+
+
+def _refuse_records(archive: zipfile.ZipFile, size: int) -> str | None:
     records = {name.split("/", 1)[-1]: name for name in archive.namelist() if not name.endswith("/")}
     if len(records) != len(archive.namelist()):
         return "its archive holds two records of one name"
+    # torch writes its records as they are, so that they can be mapped.
+    if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+        return "its archive is compressed, which torch.export.save never does"
+    if sum(record.file_size for record in archive.infolist()) > size:
+        return "its archive's records overlap"
     raw = _raw_tensors(archive, records)
     for short, name in records.items():
         if short in raw:

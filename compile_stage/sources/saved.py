@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from compile_stage.core import archives
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, SourceModel
 
-KNOWN_PACKAGES = frozenset({"sklearn", "numpy", "scipy", "_loss", "collections"})
-"""Packages of which a skops file may hold declared types: scikit-learn, and what it is built on."""
+# What a skops file may hold beyond what skops itself trusts (scikit-learn's estimators, NumPy's types and ufuncs). Only
+# types that store what they are given, and functions that compute on arrays: scikit-learn, NumPy and SciPy also hold
+# functions that run the text that they are given (numpy.testing), write files or open addresses.
+_KNOWN = re.compile(
+    r"""collections\.(OrderedDict|defaultdict)
+    |   numpy\.dtype | numpy\.random\._pickle\.__randomstate_ctor | numpy\.random\.mtrand\.RandomState
+    |   scipy\.interpolate\._interpolate\.interp1d
+    |   scipy\.sparse\._(csr|csc|coo|bsr)\.(csr|csc|coo|bsr)_(matrix|array)
+    |   (_loss|sklearn\._loss\._loss)\.Cy\w+
+    |   sklearn\._loss\.link\.(HalfLogitLink|IdentityLink|Interval|LogitLink|LogLink|MultinomialLogit)
+    |   sklearn\._loss\.loss\.(AbsoluteError|ExponentialLoss|Half\w+|HuberLoss|PinballLoss)
+    |   sklearn\.calibration\._(CalibratedClassifier|SigmoidCalibration|TemperatureScaling)
+    |   sklearn\.compose\._column_transformer\.(_RemainderColsList|make_column_selector)
+    |   sklearn\.ensemble\._hist_gradient_boosting\.(binning\._BinMapper|predictor\.TreePredictor)
+    |   sklearn\.feature_selection\._univariate_selection\.(chi2|f_classif|f_oneway|f_regression|r_regression)
+    |   sklearn\.feature_selection\._mutual_info\.mutual_info_(classif|regression)
+    |   sklearn\.gaussian_process\.kernels\.(CompoundKernel|ConstantKernel|DotProduct|Exponentiation|ExpSineSquared)
+    |   sklearn\.gaussian_process\.kernels\.(Matern|PairwiseKernel|Product|RBF|RationalQuadratic|Sum|WhiteKernel)
+    |   sklearn\.linear_model\._sgd_fast\.(EpsilonInsensitive|Hinge|Huber|Log|ModifiedHuber|Squared\w+)
+    |   sklearn\.metrics\._dist_metrics\.\w+Distance(32|64)?
+    |   sklearn\.neighbors\._(ball|kd)_tree\.(BallTree|KDTree)(32|64)?
+    |   sklearn\.neural_network\._stochastic_optimizers\.(AdamOptimizer|SGDOptimizer)
+    |   sklearn\.preprocessing\._function_transformer\._identity
+    |   sklearn\.preprocessing\._label\.(LabelBinarizer|LabelEncoder|MultiLabelBinarizer)
+    |   sklearn\.tree\._tree\.Tree
+    |   sklearn\.utils\._bunch\.Bunch""",
+    re.VERBOSE,
+)
 
 
 def refuse(
@@ -19,13 +47,14 @@ def refuse(
     serialization_format: str,
     trusted: Collection[str],
     compliance: Compliance,
-    packages: Collection[str] = KNOWN_PACKAGES,
+    also_known: Collection[str] = (),
 ) -> str | None:
     """The reason why a file must not be loaded under this policy.
 
     Args:
-        trusted: Types that the model's author declared. The list comes with the model, so it can't vouch for code
-            outside of `packages`.
+        trusted: Types that the model's author declared. The list comes with the model, so it can't vouch for what is
+            not known to be harmless.
+        also_known: Full names of further types that are known to be.
     """
     if compliance.allow_pickle:
         return None
@@ -37,6 +66,8 @@ def refuse(
     import skops.io
 
     try:
+        if (reason := archives.refuse(path)) is not None:
+            return f"its skops file {reason}"
         unknown = set(skops.io.get_untrusted_types(file=path))
     except Exception as error:  # noqa: BLE001 - a broken archive may raise anything
         return f"its skops file can't be read: {error}"
@@ -46,10 +77,11 @@ def refuse(
             f"its skops file holds types that nobody declared as trusted ({', '.join(undeclared[:5])}): "
             "log it with skops_trusted_types=[...], or set compliance.allow_pickle in the policy"
         )
-    foreign = sorted(name for name in unknown if name.partition(".")[0] not in packages)
-    if foreign:
+    strange = sorted(name for name in unknown if name not in also_known and _KNOWN.fullmatch(name) is None)
+    if strange:
         return (
-            f"its skops file holds types of other packages ({', '.join(foreign[:5])}), whose code runs when they are loaded: "
+            "its skops file holds types or functions that may run code when they are loaded "
+            f"({', '.join(strange[:5])}): "
             "set compliance.allow_pickle in the policy if you trust where it comes from"
         )
     return None

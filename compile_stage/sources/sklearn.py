@@ -14,7 +14,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
-from compile_stage.core.tensors import Signature
+from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
@@ -45,8 +45,6 @@ class SklearnSource(Exporter):
             return reason
         if (reason := saved.refuse(path, _format(source), _trusted(source), compliance)) is not None:
             return reason
-        if (reason := tabular.refuse_columns(source)) is not None:
-            return reason
         try:
             return _refuse_estimator(_load(source), source)
         except SourceError as error:
@@ -57,14 +55,14 @@ class SklearnSource(Exporter):
         estimator = _load(source)
         _limit_jobs(estimator, target.threads)
         signature = _signature(estimator, source)
-        as_frame = _framer(estimator)
+        as_frame = _framer(estimator, signature)
         likeliest = _LABEL_IS_LIKELIEST.fullmatch(type(_last_step(estimator)).__name__) is not None
         with tabular.limited_threads(target.threads), warnings.catch_warnings():
             # The model may have been fitted on a data frame; the baseline gets the bare matrix, which is faster.
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
 
             def call(arrays: Sequence[Any]) -> Sequence[Any]:
-                rows = as_frame(arrays[0])
+                rows = as_frame(arrays)
                 if len(signature.outputs) == 1:
                     return [estimator.predict(rows).reshape(_target_shape(signature, len(arrays[0])))]
                 found = estimator.predict_proba(rows)
@@ -82,18 +80,24 @@ class SklearnSource(Exporter):
         repairs: list[tuple[str, tabular.Repair]] = []
         for spec, value in zip(wanted.outputs, graph.signature_of(model).outputs, strict=False):
             repairs.append((value.name, "flatten" if len(spec.shape) == 1 else "keep"))
-        tabular.standardize(model, wanted, repairs)
+        if _has_columns(wanted):
+            tabular.standardize_columns(model, wanted, repairs)
+        else:
+            tabular.standardize(model, wanted, repairs)
         return graph.finish(model, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
-        return mlmodel.named_example(source, _signature(_load(source), source))
+        signature = _signature(_load(source), source)
+        return (
+            _example_columns(source, signature) if _has_columns(signature) else mlmodel.named_example(source, signature)
+        )
 
-    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+    def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         wanted = _signature(_load(source), source)
         method = mlmodel.flavor(source, "python_function").get("predict_fn", "predict")
         names = [spec.name for spec in wanted.outputs]
         chosen = tabular.PROBABILITIES if method == "predict_proba" and tabular.PROBABILITIES in names else names[0]
-        return tabular.answer(source, [chosen])
+        return tabular.prediction_format(source, [chosen])
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("scikit-learn", "skl2onnx", "onnx")
@@ -128,8 +132,8 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     if not (is_classifier(estimator) or is_regressor(estimator)):
         return f"{type(estimator).__name__} is neither a classifier nor a regressor"
     signature = _signature(estimator, source)
-    _convert(estimator, signature, source)
-    return None
+    converted = _convert(estimator, signature, source)
+    return _refuse_answers(estimator, signature, source, converted) if _has_columns(signature) else None
 
 
 def _signature(estimator: Any, source: SourceModel) -> Signature:
@@ -138,6 +142,7 @@ def _signature(estimator: Any, source: SourceModel) -> Signature:
     features = getattr(estimator, "n_features_in_", None)
     if features is None:
         raise SourceError("it is not fitted, or does not say how many features it takes", where=source.uri)
+    inputs = _inputs(estimator, source, int(features))
     if is_classifier(estimator):
         classes = getattr(estimator, "classes_", ())
         if isinstance(classes, list):
@@ -145,13 +150,93 @@ def _signature(estimator: Any, source: SourceModel) -> Signature:
         outputs = [tabular.label(tabular.label_dtype(classes, source))]
         if hasattr(estimator, "predict_proba"):
             outputs.append(tabular.probabilities(len(classes)))
-        return tabular.signature(int(features), outputs)
+        return Signature(inputs=inputs, outputs=tuple(outputs))
     import numpy as np
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
-        answer = np.asarray(estimator.predict(_framer(estimator)(np.zeros((2, int(features)), np.float32))))
-    return tabular.signature(int(features), [tabular.prediction(answer.shape[1] if answer.ndim > 1 else 1)])
+        partial = Signature(inputs=inputs, outputs=())
+        rows: Sequence[Any] = [np.zeros((2, int(features)), np.float32)]
+        if _has_columns(partial):  # an encoder may refuse whatever it was not fitted on
+            rows = list(_example_columns(source, partial).values())
+        answer = np.asarray(estimator.predict(_framer(estimator, partial)(rows)))
+    return Signature(inputs=inputs, outputs=(tabular.prediction(answer.shape[1] if answer.ndim > 1 else 1),))
+
+
+def _inputs(estimator: Any, source: SourceModel, features: int) -> tuple[TensorSpec, ...]:
+    """One matrix; or, where columns hold text, one tensor for each column, under its name."""
+    text = mlmodel.text_columns(source)
+    if not text:
+        return tabular.signature(features, ()).inputs
+    names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
+    if len(names) != features or set(text) - set(names):
+        raise SourceError(
+            f"its columns {', '.join(text[:5])} hold text, and it does not know its columns by name",
+            fix="fit it on a data frame, with a ColumnTransformer that picks columns by name",
+            where=source.uri,
+        )
+    return tuple(
+        TensorSpec(name=name, dtype="str" if name in text else "float32", shape=(graph.BATCH, 1)) for name in names
+    )
+
+
+def _has_columns(signature: Signature) -> bool:
+    """Whether the inputs are columns, and not one matrix."""
+    return len(signature.inputs) > 1 or signature.inputs[0].name != tabular.INPUT
+
+
+def _example_columns(source: SourceModel, signature: Signature) -> dict[str, Any]:
+    """The logged example, column by column. Raises SourceError where there is none, or a text of it is missing."""
+    import numpy as np
+
+    raw = mlmodel.raw_example(source)
+    if not hasattr(raw, "columns"):
+        raise SourceError(
+            "its columns hold text, and it was logged without a data frame as its input example",
+            fix="log it with input_example=frame.head(20)",
+            where=source.uri,
+        )
+    columns = {}
+    for spec in signature.inputs:
+        values = raw[spec.name].to_numpy()
+        if spec.dtype == "str" and not all(isinstance(value, str) for value in values):
+            raise SourceError(
+                f"its column {spec.name!r} holds something else than text, or nothing",
+                fix="fill missing texts before the model: ONNX has no missing text",
+                where=source.uri,
+            )
+        columns[spec.name] = values.astype(object if spec.dtype == "str" else np.float32).reshape(-1, 1)
+    return columns
+
+
+def _refuse_answers(estimator: Any, signature: Signature, source: SourceModel, converted: Any) -> str | None:
+    """The reason when the converted graph answers the logged example otherwise than the original: what splits texts, or
+    encodes them, is not converted alike in every case."""
+    import numpy as np
+    import onnxruntime
+
+    columns = _example_columns(source, signature)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = _framer(estimator, signature)(list(columns.values()))
+        expected = [estimator.predict(rows)]
+        if len(signature.outputs) > 1:
+            expected.append(estimator.predict_proba(rows))
+    try:
+        session = onnxruntime.InferenceSession(converted.SerializeToString(), providers=["CPUExecutionProvider"])
+        fed = dict(zip((value.name for value in session.get_inputs()), columns.values(), strict=True))
+        found = session.run(None, fed)
+    except Exception as error:  # noqa: BLE001 - whatever the runtime says of a graph that it can't take
+        return f"ONNX Runtime can't run what it is converted to: {mlmodel.first_line(error)}"
+    for spec, one, other in zip(signature.outputs, found, expected, strict=False):
+        same = (
+            np.allclose(np.asarray(one).ravel(), np.asarray(other).ravel(), rtol=1e-3, atol=1e-4)
+            if spec.dtype == "float32"
+            else list(np.asarray(one).ravel()) == list(np.asarray(other).ravel())
+        )
+        if not same:
+            return f"skl2onnx does not convert it exactly: its {spec.name} of the logged example is another"
+    return None
 
 
 def _target_shape(signature: Signature, rows: int) -> tuple[int, ...]:
@@ -161,16 +246,19 @@ def _target_shape(signature: Signature, rows: int) -> tuple[int, ...]:
 def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     """The converter's own ONNX model. Raises SourceError with the step that has no converter."""
     from skl2onnx import to_onnx
-    from skl2onnx.common.data_types import FloatTensorType
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
 
     features = int(wanted.inputs[0].shape[1])
-    by_name = _column_names(estimator)
+    by_name = () if _has_columns(wanted) else _column_names(estimator)
     types = (
         [(name, FloatTensorType([None, 1])) for name in by_name]
         if by_name
         else [(tabular.INPUT, FloatTensorType([None, features]))]
     )
+    if _has_columns(wanted):
+        kinds = {"str": StringTensorType, "float32": FloatTensorType}
+        types = [(spec.name, kinds[spec.dtype]([None, 1])) for spec in wanted.inputs]
     has_probabilities = any(spec.name == tabular.PROBABILITIES for spec in wanted.outputs)
     # A classifier without probabilities (LinearSVC) must be given an option that it knows, or the converter adds
     # `zipmap`.
@@ -231,14 +319,19 @@ def _steps(estimator: Any) -> Iterator[Any]:
         yield from _steps(step)
 
 
-def _framer(estimator: Any) -> Any:
-    """Matrix → what the estimator takes: a data frame when a step picks columns by name."""
+def _framer(estimator: Any, signature: Signature) -> Any:
+    """The inputs' arrays → what the estimator takes: a data frame when a step picks columns by name."""
+    if _has_columns(signature):
+        import pandas as pd
+
+        given = [spec.name for spec in signature.inputs]
+        return lambda arrays: pd.DataFrame({name: array[:, 0] for name, array in zip(given, arrays, strict=True)})
     names = _column_names(estimator)
     if not names:
-        return lambda rows: rows
+        return lambda arrays: arrays[0]
     import pandas as pd
 
-    return lambda rows: pd.DataFrame(rows, columns=list(names))
+    return lambda arrays: pd.DataFrame(arrays[0], columns=list(names))
 
 
 def _limit_jobs(estimator: Any, threads: int) -> None:

@@ -1,4 +1,5 @@
-"""What scikit-learn, XGBoost and LightGBM share: one float32 matrix in; labels, probabilities or a prediction out.
+"""What scikit-learn, XGBoost, LightGBM and CatBoost share: one float32 matrix in; labels, probabilities or a prediction
+out.
 
 The converters name and shape their outputs each in its own way; `standardize` gives the graph the names and shapes of
 the Python API:
@@ -30,9 +31,9 @@ PREDICTION = "prediction"
 CONVERTER_OPSET = 15
 """The newest operator set that onnxmltools writes; trees lie in their own domain anyway."""
 
-# What a converter's output is, and what becomes of it: as it is, [batch, 1] → [batch], the second of two columns,
-# or a label as a number.
-Repair = Literal["keep", "flatten", "second", "number"]
+# What a converter's output is, and what becomes of it: as it is, [batch, 1] → [batch], [batch] → [batch, 1], the second
+# of two columns, or a label as a number.
+Repair = Literal["keep", "flatten", "column", "second", "number"]
 
 
 def signature(features: int, outputs: Sequence[TensorSpec]) -> Signature:
@@ -42,9 +43,9 @@ def signature(features: int, outputs: Sequence[TensorSpec]) -> Signature:
     )
 
 
-def label(dtype: str) -> TensorSpec:
-    """The class of each row."""
-    return TensorSpec(name=LABEL, dtype=dtype, shape=(graph.BATCH,))
+def label(dtype: str, *, column: bool = False) -> TensorSpec:
+    """The class of each row: [batch], or [batch, 1] as a `column`."""
+    return TensorSpec(name=LABEL, dtype=dtype, shape=(graph.BATCH, 1) if column else (graph.BATCH,))
 
 
 def probabilities(classes: int) -> TensorSpec:
@@ -104,6 +105,31 @@ def standardize(model: ModelProto, wanted: Signature, repairs: Sequence[tuple[st
     del model.graph.value_info[:]
 
 
+def standardize_columns(model: ModelProto, wanted: Signature, repairs: Sequence[tuple[str, Repair]]) -> None:
+    """As `standardize`, of a graph with one input for each column. Raises SourceError where ONNX can't tell two columns
+    apart, or one has the name of an output."""
+    from onnx import TensorProto, helper
+
+    inner = [value.name for value in graph.signature_of(model).inputs]
+    names = [spec.name for spec in wanted.inputs]
+    clash = set(names) & {spec.name for spec in wanted.outputs}
+    # The converter writes `marital status` as `marital_status`.
+    if len(inner) != len(names) or inner != [re.sub(r"\W", "_", name) for name in names] or clash:
+        raise SourceError("two of its columns have names that ONNX can't tell apart", fix="rename the columns")
+    graph.rename_values(model, {value: f"{value}_raw" for value, _ in repairs})
+    graph.rename_values(model, dict(zip(inner, names, strict=True)))
+    del model.graph.output[:]
+    for spec, (value, repair) in zip(wanted.outputs, repairs, strict=True):
+        model.graph.node.append(_repair_node(model, f"{value}_raw", spec, repair))
+        dtype = TensorProto.STRING if spec.dtype == "str" else helper.np_dtype_to_tensor_dtype(_numpy_dtype(spec.dtype))
+        model.graph.output.append(helper.make_tensor_value_info(spec.name, dtype, list(spec.shape)))
+    del model.graph.input[:]
+    for spec in wanted.inputs:
+        dtype = TensorProto.STRING if spec.dtype == "str" else TensorProto.FLOAT
+        model.graph.input.append(helper.make_tensor_value_info(spec.name, dtype, list(spec.shape)))
+    del model.graph.value_info[:]
+
+
 def join_columns(model: ModelProto, names: Sequence[str]) -> None:
     """Replace one input per column by the matrix `X`, split into them."""
     from onnx import TensorProto, helper
@@ -135,7 +161,7 @@ def limited_threads(threads: int) -> Iterator[None]:
         yield
 
 
-def answer(source: SourceModel, outputs: Sequence[str]) -> Mapping[str, Any]:
+def prediction_format(source: SourceModel, outputs: Sequence[str]) -> Mapping[str, Any]:
     """An array for an array and for a data frame alike, as the `predict` of all these frameworks does."""
     columns = mlmodel.columns(source)
     return {
@@ -152,8 +178,8 @@ def refuse_columns(source: SourceModel) -> str | None:
     if not text:
         return None
     return (
-        f"its column{'s' if len(text) > 1 else ''} {', '.join(text[:5])} hold no numbers, and a compiled model takes one matrix of numbers: "
-        "encode them before the model, and log the model that takes the encoded columns"
+        f"its column{'s' if len(text) > 1 else ''} {', '.join(text[:5])} hold no numbers, and a compiled model takes "
+        "one matrix of numbers: encode them before the model, and log the model that takes the encoded columns"
     )
 
 
@@ -168,6 +194,9 @@ def _repair_node(model: ModelProto, raw: str, spec: TensorSpec, repair: Repair) 
     if repair == "flatten":
         _constant(model, "flat", [-1])
         return helper.make_node("Reshape", [raw, "flat"], [spec.name], name=name)
+    if repair == "column":
+        _constant(model, "as_column", [-1, 1])
+        return helper.make_node("Reshape", [raw, "as_column"], [spec.name], name=name)
     if repair == "second":
         _constant(model, "second_column", 1)
         return helper.make_node("Gather", [raw, "second_column"], [spec.name], name=name, axis=1)

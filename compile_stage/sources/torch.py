@@ -10,7 +10,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,7 @@ class TorchSource(Exporter):
             named = {spec.name: leaf.numpy() for spec, leaf in zip(signature.inputs, leaves, strict=True)}
         return named
 
-    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+    def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         program = _program(source)
         _, outputs = _names(source, program)
         if "python_function" not in mlmodel.read(source).flavors or len(outputs) > 1:
@@ -180,8 +180,8 @@ def _refuse_names(program: ExportedProgram) -> str | None:
         if name in taken:
             what = "submodule" if point else "parameter or buffer"
             return (
-                f"its {what} {name!r} is called like an attribute of torch.fx.GraphModule, so PyTorch can't run the exported "
-                f"program: rename it (self.{name} to self.{name}_, for example) and log the model again"
+                f"its {what} {name!r} is called like an attribute of torch.fx.GraphModule, so PyTorch can't run the "
+                f"exported program: rename it (self.{name} to self.{name}_, for example) and log the model again"
             )
     return None
 
@@ -248,7 +248,8 @@ def export_graph(
             f"PyTorch's ONNX exporter refuses it: {reason}",
             fix="replace the operation it names in the model's forward"
             if names_operation
-            else "this is PyTorch's own message: torch.onnx.export(program, dynamo=True) of the logged program shows all of it",
+            else "this is PyTorch's own message: torch.onnx.export(program, dynamo=True) of the logged program shows "
+            "all of it",
             where=source.uri,
         ) from error
     finally:
@@ -300,19 +301,20 @@ def _program(source: SourceModel) -> ExportedProgram:
 
 
 def _load_archive(source: SourceModel) -> ExportedProgram:
+    """The program. The caller has asked `refuse`, so an archive that could run code is one that the policy allows."""
     import torch
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")  # deprecations inside the loader
         try:
-            return torch.export.load(str(_archive(source)))
+            try:
+                file = stack.enter_context(pt2.checked(_archive(source)))
+            except pt2.RefusedError:
+                file = _archive(source)
+            return torch.export.load(str(file))
         except Exception as error:
-            logged = mlmodel.flavor(source, "pytorch").get("pytorch_version", "unknown")
-            raise SourceError(
-                f"torch.export.load can't read it: {_reason(error)}",
-                fix=f"it was logged with torch {logged}, here is {torch.__version__}: use that version, or log it again",
-                where=source.uri,
-            ) from error
+            problem = f"torch.export.load can't read it: {_reason(error)}"
+            raise mlmodel.not_loaded(source, problem, torch, "pytorch_version") from error
 
 
 def _load_pickle(source: SourceModel) -> Any:

@@ -10,7 +10,6 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,21 @@ from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.records import (
+    Compliance,
+    PortableModel,
+    Predictions,
+    Processor,
+    ShapeRange,
+    SourceModel,
+    Target,
+)
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
+from compile_stage.serving.text import TextProcessor
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources import torch as torch_source
+from compile_stage.sources import transformers_text as text
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
 
@@ -66,7 +75,10 @@ class TransformersSource(Exporter):
         if not list(folder.glob("*.safetensors")) and not compliance.allow_pickle:
             return "its weights are a pickle: save them as safetensors, or set compliance.allow_pickle in the policy"
         if list(folder.glob("*.py")) and not compliance.allow_pickle:
-            return "it brings Python code of its own (trust_remote_code): set compliance.allow_pickle in the policy if you trust it"
+            return (
+                "it brings Python code of its own (trust_remote_code): set compliance.allow_pickle in the policy if "
+                "you trust it"
+            )
         if _tokenizer_folder(source) is None:
             return "it was logged without a tokenizer, so its inputs are unknown"
         try:
@@ -102,7 +114,9 @@ class TransformersSource(Exporter):
         graph.demand_shapes(signature, shapes, source)
         program = _trace(source, model, inputs)
         outputs = [spec.name for spec in signature.outputs]
-        return torch_source.export_graph(program, inputs, outputs, source, {}, into, symbols=_symbols(program))
+        return torch_source.export_graph(
+            program, inputs, outputs, source, {}, into, symbols=text.axes_of(program, SEQUENCE)
+        )
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
@@ -110,27 +124,72 @@ class TransformersSource(Exporter):
         inputs = _inputs(source, model)
         outputs = [spec.name for spec in _signature(model, inputs).outputs]
         program = _trace(source, model, inputs)
-        signature = torch_source.signature_of(program, inputs, outputs, _symbols(program))
+        signature = torch_source.signature_of(program, inputs, outputs, text.axes_of(program, SEQUENCE))
         return torch_source.save_program(program, signature, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
         """The logged text, through the model's own tokenizer."""
         raw = mlmodel.raw_example(source)
-        texts = _texts(raw)
+        texts = text.example_texts(raw)
         if not texts:
             return None
         inputs = _inputs(source, _load(source))
         encoded = _tokenizer(source)(texts, padding=True, truncation=True, return_tensors="np")
         return {name: encoded[name].astype("int64") for name in inputs}
 
-    def answer(self, source: SourceModel) -> Mapping[str, Any]:
+    def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         """A dict: the source's pyfunc answers text with labels, which the network alone can't."""
         model = _load(source)
         outputs = [spec.name for spec in _signature(model, _inputs(source, model)).outputs]
         return {"kind": "dict", "outputs": outputs, "columns": None, "frame_in_frame_out": False}
 
+    def processor(self, source: SourceModel, into: Path) -> Processor:
+        """The tokenizer, and how its pipeline makes answers of the network's outputs; each proven on texts against the
+        original's pyfunc."""
+        if (reason := text.refuse(source, _tokenizer_folder(source) or Path())) is not None:
+            return Processor(refusal=reason)
+        model, tokenizer = _load(source), _tokenizer(source)
+        inputs = _inputs(source, model)
+        signature = _signature(model, inputs)
+        try:
+            text.write_tokenizer(tokenizer, into)
+            how = text.describe(source, model, tokenizer, signature)
+            made = TextProcessor(into, how, signature, batch_size=4)
+            tried = text.tried_texts(text.example_texts(mlmodel.raw_example(source)), how.get("mask_token"))
+            original = text.original_pyfunc(source)
+        except SourceError as error:
+            return Processor(refusal=error.problem)
+        except Exception as error:  # noqa: BLE001 - whatever MLflow and transformers raise of a pipeline they can't make
+            return Processor(refusal=f"its own pyfunc can't be loaded: {mlmodel.first_line(error)}")
+        with self.open(source, Target(name="cpu")) as session:
+            refusal = text.refuse_answers(made, session.run, original, tried)
+        return Processor(refusal=refusal) if refusal else Processor(text=how, runtime=package_versions("tokenizers"))
+
+    def predictions(self, source: SourceModel, samples: Batch) -> Predictions | None:
+        """What the original's pyfunc answers to the samples' tokens, as text."""
+        tokenizer = _tokenizer(source)
+        task = text.TASKS[str(mlmodel.flavor(source, "transformers").get("task"))]
+        tried = text.tried_texts(
+            text.example_texts(mlmodel.raw_example(source)), tokenizer.mask_token if task == "fill-mask" else None
+        )
+        return text.predictions_of(
+            text.original_pyfunc(source), tokenizer, task, [*tried, *text.decoded(tokenizer, samples)]
+        )
+
+    def tokenize(self, source: SourceModel, texts: Sequence[Any]) -> Batch:
+        """Texts, or pairs of them, as the network's inputs: padded to the longest, cut at what the network takes."""
+        model, tokenizer = _load(source), _tokenizer(source)
+        inputs = _inputs(source, model)
+        longest = text.longest_input(model, inputs) or text.length_of(tokenizer)
+        return text.tokenized(tokenizer, texts, inputs, longest)
+
+    def class_names(self, source: SourceModel) -> Sequence[str]:
+        """The classifier's labels, in the order of its scores."""
+        configuration = _load(source).config
+        return [str(configuration.id2label[index]) for index in range(configuration.num_labels)]
+
     def packages(self) -> Mapping[str, str]:
-        return package_versions("transformers", "torch", "onnxscript", "onnx")
+        return package_versions("transformers", "torch", "onnxscript", "onnx", "tokenizers", "mlflow")
 
 
 def _model_folder(source: SourceModel) -> Path:
@@ -145,7 +204,7 @@ def _tokenizer_folder(source: SourceModel) -> Path | None:
 def _tokenizer(source: SourceModel) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(_tokenizer_folder(source), local_files_only=True)
+    return AutoTokenizer.from_pretrained(_tokenizer_folder(source), local_files_only=True, trust_remote_code=False)
 
 
 def _load(source: SourceModel) -> Any:
@@ -164,12 +223,8 @@ def _load(source: SourceModel) -> Any:
             safe = bool(list(folder.glob("*.safetensors"))) or None  # what `refuse` looked at is what is loaded
             model = kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32, use_safetensors=safe)
     except Exception as error:
-        logged = mlmodel.flavor(source, "transformers").get("transformers_version", "unknown")
-        raise SourceError(
-            f"transformers can't load it: {mlmodel.first_line(error)}",
-            fix=f"it was logged with transformers {logged}, here is {transformers.__version__}: use that version",
-            where=source.uri,
-        ) from error
+        problem = f"transformers can't load it: {mlmodel.first_line(error)}"
+        raise mlmodel.not_loaded(source, problem, transformers, "transformers_version") from error
     return model.eval()
 
 
@@ -242,28 +297,3 @@ def _tensors_only(model: Any) -> Any:
             return {k: v for k, v in answer.items() if isinstance(v, torch.Tensor) and k not in _NO_TENSORS}
 
     return Network().eval()
-
-
-def _symbols(program: ExportedProgram) -> dict[str, str]:
-    """Axis 0 of every input is the batch, axis 1 the sequence, though the exporter may give each input its own
-    symbols."""
-    taken = len(program.graph_signature.user_inputs)
-    return {
-        str(size): (graph.BATCH, SEQUENCE)[axis]
-        for spec in islice(torch_source.tensors(program), taken)
-        for axis, size in enumerate(spec.shape)
-    }
-
-
-def _texts(raw: Any) -> list[str]:
-    """Text from what MLflow keeps of an input example: a string, a list, a dict of lists, a data frame's first
-    column."""
-    if raw is None:
-        return []
-    if isinstance(raw, str):
-        return [raw]
-    if hasattr(raw, "columns"):
-        raw = raw[raw.columns[0]].tolist()
-    if isinstance(raw, Mapping):
-        raw = next(iter(raw.values()), [])
-    return [raw] if isinstance(raw, str) else [str(text) for text in raw if isinstance(text, str)]

@@ -38,9 +38,7 @@ class XGBoostSource(Exporter):
     capabilities = SourceCapabilities()
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
-        if (reason := mlmodel.missing_file(_file(source), source)) is not None:
-            return reason
-        if (reason := tabular.refuse_columns(source)) is not None:
+        if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:
             return reason
         kind = _class_name(source)
         if kind not in ("Booster", *_WRAPPERS):
@@ -102,8 +100,8 @@ class XGBoostSource(Exporter):
     def example(self, source: SourceModel) -> Batch | None:
         return mlmodel.named_example(source, _signature(_load(source)))
 
-    def answer(self, source: SourceModel) -> Mapping[str, Any]:
-        return tabular.answer(source, [_signature(_load(source)).outputs[0].name])
+    def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
+        return tabular.prediction_format(source, [_signature(_load(source)).outputs[0].name])
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("xgboost", "xgboost-cpu", "onnxmltools", "onnx")
@@ -127,12 +125,8 @@ def _load(source: SourceModel) -> Any:
         model = getattr(xgboost, _class_name(source))()
         model.load_model(_file(source))
     except Exception as error:
-        logged = mlmodel.flavor(source, "xgboost").get("xgb_version", "unknown")
-        raise SourceError(
-            f"it can't be loaded: {mlmodel.first_line(error)}",
-            fix=f"it was logged with xgboost {logged}, here is {xgboost.__version__}: use that version, or log it again",
-            where=source.uri,
-        ) from error
+        problem = f"it can't be loaded: {mlmodel.first_line(error)}"
+        raise mlmodel.not_loaded(source, problem, xgboost, "xgb_version") from error
     return model
 
 

@@ -7,15 +7,16 @@ kept for the next run.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
-from compile_stage.core.ports import Needs
+from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import (
     Artifact,
     Budget,
@@ -36,9 +37,12 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure import stats
+from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.interleaved import BASELINE as BASELINE
 from compile_stage.measure.interleaved import Interleaved, Rounds
 from compile_stage.measure.performance import calls_needed, check_performance
+from compile_stage.measure.restarts import PROCESSES, Schedule, contenders, merge
+from compile_stage.measure.timed_answers import Proof
 
 
 @record
@@ -57,13 +61,17 @@ def benchmark_candidates(
     target_policy: TargetPolicy,
     candidates: Sequence[Candidate],
     samples: SampleSet,
+    proof: Proof,
 ) -> tuple[list[Candidate], Measurement | None]:
-    """The candidates with what was measured of those that are proven, and the original model's own measurement.
+    """The candidates with what was measured of those that are validated, and the original model's own measurement.
 
     What already failed a tolerance is not measured: timings of a wrong answer decide nothing.
+
+    Args:
+        proof: What the answers are compared with that are given while they are timed.
     """
-    proven = {c.job.id: c.artifact for c in candidates if c.has_passed and c.artifact}
-    if not proven:
+    validated = {c.job.id: c.artifact for c in candidates if c.has_passed and c.artifact}
+    if not validated:
         return list(candidates), None
     target = target_policy.target
     gates = target_policy.performance
@@ -71,16 +79,16 @@ def benchmark_candidates(
     drop_behind = holding if target_policy.prunes_slow else None
 
     def decided(name: str, measured: Measurement) -> bool:
-        checks = check_performance(gates, measured, proven[name].size_bytes)
+        checks = check_performance(gates, measured, validated[name].size_bytes)
         return bool(measured.stopped_early) or not any(_left_open(check, measured) for check in checks)
 
     results = benchmark(
-        context, target.name, plan.source, proven, samples, target, plan.policy.budget, seed=plan.policy.data.seed,
-        min_calls=calls_needed(gates), decided=decided, drop_behind=drop_behind,
+        context, target.name, plan.source, validated, samples, target, plan.policy.budget, seed=plan.policy.data.seed,
+        min_calls=calls_needed(gates), decided=decided, drop_behind=drop_behind, proof=proof,
     )  # fmt: skip
     state: CacheState = "hit" if results.cached else "miss"
     measured = [
-        _measured(replace(c, cache={**c.cache, "benchmark": state}), results) if c.job.id in proven else c
+        _measured(replace(c, cache={**c.cache, "benchmark": state}), results) if c.job.id in validated else c
         for c in candidates
     ]
     return measured, results.measurements.get(BASELINE)
@@ -136,12 +144,14 @@ def benchmark(
     decided: Callable[[str, Measurement], bool] = lambda name, measured: True,
     drop_behind: tuple[Gate, ...] | None = None,
     first_look: bool = False,
+    proof: Proof | None = None,
 ) -> Measured:
     """Measure `artifacts` (name → artifact) against `baseline`, alone on the machine.
 
     Args:
         label: Whose measurement it is, for events.
-        budget: Its `measure_seconds` bounds the rounds over all batch sizes; warm-up and loading come on top.
+        budget: Its `measure_seconds` is for the rounds over all batch sizes, and twice as much again where a start has
+            fewer than 6 of them (`measure.rounds`); warm-up and loading come on top.
         seed: For the order of turns and the intervals.
         min_calls: So many calls of each are wanted even where the ratios are known sooner.
         decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
@@ -149,13 +159,15 @@ def benchmark(
         drop_behind: Where given, whoever is far slower than another that holds these gates (on size and memory) is
             dropped after a first pair of rounds, and its measurement says so.
         first_look: That pair is all that is wanted, and the baseline is the one to be slower than.
+        proof: What answers are compared with that are given while they are timed; None where the baseline is not the
+            original, whose artifacts were compared with it in a measurement before.
 
     Returns:
         What a reader should know of all of it, such as that the machine was busy, is in the notes of the baseline's
         measurement.
     """
     batch_sizes, threads = target.batch_sizes, target.threads
-    seconds, needs = budget.measure_seconds, Needs.within(budget, threads)
+    seconds, limits = budget.measure_seconds, WorkerLimits.within(budget, threads)
     key = {
         "baseline": _loaded(baseline),
         "artifacts": {name: _loaded(artifact) for name, artifact in artifacts.items()},
@@ -169,40 +181,25 @@ def benchmark(
         "hardware": context.hardware,
         **({} if drop_behind is None else {"drop_behind": drop_behind}),
         **({"first_look": True} if first_look else {}),
+        **({"proof": proof.key()} if proof is not None else {}),
     }
     failed: dict[str, Failure] = {}
 
+    measuring = _Measuring(
+        context=context, label=label, samples=samples, target=target, models={BASELINE: baseline, **artifacts},
+        limits=limits, seed=seed, min_calls=min_calls, drop_behind=drop_behind, first_look=first_look,
+        proof=proof, schedule=Schedule(seconds, starts=1 if first_look else PROCESSES),
+    )  # fmt: skip
+
     def make(_: Any) -> dict[str, Measurement]:
-        with context.engine.alone(), ExitStack() as stack:
-            interleaved = Interleaved(context, label, samples, target, stack)
-            for name, model in {BASELINE: baseline, **artifacts}.items():
-                interleaved.enter(name, model, needs, batch_sizes)
-            leads = [BASELINE] if first_look else None
-            if drop_behind is not None:
-                sizes = {name: artifact.size_bytes for name, artifact in artifacts.items()}
-                leads = interleaved.who_hold(drop_behind, sizes)
-            # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
-            left_s = math.inf if first_look else max(0.0, seconds - interleaved.wait_until_quiet(seconds))
-            for batch_size in batch_sizes:
-                rounds = Rounds(
-                    batch_size=batch_size,
-                    seconds=left_s / len(batch_sizes),
-                    seed=seed,
-                    min_calls=min_calls,
-                    first_look=first_look,
-                )
-                interleaved.run(rounds, leads)
-                leads = None
-            failed.update(interleaved.failures)
-            measured = interleaved.measurements()
-            if failed or not all(
-                decided(name, measurement) for name, measurement in measured.items() if name != BASELINE
-            ):
-                raise _PartialError(measured)
-            return measured
+        measured = measuring.measure()
+        failed.update(measuring.failures)
+        if failed or not all(decided(name, measurement) for name, measurement in measured.items() if name != BASELINE):
+            raise _PartialError(measured)
+        return measured
 
     try:
-        cached = context.cached("benchmark/2", label, key, make, anew=context.remeasure)
+        cached = context.cached("benchmark/5", label, key, make, anew=context.remeasure)
     except _PartialError as partial:  # a failure is never cached, and the others' numbers still hold
         return Measured(measurements=partial.measurements, failures=failed, cached=False)
     measured = dict(revive(Mapping[str, Measurement], cached.value))
@@ -214,6 +211,91 @@ def benchmark(
         )
         measured[BASELINE] = replace(base, notes=(*base.notes, note))
     return Measured(measurements=measured, failures={}, cached=cached.hit)
+
+
+@dataclass
+class _Measuring:
+    """One measurement: who takes part, and what is asked of it (see `benchmark`).
+
+    Attributes:
+        models: By participant's name; the baseline is one.
+        load_s: What the last start of each took, in seconds.
+        failures: Of those that crashed.
+        shares: Of a whole turn, where turns had to become shorter; the next start begins with it.
+    """
+
+    context: Context
+    label: str
+    samples: SampleSet
+    target: Target
+    models: Mapping[str, SourceModel | Artifact]
+    limits: WorkerLimits
+    seed: int
+    min_calls: int
+    drop_behind: tuple[Gate, ...] | None
+    first_look: bool
+    proof: Proof | None
+    schedule: Schedule
+    load_s: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+
+    def measure(self) -> dict[str, Measurement]:
+        """Everybody once, and those who may win in as many new processes as there is time for."""
+        with ExitStack() as stack, self.context.engine.exclusive():
+            drafts = Drafts(self.context.scratch, stack)
+            for model in self.models.values():
+                if isinstance(model, Artifact):
+                    drafts.of(model, self.target)  # now: later starts take none of this time
+            starts = [self._start(0, list(self.models), drafts)]
+            again = [BASELINE, *contenders(starts[0], BASELINE)]
+            self.schedule.limit(sum(self.load_s[name] for name in again))
+            while len(again) > 1 and len(starts) < self.schedule.starts:
+                left = [name for name in again if name not in self.failures]
+                starts.append(self._start(len(starts), left, drafts))
+        if self.first_look:
+            return starts[0]
+        measured = merge(starts, BASELINE, seed=self.seed)
+        if note := self.schedule.note(sum(self.load_s[name] for name in again)):
+            base = measured[BASELINE]
+            measured[BASELINE] = replace(base, notes=(*base.notes, note))
+        return measured
+
+    def _start(self, number: int, members: Sequence[str], drafts: Drafts) -> dict[str, Measurement]:
+        """These in fresh processes, in turns at each batch size."""
+        with ExitStack() as stack:
+            interleaved = Interleaved(self.context, self.label, self.samples, self.target, stack, drafts, self.proof)
+            interleaved.shares = self.shares
+            for name in members:
+                began = time.monotonic()
+                interleaved.enter(name, self.models[name], self.limits, self.target.batch_sizes)
+                self.load_s[name] = time.monotonic() - began
+            leads = self._begin(interleaved) if number == 0 else None
+            # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
+            left_s = math.inf if self.first_look else self.schedule.seconds_of(number)
+            for batch_size in self.target.batch_sizes:
+                rounds = Rounds(
+                    batch_size=batch_size,
+                    seconds=left_s / len(self.target.batch_sizes),
+                    seed=self.seed + number,
+                    min_calls=math.ceil(self.min_calls / self.schedule.starts),
+                    first_look=self.first_look,
+                )
+                interleaved.run(rounds, leads)
+                leads = None
+            self.schedule.extend(interleaved.overtime_s)
+            self.failures.update(interleaved.failures)
+            return interleaved.measurements()
+
+    def _begin(self, interleaved: Interleaved) -> list[str] | None:
+        """The clock starts; who the others must not be far slower than."""
+        self.schedule.begin(sum(self.load_s.values()), len(self.models))
+        if not self.first_look:
+            interleaved.wait_until_quiet(self.schedule.seconds)
+        if self.drop_behind is not None:
+            sizes = {name: model.size_bytes for name, model in self.models.items() if isinstance(model, Artifact)}
+            return interleaved.who_hold(self.drop_behind, sizes)
+        return [BASELINE] if self.first_look else None
 
 
 def _unstable(measured: Mapping[str, Measurement]) -> list[str]:
@@ -228,7 +310,11 @@ def _unstable(measured: Mapping[str, Measurement]) -> list[str]:
 def _left_open(check: Check, measured: Measurement) -> bool:
     """True for a limit that was missed only because the machine was too unsteady to show more."""
     timing = measured.timing(check.batch_size) if check.batch_size is not None else None
-    if check.outcome is not Outcome.FAIL or timing is None or stats.is_resolved(timing):
+    if check.outcome is not Outcome.FAIL or timing is None:
+        return False
+    if check.gate.direction == "at_most":  # a latency: its bounds hold the limit
+        return check.interval is not None and check.interval[0] <= check.gate.limit <= check.interval[1]
+    if stats.is_resolved(timing):
         return False
     return check.interval is None or check.interval[1] >= check.gate.limit
 
@@ -236,8 +322,8 @@ def _left_open(check: Check, measured: Measurement) -> bool:
 def _loaded(model: SourceModel | Artifact) -> dict[str, Any]:
     """What decides how fast a model runs: its files, and all that loads them."""
     if isinstance(model, SourceModel):
-        return {"source": model.identity, "made_by": plugins.made_by("sources", model.flavor)}
-    made_by = plugins.made_by("backends", model.backend)
+        return {"source": model.identity, "made_by": plugins.cache_identity("sources", model.flavor)}
+    made_by = plugins.cache_identity("backends", model.backend)
     return {"digest": model.digest, "options": model.options, "toolchain": model.toolchain, "made_by": made_by}
 
 

@@ -34,7 +34,7 @@ def compile_job(
         "scheme": job.scheme,
         "target": replace(job.target, name="", required=True, backends=(), precisions=()),
         "calibration": samples.digest if samples else None,
-        "made_by": plugins.made_by("backends", job.backend),
+        "made_by": plugins.cache_identity("backends", job.backend),
         "hardware": context.hardware,
     }
 

@@ -12,21 +12,17 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Compliance, Job, JsonMap, PortableModel, SourceModel, Target, record
+from compile_stage.core.records import (
+    Compliance,
+    Job,
+    Origin,
+    PortableModel,
+    Predictions,
+    SampleSet,
+    SourceModel,
+    Target,
+)
 from compile_stage.core.tensors import Signature
-
-
-@record
-class Origin:
-    """What a source says of itself.
-
-    Attributes:
-        framework: Of the baseline, for people: `PyTorch (eager)`.
-        answer: How its pyfunc answers (`core.ports.Exporter.answer`).
-    """
-
-    framework: str
-    answer: JsonMap
 
 
 def inspect(context: Context, worker: Worker, source: SourceModel, compliance: Compliance) -> Origin:
@@ -38,32 +34,46 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
     if source.flavor not in plugins.names("sources"):
         raise _unsupported(source)
     exporter = plugins.load("sources", source.flavor)
-    plugins.demand(exporter)
-    key = {"source": source.identity, "made_by": plugins.made_by("sources", source.flavor), "compliance": compliance}
+    if not plugins.has_toolchain(exporter):
+        plugins.demand(exporter)
+    key = {
+        "source": source.identity,
+        "made_by": plugins.cache_identity("sources", source.flavor),
+        "compliance": compliance,
+    }
     stored = context.cached(
-        "inspect/1", "", key, lambda _: worker.call("inspect_source", source=source, compliance=compliance)
+        "inspect/3",
+        "",
+        key,
+        lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),
     )
+    plugins.demand(exporter)  # after the model's own faults, so that nobody installs gigabytes to be refused
     origin: Origin = revive(Origin, stored.value)
-    return origin
+    return replace(origin, processor=replace(origin.processor, path=stored.path))
 
 
-# What to log in place of a flavor that no source reads. Each was followed with a real model of that flavor.
+def predict_original(context: Context, worker: Worker, source: SourceModel, samples: SampleSet) -> Predictions | None:
+    """What the original's predict() answers to texts, those of the samples among them."""
+    key = {
+        "source": source.identity,
+        "samples": samples.digest,
+        "made_by": plugins.cache_identity("sources", source.flavor),
+    }
+    stored = context.cached(
+        "predict/1", "", key, lambda _: {"predictions": worker.call("predict_original", source=source, samples=samples)}
+    )
+    found: Predictions | None = revive(Predictions | None, stored.value["predictions"])
+    return found
+
+
 _BY_ONNX = "then log that file: mlflow.onnx.log_model(onnx.load('model.onnx'), name='model')"
-_REMEDIES = {
-    "python_function": "log the model inside it with its framework's own flavor, one of those supported",
-    "keras": f"call the model once on an example, export it (model.export('model.onnx', format='onnx')), and {_BY_ONNX}",
-    "tensorflow": f"export it to ONNX (tf2onnx, or Keras's model.export('model.onnx', format='onnx')), and {_BY_ONNX}",
-    "sentence_transformers": "log its network: mlflow.transformers.log_model({'model': m[0].auto_model, 'tokenizer': m.tokenizer}, "
-    "name='model', task='feature-extraction'); its outputs are those of the tokens, and pooling stays with the caller",
-}
 
 
 def _unsupported(source: SourceModel) -> SourceError:
     supported = f"supported are {', '.join(plugins.names('sources'))}"
-    why = "it is Python code and not a graph" if source.flavor == "python_function" else "it is not supported yet"
     return SourceError(
-        f"a model of flavor {source.flavor!r} can't be compiled: {why}; {supported}",
-        fix=_REMEDIES.get(source.flavor, f"export it to ONNX with its framework's converter, {_BY_ONNX}"),
+        f"a model of flavor {source.flavor!r} can't be compiled: it is not supported yet; {supported}",
+        fix=f"export it to ONNX with its framework's converter, {_BY_ONNX}",
         where=source.uri,
     )
 
@@ -75,7 +85,7 @@ def export(context: Context, worker: Worker, source: SourceModel, target: Target
         SourceError: It can't be exported, or has fixed a shape that the target wants otherwise.
     """
     shapes = target.shapes
-    key = {"source": source.identity, "shapes": shapes, "made_by": plugins.made_by("sources", source.flavor)}
+    key = {"source": source.identity, "shapes": shapes, "made_by": plugins.cache_identity("sources", source.flavor)}
     stored = context.cached(
         "export/1",
         "",
@@ -102,7 +112,11 @@ def other_forms(
 
 
 def _as_program(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
-    key = {"source": source.identity, "shapes": target.shapes, "made_by": plugins.made_by("sources", source.flavor)}
+    key = {
+        "source": source.identity,
+        "shapes": target.shapes,
+        "made_by": plugins.cache_identity("sources", source.flavor),
+    }
     stored = context.cached(
         "export-program/1",
         "",
@@ -120,8 +134,10 @@ def demand_batch_sizes(source: SourceModel, signature: Signature, target: Target
     fixed = signature.fixed_batch
     if fixed is not None and (others := [size for size in target.batch_sizes if size != fixed]):
         raise SourceError(
-            f"the model takes batches of {fixed} only, and target {target.name!r} asks for batches of {', '.join(map(str, others))}",
-            fix=f"log the model with an input example of two rows or more, so that its batch stays free, or set batch_sizes: [{fixed}]",
+            f"the model takes batches of {fixed} only, and target {target.name!r} asks for batches of "
+            f"{', '.join(map(str, others))}",
+            fix="log the model with an input example of two rows or more, so that its batch stays free, or set "
+            f"batch_sizes: [{fixed}]",
             where=source.uri,
         )
 

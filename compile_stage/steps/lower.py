@@ -32,7 +32,7 @@ def lower(
         "scheme": replace(job.scheme, name="", float_type="fp32", float_types=()),
         "calibration": samples.digest if samples else None,
         "keep": list(keep),
-        "made_by": plugins.made_by("lowerings", job.scheme.precision),
+        "made_by": plugins.cache_identity("lowerings", job.scheme.precision),
     }
 
     def make(into: Path) -> PortableModel:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.context import Context
+from compile_stage.core.context import Context, made_by
 from compile_stage.core.digest import digest_of, digest_tree, plain
 from compile_stage.core.environment import python_version
 from compile_stage.core.errors import InternalError
+from compile_stage.core.provenance import remember_packaged
 from compile_stage.core.records import (
     Artifact,
     Bundle,
     Candidate,
     Measurement,
+    Origin,
     Plan,
     Policy,
     SourceModel,
+    Target,
     TargetPolicy,
     TargetResult,
     Timing,
@@ -31,67 +34,97 @@ from compile_stage.core.storage import demand_present
 from compile_stage.flavor import save_model
 from compile_stage.measure import stats
 from compile_stage.measure.search import margin
+from compile_stage.serving.batches import proven_batches
 from compile_stage.serving.manifest import read_manifest
+from compile_stage.serving.text import TOKENIZER_FOLDER
+from compile_stage.serving.version_tags import TAG
+from compile_stage.signing.mlbom import MLBOM, mlbom
 
-TAG = "compile_stage."
 
+def publication_key(plan: Plan, target: TargetResult, chosen: Candidate, fingerprint: str, signed_by: str = "") -> str:
+    """Same source, policy, data, target, artifact, plug-in, toolchain, hardware and signer: same key, so the same
+    published version. A target has one winner, and as many unvalidated bundles as candidates were compiled.
 
-def publication_key(plan: Plan, target: TargetResult, chosen: Candidate, fingerprint: str) -> str:
-    """Same source, policy, data, target, toolchain and hardware: same key, so the same published version. A target has
-    one winner, and as many unvalidated bundles as candidates were compiled."""
+    The artifact's own digest is part of it: a compiler that was fixed makes another one, which must not be taken for
+    the one that the registry holds.
+    """
     artifact = _artifact(chosen)
-    unvalidated = {} if _is_proven(chosen) else {"draft": [chosen.job.backend, chosen.job.scheme.name]}
+    unvalidated = {} if _is_validated(chosen) else {"draft": [chosen.job.backend, chosen.job.scheme.name]}
     return digest_of(
         {
             **unvalidated,
+            **({"signed_by": signed_by} if signed_by else {}),
             "source": plan.source.digest,
             "uri": plan.source.uri,
             "policy": plan.policy.digest,
             "samples": {role: samples.digest for role, samples in target.samples.items()},
             "target": target.policy.target,
+            "artifact": artifact.digest,
+            "made_by": plugins.cache_identity("backends", artifact.backend),
             "toolchain": artifact.toolchain,
+            **({"source_toolchain": home["lock"]} if (home := plugins.source_toolchain(plan.source.flavor)) else {}),
             "hardware": fingerprint,
         }
     )
 
 
 def package(
-    context: Context, plan: Plan, target_result: TargetResult, answer: Mapping[str, Any], out: Path
+    context: Context,
+    plan: Plan,
+    target_result: TargetResult,
+    origin: Origin,
+    out: Path,
+    signed_by: str = "",
 ) -> TargetResult:
     """Write the bundle of a target's winner to `out/bundles/TARGET`, replacing what is there; where there is none,
     those of the candidates that were compiled and could not be validated here, to `out/bundles/JOB`.
 
     Args:
-        answer: How the source's pyfunc answers (`core.ports.Exporter.answer`); the published model answers so too.
+        origin: How the source's pyfunc answers, and what a published predict() needs to answer so too.
+        signed_by: Who will sign it; empty for nobody.
     """
+    bundle = partial(_bundle, context, plan, target_result, origin=origin, signed_by=signed_by)
     winner, bundles = target_result.winner, out / "bundles"
     if winner is not None:
-        if not _is_proven(winner):
+        if not _is_validated(winner):
             raise InternalError(f"{winner.job.id} was selected, and its verdict did not pass")
         into = bundles / target_result.policy.target.name
-        return replace(target_result, bundle=_bundle(context, plan, target_result, winner, answer, into))
-    unproven = [
+        return replace(target_result, bundle=bundle(winner, into))
+    unrunnable = [
         c for c in target_result.candidates if c.artifact is not None and c.verdict is None and c.not_runnable_here
     ]
     unvalidated = (
-        UnvalidatedBundle(job_id=c.job.id, bundle=_bundle(context, plan, target_result, c, answer, bundles / c.job.id))
-        for c in unproven
+        UnvalidatedBundle(job_id=c.job.id, bundle=bundle(c, bundles / c.job.id))
+        for c in unrunnable
         if c.failure is None
     )
     return replace(target_result, unvalidated=tuple(unvalidated))
 
 
 def _bundle(
-    context: Context, plan: Plan, target_result: TargetResult, chosen: Candidate, answer: Mapping[str, Any], into: Path
+    context: Context,
+    plan: Plan,
+    target_result: TargetResult,
+    chosen: Candidate,
+    into: Path,
+    *,
+    origin: Origin,
+    signed_by: str,
 ) -> Bundle:
     source, policy, target, artifact = plan.source, plan.policy, target_result.policy.target, _artifact(chosen)
-    key = publication_key(plan, target_result, chosen, context.hardware.fingerprint)
+    key = publication_key(plan, target_result, chosen, context.hardware.fingerprint, signed_by)
+    name = plugins.load("registries", source.registry).publication_name(
+        source, policy.publish_name.replace("{model}", source.name)
+    )
     with context.events.step("package", chosen.job.id):
         for path in (artifact.path, source.path):
             demand_present(path)
-        manifest = _manifest(context, plan, target_result, chosen, answer, key)
+        manifest = _manifest(context, plan, target_result, chosen, origin, key)
         with tempfile.TemporaryDirectory(dir=context.scratch) as staged:
             (Path(staged) / "artifact").symlink_to(artifact.path)  # copied once, by save_model
+            if origin.processor.text:
+                demand_present(origin.processor.path)
+                (Path(staged) / TOKENIZER_FOLDER).symlink_to(origin.processor.path)
             shutil.rmtree(into, ignore_errors=True)
             save_model(
                 staged,
@@ -100,16 +133,17 @@ def _bundle(
                 signature=artifact.signature,
                 source_model=source.path,
                 metadata={"compile_stage": {"key": key, "source": source.uri, "policy": policy.digest}},
+                documents={MLBOM: mlbom(manifest, name.rpartition("/")[2], Path(staged))},
             )
         manifest = read_manifest(into)
+        digest = digest_tree(into / "data")
+        remember_packaged(digest)
     return Bundle(
         path=str(into),
-        digest=digest_tree(into / "data"),
+        digest=digest,
         key=key,
         target=target.name,
-        name=plugins.load("registries", source.registry).publication_name(
-            source, policy.publish_name.replace("{model}", source.name)
-        ),
+        name=name,
         manifest=manifest,
         tags=_tags(context, source, policy, chosen, key),
         metrics=_metrics(chosen),
@@ -124,7 +158,7 @@ def _bundle(
     )
 
 
-def _is_proven(candidate: Candidate) -> bool:
+def _is_validated(candidate: Candidate) -> bool:
     return candidate.artifact is not None and candidate.verdict is not None and candidate.verdict.passed
 
 
@@ -139,7 +173,7 @@ def _manifest(
     plan: Plan,
     target_result: TargetResult,
     winner: Candidate,
-    answer: Mapping[str, Any],
+    origin: Origin,
     key: str,
 ) -> dict[str, Any]:
     source, policy, target = plan.source, plan.policy, target_result.policy.target
@@ -156,6 +190,7 @@ def _manifest(
                 "flavor": source.flavor,
                 "digest": source.digest,
                 "registry": source.registry,
+                **({"toolchain": home} if (home := plugins.source_toolchain(source.flavor)) else {}),
             },
             "policy": {"name": policy.name, "digest": policy.digest, "owner": policy.owner},
             "job": winner.job,
@@ -168,26 +203,44 @@ def _manifest(
             "toolchain": artifact.toolchain,
             # What made the artifact counts, since the runtime may lie in a toolchain of its own.
             "runtime": {
+                **plugins.third_party("backends", artifact.backend),
                 **plugins.package_versions(*backend.capabilities.runtime),
                 **{
                     name: artifact.toolchain[name]
                     for name in backend.capabilities.runtime
                     if name in artifact.toolchain
                 },
+                **origin.processor.runtime,
             },
             "python": python_version(),
+            "made_by": made_by(winner.job, source.flavor),
             "verdict": winner.verdict,
             "performance": target_result.policy.performance,
             "waivers": [waiver for waiver in policy.waivers if waiver.target == target.name],
             "budget": policy.budget,
             "timing": timings(winner.measurement),
-            "answer": answer,
+            "answer": _answer(origin, target),
             "threads": target.threads,
+            "batches": proven_batches(winner.verdict, target),
             "signature": artifact.signature,
+            "confinement": context.confinement(),
             "on_hardware_mismatch": policy.compliance.on_hardware_mismatch,
+            "signature_required": policy.compliance.require_signature,
         }
     )
     return manifest
+
+
+def _answer(origin: Origin, target: Target) -> dict[str, Any]:
+    """How predict() takes and gives: as the source's pyfunc, with texts in batches of at most the largest size that was
+    validated."""
+    text = origin.processor.text
+    if not text:
+        return dict(origin.prediction_format)
+    bounds = [shape.max[1] for shape in target.shapes.values() if len(shape.max) > 1]
+    limits = [limit for limit in (text.get("longest"), *bounds) if limit is not None]
+    bounded = {**text, "longest": min(limits, default=None), "batch_size": max(target.batch_sizes)}
+    return {**origin.prediction_format, "text": bounded}
 
 
 def timings(measured: Measurement | None) -> dict[str, Any]:
@@ -215,8 +268,8 @@ def _tags(context: Context, source: SourceModel, policy: Policy, winner: Candida
         "backend": winner.job.backend,
         "precision": winner.job.scheme.precision,
         "scheme": winner.job.scheme.name,
-        "verdict": "passed" if _is_proven(winner) else "not validated",
-        "hardware" if _is_proven(winner) else "compiled_on": context.hardware.fingerprint,
+        "verdict": "passed" if _is_validated(winner) else "not validated",
+        "hardware" if _is_validated(winner) else "compiled_on": context.hardware.fingerprint,
     }
     if verdict is not None and verdict.waivers:
         tags["verdict"] = "passed under waivers"
@@ -233,8 +286,7 @@ def _summary(source: SourceModel, target: TargetPolicy, chosen: Candidate) -> st
     job, artifact = chosen.job, _artifact(chosen)
     what = f"{source.name} {source.version}".strip()
     parts = [f"{what} compiled by {job.backend} to {job.scheme.precision} for {target.target.name}"]
-    measured = chosen.measurement
-    timing = measured.timing(target.target.batch_sizes[0]) if measured is not None else None
+    timing = stats.deciding_timing(chosen.measurement, target)
     if timing is not None:
         parts.append(f"median {stats.median(timing.latency_s) * 1e3:.3g} ms at batch {timing.batch_size}")
         parts += _speedup_words(timing)

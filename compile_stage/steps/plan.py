@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from compile_stage.core import plugins
 from compile_stage.core.baseline import crosses, refuse_baseline
+from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.environment import Hardware
-from compile_stage.core.errors import UsageError
+from compile_stage.core.metric_packages import missing_package
 from compile_stage.core.ports import Backend
 from compile_stage.core.records import (
     Budget,
+    Gate,
     Job,
     Plan,
     Policy,
@@ -22,20 +24,9 @@ from compile_stage.core.records import (
     TargetPolicy,
 )
 
-SAFE_FLOOR = "fp32"
-
 
 def plan(source: SourceModel, policy: Policy, hardware: Hardware) -> Plan:
-    """Expand the policy. Needs no model files, imports no compiler: plug-ins answer from what they declare.
-
-    Raises:
-        UsageError: The policy demands what this version can't do.
-    """
-    if policy.compliance.require_signature:
-        raise UsageError(
-            "the policy requires signatures (compliance.require_signature), and this version can't sign yet",
-            fix="set compliance.require_signature to false until it can",
-        )
+    """Expand the policy. Needs no model files, imports no compiler: plug-ins answer from what they declare."""
     jobs: dict[str, Job] = {}
     refused: list[Refusal] = []
     for target_policy in policy.targets:
@@ -43,7 +34,10 @@ def plan(source: SourceModel, policy: Policy, hardware: Hardware) -> Plan:
             if isinstance(outcome, Refusal):
                 refused.append(outcome)
             elif jobs.setdefault(outcome.id, outcome) != outcome:  # results are told apart by their job's id
-                reason = f"{outcome.backend} calls two of its schemes {outcome.scheme.name!r}, so their results could be mixed up"
+                reason = (
+                    f"{outcome.backend} calls two of its schemes {outcome.scheme.name!r}, so their results could be "
+                    "mixed up"
+                )
                 refused.append(_refusal(source, outcome.target.name, outcome.backend, outcome.scheme.precision, reason))
     made = tuple(jobs.values())
     return Plan(source=source, policy=policy, jobs=made, refused=tuple(refused), notes=tuple(_notes(policy, made)))
@@ -60,7 +54,7 @@ def _expand(
 ) -> Iterator[Job | Refusal]:
     target = target_policy.target
     auto, given, unread = target.backends == ("auto",), _forms(source), _why_unread(source)
-    precisions = target.precisions if SAFE_FLOOR in target.precisions else (*target.precisions, SAFE_FLOOR)
+    precisions = target.precisions if SOURCE_PRECISION in target.precisions else (*target.precisions, SOURCE_PRECISION)
     for name in plugins.names("backends") if auto else target.backends:
         backend = plugins.load("backends", name)
         granted = replace(target_policy, target=_with_tuning(target, backend, policy.budget))
@@ -120,14 +114,24 @@ def _expand_precision(
             target=target,
             backend=backend.name,
             scheme=scheme,
-            gates=target_policy.tolerances[precision],
+            gates=_gates(source, target_policy.tolerances[precision]),
             form=form,
             not_runnable_here=not_runnable_here,
         )
 
 
+def _gates(source: SourceModel, asked: tuple[Gate, ...]) -> tuple[Gate, ...]:
+    """The policy's, and those that the source's own models are for; the policy's limit on a metric wins."""
+    if source.flavor not in plugins.names("sources"):
+        return asked
+    named = {gate.metric for gate in asked}
+    own = plugins.load("sources", source.flavor).capabilities.gates
+    return (*asked, *(gate for gate in own if gate.metric not in named))
+
+
 def _schemes_of_any_graph(backend: Backend, target: Target, precision: str) -> tuple[Scheme, ...]:
-    """One scheme, the lowering's own, where a backend compiles any graph and does not say that it lacks the precision."""
+    """One scheme, the lowering's own, where a backend compiles any graph and does not say that it lacks the
+    precision."""
     capabilities = backend.capabilities_for(target)
     if not capabilities.compiles_any_graph or capabilities.why_lacking(precision):
         return ()
@@ -141,7 +145,8 @@ def _why_lacking(backend: Backend, target: Target, precision: str) -> str:
 
 
 def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolicy, absent: str) -> str | None:
-    """`absent`: what of the target's hardware this machine lacks; only a backend that cross-compiles serves that target here."""
+    """`absent`: what of the target's hardware this machine lacks; only a backend that cross-compiles serves that target
+    here."""
     allowed = policy.compliance.allowed_backends
     if allowed is not None and backend.name not in allowed:
         return f"compliance.allowed_backends does not list {backend.name} (it lists {', '.join(allowed) or 'none'})"
@@ -156,16 +161,22 @@ def _forms(source: SourceModel) -> tuple[str, ...]:
 
 
 def _why_unread(source: SourceModel) -> str | None:
-    """None when what the source's plug-in needs is installed, or the reason with the exact command. No job can do without the source."""
+    """None when what the source's plug-in needs is installed, or the reason with the exact command. No job can do
+    without the source."""
     known = source.flavor in plugins.names("sources")
     return plugins.missing(plugins.load("sources", source.flavor)) if known else None
 
 
 def _refuse_scheme(target_policy: TargetPolicy, scheme: Scheme, form: str, precision: str) -> str | None:
     if scheme.precision != precision:
-        return f"asked for {precision}, the backend offers {scheme.precision}: that would be judged by another precision's tolerances"
+        return (
+            f"asked for {precision}, the backend offers {scheme.precision}: that would be judged by another "
+            "precision's tolerances"
+        )
     if not target_policy.tolerances.get(scheme.precision):
-        return f"the policy sets no tolerance for {scheme.precision}, so nothing could be proven"
+        return f"the policy sets no tolerance for {scheme.precision}, so nothing could be validated"
+    if reason := missing_package(target_policy.tolerances[scheme.precision]):
+        return reason
     if scheme.native:
         return None
     if form != "onnx":
@@ -196,12 +207,15 @@ def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
             )
     for alias, names in movers.items():
         if len(names) > 1:
-            yield f"targets {' and '.join(names)} move the same alias {alias!r}: the last one that wins has it; say {{target}} in promote.alias"
+            yield (
+                f"targets {' and '.join(names)} move the same alias {alias!r}: the last one that wins has it; say "
+                f"{{target}} in promote.alias"
+            )
     calibrates = any(plugins.needs_calibration(job.scheme) for job in jobs)
     if calibrates and policy.data.validation.source == policy.data.calibration.source != "synthetic":
         yield (
-            "validation and calibration samples come from the same place: what is calibrated on the samples that it is judged by "
-            "looks better than it is"
+            "validation and calibration samples come from the same place: what is calibrated on the samples that it is "
+            "judged by looks better than it is"
         )
     tunes = any(plugins.load("backends", name).capabilities.tunes for name in {job.backend for job in jobs})
     if policy.budget.tuning_trials and not tunes:

@@ -1,4 +1,4 @@
-"""What the policy calls real samples → samples on disk, which every proof and measurement reads."""
+"""What the policy calls real samples → samples on disk, which every validation and measurement reads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, revive
-from compile_stage.core.errors import CompileStageError, UsageError
-from compile_stage.core.ports import Needs, Worker
+from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
+from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Data, PortableModel, SampleSet, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.graph_debug.coverage import Coverage, coverage_note, overlap_note
 
 
 def compare_samples(
-    context: Context, needs: Needs, model: PortableModel, samples: Mapping[str, SampleSet]
+    context: Context, limits: WorkerLimits, model: PortableModel, samples: Mapping[str, SampleSet]
 ) -> tuple[str, ...]:
     """What a reader should know of the two sets: samples that both hold, and activations that the calibration set does
     not show.
@@ -33,7 +33,7 @@ def compare_samples(
     key = {"model": model.digest, "calibration": calibration.digest, "validation": validation.digest}
 
     def make(_: Path) -> dict[str, Any]:
-        with context.worker("samples", needs) as worker:
+        with context.worker("samples", limits) as worker:
             answer: dict[str, Any] = worker.call(
                 "compare_samples", model=model, calibration=calibration, validation=validation
             )
@@ -67,14 +67,15 @@ def sample(
     if kind == "mlflow-dataset":
         dataset = plugins.load("registries", source.registry).dataset(source, name, context.scratch / "datasets")
     key: dict[str, Any] = {"spec": spec, "seed": seed, "signature": signature, "shapes": shapes}
+    key["source"] = source.identity  # its tokenizer and its classes' names make numbers of texts and labels
+    if plugins.load("sources", source.flavor).capabilities.reads_raw_samples:  # its own code makes samples of rows
+        key["through"] = plugins.cache_identity("sources", source.flavor)
     if kind == "file":
         key["file"] = _file_digest(name)
     elif kind == "mlflow-dataset":
         key["file"] = digest_file(dataset) if dataset else ""
     elif kind == "python":
         key["nonce"] = secrets.token_hex(16)  # what a function answers can't be known without calling it
-    else:
-        key["source"] = source.identity
 
     def make(into: Path) -> SampleSet:
         answer = worker.call(
@@ -90,8 +91,14 @@ def sample(
         prepared: SampleSet = revive(SampleSet, answer)
         return replace(prepared, path=".")
 
-    stored = context.cached("sample/1", role, key, make)
+    stored = context.cached("sample/2", role, key, make)
     chosen: SampleSet = revive(SampleSet, stored.value)
+    if role == "validation" and spec.groups is not None and chosen.real and not chosen.groups:
+        raise PolicyError(
+            f"there are no groups {spec.groups!r} in the validation samples",
+            fix="correct data.groups in the policy, or leave it out where each sample is independent",
+            where=spec.source,
+        )
     return replace(chosen, path=stored.path)
 
 

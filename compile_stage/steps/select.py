@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compile_stage.core import plugins
-from compile_stage.core.records import Candidate, Measurement, ResultState, Selection, TargetPolicy, Timing
+from compile_stage.core.records import Candidate, ResultState, Selection, TargetPolicy, Timing
 from compile_stage.measure import stats
 from compile_stage.measure.memory import SAME_MEMORY
+from compile_stage.measure.performance import ratio_text
 
 
 def select(candidates: Sequence[Candidate], policy: TargetPolicy) -> Selection:
@@ -58,33 +59,20 @@ def _cost(candidate: Candidate, policy: TargetPolicy) -> float:
         return float("inf")
     if policy.prefer == "memory":
         return float(measurement.peak_memory_bytes)
-    sizes = policy.target.batch_sizes
-    if policy.prefer == "throughput":
-        return min(_per_sample(timing) for timing in measurement.timings)
-    first = measurement.timing(sizes[0])
-    return stats.median(first.latency_s) if first else float("inf")
+    timing = stats.deciding_timing(measurement, policy)
+    if timing is None:
+        return float("inf")
+    return stats.per_sample_s(timing) if policy.prefer == "throughput" else stats.median(timing.latency_s)
 
 
 def _tied(candidate: Candidate, leader: Candidate, policy: TargetPolicy) -> bool:
     if policy.prefer in ("size", "memory"):
         slack = SAME_MEMORY if policy.prefer == "memory" else 1.0  # files do not differ at all
         return _cost(candidate, policy) <= _cost(leader, policy) * slack
-    best = _deciding_timing(leader.measurement, policy)
+    best = stats.deciding_timing(leader.measurement, policy)
     # At the leader's batch size: only what was run in the same rounds can be told apart.
     mine = candidate.measurement.timing(best.batch_size) if candidate.measurement and best else None
     return mine is not None and best is not None and stats.tied(mine, best)
-
-
-def _deciding_timing(measurement: Measurement | None, policy: TargetPolicy) -> Timing | None:
-    if measurement is None:
-        return None
-    if policy.prefer == "throughput":
-        return min(measurement.timings, key=_per_sample)
-    return measurement.timing(policy.target.batch_sizes[0])
-
-
-def _per_sample(timing: Timing) -> float:
-    return stats.median(timing.latency_s) / timing.batch_size
 
 
 def _complexity(candidate: Candidate) -> tuple[int, int, int, int]:
@@ -124,7 +112,7 @@ def _worse(policy: TargetPolicy) -> str:
 
 
 def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> str:
-    timing = _deciding_timing(candidate.measurement, policy)
+    timing = stats.deciding_timing(candidate.measurement, policy)
     waivers = candidate.verdict.waivers if candidate.verdict else ()
     under = f"; under {len(waivers)} waiver(s): {', '.join(w.gate for w in waivers)}" if waivers else ""
     best = f"best {policy.prefer}"
@@ -133,14 +121,24 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
         best = f"the simplest of {count} that tie in {policy.prefer} within the noise (the best figure has {first})"
     if timing is None or timing.speedup is None:
         return f"passes every gate, {best}{under}"
-    return f"passes every gate, {best}: {_how_fast(timing)} as the original{under}"
+    return f"passes every gate, {best}: {_how_fast(timing)} as the original{_whole(candidate)}{under}"
+
+
+def _whole(candidate: Candidate) -> str:
+    """Of a model whose predict() was compared as a whole: how fast that is, beside the network."""
+    checks = candidate.verdict.checks if candidate.verdict else ()
+    whole = next((check for check in checks if check.gate.metric == "predict_speedup"), None)
+    if whole is None or whole.measured is None:
+        return ""
+    low, high = whole.interval or (whole.measured, whole.measured)
+    return f", its predict() as a whole {whole.measured:.2f} times ({low:.2f} to {high:.2f})"
 
 
 def _how_fast(timing: Timing) -> str:
     if timing.headline_speedup is not None or timing.speedup_interval is None:
         return f"{timing.speedup:.2f} times as fast"
     low, high = timing.speedup_interval
-    return f"between {low:.3g} and {high:.3g} times as fast (the measurement was unstable)"
+    return f"between {ratio_text(low)} and {ratio_text(high)} times as fast (the measurement was unstable)"
 
 
 def _no_winner(candidates: Sequence[Candidate], states: Mapping[str, ResultState]) -> str:

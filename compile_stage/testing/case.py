@@ -13,7 +13,7 @@ import numpy as np
 
 from compile_stage.core import plugins
 from compile_stage.core.digest import canonical_json, load_record
-from compile_stage.core.ports import Backend, Session
+from compile_stage.core.ports import Backend, Lowering, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.testing import programs
 
@@ -61,7 +61,7 @@ class Case:
             return programs.to_program(self.model, self.folder / "program")
         if self.scheme.native:
             return self.model
-        lowering = plugins.load("lowerings", self.scheme.precision)
+        lowering: Lowering = plugins.load_here("lowerings", self.scheme.precision)
         return lowering.lower(self.model, self.scheme, self.samples, (), self.folder / "lowered")
 
     @property
@@ -131,5 +131,5 @@ def cases(
     common: dict[str, Any] = {}
     for precision in precisions:
         for scheme in backend.schemes(target, precision):
-            if scheme.native or plugins.load("lowerings", precision).refuse(model, scheme) is None:
+            if scheme.native or plugins.load_here("lowerings", precision).refuse(model, scheme) is None:
                 yield Case(backend, model, samples, scheme, folder / backend.name / scheme.name, target, common)

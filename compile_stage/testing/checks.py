@@ -14,8 +14,10 @@ import numpy as np
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.digest import canonical_json, digest_tree, load_record, plain, tree_size
 from compile_stage.core.environment import hardware
+from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Artifact, PortableModel, Scheme
 from compile_stage.core.tensors import Signature
+from compile_stage.measure.predict import require_arrays
 from compile_stage.testing.case import PRECISIONS, Case
 from compile_stage.testing.comparing import RELATIVE_ERROR, RELATIVE_ERROR_ELSE, differ, off
 from compile_stage.testing.fresh_process import in_fresh_process
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
 
 
-# ------------------------------------------------------------------------------------------------ what it says of itself
+# ----------------------------------------------------------------------------------------------- what it says of itself
 
 
 def describes_itself(case: Case) -> str | None:
@@ -127,7 +129,7 @@ def _fix_batch(model: PortableModel, size: int) -> Signature:
     return replace(model.signature, inputs=inputs)
 
 
-# ---------------------------------------------------------------------------------------------------------- the artifact
+# --------------------------------------------------------------------------------------------------------- the artifact
 
 
 def writes_its_artifact(case: Case) -> str | None:
@@ -223,7 +225,7 @@ def _hidden(path: Path) -> Any:
         aside.rename(path)
 
 
-# --------------------------------------------------------------------------------------------------------------- running
+# -------------------------------------------------------------------------------------------------------------- running
 
 
 def answers_like_the_reference(case: Case) -> str | None:
@@ -254,10 +256,15 @@ def is_deterministic(case: Case) -> str | None:
 
 
 def gives_its_arrays_away(case: Case) -> str | None:
-    """Outputs belong to the caller: a later run does not change them, and changing them does not change a later run."""
+    """Outputs are arrays, and belong to the caller: a later run does not change them, and changing them does not change
+    a later run."""
     one, other = case.batch(case.sizes[0]), case.batch(case.sizes[0], start=case.samples.count // 2)
     with case.session() as session:
         kept = session.run(one)
+        try:
+            require_arrays(kept)
+        except SourceError as error:
+            return error.problem
         copies = {name: np.array(value) for name, value in kept.items()}
         session.run(other)
         if (reason := differ(copies, kept, exact=True, what="the first run's answer, after a second run,")) is not None:

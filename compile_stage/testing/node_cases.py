@@ -1,9 +1,11 @@
-"""The onnx package's own cases of single operators, through our steps, and judged by our verdict and by NumPy apart from it.
+"""The onnx package's own cases of single operators, through our steps, and judged by our verdict and by NumPy apart
+from it.
 
-A case is a graph of one operator (or the functions that it is made of), its inputs, and the outputs that the standard wants. It goes the way of a logged
-model: the ONNX source reads and exports it, the backend refuses or compiles it, its session answers, and a `Verdict` is made of that answer with the
-wanted outputs as the baseline. NumPy then compares the same two as onnx's own test runner does. The two must agree: a verdict that passes what NumPy
-finds different (`PASSED_WRONG`) is the one thing that may never be.
+A case is a graph of one operator (or the functions that it is made of), its inputs, and the outputs that the standard
+wants. It goes the way of a logged model: the ONNX source reads and exports it, the backend refuses or compiles it, its
+session answers, and a `Verdict` is made of that answer with the wanted outputs as the baseline. NumPy then compares the
+same two as onnx's own test runner does. The two must agree: a verdict that passes what NumPy finds different
+(`PASSED_WRONG`) is the one thing that may never be.
 """
 
 from __future__ import annotations
@@ -66,8 +68,9 @@ class Finding:
 
 
 def collect(modules: Sequence[str] = ()) -> list[Any]:
-    """The cases (`onnx.backend.test.case.test_case.TestCase`), by name: those of these modules of `onnx.backend.test.case.node`, which are made
-    once for a process; of all when none is named, which takes ten seconds."""
+    """The cases (`onnx.backend.test.case.test_case.TestCase`), by name: those of these modules of
+    `onnx.backend.test.case.node`, which are made once for a process; of all when none is named, which takes ten
+    seconds."""
     if modules:
         found = [case for name in modules for case in _cases_of(name)]
     else:
@@ -147,7 +150,8 @@ def verdict_of(answer: Batch, expected: Batch, *, rtol: float, atol: float) -> V
 
 
 def differs(answer: Batch, expected: Batch, *, rtol: float, atol: float) -> str | None:
-    """None when NumPy finds the answer equal, as onnx's own test runner asks it: number, shape and type of the outputs, then the values."""
+    """None when NumPy finds the answer equal, as onnx's own test runner asks it: number, shape and type of the outputs,
+    then the values."""
     if list(answer) != list(expected):
         return f"the outputs are {list(answer)}, and should be {list(expected)}"
     for name, wanted in expected.items():

@@ -5,7 +5,9 @@ So what is expected stays what ONNX's own reference implementation answers: no P
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from compile_stage.core.records import PortableModel
 
 
 def to_program(model: PortableModel, into: Path) -> PortableModel:
-    """One of the kit's ONNX models as `into/model.pt2`, of the form `torch-export`. Raises NotImplementedError for an operator that the kit's
-    models don't have."""
+    """One of the kit's ONNX models as `into/model.pt2`, of the form `torch-export`. Raises NotImplementedError for an
+    operator that the kit's models don't have."""
     import warnings
 
     import torch
@@ -89,45 +91,34 @@ def _module(model: PortableModel) -> Any:
 
 def _apply(op: str, given: list[Any], attributes: dict[str, Any]) -> Any:
     """An operator of the kit's models in PyTorch: integers that come with the graph are lists, all else is tensors."""
+    if (function := _operators().get(op)) is None:
+        raise NotImplementedError(f"the kit can't write the operator {op} as a PyTorch program")
+    return function(attributes, *given)
+
+
+@cache
+def _operators() -> Mapping[str, Callable[..., Any]]:
+    """ONNX's name of an operator → its function of attributes and inputs."""
     import torch
     from torch.nn import functional
 
-    match op:
-        case "Conv":
-            return functional.conv2d(*given, padding=attributes["pads"][:2])
-        case "BatchNormalization":
-            x, scale, bias, mean, variance = given
-            return functional.batch_norm(x, mean, variance, scale, bias)
-        case "Gemm":
-            x, weight, bias = given
-            return torch.addmm(bias, x, weight)
-        case "LayerNormalization":
-            x, scale, bias = given
-            return functional.layer_norm(x, x.shape[-1:], scale, bias)
-        case "GlobalAveragePool":
-            return given[0].mean((2, 3), keepdim=True)
-        case "Flatten":
-            return given[0].flatten(1)
-        case "Relu":
-            return torch.relu(given[0])
-        case "ArgMax":
-            return given[0].argmax(attributes["axis"])
-        case "Softmax":
-            return given[0].softmax(attributes["axis"])
-        case "Gather":
-            return functional.embedding(given[1], given[0])
-        case "Reshape":
-            x, sizes = given
-            return x.reshape([x.shape[axis] if size == 0 else size for axis, size in enumerate(sizes)])
-        case "Transpose":
-            return given[0].permute(attributes["perm"])
-        case "Unsqueeze":
-            x = given[0]
-            for axis in given[1]:
-                x = x.unsqueeze(axis)
-            return x
-        case "Cast":
-            return given[0].float()
-        case "Add" | "Sub" | "Mul" | "MatMul":
-            return getattr(torch, op.lower())(*given)
-    raise NotImplementedError(f"the kit can't write the operator {op} as a PyTorch program")
+    return {
+        "Conv": lambda a, *given: functional.conv2d(*given, padding=a["pads"][:2]),
+        "BatchNormalization": lambda _, x, scale, bias, mean, var: functional.batch_norm(x, mean, var, scale, bias),
+        "Gemm": lambda _, x, weight, bias: torch.addmm(bias, x, weight),
+        "LayerNormalization": lambda _, x, scale, bias: functional.layer_norm(x, x.shape[-1:], scale, bias),
+        "GlobalAveragePool": lambda _, x: x.mean((2, 3), keepdim=True),
+        "Flatten": lambda _, x: x.flatten(1),
+        "Relu": lambda _, x: torch.relu(x),
+        "ArgMax": lambda a, x: x.argmax(a["axis"]),
+        "Softmax": lambda a, x: x.softmax(a["axis"]),
+        "Gather": lambda _, table, rows: functional.embedding(rows, table),
+        "Reshape": lambda _, x, sizes: x.reshape([x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]),
+        "Transpose": lambda a, x: x.permute(a["perm"]),
+        "Unsqueeze": lambda _, x, axes: reduce(torch.unsqueeze, axes, x),
+        "Cast": lambda _, x: x.float(),
+        "Add": lambda _, x, y: x + y,
+        "Sub": lambda _, x, y: x - y,
+        "Mul": lambda _, x, y: x * y,
+        "MatMul": lambda _, x, y: x @ y,
+    }

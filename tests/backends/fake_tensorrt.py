@@ -1,4 +1,5 @@
-"""TensorRT and PyCUDA with the members that the type stubs list and no others, over memory of this process: enough to see that our calls are made in an order that works.
+"""TensorRT and PyCUDA with the members that the type stubs list and no others, over memory of this process: enough to
+see that our calls are made in an order that works.
 
 An engine of it holds the ONNX file and is run by ONNX's reference implementation. It proves nothing about TensorRT.
 """
@@ -341,7 +342,8 @@ MODULE.__dict__.update(
     TacticSource=_enum("TacticSource", "JIT_CONVOLUTIONS"),
     PreviewFeature=_enum("PreviewFeature", "ALIASED_PLUGIN_IO_10_03"),
     TensorIOMode=_enum("TensorIOMode", "NONE", "INPUT", "OUTPUT"),
-    DataType=_enum("DataType", "FLOAT", "HALF", "INT8", "INT32", "BOOL", "UINT8", "FP8", "BF16", "INT64", "INT4", "FP4", "E8M0"),
+    DataType=_enum("DataType", "FLOAT", "HALF", "INT8", "INT32", "BOOL", "UINT8", "FP8", "BF16", "INT64", "INT4", "FP4",
+        "E8M0"),
     IDebugListener=object, IOutputAllocator=object,
     init_libnvinfer_plugins=lambda logger, namespace: True,
 )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import saved_program
 
 from compile_stage.backends.executorch import DELEGATE, ExecuTorch
 from compile_stage.core import plugins
@@ -34,21 +35,12 @@ def torch() -> Any:
 def portable(module: Any, example: tuple[Any, ...], signature: Signature, folder: Path) -> PortableModel:
     import torch
 
-    folder.mkdir()
     free = tuple(
         {axis: torch.export.Dim.AUTO for axis, size in enumerate(spec.shape) if isinstance(size, str)}
         for spec in signature.inputs
     )
     program = torch.export.export(module.eval(), example, dynamic_shapes=free)
-    torch.export.save(program, str(folder / "model.pt2"))
-    return PortableModel(
-        path=str(folder / "model.pt2"),
-        digest=digest_tree(folder),
-        form="torch-export",
-        opset=0,
-        precision="fp32",
-        signature=signature,
-    )
+    return saved_program(program, folder, signature)
 
 
 def linear(torch: Any, folder: Path) -> PortableModel:
@@ -67,7 +59,8 @@ def samples(folder: Path, **arrays: Any) -> SampleSet:
 
 
 def test_a_free_axis_without_bounds_is_refused() -> None:
-    """Broken: ExecuTorch would plan memory for a size of its own, and longer sentences would fail where the model is served."""
+    """Broken: ExecuTorch would plan memory for a size of its own, and longer sentences would fail where the model is
+    served."""
     tokens = TensorSpec(name="tokens", dtype="int64", shape=("batch", "sequence"))
     model = PortableModel(
         path="model.pt2",
@@ -84,8 +77,8 @@ def test_a_free_axis_without_bounds_is_refused() -> None:
 
 @pytest.mark.compilers
 def test_the_file_takes_what_the_target_names_and_says_so_when_more_comes(torch: Any, tmp_path: Path) -> None:
-    """Broken: a batch beyond what memory was planned for would end in the runtime's error number; one below, that the program's export did not
-    know, would be refused."""
+    """Broken: a batch beyond what memory was planned for would end in the runtime's error number; one below, that the
+    program's export did not know, would be refused."""
     artifact = BACKEND.compile(linear(torch, tmp_path / "model"), FP32, TARGET, "job", tmp_path / "artifact")
     assert artifact.executed["providers"] == {DELEGATE: 1}
     assert "takes batches of at most 3" in " ".join(artifact.notes)
@@ -116,7 +109,8 @@ def test_the_same_program_gives_the_same_bytes_and_no_noise(
 
 @pytest.mark.compilers
 def test_a_program_that_xnnpack_does_not_take_is_an_error(torch: Any, tmp_path: Path) -> None:
-    """Broken: a program that runs in portable operators alone, without a vector instruction, would pass for a compiled one."""
+    """Broken: a program that runs in portable operators alone, without a vector instruction, would pass for a compiled
+    one."""
 
     class Sorted(torch.nn.Module):  # type: ignore[misc]
         def forward(self, rows: Any) -> Any:
@@ -130,8 +124,8 @@ def test_a_program_that_xnnpack_does_not_take_is_an_error(torch: Any, tmp_path: 
 
 @pytest.mark.compilers
 def test_threads_are_the_sessions_even_when_two_are_open(torch: Any, tmp_path: Path) -> None:
-    """Broken: a measurement would say that it used the target's threads, and have used another number; or the second session would replace the pool
-    that the first one's program still points at.
+    """Broken: a measurement would say that it used the target's threads, and have used another number; or the second
+    session would replace the pool that the first one's program still points at.
 
     The pool is counted by the kernel: the caller is one of its threads."""
     artifact = BACKEND.compile(linear(torch, tmp_path / "model"), FP32, TARGET, "job", tmp_path / "artifact")
@@ -151,8 +145,8 @@ def test_threads_are_the_sessions_even_when_two_are_open(torch: Any, tmp_path: P
 
 @pytest.mark.compilers
 def test_whole_numbers_are_not_rounded(torch: Any, tmp_path: Path) -> None:
-    """Broken: int8 of a model that computes its indices would fail (XNNPACK's own quantizer scales them), and a product by a weight that is not written
-    as a linear layer would stay in float."""
+    """Broken: int8 of a model that computes its indices would fail (XNNPACK's own quantizer scales them), and a product
+    by a weight that is not written as a linear layer would stay in float."""
 
     class Lookup(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

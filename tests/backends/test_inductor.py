@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import saved_program
 
 from compile_stage.backends import inductor
 from compile_stage.backends.inductor import Inductor
-from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
@@ -42,19 +42,6 @@ class Several(torch.nn.Module):
         return {"weight": self.weight, "same": scale, "positive": mixed > 0, "mixed": mixed}
 
 
-def save(program: Any, signature: Signature, folder: Path) -> PortableModel:
-    folder.mkdir(parents=True)
-    torch.export.save(program, str(folder / "model.pt2"))
-    return PortableModel(
-        path=str(folder / "model.pt2"),
-        digest=digest_tree(folder),
-        form="torch-export",
-        opset=0,
-        precision="fp32",
-        signature=signature,
-    )
-
-
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """Compiled once: a compilation takes half a minute."""
@@ -75,7 +62,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         inputs=(spec("b"), spec("a"), spec("scale")),
         outputs=(spec("weight", shape=(12,)), spec("same"), spec("positive", "bool"), spec("mixed")),
     )
-    model = save(program, signature, tmp_path / "model")
+    model = saved_program(program, tmp_path / "model", signature)
     return Inductor().compile(model, FP32, TARGET, "job", tmp_path / "artifact")
 
 
@@ -124,7 +111,8 @@ def test_arrays_in_any_layout_are_read_right(several: Artifact) -> None:
 
 @pytest.mark.slow
 def test_no_path_of_the_machine_and_no_cache_is_left(several: Artifact) -> None:
-    """Broken: a published model would tell the home folder of whoever compiled it, or a run would leave files for ever."""
+    """Broken: a published model would tell the home folder of whoever compiled it, or a run would leave files for
+    ever."""
     with zipfile.ZipFile(Path(several.path) / several.entry) as archive:
         content = b"".join(archive.read(name) for name in archive.namelist())
         assert not [name for name in archive.namelist() if name.endswith(".cpp")]
@@ -142,7 +130,8 @@ def test_what_runs_is_read_back(several: Artifact) -> None:
 
 @pytest.mark.slow
 def test_threads_are_those_of_the_session(several: Artifact) -> None:
-    """Broken: a second session with other threads, or the caller's own use of PyTorch, would change how many the first one uses."""
+    """Broken: a second session with other threads, or the caller's own use of PyTorch, would change how many the first
+    one uses."""
     before = torch.get_num_threads()
     with Inductor().open(several, 1) as one, Inductor().open(several, 2) as two:
         for session, threads in ((one, 1), (two, 2), (one, 1)):
@@ -153,7 +142,8 @@ def test_threads_are_those_of_the_session(several: Artifact) -> None:
 
 @pytest.mark.slow
 def test_bfloat16_is_near_and_is_read_back(tmp_path: Path) -> None:
-    """Broken: where the CPU has bfloat16, a job of it would answer wrongly, run in float32, or give outputs of another type.
+    """Broken: where the CPU has bfloat16, a job of it would answer wrongly, run in float32, or give outputs of another
+    type.
 
     PyTorch computes bfloat16 on every CPU, slowly; so its numbers are looked at here, whatever this CPU has."""
     model, samples = models.perceptron(tmp_path / "model")
@@ -188,7 +178,8 @@ def test_a_program_that_computes_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_compiler_the_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: the job would fail after half a minute with a trace of Inductor's, and the cache would serve another compiler's artifact."""
+    """Broken: the job would fail after half a minute with a trace of Inductor's, and the cache would serve another
+    compiler's artifact."""
     assert any("++" in name for name in Inductor().toolchain())
     monkeypatch.setenv("CXX", "/nowhere/c++")
     assert "needs a C++ compiler, and /nowhere/c++" in str(Inductor().refuse_target(TARGET))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import onnx
 import pytest
 
 from compile_stage.backends import iree as module
+from compile_stage.backends import iree_module
 from compile_stage.backends.iree import Iree
 from compile_stage.core import plugins
 from compile_stage.core.digest import canonical_json
@@ -64,13 +66,15 @@ def test_a_device_must_be_named_in_the_options() -> None:
 
 
 def test_names_of_dispatches_are_read() -> None:
-    """What runs is told from the names that the compiler gives its functions; other text of the file may run into a name."""
+    """What runs is told from the names that the compiler gives its functions; other text of the file may run into a
+    name."""
     raw = (
         b"main$async_dispatch_0_conv_Dx8x16x16x3x3x3_f32\0main$async_dispatch_1_matmul_like_Dx16x16_f16xf16xf32L"
         b" main$async_dispatch_1_matmul_like_Dx16x16_f16xf16xf32\0main$async_dispatch_2_slow_memcpy\0"
-        b"main$async_dispatch_3_softmax_Dx2x8x8xf32_dispatch_tensor_store\0main$async_dispatch_10_elementwise_D_i64xf32\0"
+        b"main$async_dispatch_3_softmax_Dx2x8x8xf32_dispatch_tensor_store\0"
+        b"main$async_dispatch_10_elementwise_D_i64xf32\0"
     )
-    assert module._dispatches(raw) == [
+    assert iree_module.read_dispatches(raw) == [
         ("conv", "f32"),
         ("matmul_like", "f16xf16xf32"),
         ("slow_memcpy", "other"),
@@ -82,25 +86,27 @@ def test_names_of_dispatches_are_read() -> None:
 def test_precision_that_was_not_taken_is_an_error() -> None:
     """Broken: an fp16 graph whose products all run in float32 would pass as fp16."""
     half = Scheme(precision="fp16", name="fp16", weights="float16")
-    assert module._judge(half, module.Counter({"f16xf16xf32": 3})) == []
-    assert "1 in f32" in module._judge(half, module.Counter({"f16xf16xf32": 3, "f32": 1}))[0]
+    assert iree_module.check_precision(half, Counter({"f16xf16xf32": 3})) == []
+    assert "1 in f32" in iree_module.check_precision(half, Counter({"f16xf16xf32": 3, "f32": 1}))[0]
     with pytest.raises(NothingCompiledError, match="none of its matrix products"):
-        module._judge(half, module.Counter({"f32": 3}))
+        iree_module.check_precision(half, Counter({"f32": 3}))
 
 
 def test_what_the_source_computes_itself_is_no_precision_that_was_not_taken() -> None:
-    """Broken: a source in float16, or one that multiplies integers, fails as fp32, which asks for no lowering; or a float32 one passes in float16."""
+    """Broken: a source in float16, or one that multiplies integers, fails as fp32, which asks for no lowering; or a
+    float32 one passes in float16."""
     whole = Scheme(precision="fp32", name="fp32")
-    (note,) = module._judge(whole, module.Counter({"f16xf16xf32": 3}), ["f16"])
+    (note,) = iree_module.check_precision(whole, Counter({"f16xf16xf32": 3}), ["f16"])
     assert note == "the source's own graph has matrix products that are not in float32: 3 in f16xf16xf32"
     for own in ([], ["i8"]):
         with pytest.raises(NothingCompiledError, match="none of its matrix products"):
-            module._judge(whole, module.Counter({"f16xf16xf32": 3}), own)
+            iree_module.check_precision(whole, Counter({"f16xf16xf32": 3}), own)
 
 
 @needs_iree
 def test_scalars_and_inputs_of_unlike_first_axes_are_taken(tmp_path: Path) -> None:
-    """Broken: a scalar would reach the module as a vector, and a model whose weights are inputs be refused for a batch that it has not got."""
+    """Broken: a scalar would reach the module as a vector, and a model whose weights are inputs be refused for a batch
+    that it has not got."""
     g = models.Graph(0)
     g.add("Add", g.add("MatMul", "x", "w"), "s", name="y")
     arrays = {
@@ -180,7 +186,8 @@ def test_cross_compiled_is_not_run(given: Any, provider: str, machine: str, conv
 
 @needs_iree
 def test_a_pool_has_one_device_for_as_long_as_the_process_lives() -> None:
-    """Broken: taking a device down waits for its threads, which may wait for Python: sessions of ResNet-50 hung at their end, one in three."""
+    """Broken: taking a device down waits for its threads, which may wait for Python: sessions of ResNet-50 hung at
+    their end, one in three."""
     same = "from compile_stage.backends.iree import _device; print(_device('local', 2) is _device('local', 2))"
     done = subprocess.run([sys.executable, "-c", same], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
@@ -194,7 +201,8 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.records import Artifact
 artifact = load_record(Artifact, sys.stdin.read())
 def workers():
-    return sum(open(f"/proc/self/task/{task}/comm").read().startswith("iree-worker") for task in os.listdir("/proc/self/task"))
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    return sum(name.startswith("iree-worker") for name in names)
 with Iree().open(artifact, 1):
     one = workers()
 with Iree().open(artifact, 3):
@@ -211,7 +219,8 @@ print(json.dumps([one, three, said, sorted({"onnx", "iree.compiler"} & set(sys.m
 @needs_iree
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted where Linux lists them")
 def test_threads_are_what_was_asked_for(conv: Any, tmp_path: Path) -> None:
-    """The runtime makes its threads once per process: another number is refused there, not taken and forgotten. Serving imports no compiler."""
+    """The runtime makes its threads once per process: another number is refused there, not taken and forgotten. Serving
+    imports no compiler."""
 
     artifact = Iree().compile(conv[0], FP32, TARGET, "job", tmp_path)
     text = canonical_json(artifact)
@@ -246,7 +255,8 @@ def test_float16_is_close_and_not_equal(conv: Any, tmp_path: Path) -> None:
 
 @needs_iree
 def test_what_its_runtime_raises_in_a_call_is_told_in_words(tmp_path: Path) -> None:
-    """A module that reads past a buffer (onnx's own case of a Bernoulli in doubles). Broken: it would leave the session as a bare IndexError."""
+    """A module that reads past a buffer (onnx's own case of a Bernoulli in doubles). Broken: it would leave the session
+    as a bare IndexError."""
     (case,) = (one for one in collect(("bernoulli",)) if one.name == "test_bernoulli_double_expanded")
     finding = judge(Iree(), case, tmp_path)
     assert finding.found is Found.CAUGHT, finding

@@ -1,4 +1,5 @@
-"""The life of every installed backend, third parties' too: it declares, refuses and plans; compiles, opens and runs; and serves from what is published.
+"""The life of every installed backend, third parties' too: it declares, refuses and plans; compiles, opens and runs;
+and serves from what is published.
 
 What is special about one backend is tested in its own file, and the whole contract by the kit (tests/conformance).
 """
@@ -21,7 +22,7 @@ from compile_stage.core.digest import canonical_json, digest_file
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.ports import Backend
 from compile_stage.core.records import Target
-from compile_stage.flavor import _copy_code
+from compile_stage.flavor import copy_loader
 from compile_stage.testing import Case, models
 from compile_stage.testing.comparing import RELATIVE_ERROR, off
 
@@ -81,8 +82,8 @@ names = pytest.mark.parametrize("name", plugins.names("backends"))
 
 @names
 def test_it_plans_and_refuses_without_its_packages(name: str) -> None:
-    """Broken: `plan` would take the seconds that importing a compiler takes, ignore a typo in a policy, compile silently for a device that nobody serves,
-    or drop a precision without saying why."""
+    """Broken: `plan` would take the seconds that importing a compiler takes, ignore a typo in a policy, compile
+    silently for a device that nobody serves, or drop a precision without saying why."""
     backend = plugins.load("backends", name)
     done = subprocess.run([sys.executable, "-c", PLAN, name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -106,7 +107,7 @@ def test_every_file_of_it_counts_for_the_key_and_is_published(name: str, tmp_pat
     counted = plugins._identity("backends", name)
     for file in files:
         assert counted["plug-in file" if file == main else f"plug-in file {file.name}"] == digest_file(file)
-    _copy_code(name, tmp_path)
+    copy_loader(name, tmp_path)
     published = sorted(path.name for path in (tmp_path / "backends").iterdir())
     assert published == sorted(["__init__.py", *(file.name for file in files)])
 
@@ -145,9 +146,10 @@ def _usable_target(backend: Backend, request: pytest.FixtureRequest) -> Target:
 
 
 def _serve(backend: Backend, artifact: str, batch: Any, folder: Path) -> dict[str, Any]:
-    """The outputs of a process that has the published code only, and none of the packages that opening does not need."""
+    """The outputs of a process that has the published code only, and none of the packages that opening does not
+    need."""
     code, inputs = folder / "published", folder / "inputs"
-    _copy_code(backend.name, code / "compile_stage")
+    copy_loader(backend.name, code / "compile_stage")
     inputs.mkdir()
     for key, array in batch.items():
         np.save(inputs / f"{key}.npy", array)

@@ -1,6 +1,7 @@
 """LiteRT: a file for each batch size, 64-bit numbers in 32 bits, and what XNNPACK took.
 
-Its compiler is in an environment of its own. These run there, by hand or in CI: with pytest and onnx beside the toolchain's packages."""
+Its compiler is in an environment of its own. These run there, by hand or in CI: with pytest and onnx beside the
+toolchain's packages."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def sums(torch: Any, folder: Path) -> PortableModel:
 
 
 def test_what_a_file_with_fixed_shapes_can_not_be_is_refused() -> None:
-    """Broken: a model of any sequence length would be compiled for one that nobody named, or float64 would quietly be float32."""
+    """Broken: a model of any sequence length would be compiled for one that nobody named, or float64 would quietly be
+    float32."""
     assert "under the target's shapes" in str(BACKEND.refuse(described(TOKENS), TARGET))
     several = ShapeRange(min=(1, 8), typical=(1, 16), max=(4, 32))
     many = Target(name="cpu", batch_sizes=tuple(range(1, 8)), shapes={"tokens": several})
@@ -86,7 +88,8 @@ def test_a_number_that_does_not_fit_is_refused() -> None:
 
 
 def test_operators_are_counted_where_they_run() -> None:
-    """Broken: operators that a delegate took would count as left out, since the interpreter lists both, or the other way round."""
+    """Broken: operators that a delegate took would count as left out, since the interpreter lists both, or the other
+    way round."""
 
     def node(index: int, name: str, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> dict[str, Any]:
         return {"index": index, "op_name": name, "inputs": inputs, "outputs": outputs}
@@ -107,8 +110,8 @@ def test_operators_are_counted_where_they_run() -> None:
 def test_a_file_for_each_batch_size_and_the_sources_types(
     torch: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Broken: a batch that no file was made for would be answered by another's, int64 would come back as int32, a cache would hold two results
-    for one key, or the converter's progress would be drawn into a pipeline's log."""
+    """Broken: a batch that no file was made for would be answered by another's, int64 would come back as int32, a cache
+    would hold two results for one key, or the converter's progress would be drawn into a pipeline's log."""
     model = sums(torch, tmp_path / "model")
     artifact = BACKEND.compile(model, FP32, TARGET, "job", tmp_path / "artifact")
     assert sorted(path.name for path in Path(artifact.path).iterdir()) == [
@@ -139,7 +142,8 @@ def test_a_file_for_each_batch_size_and_the_sources_types(
 
 @pytest.mark.compilers
 def test_threads_are_the_sessions(torch: Any, tmp_path: Path) -> None:
-    """Broken: a measurement would say that it used the target's threads, and have used another number. The caller is one of them."""
+    """Broken: a measurement would say that it used the target's threads, and have used another number. The caller is
+    one of them."""
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         pytest.skip("only Linux lists a process's threads in /proc")

@@ -158,7 +158,8 @@ def test_bfloat16_is_not_offered() -> None:
 
 
 def test_weights_lose_a_bit_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: sums of 8-bit products overflow on such a CPU, and attention runs in integers that are slower there than floats."""
+    """Broken: sums of 8-bit products overflow on such a CPU, and attention runs in integers that are slower there than
+    floats."""
     plain = replace(module.hardware(), machine="x86_64", features=("avx2",))
     monkeypatch.setattr(module, "hardware", lambda: plain)
     assert all(s.options == {"reduce_range": True, "products": False} for s in OnnxRuntime().schemes(TARGET, "int8"))

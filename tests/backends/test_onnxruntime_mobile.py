@@ -1,4 +1,5 @@
-"""ONNX Runtime's `.ort` files, and what is written for phones: real files, and real estimates by the runtime's own lists."""
+"""ONNX Runtime's `.ort` files, and what is written for phones: real files, and real estimates by the runtime's own
+lists."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def compile_for(model: Any, target: Target, into: Path, precision: str = "fp32")
     return OnnxRuntime().compile(model, OnnxRuntime().schemes(target, precision)[0], target, "job", into)
 
 
-# ------------------------------------------------------------------------------------------------------------ on the CPU
+# ----------------------------------------------------------------------------------------------------------- on the CPU
 
 
 CASES = [
@@ -56,7 +57,8 @@ CASES = [
     ("make", "precision"), CASES, ids=[f"{make.__name__}-{precision}" for make, precision in CASES]
 )
 def test_an_ort_file_conforms_on_the_cpu(make: Any, precision: str, tmp_path: Path) -> None:
-    """Broken: `.ort` files would be lost, renamed, wrong, or unservable in a fresh process, as every other artifact is checked for."""
+    """Broken: `.ort` files would be lost, renamed, wrong, or unservable in a fresh process, as every other artifact is
+    checked for."""
     model, samples = make(tmp_path / "model")
     target = asking("cpu", (1, 3), format="ort")
     scheme = OnnxRuntime().schemes(target, precision)[0]
@@ -103,11 +105,13 @@ def test_rungs_of_an_ort_file_leave_out_mapped_weights(conv: Any) -> None:
         ("cpu", {"format": "tflite"}, "format can't be 'tflite'; it can be onnx, ort"),
         ("cpu", {"format": "ort", "mapped_weights": True}, "can't be mapped from a file of their own"),
         ("cpu", {"format": "ort", "provider": "openvino"}, "written for the providers cpu, xnnpack, coreml, nnapi"),
-        ("cpu", {"format": "ort", "provider": "xnnpack"}, "can't say which nodes of an .ort file XnnpackExecutionProvider took"),
+        ("cpu", {"format": "ort", "provider": "xnnpack"},
+         "can't say which nodes of an .ort file XnnpackExecutionProvider took"),
         ("android", {"provider": "qnn", "format": "ort"}, "not for QNNExecutionProvider: set format: onnx"),
         ("android", {"provider": "qnn"}, "onnxruntime-qnn"),
         ("android", {"provider": "coreml"}, "runs on the device apple, not on 'android'"),
-        ("android", {"provider": "xnnpack", "min_nodes_share": 0.5}, "ships no list of what XnnpackExecutionProvider takes"),
+        ("android", {"provider": "xnnpack", "min_nodes_share": 0.5},
+         "ships no list of what XnnpackExecutionProvider takes"),
     ],
 )  # fmt: skip
 def test_a_combination_that_can_not_be_is_refused(device: str, given: Any, said: str) -> None:
@@ -123,7 +127,7 @@ def test_float16_is_not_written_as_ort() -> None:
     assert OnnxRuntime().schemes(asking("apple", provider="coreml"), "fp16")
 
 
-# ------------------------------------------------------------------------------------------------------------ for a phone
+# ---------------------------------------------------------------------------------------------------------- for a phone
 
 
 @pytest.mark.parametrize("provider", ["cpu", "nnapi", "xnnpack"])
@@ -141,8 +145,8 @@ def test_a_phone_gets_a_file_that_is_not_run_here(provider: str, conv: Any, tmp_
 
 
 def test_what_is_merged_and_what_is_left_to_the_device(conv: Any, tmp_path: Path) -> None:
-    """Broken: NNAPI would be shown merged operators that it does not know, or the CPU would get none; and a minimal build made from the list would lack
-    an operator that the device's replay brings."""
+    """Broken: NNAPI would be shown merged operators that it does not know, or the CPU would get none; and a minimal
+    build made from the list would lack an operator that the device's replay brings."""
     on_cpu = compile_for(conv[0], asking(), tmp_path / "cpu")
     nnapi = compile_for(conv[0], asking(provider="nnapi"), tmp_path / "nnapi")
     assert on_cpu.executed["ops"]["com.microsoft.FusedConv"] == 2
@@ -179,14 +183,16 @@ def test_a_share_below_the_bound_fails_by_name(transformer: Any, tmp_path: Path)
     """Broken: a policy that wants the model on the accelerator would get one that is not; or would not learn why."""
     with pytest.raises(
         NothingCompiledError,
-        match=r"NnapiExecutionProvider would take an estimated 33 of 35 nodes \(94%\), and min_nodes_share asks for 100%: "
+        match=r"NnapiExecutionProvider would take an estimated 33 of 35 nodes \(94%\), and min_nodes_share asks for "
+        r"100%: "
         "it does not take 2 LayerNormalization",
     ):
         compile_for(transformer[0], asking(provider="nnapi"), tmp_path)
 
 
 def test_free_shapes_are_named_and_fixed_where_one_size_is_asked_for(conv: Any, tmp_path: Path) -> None:
-    """Broken: NNAPI, which takes no free shape, would be given one and run nothing; or a batch would be fixed that must stay free."""
+    """Broken: NNAPI, which takes no free shape, would be given one and run nothing; or a batch would be fixed that must
+    stay free."""
     one = compile_for(conv[0], asking(provider="nnapi"), tmp_path / "one")
     assert one.signature.inputs[0].shape == (1, 3, 16, 16)
     assert one.signature.outputs[0].shape == (1, 10)
@@ -234,8 +240,13 @@ def test_core_ml_is_estimated_without_a_mac(conv: Any, tmp_path: Path) -> None:
 def test_a_graph_of_constants_leaves_no_node(conv: Any, tmp_path: Path) -> None:
     """Broken: a share of nothing would be a division by zero, or a pass."""
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])
-    graph = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "g", [value], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
-                              [helper.make_tensor("w", TensorProto.FLOAT, [1, 2], [1.0, 2.0])])  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["y"])],
+        "g",
+        [value],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor("w", TensorProto.FLOAT, [1, 2], [1.0, 2.0])],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "g.onnx")
     spec = TensorSpec(name="x", dtype="float32", shape=(1, 2))
     model = replace(

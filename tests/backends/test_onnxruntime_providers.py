@@ -21,7 +21,8 @@ from compile_stage.core.records import Artifact, Target
 from compile_stage.testing import models
 
 TARGET = Target(name="cpu", threads=1)
-# It is in every package of ONNX Runtime, and takes nothing but its own operator: a real provider that takes none of a model's nodes.
+# It is in every package of ONNX Runtime, and takes nothing but its own operator: a real provider that takes none of a
+# model's nodes.
 AZURE = Provider(name="AzureExecutionProvider", short="azure", devices=("cpu",), platforms="all")
 
 
@@ -69,10 +70,12 @@ def test_a_provider_that_is_not_there_is_refused_with_what_brings_it(provider: s
     [
         ({"provider": "cudda"}, "knows no provider 'cudda'; did you mean 'cuda'?"),
         ({"provider": 3}, "knows no provider 3"),
-        ({"provider": "cuda"}, "runs on the device cuda, not on 'cpu'; its option provider can be cpu, xnnpack, openvino there"),
+        ({"provider": "cuda"},
+         "runs on the device cuda, not on 'cpu'; its option provider can be cpu, xnnpack, openvino there"),
         ({"provider": "cuda", "provider_options": {"use_tf32": 1}}, "use_tf32 is always '0' here"),
         ({"provider": "openvino", "provider_options": {"device_type": "AUTO"}}, "device_type is always 'CPU' here"),
-        ({"provider": "tensorrt", "provider_options": {"trt_fp16_enable": True}}, "no option 'trt_fp16_enable' that can be given"),
+        ({"provider": "tensorrt", "provider_options": {"trt_fp16_enable": True}},
+         "no option 'trt_fp16_enable' that can be given"),
         ({"provider_options": {"x": 1}}, "CPUExecutionProvider has no option 'x' that can be given here; it has none"),
         ({"provider_options": "x"}, "must be a mapping, not 'x'"),
         ({"min_nodes_share": 0}, "above 0 and at most 1, not 0"),
@@ -99,7 +102,8 @@ def test_another_device_needs_a_provider_for_it() -> None:
 def test_a_provider_that_takes_no_node_fails_by_name(
     share: float, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real session of a real provider: at any bound, what came to lie on the CPU is an error and never an artifact."""
+    """A real session of a real provider: at any bound, what came to lie on the CPU is an error and never an
+    artifact."""
     monkeypatch.setattr(providers, "PROVIDERS", (*PROVIDERS, AZURE))
     target = asking(provider="azure", min_nodes_share=share)
     assert OnnxRuntime().refuse_target(target) is None
@@ -143,7 +147,8 @@ def test_share_is_that_of_the_provider_that_was_asked_for() -> None:
 
 
 def test_placement_of_every_node_is_read_from_the_session(model: Any, tmp_path: Path) -> None:
-    """On the CPU's own session the counts must be those of the graph's nodes, or shares of other providers mean nothing."""
+    """On the CPU's own session the counts must be those of the graph's nodes, or shares of other providers mean
+    nothing."""
     import onnx
     import onnxruntime
 
@@ -224,7 +229,8 @@ def test_the_page_has_every_provider_with_its_package() -> None:
 def test_a_value_that_the_provider_does_not_know_is_refused_with_those_that_it_does(
     provider: str, options: Mapping[str, Any], said: str
 ) -> None:
-    """Broken: QNN, for one, would log a warning, run with its default, and the report would say what the policy asked for."""
+    """Broken: QNN, for one, would log a warning, run with its default, and the report would say what the policy asked
+    for."""
     reason = providers.refuse({"provider": provider, "provider_options": options}, "onnxruntime", "cpu")
     assert reason is not None
     assert said in reason

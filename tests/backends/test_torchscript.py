@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import saved_program
 
 from compile_stage.backends import torchscript
 from compile_stage.backends.torchscript import TorchScript
-from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.records import PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
@@ -36,17 +36,8 @@ class Outputs(torch.nn.Module):
 
 
 def portable(module: Any, outputs: tuple[TensorSpec, ...], folder: Path) -> PortableModel:
-    folder.mkdir()
     program = torch.export.export(module.eval(), (torch.ones(2, 4),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
-    torch.export.save(program, str(folder / "model.pt2"))
-    return PortableModel(
-        path=str(folder / "model.pt2"),
-        digest=digest_tree(folder),
-        form="torch-export",
-        opset=0,
-        precision="fp32",
-        signature=Signature(inputs=(ROWS,), outputs=outputs),
-    )
+    return saved_program(program, folder, Signature(inputs=(ROWS,), outputs=outputs))
 
 
 def out(name: str, *shape: Any) -> TensorSpec:
@@ -88,7 +79,8 @@ def test_no_path_of_the_machine_is_in_it(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_wrote_a_size_down_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: a model traced with two rows would answer wrongly, or not at all, for any other number of rows where it is served.
+    """Broken: a model traced with two rows would answer wrongly, or not at all, for any other number of rows where it
+    is served.
 
     Without the sizes being opened first, the tracer writes down every one."""
     monkeypatch.setattr(torchscript, "_open_sizes", lambda module: module._forward_pre_hooks.clear())

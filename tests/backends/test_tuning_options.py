@@ -1,4 +1,5 @@
-"""What the backends offer to the ladder: every setting is real, is recorded, survives being opened anew, and keeps the answers."""
+"""What the backends offer to the ladder: every setting is real, is recorded, survives being opened anew, and keeps the
+answers."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_every_rung_is_taken_and_answers_the_same(backend: Any, rung: Any, conv:
 
 
 def test_mapped_weights_lie_beside_the_graph_and_are_the_same_bytes_each_time(conv: Any, tmp_path: Path) -> None:
-    """Broken: weights would still be read into memory twice, the bundle would lack them, or others could not read them."""
+    """Broken: weights would still be read into memory twice, the bundle would lack them, or others could not read
+    them."""
     made = [built(OnnxRuntime(), conv, tmp_path / name, mapped_weights=True) for name in ("a", "b")]
     assert sorted(list_tree(Path(made[0].path))) == ["model.onnx", "weights.bin"]
     assert made[0].digest == made[1].digest

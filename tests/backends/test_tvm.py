@@ -99,7 +99,8 @@ def test_damaged_and_half_written_records_count_as_absent(cache: Path, tmp_path:
 
 
 def test_a_file_that_is_no_round_of_trials_is_refused_without_tvm() -> None:
-    """Broken: what came from a registry could say that millions of trials were made, and nothing would ever be tuned."""
+    """Broken: what came from a registry could say that millions of trials were made, and nothing would ever be
+    tuned."""
     good = {"workload": ["81", "eJ"], "trials": 8, "records": [["a", "record"]]}
 
     def refused(name: str = "81-0.json", **changes: Any) -> str | None:
@@ -152,7 +153,8 @@ def test_trials_go_to_every_workload_first_and_then_to_the_largest() -> None:
 
 @needs_tvm
 def test_each_batch_size_has_its_function_and_what_is_between_is_padded(cache: Path, tmp_path: Path) -> None:
-    """Broken: a batch of another size would run kernels that were made for other shapes, or come back with rows of padding."""
+    """Broken: a batch of another size would run kernels that were made for other shapes, or come back with rows of
+    padding."""
     model, samples = models.conv_net(tmp_path / "m")
     artifact = Tvm().compile(model, SCHEME, TARGET, "job", tmp_path / "out")
     images = np.load(Path(samples.path) / "inputs" / "image.npy")
@@ -199,7 +201,8 @@ def test_the_same_model_makes_the_same_bytes(cache: Path, tmp_path: Path) -> Non
 
 @needs_tvm
 def test_threads_are_those_that_open_says_and_no_core_is_bound(cache: Path, tmp_path: Path) -> None:
-    """Broken: TVM takes half of the cores by itself, and binds its caller to them; and serving would load its compiler."""
+    """Broken: TVM takes half of the cores by itself, and binds its caller to them; and serving would load its
+    compiler."""
     model, _ = one_layer(tmp_path / "m", 1)
     artifact = Tvm().compile(model, SCHEME, TARGET, "job", tmp_path / "out")
     script = f"""
@@ -302,7 +305,8 @@ def test_the_policys_trials_reach_the_job_and_the_note_is_gone() -> None:
 def test_operators_that_once_ended_in_an_error_of_tvms_own(
     module: str, case: str, found: Found, said: str, tmp_path: Path
 ) -> None:
-    """Broken: a job would end in a bare exception or a dead process where the model is right, or can be refused in the plan."""
+    """Broken: a job would end in a bare exception or a dead process where the model is right, or can be refused in the
+    plan."""
     (chosen,) = (one for one in collect((module,)) if one.name == case)
     finding = judge(Tvm(), chosen, tmp_path)
     assert finding.found is found, finding

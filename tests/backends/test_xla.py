@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import saved_program
 
 from compile_stage.backends import xla_hlo
 from compile_stage.backends.xla import Xla
 from compile_stage.core import plugins
-from compile_stage.core.digest import canonical_json, digest_tree
+from compile_stage.core.digest import canonical_json
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import Artifact, PortableModel, Scheme, ShapeRange, Target
@@ -44,22 +45,14 @@ def save(module: Any, args: tuple[Any, ...], folder: Path, signature: Signature,
     free = tree.tree_map(lambda _: {0: torch.export.Dim.AUTO}, (args, kwargs))
     names = module.forward.__code__.co_varnames[1:]
     shapes = {**dict(zip(names, free[0], strict=False)), **free[1]}
-    folder.mkdir(parents=True)
     program = torch.export.export(module.eval(), args, kwargs, dynamic_shapes=shapes)
-    torch.export.save(program, str(folder / "model.pt2"))
-    return PortableModel(
-        path=str(folder / "model.pt2"),
-        digest=digest_tree(folder),
-        form="torch-export",
-        opset=0,
-        precision="fp32",
-        signature=signature,
-    )
+    return saved_program(program, folder, signature)
 
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """A dict, an integer and a keyword argument in; out: an input as it came, a weight as it is, a boolean, an integer, and a sum."""
+    """A dict, an integer and a keyword argument in; out: an input as it came, a weight as it is, a boolean, an integer,
+    and a sum."""
     import torch
 
     class Several(torch.nn.Module):  # type: ignore[misc]
@@ -125,7 +118,8 @@ class TestRunning:
         np.testing.assert_array_equal(answer["next"], batch["count"] + 1)
 
     def test_an_output_that_is_an_input_or_a_weight_is_the_callers_own(self, several: Artifact) -> None:
-        """Broken: who writes into an answer would change his own input, or the model's weights for everybody after him."""
+        """Broken: who writes into an answer would change his own input, or the model's weights for everybody after
+        him."""
         with Xla().open(several, 1) as session:
             batch = rows_of(1)
             kept = batch["scale"].copy()
@@ -161,7 +155,8 @@ class TestRunning:
 
     @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in Linux's /proc")
     def test_threads_are_those_of_the_session(self, conv: tuple[PortableModel, Path], tmp_path: Path) -> None:
-        """Broken: XLA would take every CPU of the machine, whatever the target says, and be compared with a baseline that has one."""
+        """Broken: XLA would take every CPU of the machine, whatever the target says, and be compared with a baseline
+        that has one."""
         model, samples = conv
         batch = {"image": np.load(samples)[:3]}
         artifact = Xla().compile(model, FP32, replace(TARGET, threads=2), "job", tmp_path / "artifact")
@@ -230,7 +225,8 @@ assert not {"torch", "torchax", "compile_stage.backends.xla_program"} & set(sys.
             np.testing.assert_array_equal(there[name], array)
 
     def test_lengths_between_the_compiled_ones_are_padded_and_cut(self, tmp_path: Path) -> None:
-        """Broken: a sentence of another length than min, typical and max would be refused, or answered with its padding in it."""
+        """Broken: a sentence of another length than min, typical and max would be refused, or answered with its padding
+        in it."""
         import torch
 
         class Masked(torch.nn.Module):  # type: ignore[misc]
@@ -247,16 +243,12 @@ assert not {"torch", "torchax", "compile_stage.backends.xla_program"} & set(sys.
         dims = {0: torch.export.Dim.AUTO, 1: length}
         example = (torch.ones(2, 8, dtype=torch.int64), torch.ones(2, 8))
         program = torch.export.export(Masked().eval(), example, dynamic_shapes=(dims, dims))
-        torch.export.save(program, str(tmp_path / "model.pt2"))
         free = ("batch", "length")
         signature = Signature(
             inputs=(spec("ids", "int64", free), spec("mask", "float32", free)),
             outputs=(spec("mean", "float32", ("batch", 6)), spec("each", "float32", free)),
         )
-        model = PortableModel(
-            path=str(tmp_path / "model.pt2"), digest="sha256:0", form="torch-export", opset=0, precision="fp32",
-            signature=signature,
-        )  # fmt: skip
+        model = saved_program(program, tmp_path / "model", signature)
         promised = {"ids": ShapeRange(min=(1, 4), typical=(1, 8), max=(1, 16))}
         target = replace(TARGET, batch_sizes=(1, 3), shapes=promised)
         artifact = Xla().compile(model, FP32, target, "job", tmp_path / "out")
@@ -272,7 +264,8 @@ assert not {"torch", "torchax", "compile_stage.backends.xla_program"} & set(sys.
                     np.testing.assert_allclose(found[name], expected.detach().numpy(), rtol=1e-5, atol=1e-6)
 
     def test_no_pickle_and_no_path_of_the_machine_is_in_it(self, several: Artifact) -> None:
-        """Broken: opening a published model would run whatever a pickle says, or the model would tell where it was compiled."""
+        """Broken: opening a published model would run whatever a pickle says, or the model would tell where it was
+        compiled."""
         files = {path.name: path.read_bytes() for path in Path(several.path).iterdir()}
         assert set(files) == {"model.json"} | {f"batch_{n}.{end}" for n in (1, 3) for end in ("xla", "stablehlo.txt")}
         for content in files.values():
@@ -350,7 +343,8 @@ class TestPrograms:
     pytestmark = needs_xla
 
     def test_pooling_stays_in_float32(self, tmp_path: Path) -> None:
-        """Broken: with 64-bit types on, torchax pools in float64, and the artifact would be slow without anyone being told."""
+        """Broken: with 64-bit types on, torchax pools in float64, and the artifact would be slow without anyone being
+        told."""
         import torch
 
         class Pool(torch.nn.Module):  # type: ignore[misc]
@@ -427,7 +421,7 @@ MODEL = PortableModel(path="", digest="", form="torch-export", opset=0, precisio
 
 
 @pytest.mark.parametrize(
-    ("options", "word"), [({"weights": "elsewhere"}, "constants or file"), ({"fast": True}, "no option 'fast'")]
+    ("options", "word"), [({"weights": "elsewhere"}, "it can be constants, file"), ({"fast": True}, "no option 'fast'")]
 )
 def test_options_are_refused_in_words(options: dict[str, Any], word: str) -> None:
     """Broken: a typo in a policy would be ignored."""
@@ -477,7 +471,8 @@ def test_flags_of_xla_are_a_part_of_the_toolchain(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.skipif(not plugins.importable(Xla()), reason="xla needs jax, jaxlib, torchax and torch")
 @pytest.mark.parametrize("weights", ["constants", "file"])
 def test_a_table_is_read_by_index(weights: str, tmp_path: Path) -> None:
-    """How onnx2torch writes an embedding. Broken: JAX would ask a traced tensor for its numbers, and no language model from ONNX would compile."""
+    """How onnx2torch writes an embedding. Broken: JAX would ask a traced tensor for its numbers, and no language model
+    from ONNX would compile."""
     import torch
 
     class Table(torch.nn.Module):  # type: ignore[misc]

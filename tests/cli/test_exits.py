@@ -27,8 +27,8 @@ def test_no_two_kinds_of_error_share_a_code() -> None:
     for cls in exits.error_classes():
         owners.setdefault(cls.exit_code, set()).add(cls.__name__)
     shared = {code: names for code, names in owners.items() if len(names) > 1}
-    usage = {"PolicyError", "UsageError", "MissingDependencyError", "StorageError", "RemovedError"}
-    assert shared == {errors.EXIT_USAGE: usage}
+    usage = {"PolicyError", "UsageError", "MissingDependencyError", "StorageError", "RemovedError", "KilledError"}
+    assert shared == {errors.EXIT_USAGE: usage, errors.EXIT_REGISTRY: {"RegistryError", "AliasMovedError"}}
 
 
 def test_the_documentation_holds_the_generated_table() -> None:

@@ -1,4 +1,5 @@
-"""Arguments in, calls to the API and exit codes out. The API is replaced by what it would answer; it has its own tests."""
+"""Arguments in, calls to the API and exit codes out. The API is replaced by what it would answer; it has its own
+tests."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any
 import click
 import jsonschema
 import pytest
+from factories import POLICY_TEXT
 
 import compile_stage.api as api
 from compile_stage import __version__
@@ -22,18 +24,6 @@ from compile_stage.cli.main import main
 from compile_stage.core import errors
 from compile_stage.core.records import Plan, Receipt, RunResult, Verification
 from compile_stage.report.result import result_json_schema
-
-GOOD = """\
-apiVersion: compile-stage/v1
-kind: OptimizationPolicy
-name: cpu-server
-owner: ml-platform
-data:
-  validation: {source: "input_example"}
-  calibration: {source: "input_example"}
-targets:
-  cpu-server: {device: cpu, precisions: [int8, fp32]}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +40,7 @@ def undisturbed() -> Iterator[None]:
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
     path = tmp_path / "policy.yaml"
-    path.write_text(GOOD)
+    path.write_text(POLICY_TEXT)
     return path
 
 
@@ -98,6 +88,8 @@ def test_run_hands_everything_to_the_api(
         "promote": False,
         "engine": "local",
         "remeasure": True,
+        "policy_roots": (),
+        "signing_key": None,
     }
     shown = capsys.readouterr().out
     assert "compile    some-job  done in 2.1 s" in shown
@@ -123,7 +115,7 @@ def test_json_is_alone_on_standard_output(policy: Path, calls: list[Any], capsys
 def test_json_is_printed_of_a_run_that_an_error_ends_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken: `--json | jq .exit_code` would read nothing of a run whose policy is wrong or whose registry is down."""
     wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(GOOD.replace("threads", "threds") + "bogus: 1\n")
+    wrong.write_text(POLICY_TEXT.replace("threads", "threds") + "bogus: 1\n")
     assert leave("run", "models:/m/1", "-p", str(wrong), "--json", "--out", str(tmp_path / "o")) == 2
     shown = capsys.readouterr()
     said = json.loads(shown.out)
@@ -200,7 +192,7 @@ def test_lint_says_every_mistake_of_every_file(
     tmp_path: Path, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(GOOD.replace("precisions", "precisionz") + "tolerancez: {}\n")
+    wrong.write_text(POLICY_TEXT.replace("precisions", "precisionz") + "tolerancez: {}\n")
     absent = tmp_path / "absent.yaml"
     assert leave("lint", str(wrong), str(policy), str(absent)) == 2
     shown = capsys.readouterr()
@@ -269,7 +261,7 @@ def test_verify_ends_with_7_when_something_does_not_hold(
     verdict = result.targets[0].candidates[3].verdict
     assert verdict is not None
     found = Verification(uri="models:/x/1", passed=passed, checks=verdict.checks, notes=("digests hold",))
-    monkeypatch.setattr(api, "verify", lambda uri, *, revalidate, allow_pickle: found)
+    monkeypatch.setattr(api, "verify", lambda uri, **options: found)
     assert leave("verify", "models:/x/1") == code
     shown = capsys.readouterr().out
     assert "digests hold" in shown
@@ -294,7 +286,7 @@ def test_promote_and_rollback_say_what_moved(
     receipt = Receipt(
         uri="models:/x/3", name="x", version="3", digest="", created=False, promoted_to="prod", previous="2"
     )
-    monkeypatch.setattr(api, "promote", lambda uri, alias: receipt)
+    monkeypatch.setattr(api, "promote", lambda uri, alias, *, trusted_keys, allow_code, serve_check: receipt)
     monkeypatch.setattr(api, "rollback", lambda uri, alias: receipt)
     assert leave("promote", "models:/x/3", "--alias", "prod") == 0
     assert leave("rollback", "x", "--alias", "prod") == 0
@@ -356,7 +348,8 @@ def test_every_help_has_an_example_that_parses_and_the_exit_codes(
 def test_the_group_lists_its_commands_in_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert leave("--help") == 0
     assert list(cli.commands) == [
-        "run", "plan", "lint", "explain", "policy", "schema", "doctor", "verify", "validate", "debug", "toolchain", "promote", "rollback", "demo", "version"
+        "run", "plan", "lint", "explain", "policy", "schema", "doctor", "verify", "validate", "debug", "toolchain",
+        "promote", "rollback", "demo", "version"
     ]  # fmt: skip
     assert "..." not in capsys.readouterr().out.replace("[ARGS]...", "")
 

@@ -9,20 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from factories import POLICY_TEXT
 
 HEAVY = {"mlflow", "onnx", "onnxruntime", "numpy", "torch", "sklearn", "pandas", "openvino", "jinja2", "scipy"}
-
-GOOD = """\
-apiVersion: compile-stage/v1
-kind: OptimizationPolicy
-name: cpu-server
-owner: ml-platform
-data:
-  validation: {source: "input_example"}
-  calibration: {source: "input_example"}
-targets:
-  cpu-server: {device: cpu, precisions: [int8, fp32]}
-"""
 
 # Runs the command line and then tells, on standard error, which heavy modules came in.
 PROBE = """
@@ -76,7 +65,7 @@ main(sys.argv[1:])
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
     path = tmp_path / "policy.yaml"
-    path.write_text(GOOD)
+    path.write_text(POLICY_TEXT)
     return path
 
 
@@ -160,7 +149,8 @@ def test_a_terminal_that_lacks_a_letter_does_not_end_a_command(command: str, pol
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_closed_stream_is_no_bug_of_ours(closed: str, policy: Path) -> None:
-    """Broken: a scheduler that gives a job no standard output would be told of a bug, and a file could take its number."""
+    """Broken: a scheduler that gives a job no standard output would be told of a bug, and a file could take its
+    number."""
     line = f"exec {sys.executable} -m compile_stage lint {policy} {closed}"
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -175,7 +175,8 @@ def test_doctor_says_how_to_get_what_is_missing(golden: Callable[[str, str], Non
 
 
 def test_a_log_is_as_wide_as_columns_says(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: tables of 140 columns and more in a log, whatever COLUMNS said, so that each line of them was folded by the viewer."""
+    """Broken: tables of 140 columns and more in a log, whatever COLUMNS said, so that each line of them was folded by
+    the viewer."""
     monkeypatch.delenv("COLUMNS", raising=False)
     assert Display(Log()).console.width == 100
     monkeypatch.setenv("COLUMNS", "80")

@@ -1,7 +1,9 @@
-"""The kit over one backend by the interpreter of its toolchain: `in_toolchain.py BACKEND MODEL BATCH FOLDER`, findings as JSON on the last line.
+"""The kit over one backend by the interpreter of its toolchain: `in_toolchain.py BACKEND MODEL BATCH FOLDER`, findings
+as JSON on the last line.
 
-A toolchain holds the backend's packages and what they need. What the kit needs beside, to make a model and to judge answers, is taken from the
-environment that tests, and comes last: where both have a package, the toolchain's is used, as in a run.
+A toolchain holds the backend's packages and what they need. What the kit needs beside, to make a model and to judge
+answers, is taken from the environment that tests, and comes last: where both have a package, the toolchain's is used,
+as in a run.
 """
 
 from __future__ import annotations

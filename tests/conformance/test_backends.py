@@ -1,4 +1,5 @@
-"""Every installed backend, here or in a toolchain of its own, through every check of the kit, at every scheme, on real models."""
+"""Every installed backend, here or in a toolchain of its own, through every check of the kit, at every scheme, on real
+models."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ from typing import Any
 import pytest
 
 from compile_stage.core import plugins
+from compile_stage.core.environment import hardware
 from compile_stage.core.records import Target
 from compile_stage.testing import Finding, check_backend, models
 
 from . import in_toolchain
 
 SLOW = ("executorch", "inductor", "iree", "litert", "tvm", "xla")
-"""Compilers that take tens of seconds for a case of the kit: they are looked at with --compilers, as CI does in a job for each."""
+"""Compilers that take tens of seconds for a case of the kit: they are looked at with --compilers, as CI does in a job
+for each."""
 
 
 @pytest.fixture(scope="module", params=plugins.names("backends"))
@@ -37,6 +40,9 @@ def demand_time(request: pytest.FixtureRequest, backend: Any) -> None:
 @pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
 def test_backend_conforms(backend: Any, make: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     demand_time(request, backend)
+    if (backend.name, make.__name__) == ("openvino", "transformer") and "amx_int8" in hardware().features:
+        reason = "OpenVINO 2026.4.1 answers wrongly to its int8 on a CPU with AMX (docs/backends/openvino.md)"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     if plugins.interpreter_of(backend.name):
         findings = in_toolchain.check(backend.name, make.__name__, tmp_path)
     else:

@@ -18,14 +18,16 @@ from compile_stage.core.records import Artifact
 from compile_stage.testing.node_cases import Found, collect, differs, judge, verdict_of
 
 MODULES = (
-    "abs", "argmax", "batch_normalization", "clip", "compress", "concat", "conv", "convinteger", "cumsum", "dynamicquantizelinear", "einsum",
-    "gather", "gemm", "groupnormalization", "isnan", "layernormalization", "logsoftmax", "lstm", "matmul", "lrn", "mod", "nonmaxsuppression",
-    "onehot", "gathernd", "pad", "pow", "quantizelinear", "reducemax", "reducemin", "reshape", "resize", "scatternd", "slice", "topk", "where",
+    "abs", "argmax", "batch_normalization", "clip", "compress", "concat", "conv", "convinteger", "cumsum",
+    "dynamicquantizelinear", "einsum", "gather", "gemm", "groupnormalization", "isnan", "layernormalization",
+    "logsoftmax", "lstm", "matmul", "lrn", "mod", "nonmaxsuppression", "onehot", "gathernd", "pad", "pow",
+    "quantizelinear", "reducemax", "reducemin", "reshape", "resize", "scatternd", "slice", "topk", "where",
 )  # fmt: skip
 NAMED = {
     # what a runtime or NumPy can't do, each with what a user is told
     "test_compress_bfloat16": (Found.REFUSED, "is bfloat16, which NumPy has no arrays of"),
-    "test_convinteger_with_padding": (Found.CAUGHT, "NothingCompiledError: ONNX Runtime could not run the graph: Non-zero"),
+    "test_convinteger_with_padding": (Found.CAUGHT,
+        "NothingCompiledError: ONNX Runtime could not run the graph: Non-zero"),
     "test_quantizelinear_e4m3fn": (Found.REFUSED, "is float8_e4m3fn"),
     "test_quantizelinear_int4": (Found.REFUSED, "is int4"),
     "test_reduce_max_empty_set": (Found.CAUGHT, "input 'data' is empty"),
@@ -52,7 +54,8 @@ def test_no_verdict_passes_what_numpy_finds_different(cases: dict[str, object], 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_what_cannot_be_had_is_told_in_words(name: str, cases: dict[str, object], tmp_path: Path) -> None:
-    """Types that NumPy lacks, empty tensors, sequences: refused or failed with the reason, never compared as something else."""
+    """Types that NumPy lacks, empty tensors, sequences: refused or failed with the reason, never compared as something
+    else."""
     finding = judge(OnnxRuntime(), cases[name], tmp_path)
     wanted, said = NAMED[name]
     assert finding.found is wanted, finding
@@ -87,7 +90,8 @@ def test_an_operator_set_that_is_too_new_is_told_without_paths(cases: dict[str, 
     ],
 )
 def test_verdict_and_numpy_agree(own: object, wanted: object, same: bool) -> None:
-    """What onnx's own runner calls different fails here too: NaN and infinity elsewhere, text, single numbers, another shape."""
+    """What onnx's own runner calls different fails here too: NaN and infinity elsewhere, text, single numbers, another
+    shape."""
     answer, expected = {"y": np.asarray(own)}, {"y": np.asarray(wanted)}
     assert verdict_of(answer, expected, rtol=1e-3, atol=1e-7).passed is same
     assert (differs(answer, expected, rtol=1e-3, atol=1e-7) is None) is same

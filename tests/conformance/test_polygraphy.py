@@ -1,4 +1,5 @@
-"""Polygraphy's own runner and comparator as a witness: what we prove must hold in the eyes of somebody else's tool too."""
+"""Polygraphy's own runner and comparator as a witness: what we prove must hold in the eyes of somebody else's tool
+too."""
 
 from __future__ import annotations
 

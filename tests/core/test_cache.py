@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from compile_stage.core.cache import Cache
+from compile_stage.core.cache import Cache, cache_secret
+from compile_stage.core.digest import digest_of
+from compile_stage.core.errors import UsageError
 
 KEY = {"input": "sha256:1", "toolchain": {"onnxruntime": "1.31"}}
 
@@ -104,6 +106,40 @@ def test_a_damaged_entry_is_made_anew(tmp_path: Path, damage: str) -> None:
     again = cache.fetch("compile/1", KEY, make)
     assert not again.hit
     assert (Path(again.path) / "model.bin").read_bytes() == b"weights"
+
+
+def test_with_a_secret_an_entry_without_its_mac_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: whoever may write to a shared cache could turn failed checks into passed ones, sealed by a digest of his
+    own."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 32)
+    monkeypatch.setenv("COMPILE_STAGE_CACHE_KEY", str(secret))
+    cache = Cache(tmp_path / "cache", cache_secret())
+    assert not cache.fetch("compile/1", KEY, make).hit
+    assert cache.fetch("compile/1", KEY, make).hit
+    entry = cache.locate("compile/1", KEY) / "entry.json"
+    stored = json.loads(entry.read_text())
+    del stored["digest"], stored["mac"]
+    forged = {**stored, "value": {"answer": 43}}
+    entry.write_text(json.dumps({**forged, "digest": digest_of(forged)}))
+    assert Cache(tmp_path / "cache").fetch("compile/1", KEY, make).value == {"answer": 43}  # a digest alone holds
+    assert cache.read("compile/1", KEY) is None
+    assert cache.fetch("compile/1", KEY, make).value == {"answer": 42}
+    assert Cache(tmp_path / "cache", b"t" * 32).read("compile/1", KEY) is None
+    assert Cache(tmp_path / "cache").read("compile/1", KEY) is not None  # who has no secret reads what has a MAC
+
+
+@pytest.mark.parametrize(("content", "says"), [(None, "can't be read"), (b"short", "5 bytes, fewer than 32")])
+def test_a_secret_that_is_none_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, says: str
+) -> None:
+    """Broken: a typo in the variable would leave the cache open, and nobody would know."""
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("COMPILE_STAGE_CACHE_KEY", str(file))
+    with pytest.raises(UsageError, match=says):
+        cache_secret()
 
 
 def _race(root: str, log: str) -> None:

@@ -108,7 +108,8 @@ def test_records_of_an_older_manifest_are_read_by_the_names_of_then() -> None:
 
     job = Job(
         id="m-1--cpu--tvm--fp32", source="s", target=Target(name="cpu"), backend="tvm",
-        scheme=Scheme(precision="fp32", name="fp32"), gates=(), tuning_options=("no-arena",), not_runnable_here="an ARM CPU",
+        scheme=Scheme(precision="fp32", name="fp32"), gates=(), tuning_options=("no-arena",),
+        not_runnable_here="an ARM CPU",
     )  # fmt: skip
     old = plain(job)
     old["rungs"], old["elsewhere"] = old.pop("tuning_options"), old.pop("not_runnable_here")

@@ -55,7 +55,8 @@ def test_a_uri_that_nobody_understands_is_explained() -> None:
 
 
 def test_lowerings_declare_what_holds_for_their_precision() -> None:
-    """Broken: a third party's precision would be judged by lists of ours: never mixed, always asked for samples, last in every tie."""
+    """Broken: a third party's precision would be judged by lists of ours: never mixed, always asked for samples, last
+    in every tie."""
     order = sorted(plugins.precisions(), key=plugins.complexity)
     assert order == ["fp32", "bf16", "fp16", "int8-dynamic", "int8", "fp8", "int4"]
     schemes = [Scheme(precision=name, name=name) for name in order]
@@ -64,7 +65,8 @@ def test_lowerings_declare_what_holds_for_their_precision() -> None:
 
 
 def test_a_native_scheme_says_itself_whether_it_calibrates() -> None:
-    """Broken: a backend's own 8-bit weights would ask for samples that nobody looks at, or its own int8 would get none."""
+    """Broken: a backend's own 8-bit weights would ask for samples that nobody looks at, or its own int8 would get
+    none."""
     scheme = Scheme(precision="int8", name="int8-own", native=True)
     assert not plugins.needs_calibration(scheme)
     assert plugins.needs_calibration(replace(scheme, calibrates=True))
@@ -75,7 +77,8 @@ def test_a_native_scheme_says_itself_whether_it_calibrates() -> None:
 def test_a_plug_in_without_capabilities_is_refused_by_the_attribute_that_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Broken: a backend written for an older version would end a plan with an AttributeError, or never be asked for what it can do."""
+    """Broken: a backend written for an older version would end a plan with an AttributeError, or never be asked for
+    what it can do."""
     entry = EntryPoint("openvino", f"{__name__}:Old", "compile_stage.backends")
     monkeypatch.setattr(EntryPoint, "load", lambda self: Old)
     monkeypatch.setattr(plugins, "_entries", lambda group: {"openvino": entry})

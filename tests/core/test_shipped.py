@@ -13,7 +13,8 @@ from compile_stage.policy.load import lint, load_policy
 
 @pytest.mark.parametrize("name", shipped.policy_names())
 def test_a_shipped_policy_works_by_name_and_as_a_copy(name: str, tmp_path: Path) -> None:
-    """Broken: the README's `policies/cpu-server.yaml` isn't there for who installed a wheel, and a copy of it misses what it extends."""
+    """Broken: the README's `policies/cpu-server.yaml` isn't there for who installed a wheel, and a copy of it misses
+    what it extends."""
     copy = tmp_path / "policy.yaml"
     copy.write_text(shipped.policy_text(name))
     assert lint([copy]) == []

@@ -17,13 +17,14 @@ from compile_stage.precision.int8 import StaticInt8
 from compile_stage.testing.models import Graph, write
 
 LAYERS = 52
-# Weights of 7 bits: with 8, the kernels of a CPU without VNNI saturate, and that is an error which a trace rightly reports.
+# Weights of 7 bits: with 8, the kernels of a CPU without VNNI saturate, and that is an error which a trace rightly
+# reports.
 U8 = Scheme(
     precision="int8", name="int8-u8", activations="uint8", weights="int8", options={"reduce_range": True}
 )  # fmt: skip
 SYMMETRIC = Scheme(
-    precision="int8", name="int8-sym", activations="int8", weights="int8", symmetric=True, ops=("Conv", "Gemm", "MatMul"),
-    options={"placement": "operands", "reduce_range": True},
+    precision="int8", name="int8-sym", activations="int8", weights="int8", symmetric=True,
+    ops=("Conv", "Gemm", "MatMul"), options={"placement": "operands", "reduce_range": True},
 )  # fmt: skip
 
 
@@ -49,7 +50,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Network:
         # He's scale for what a ReLU halves: values neither grow nor die over 52 layers.
         channels = 8 if layer else 3
         scale = float(np.sqrt(2 / (9 * channels)))
-        x = g.add("Conv", x, g.weight(8, channels, 3, 3, scale=scale), g.weight(8, scale=0.1), name=f"conv{layer}", pads=[1, 1, 1, 1])  # fmt: skip
+        weights = (g.weight(8, channels, 3, 3, scale=scale), g.weight(8, scale=0.1))
+        x = g.add("Conv", x, *weights, name=f"conv{layer}", pads=[1, 1, 1, 1])
         x = g.add("Relu", x, name=f"relu{layer}")
     pooled = g.add("Flatten", g.add("GlobalAveragePool", x))
     g.add("Gemm", pooled, g.weight(8, 10), g.weight(10, scale=0.1), name="scores")

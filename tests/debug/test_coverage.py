@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from compile_stage import api
-from compile_stage.core.ports import Needs
+from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import DataSpec, SampleSet
 from compile_stage.graph_debug.coverage import coverage, coverage_note, noted_share, overlap_note
 from compile_stage.measure.samples import overlap, prepare
@@ -60,7 +60,8 @@ def test_one_clipped_sample_among_few_is_chance() -> None:
 
 
 def test_so_few_samples_that_nothing_can_be_told_are_said_to_be(samples: Any) -> None:
-    """Chance alone may leave everything outside of one sample's range, so that its note never came, however little it showed."""
+    """Chance alone may leave everything outside of one sample's range, so that its note never came, however little it
+    showed."""
     model, make = samples
     found = coverage(model, make("one", 1, 1, 0.1), make("all", 2, 32))
     assert found.limit >= 1
@@ -73,7 +74,8 @@ def test_so_few_samples_that_nothing_can_be_told_are_said_to_be(samples: Any) ->
 
 
 def test_tensors_that_are_only_declared_are_not_looked_at(samples: Any, tmp_path: Path) -> None:
-    """Quantizers and optimisers leave declarations of tensors behind that are gone; to ask for one ended the comparison."""
+    """Quantizers and optimisers leave declarations of tensors behind that are gone; to ask for one ended the
+    comparison."""
     model, make = samples
     graph = onnx.load(model.path)
     graph.graph.value_info.append(onnx.helper.make_tensor_value_info("gone", onnx.TensorProto.FLOAT, [1]))
@@ -101,13 +103,13 @@ def test_a_run_notes_both_and_looks_only_once(samples: Any) -> None:
     model, make = samples
     sets = {"calibration": make("dark", 1, 32, 0.2), "validation": make("bright", 1, 32)}
     with api._context(None, "local") as context:
-        [uncovered] = compare_samples(context, Needs(), model, sets)
+        [uncovered] = compare_samples(context, WorkerLimits(), model, sets)
         assert "do not cover" in uncovered
-        assert compare_samples(context, Needs(), model, sets) == (uncovered,)
+        assert compare_samples(context, WorkerLimits(), model, sets) == (uncovered,)
         assert [event.cached for event in context.events.events] == [False, True]
-        [shared] = compare_samples(context, Needs(), model, {**sets, "calibration": sets["validation"]})
+        [shared] = compare_samples(context, WorkerLimits(), model, {**sets, "calibration": sets["validation"]})
         assert shared.startswith("32 different samples are in both")
-        assert compare_samples(context, Needs(), model, {"validation": sets["validation"]}) == ()
+        assert compare_samples(context, WorkerLimits(), model, {"validation": sets["validation"]}) == ()
 
 
 def test_a_model_that_cannot_be_looked_into_costs_a_note_and_no_more(samples: Any, tmp_path: Path) -> None:
@@ -115,5 +117,5 @@ def test_a_model_that_cannot_be_looked_into_costs_a_note_and_no_more(samples: An
     broken = replace(model, path=str(tmp_path / "absent.onnx"), digest="sha256:other")
     sets = {"calibration": make("a", 1, 8), "validation": make("b", 2, 8)}
     with api._context(None, "local") as context:
-        [note] = compare_samples(context, Needs(), broken, sets)
+        [note] = compare_samples(context, WorkerLimits(), broken, sets)
     assert "is not known" in note

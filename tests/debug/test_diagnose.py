@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import onnx
 import pytest
+from factories import policy_text
 from onnx import TensorProto, helper, numpy_helper
 
 from compile_stage import api
@@ -28,17 +29,21 @@ BACKENDS = ["onnxruntime", "openvino"]
 
 def run_script(bundle: Path, script: str) -> subprocess.CompletedProcess[str]:
     """As its receiver does: nothing of ours can be imported."""
-    probe = "import sys; sys.modules['compile_stage'] = None; sys.argv = sys.argv[1:]; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    probe = (
+        "import sys; sys.modules['compile_stage'] = None; sys.argv = sys.argv[1:]; import runpy; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
     command = [sys.executable, "-c", probe, str(bundle / script)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=bundle.parent)
 
 
 @pytest.fixture(scope="module")
 def outlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow model of which one channel, after `conv_wide`, is a thousand times as large as the others; `conv_narrow` takes it back.
+    """An MLflow model of which one channel, after `conv_wide`, is a thousand times as large as the others;
+    `conv_narrow` takes it back.
 
-    In one range for all channels the others keep hardly a bit. Between the two stands a Clip, not a ReLU: through a ReLU the lowering would move the
-    factor from one convolution to the other, and nothing would be lost.
+    In one range for all channels the others keep hardly a bit. Between the two stands a Clip, not a ReLU: through a
+    ReLU the lowering would move the factor from one convolution to the other, and nothing would be lost.
     """
     import mlflow
 
@@ -67,22 +72,9 @@ def outlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def policy(outlier: Path, tmp_path: Path) -> Path:
     path = tmp_path / "policy.yaml"
-    path.write_text(
-        f"""\
-apiVersion: compile-stage/v1
-kind: OptimizationPolicy
-name: test
-owner: tests
-data:
-  validation: {{source: "file:{outlier.parent}/data.npz", max_samples: 40}}
-  calibration: {{source: "file:{outlier.parent}/data.npz", max_samples: 20}}
-targets:
-  cpu: {{device: cpu, threads: 1, backends: [onnxruntime, openvino], precisions: [int8, fp32]}}
-tolerances:
-  int8: {{mean_snr_db: 30}}
-budget: {{measure_seconds: 1}}
-"""
-    )
+    target = "backends: [onnxruntime, openvino], precisions: [int8, fp32]"
+    body = "tolerances: {int8: {mean_snr_db: 30}}\nbudget: {measure_seconds: 1, soak_seconds: 0.2}"
+    path.write_text(policy_text(outlier.parent / "data.npz", target, body, calibrated=20))
     return path
 
 
@@ -170,7 +162,8 @@ def test_two_files_are_compared_on_given_samples(
 
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_inputs_and_outputs_in_another_order_are_matched_by_name(tmp_path: Path, kind: str) -> None:
-    """Taken by their place, two right answers looked wrong, the runtime's kernels were accused, and the bundle fed one input with the other's samples."""
+    """Taken by their place, two right answers looked wrong, the runtime's kernels were accused, and the bundle fed one
+    input with the other's samples."""
     random, float32 = np.random.default_rng(0), TensorProto.FLOAT
     weights = [random.standard_normal((8, 8)).astype(np.float32) for _ in range(2)]
     declared = {name: helper.make_tensor_value_info(name, float32, ["n", 8]) for name in "abyz"}

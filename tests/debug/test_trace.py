@@ -106,7 +106,10 @@ def test_nodes_that_stay_in_fp32_amid_fp16_are_compared_too(network: Any, tmp_pa
 
 
 def test_a_runtime_that_adds_error_of_its_own_is_told_from_the_graph() -> None:
-    nodes = [Node(name="x", op=INPUT_OP, inputs=(), outputs=("x",)), Node(name="n", op="Conv", inputs=("x",), outputs=("y",))]  # fmt: skip
+    nodes = [
+        Node(name="x", op=INPUT_OP, inputs=(), outputs=("x",)),
+        Node(name="n", op="Conv", inputs=("x",), outputs=("y",)),
+    ]
     measured = {"x": (math.inf, math.inf, 0.0), "y": (40.0, 40.0, 0.1)}
     quiet = judge(nodes, measured, {"y": (40.0, 40.0 - RUNTIME_GAP_DB + 1)}, samples=1, precision="int8")
     loud = judge(nodes, measured, {"y": (40.0, 12.0)}, samples=1, precision="int8")

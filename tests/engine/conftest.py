@@ -23,8 +23,8 @@ def engine(isolated_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loc
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """After every test: no process that this one started is left, dead or alive. What an earlier test's multiprocessing keeps for itself
-    (its resource tracker) was there before."""
+    """After every test: no process that this one started is left, dead or alive. What an earlier test's multiprocessing
+    keeps for itself (its resource tracker) was there before."""
     before = set(psutil.Process().children(recursive=True))
     yield
     until = time.monotonic() + 3

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import hashlib
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compile_stage.core.errors import PolicyError, SourceError
 
 _HOLD = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
+
+
+_children: list[subprocess.Popen[bytes]] = []
 
 
 def echo(**arguments: Any) -> Any:
@@ -36,12 +45,6 @@ def spin() -> None:
         pass
 
 
-def interrupt(pid: int) -> None:
-    """As a Ctrl-C that comes while the stage waits for this call."""
-    os.kill(pid, signal.SIGINT)
-    spin()
-
-
 def spin_native() -> None:
     """Blocks in C with the interpreter's lock held: no Python thread of the process can run any more."""
     ctypes.PyDLL(None).sleep(600)
@@ -60,6 +63,35 @@ def allocate(chunk_mb: int, chunks: int) -> int:
 def allocate_in_child(chunk_mb: int, chunks: int) -> None:
     code = f"import deeds; deeds.allocate({chunk_mb}, {chunks})"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True)
+
+
+def compute(seconds: float, threads: int) -> None:
+    """Keeps so many threads busy, that live on. Hashing lets others run meanwhile."""
+    data, done = bytes(1_000_000), threading.Barrier(threads + 1)
+
+    def work() -> None:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            hashlib.sha256(data)
+        done.wait()
+        time.sleep(600)
+
+    for _ in range(threads):
+        threading.Thread(target=work, daemon=True).start()
+    done.wait()
+
+
+def compute_in_child(seconds: float) -> None:
+    code = f"import time; ends = time.process_time() + {seconds}\nwhile time.process_time() < ends: pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def hold_in_child(size: int) -> None:
+    code = f"import sys; held = bytearray(b'1') * {size}; print(flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    _children.append(child)
 
 
 def map_file(path: str) -> int:
@@ -157,8 +189,11 @@ def abort_bad_alloc() -> None:
     os.abort()
 
 
-def spawn(pids: str, then: str) -> str:
-    """Start a child, a child in a session of its own, and one whose parent is gone; then do something else."""
+def spawn(then: str) -> list[int]:
+    """Start a child, a child in a session of its own, and one whose parent is gone; then do something else.
+
+    Prints and returns their process ids, the worker's and its guard's."""
+    pids = str(Path("pids").absolute())
     for detached in (False, True):
         subprocess.Popen([sys.executable, "-c", _HOLD, pids], start_new_session=detached)
     daemon = (
@@ -167,33 +202,131 @@ def spawn(pids: str, then: str) -> str:
     subprocess.run([sys.executable, "-c", daemon], env={}, check=True)
     while not Path(pids).exists() or Path(pids).read_text().count("\n") < 3:
         time.sleep(0.01)
-    with open(pids, "a") as out:
-        out.write(f"{os.getpid()}\n{os.getppid()}\n")
+    numbers = [*map(int, Path(pids).read_text().split()), os.getpid(), os.getppid()]
+    print("processes", *numbers)
     if then == "segfault":
         ctypes.string_at(0)
     if then == "spin":
         spin_native()
+    return numbers
+
+
+def note_times(seconds: float) -> list[float]:
+    """When the call began and ended."""
+    began = time.monotonic()
+    time.sleep(seconds)
+    return [began, time.monotonic()]
+
+
+def reach(files: list[str], ports: list[int], pids: list[int]) -> dict[str, str]:
+    """What a stranger's code tries, each with what came of it: "done", or the error."""
+    tried: dict[str, Callable[[], Any]] = {}
+    for file in files:
+        tried[f"read {file}"] = partial(_read, file)
+        tried[f"write {file}"] = partial(_write, file)
+    for port in ports:
+        tried[f"connect {port}"] = partial(socket.create_connection, ("127.0.0.1", port), 5)
+        tried[f"send {port}"] = partial(_send, port)
+    for pid in pids:
+        tried[f"signal {pid}"] = partial(os.kill, pid, 0)
+        tried[f"environment {pid}"] = partial(_read, f"/proc/{pid}/environ")
+        tried[f"memory {pid}"] = partial(_write, f"/proc/{pid}/mem")
+    tried["mount"] = partial(_libc, "mount", b"none", b"/mnt", b"tmpfs", 0, b"")
+    tried["namespace"] = partial(_libc, "unshare", 0x10000000)
+    tried["trace"] = partial(_libc, "ptrace", 16, os.getppid(), 0, 0)
+    tried["own folder"] = partial(_write, "here")
+    tried["own child"] = partial(subprocess.run, ["true"], check=True)
+    tried["own memory"] = partial(_write, "/dev/shm/here")
+    return {name: _outcome(attempt) for name, attempt in tried.items()}
+
+
+def _outcome(attempt: Callable[[], Any]) -> str:
+    try:
+        attempt()
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, str(error))
     return "done"
 
 
-def note_times(path: str, seconds: float) -> None:
-    began = time.monotonic()
-    time.sleep(seconds)
-    with open(path, "a") as out:
-        out.write(f"{began} {time.monotonic()}\n")
+def _read(path: str) -> None:
+    with open(path, "rb") as file:
+        file.read(1)
+
+
+def _write(path: str) -> None:
+    with open(path, "r+b" if Path(path).exists() else "wb") as file:
+        file.write(b"")
+
+
+def _send(port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        datagrams.sendto(b"secret", ("127.0.0.1", port))
+
+
+def _libc(function: str, *arguments: Any) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), function)
+
+
+def write_files(into: str, text: str) -> dict[str, str]:
+    """A file, one in a folder, and the paths as a call answers them."""
+    (Path(into) / "deep").mkdir(parents=True)
+    (Path(into) / "a.txt").write_text(text)
+    (Path(into) / "deep" / "b.txt").write_text(text)
+    return {"path": f"{into}/a.txt"}
+
+
+def write_link(into: str, target: str) -> None:
+    (Path(into) / "link").symlink_to(target)
+
+
+def name_file(into: str, name: str) -> dict[str, str]:
+    return {"path": f"{into}/{name}"}
+
+
+def keep_open(into: str) -> None:
+    """Write a file, and write into it again after the answer."""
+    file = open(f"{into}/late.txt", "w")  # noqa: SIM115 - it stays open
+    file.write("proven")
+    file.flush()
+    threading.Timer(0.2, lambda: (file.seek(0), file.write("another"), file.flush())).start()
+
+
+def read_path(path: str) -> dict[str, Any]:
+    """Content and place of a file, and what lies beside it; then it tries to change it."""
+    here = Path(path)
+    text = here.read_text()
+    beside = sorted(entry.name for entry in here.parent.iterdir())
+    return {"text": text, "seen": str(here.parent.name), "beside": beside, "write": _outcome(partial(_write, path))}
+
+
+def start_processes(count: int) -> None:
+    """As a fork bomb that stops by itself: each lives for a minute at most."""
+    for _ in range(count):
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+    time.sleep(60)
+
+
+def fill(path: str, megabytes: int) -> None:
+    """Write to a file, in pieces of a megabyte."""
+    with open(path, "wb") as file:
+        for _ in range(megabytes):
+            file.write(bytes(1_000_000))
 
 
 CALLS = {
     **{f.__name__: f for f in (
-        echo, process, spin, spin_native, interrupt, allocate, allocate_in_child, map_file, print_everywhere, print_for_ever,
+        echo, process, spin, spin_native, allocate, allocate_in_child, map_file, print_everywhere, print_for_ever,
         garbage_on_protocol, close_everything, cyclic, recurse, recurse_native, fail, fail_with, abort_bad_alloc, spawn,
-        note_times,
+        note_times, reach, write_files, write_link, name_file, keep_open, read_path, start_processes, fill, compute,
+        compute_in_child, hold_in_child,
     )},
     "sleep": time.sleep,
     "segfault": lambda: ctypes.string_at(0),
     "exit": os._exit,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "kill_guard": lambda: [os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)],
     "big": lambda size: "x" * size,
     "unfit": lambda: {"array": {1, 2}},
     "raw": lambda: b"\x00\xff",

@@ -37,7 +37,8 @@ def test_any_text_travels() -> None:
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_message_are_refused(noise: bytes) -> None:
-    """Whatever a plug-in writes into the pipe, reading it raises ValueError or yields an object with an id, never anything else."""
+    """Whatever a plug-in writes into the pipe, reading it raises ValueError or yields an object with an id, never
+    anything else."""
     try:
         message = decode(noise)
     except ValueError:

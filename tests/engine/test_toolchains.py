@@ -20,7 +20,7 @@ import pytest
 from compile_stage.cli.main import main
 from compile_stage.core import plugins, toolchains
 from compile_stage.core.errors import MissingDependencyError, StorageError, UsageError
-from compile_stage.core.ports import Needs
+from compile_stage.core.ports import WorkerLimits
 from compile_stage.engine import toolchains as engine
 from compile_stage.engine.local import LocalEngine
 from compile_stage.installation import examine
@@ -34,11 +34,20 @@ class Tiny:
         from compile_stage.core.plugins import package_versions
         return package_versions("only-there")
 """
+SOURCE = """
+from compile_stage.core.capabilities import SourceCapabilities
+class TinySource:
+    name, requires, extra, framework = "tiny-source", ("only_there",), "", "Tiny"
+    capabilities = SourceCapabilities(toolchain="tiny")
+    def packages(self):
+        return {}
+"""
 DEEDS = """
 def where():
     import only_there, sys
     from compile_stage.core import plugins
-    return {"answer": only_there.ANSWER, "python": sys.executable, "packages": dict(plugins.load("backends", "tiny").toolchain())}
+    packages = dict(plugins.load("backends", "tiny").toolchain())
+    return {"answer": only_there.ANSWER, "python": sys.executable, "packages": packages}
 CALLS = {"where": where}
 """
 
@@ -69,20 +78,22 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place = tmp_path / "site"
     (place / "tiny_backend" / "locks").mkdir(parents=True)
     (place / "tiny_backend" / "__init__.py").write_text(BACKEND)
+    (place / "tiny_backend" / "source.py").write_text(SOURCE)
     (place / "tiny_backend" / "deeds.py").write_text(DEEDS)
     info = place / "tiny_backend-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-backend\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[compile_stage.backends]\ntiny = tiny_backend:Tiny\n")
+    (info / "entry_points.txt").write_text(
+        "[compile_stage.backends]\ntiny = tiny_backend:Tiny\n"
+        "[compile_stage.sources]\ntiny-source = tiny_backend.source:TinySource\n"
+    )
     write_lock(place, "1.0")
     monkeypatch.setenv("COMPILE_STAGE_TOOLCHAINS", str(tmp_path / "toolchains"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.syspath_prepend(str(place))
-    plugins._entries.cache_clear()
+    plugins.refresh()
     yield place
-    plugins._entries.cache_clear()
-    for name in ("tiny_backend", "tiny_backend.deeds"):
-        sys.modules.pop(name, None)
+    plugins.refresh()
 
 
 def shipped(place: Path) -> Path:
@@ -98,7 +109,8 @@ def state() -> engine.State:
 
 
 def test_life_of_a_toolchain(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Missing → made → listed → left as it is → another lock makes another → all removed. What each command says is what there is."""
+    """Missing → made → listed → left as it is → another lock makes another → all removed. What each command says is
+    what there is."""
     backend = plugins.load("backends", "tiny")
     assert plugins.missing(backend) is not None
     assert plugins.pip_line(backend) == "compile-stage toolchain install tiny"
@@ -109,7 +121,7 @@ def test_life_of_a_toolchain(tiny: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert made.packages == {"only-there": "1.0"}, "it holds more than the lock pins"
     assert state().toolchain == made
     assert state().size_bytes > 0
-    assert plugins.made_by("backends", "tiny")["toolchain"] == made.digest
+    assert plugins.cache_identity("backends", "tiny")["toolchain"] == made.digest
     (entry,) = (entry for entry in examine().entries if entry.name == "tiny")
     assert (entry.ready, entry.version) == (True, f"only-there 1.0, in {made.folder}")
     with pytest.raises(SystemExit) as ended:
@@ -137,8 +149,29 @@ def test_life_of_a_toolchain(tiny: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert plugins.missing(backend) is not None
 
 
+def test_a_source_runs_in_the_toolchain_that_it_names(tiny: Path) -> None:
+    """Broken: a framework that does not live beside the compilers could not be read at all; or its exports would be
+    cached under packages of another environment."""
+    source = plugins.load("sources", "tiny-source")
+    assert plugins.missing(source) == (
+        "tiny-source needs only_there, which is not installed: compile-stage toolchain install tiny"
+    )
+    assert plugins.interpreter_of_source("tiny-source") == ""
+    assert [user.name for user in plugins.users_of_toolchains()["tiny"]] == ["tiny", "tiny-source"]
+    made = engine.install("tiny-source")  # the flavor stands for its toolchain
+    assert Path(made.folder).name.startswith("tiny-")
+    assert plugins.missing(source) is None
+    assert plugins.interpreter_of_source("tiny-source") == made.interpreter
+    assert plugins.cache_identity("sources", "tiny-source")["toolchain"] == made.digest
+    (entry,) = (entry for entry in examine().entries if entry.name == "tiny-source")
+    assert (entry.ready, entry.version) == (True, f"in {made.folder}")
+    assert plugins.interpreter_of_source("onnx") == ""
+    assert plugins.interpreter_of_source("no-such-flavor") == ""
+
+
 def test_an_interrupted_install_is_no_toolchain(tiny: Path) -> None:
-    """Broken: a process that was killed half-way would leave an environment in which jobs fail, or which can't be made any more."""
+    """Broken: a process that was killed half-way would leave an environment in which jobs fail, or which can't be made
+    any more."""
     lock = plugins.lock_of("tiny")
     assert lock is not None
     half = toolchains.place("tiny", lock)
@@ -217,7 +250,7 @@ def test_a_worker_of_a_toolchain_runs_our_code_with_its_packages(tiny: Path, tmp
     (site / "more.pth").write_text(f"{Path(spec.origin).parents[1]}\n")
     local = LocalEngine(calls="tiny_backend.deeds", logs=tmp_path)
     try:
-        with local.worker("job", Needs(interpreter=plugins.interpreter_of("tiny"))) as worker:
+        with local.worker("job", WorkerLimits(interpreter=plugins.interpreter_of("tiny"))) as worker:
             said = worker.call("where")
     finally:
         local.close()
@@ -226,7 +259,8 @@ def test_a_worker_of_a_toolchain_runs_our_code_with_its_packages(tiny: Path, tmp
 
 
 def test_an_installer_that_outlives_its_stage_is_waited_for(tmp_path: Path) -> None:
-    """What `kill -9` leaves: pip, at work in the folder. Broken: the next install would delete and fill that folder while pip still writes into it."""
+    """What `kill -9` leaves: pip, at work in the folder. Broken: the next install would delete and fill that folder
+    while pip still writes into it."""
     from filelock import FileLock, Timeout
 
     folder = tmp_path / "tiny-000000000000"

@@ -65,11 +65,13 @@ def test_figures() -> None:
 def test_a_containers_limit_counts_and_the_files_it_read_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: in a container of 2 GB on a machine of 64, jobs side by side would be killed; or one that read a large file would run alone."""
+    """Broken: in a container of 2 GB on a machine of 64, jobs side by side would be killed; or one that read a large
+    file would run alone."""
     monkeypatch.setattr(watch, "_CONTROL_GROUP", tmp_path)
     outside = free_memory_bytes()
-    for name, text in {"memory.max": "50000000", "memory.current": "30000000", "memory.stat": "anon 9\ninactive_file 5000000\n"}.items():  # fmt: skip
-        (tmp_path / name).write_text(text)
+    (tmp_path / "memory.max").write_text("50000000")
+    (tmp_path / "memory.current").write_text("30000000")
+    (tmp_path / "memory.stat").write_text("anon 9\ninactive_file 5000000\n")
     assert free_memory_bytes() == 25_000_000
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory_bytes() == pytest.approx(outside, rel=0.5)

@@ -1,5 +1,5 @@
-"""An example does what it says: a user's run of it ends with a registered candidate whose data sets a policy can name. The other two are run, and
-taken all the way, in tests/integration/test_serve_elsewhere.py."""
+"""An example does what it says: a user's run of it ends with a registered candidate whose data sets a policy can name.
+The other two are run, and taken all the way, in tests/integration/test_serve_elsewhere.py."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Raises(_Fake):
 
 
 class Beside(_Fake):
-    """Takes its time, and writes down when: a line `name begin end` in the file that COMPILED_AT names."""
+    """Takes its time, and writes down when: `begin end` is the artifact's last note."""
 
     name = "fake-beside"
 
@@ -100,9 +100,7 @@ class Beside(_Fake):
         began = time.monotonic()
         time.sleep(1)
         built = super().compile(*args, **kwargs)
-        with Path(os.environ["COMPILED_AT"]).open("a") as file:
-            file.write(f"{self.name} {began} {time.monotonic()}\n")
-        return built
+        return replace(built, notes=(*built.notes, f"{began} {time.monotonic()}"))
 
 
 class Measures(Beside):
@@ -112,6 +110,13 @@ class Measures(Beside):
 
     def capabilities_for(self, target: Target) -> BackendCapabilities:
         return replace(self.capabilities, times_kernels=True)
+
+
+class Executable(_Fake):
+    """Says that its artifact is code, as a shared library is."""
+
+    name = "fake-executable"
+    capabilities = replace(OnnxRuntime.capabilities, artifact_is_code=True)
 
 
 # -------------------------------------------------------------------------------------------------- answer wrongly
@@ -132,9 +137,14 @@ class _Session:
 
 
 class _Liar(_Fake):
+    """Answers with what `change` makes of all outputs, or `change_one` of each."""
+
     @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+    def change_one(value: Any) -> Any:
         raise NotImplementedError
+
+    def change(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.change_one(value) for name, value in outputs.items()}
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Any]:
@@ -145,16 +155,14 @@ class _Liar(_Fake):
 class LostOutput(_Liar):
     name = "fake-lost-output"
 
-    @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+    def change(self, outputs: dict[str, Any]) -> dict[str, Any]:
         return dict(list(outputs.items())[:-1])
 
 
 class RenamedOutput(_Liar):
     name = "fake-renamed-output"
 
-    @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+    def change(self, outputs: dict[str, Any]) -> dict[str, Any]:
         return {f"{name}_0": value for name, value in outputs.items()}
 
 
@@ -162,15 +170,14 @@ class Empty(_Liar):
     name = "fake-empty"
 
     @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: value[:0] for name, value in outputs.items()}
+    def change_one(value: Any) -> Any:
+        return value[:0]
 
 
 class NothingAtAll(_Liar):
     name = "fake-nothing"
 
-    @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+    def change(self, outputs: dict[str, Any]) -> dict[str, Any]:
         return {}
 
 
@@ -178,19 +185,16 @@ class FewerRows(_Liar):
     name = "fake-fewer-rows"
 
     @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: value[: max(1, len(value) // 2)] if len(value) > 1 else np.concatenate([value, value])
-            for name, value in outputs.items()
-        }
+    def change_one(value: Any) -> Any:
+        return value[: max(1, len(value) // 2)] if len(value) > 1 else np.concatenate([value, value])
 
 
 class NaN(_Liar):
     name = "fake-nan"
 
     @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: np.full_like(value, np.nan) for name, value in outputs.items()}
+    def change_one(value: Any) -> Any:
+        return np.full_like(value, np.nan)
 
 
 class OneNaN(_Liar):
@@ -199,8 +203,7 @@ class OneNaN(_Liar):
     name = "fake-one-nan"
     calls = 0
 
-    @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+    def change(self, outputs: dict[str, Any]) -> dict[str, Any]:
         OneNaN.calls += 1
         if OneNaN.calls == 3:
             name = next(iter(outputs))
@@ -213,32 +216,32 @@ class Infinite(_Liar):
     name = "fake-infinite"
 
     @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: np.full_like(value, np.inf) for name, value in outputs.items()}
+    def change_one(value: Any) -> Any:
+        return np.full_like(value, np.inf)
 
 
 class Constant(_Liar):
     name = "fake-constant"
 
     @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: np.zeros_like(value) for name, value in outputs.items()}
+    def change_one(value: Any) -> Any:
+        return np.zeros_like(value)
 
 
 class Shape(_Liar):
     name = "fake-shape"
 
     @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: value.reshape(len(value), -1, 1) for name, value in outputs.items()}
+    def change_one(value: Any) -> Any:
+        return value.reshape(len(value), -1, 1)
 
 
 class Text(_Liar):
     name = "fake-text"
 
     @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: value.astype(str) for name, value in outputs.items()}
+    def change_one(value: Any) -> Any:
+        return value.astype(str)
 
 
 class LargeBatch(_Liar):
@@ -247,8 +250,8 @@ class LargeBatch(_Liar):
     name = "fake-large-batch"
 
     @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: value if len(value) <= 8 else -value for name, value in outputs.items()}
+    def change_one(value: Any) -> Any:
+        return value if len(value) <= 8 else -value
 
 
 class Slow(_Liar):
@@ -256,8 +259,7 @@ class Slow(_Liar):
 
     name = "fake-slow"
 
-    @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+    def change(self, outputs: dict[str, Any]) -> dict[str, Any]:
         time.sleep(0.02)
         return outputs
 
@@ -268,15 +270,14 @@ class DiesLater(_Liar):
     name = "fake-dies-later"
     calls = 0
 
-    @staticmethod
-    def change(outputs: dict[str, Any]) -> dict[str, Any]:
+    def change(self, outputs: dict[str, Any]) -> dict[str, Any]:
         DiesLater.calls += 1
         if DiesLater.calls > 100:
             os._exit(3)
         return outputs
 
 
-# ------------------------------------------------------------------------------------------------- offer settings to try
+# ------------------------------------------------------------------------------------------------ offer settings to try
 
 
 class Ladder(_Fake):
@@ -317,7 +318,7 @@ class Ladder(_Fake):
         del ballast
 
 
-# ------------------------------------------------------------------------------------------- compile for what is not here
+# ----------------------------------------------------------------------------------------- compile for what is not here
 
 
 class Cross(_Fake):
@@ -329,7 +330,7 @@ class Cross(_Fake):
         return replace(self.capabilities, cross_compiles=True)
 
 
-# ------------------------------------------------------------------------------- an accelerator, which is this CPU in truth
+# --------------------------------------------------------------------------- an accelerator, which is this CPU in truth
 
 
 class Accelerated(_Fake):

@@ -1,4 +1,5 @@
-"""A lowering as a third party writes it: weights are stored in float16 and computed with in float32. It imports nothing of ours but `core`."""
+"""A lowering as a third party writes it: weights are stored in float16 and computed with in float32. It imports nothing
+of ours but `core`."""
 
 from __future__ import annotations
 

@@ -2,65 +2,66 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
+from factories import policy_text
+from small_net import write_small_net
 
 from compile_stage.core import plugins
+from compile_stage.core.errors import MissingDependencyError
+from compile_stage.core.toolchains import Toolchain
+from compile_stage.engine import toolchains
 
 FAKES = Path(__file__).parents[1] / "fake_backends"
 
 
 @pytest.fixture
-def fake_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The misbehaving backends, installed as a distribution of their own: on the path of this process and of its workers."""
+def served_here() -> None:
+    """For a test that loads a third party's artifact itself, as whoever serves it does: that imports the backend."""
+
+
+@pytest.fixture
+def fake_backends(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The misbehaving backends, installed as a distribution of their own: on the path of this process and of its
+    workers."""
     monkeypatch.syspath_prepend(str(FAKES))
-    plugins._entries.cache_clear()
-    plugins.precisions.cache_clear()
+    plugins.refresh()
     yield
-    plugins._entries.cache_clear()
-    plugins.precisions.cache_clear()
-    for name in ("fake_backends", "fake_lowering", "fake_source"):
-        sys.modules.pop(name, None)
+    plugins.refresh()
+    imported = {"fake_backends", "fake_lowering", "fake_source"} & set(sys.modules)
+    for name in imported:  # another test's process must not have it
+        del sys.modules[name]
+    assert not imported or "served_here" in request.fixturenames, "a plug-in is imported in workers only"
 
 
 @pytest.fixture
 def small_model(tmp_path: Path) -> Path:
     """An MLflow model directory with a two-layer network: x [batch, 8] → y [batch, 4] and z [batch, 2]."""
-    import mlflow
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    return write_small_net(tmp_path)
 
-    rng = np.random.default_rng(0)
-    weights = {
-        "w1": rng.standard_normal((8, 64)).astype(np.float32),
-        "w2": rng.standard_normal((64, 4)).astype(np.float32),
-        "w3": rng.standard_normal((64, 2)).astype(np.float32),
-    }
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w1"], ["h"], name="fc1"),
-            helper.make_node("Relu", ["h"], ["r"], name="act"),
-            helper.make_node("MatMul", ["r", "w2"], ["y"], name="fc2"),
-            helper.make_node("MatMul", ["r", "w3"], ["z"], name="fc3"),
-        ],
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
-        [
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4]),
-            helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 2]),
-        ],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    onnx.checker.check_model(model)
-    folder = tmp_path / "small-net"
-    mlflow.onnx.save_model(model, str(folder), pip_requirements=["onnx"])
-    np.savez(tmp_path / "data.npz", x=rng.standard_normal((64, 8)).astype(np.float32))
-    return folder
+
+@pytest.fixture
+def toolchain() -> Callable[[str, Any], Toolchain]:
+    """Makes a plug-in's toolchain, once, in the folder that COMPILE_STAGE_TOOLCHAINS names."""
+
+    def installed(name: str, plugin: Any) -> Toolchain:
+        if plugins.importable(plugin):
+            pytest.skip(f"{name} is installed in this environment, where it then runs")
+        if "COMPILE_STAGE_TOOLCHAINS" not in os.environ:
+            pytest.skip(
+                "making a toolchain takes a minute and the network: name a folder for it in COMPILE_STAGE_TOOLCHAINS"
+            )
+        try:
+            return toolchains.install(name)
+        except MissingDependencyError as error:
+            pytest.skip(f"its packages can't be had: {str(error).splitlines()[-1]}")
+
+    return installed
 
 
 @pytest.fixture
@@ -69,20 +70,7 @@ def write_policy(tmp_path: Path) -> Callable[..., Path]:
 
     def write(target: str, body: str = "") -> Path:
         path = tmp_path / "policy.yaml"
-        path.write_text(
-            f"""\
-apiVersion: compile-stage/v1
-kind: OptimizationPolicy
-name: test
-owner: tests
-data:
-  validation: {{source: "file:{tmp_path}/data.npz", max_samples: 64}}
-  calibration: {{source: "file:{tmp_path}/data.npz", max_samples: 64}}
-targets:
-  cpu: {{device: cpu, threads: 1, {target}}}
-{body}
-"""
-        )
+        path.write_text(policy_text(tmp_path / "data.npz", target, body))
         return path
 
     return write

@@ -3,9 +3,10 @@
     python tests/integration/kill_and_resume.py --moments 20            # the full count of each, about twenty minutes
     python tests/integration/kill_and_resume.py --moments 20 --victim server
 
-Each moment: a new model is registered, `compile-stage run` starts, and after a random time the victim gets SIGKILL. Then the registry is looked at:
-every published version must be whole (its files load and hold their digests), and the alias must point to a whole version or to none. Then the stage runs again
-and must finish, leaving exactly one version for the model. The suite runs a few moments of each (`test_kill.py`).
+Each moment: a new model is registered, `compile-stage run` starts, and after a random time the victim gets SIGKILL.
+Then the registry is looked at: every published version must be whole (its files load and hold their digests), and the
+alias must point to a whole version or to none. Then the stage runs again and must finish, leaving exactly one version
+for the model. The suite runs a few moments of each (`test_kill.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ data:
 targets:
   cpu: {{device: cpu, backends: [onnxruntime], precisions: [fp32], batch_sizes: [1], threads: 1}}
 performance: {{min_speedup: null}}
-budget: {{measure_seconds: 0.5}}
+budget: {{measure_seconds: 0.5, soak_seconds: 0.2}}
 promote: {{alias: "{{target}}-prod"}}
 """
 
@@ -65,8 +66,9 @@ class Server:
                 self.port = probe.getsockname()[1]
         with open(self.root / "server.log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
-                 "--backend-store-uri", f"sqlite:///{self.root}/mlflow.db", "--artifacts-destination", str(self.root / "artifacts")],
+                [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port),
+                 "--workers", "1", "--backend-store-uri", f"sqlite:///{self.root}/mlflow.db",
+                 "--artifacts-destination", str(self.root / "artifacts")],
                 stdout=log, stderr=log, start_new_session=True, cwd=self.root,
                 env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},  # saves it eight more processes
             )  # fmt: skip
@@ -143,7 +145,8 @@ class Trial:
     def stage(self, name: str) -> subprocess.Popen[bytes]:
         with open(self.root / "stage.log", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "compile_stage", "run", f"models:/{name}/1", "-p", str(self.policy), "--out", str(self.root / "out" / name)],
+                [sys.executable, "-m", "compile_stage", "run", f"models:/{name}/1", "-p", str(self.policy), "--out",
+                 str(self.root / "out" / name)],
                 env=self.environment, stdout=log, stderr=log, cwd=self.root,
             )  # fmt: skip
 
@@ -211,8 +214,8 @@ def orphans(marker: str) -> list[int]:
 def go(
     moments: int, victims: Sequence[str], seed: int, root: Path, longest: float | None = None
 ) -> dict[str, Counter[str]]:
-    """Run `moments` kills of each victim below `root`. Returns for each how often which state was seen; a stage that ended before its moment came is
-    counted apart.
+    """Run `moments` kills of each victim below `root`. Returns for each how often which state was seen; a stage that
+    ended before its moment came is counted apart.
 
     Args:
         longest: Seconds within which the kills fall; by default as long as a run takes here.

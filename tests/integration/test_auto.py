@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from compile_stage import api
+from compile_stage.core.records import RunResult
 from compile_stage.engine.local import LocalEngine
 from compile_stage.pipeline import pruning
 from compile_stage.report.result import result_json_schema
@@ -22,13 +23,21 @@ pytestmark = [
 
 BODY = """\
 performance: {min_speedup: null}
-budget: {measure_seconds: 6}
+budget: {measure_seconds: 3, soak_seconds: 0.2}
 compliance: {allowed_backends: [onnxruntime, fake-slow]}
 """
 
 
+def run_beside_slow(other: str, model: Path, write_policy: Callable[..., Path]) -> tuple[RunResult, Path]:
+    """A run of two backends, fake-slow and `other`; and the folder of its reports."""
+    policy = write_policy("backends: auto, precisions: [fp32]", BODY.replace("onnxruntime", other))
+    out = policy.parent / "out"
+    return api.run(f"folder:{model}", policy, out=out, publish=False), out
+
+
 def test_what_is_hopeless_is_dropped_early_and_said(small_model: Path, write_policy: Callable[..., Path]) -> None:
-    """Broken: a backend that is many times slower would cost each round of a run that only asked for whatever is good, or would vanish from the report."""
+    """Broken: a backend that is many times slower would cost each round of a run that only asked for whatever is good,
+    or would vanish from the report."""
     policy = write_policy("backends: auto, precisions: [fp32], batch_sizes: [1, 4]", BODY)
     result = api.run(f"folder:{small_model}", policy, out=policy.parent / "out", publish=False)
     target = result.targets[0]
@@ -53,8 +62,8 @@ def test_what_is_hopeless_is_dropped_early_and_said(small_model: Path, write_pol
 def test_a_hopeless_one_is_dropped_before_a_proof_that_takes_long(
     small_model: Path, write_policy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: minutes of a run that asked for whatever is good would go into proving what loses anyway; or it would count as proven, or as failed; or what is named
-    would be dropped too."""
+    """Broken: minutes of a run that asked for whatever is good would go into proving what loses anyway; or it would
+    count as proven, or as failed; or what is named would be dropped too."""
     monkeypatch.setattr(pruning, "WORTH_S", 1.0)  # the proof takes 64 calls of 20 ms
     policy = write_policy("backends: auto, precisions: [fp32]", BODY)
     out = policy.parent / "out"
@@ -68,8 +77,9 @@ def test_a_hopeless_one_is_dropped_before_a_proof_that_takes_long(
     assert slow.verdict is None
     reason = target.selection.reasons[slow.job.id]
     assert re.fullmatch(
-        r"dropped after [26] rounds: its latency was at least [\d.e+]+ times that of the original in each, so it was not validated, which would have taken "
-        r"about [\d.]+ seconds; to have it validated, list the backends by name instead of auto",
+        r"dropped after [26] rounds: its latency was at least [\d.e+]+ times that of the original in each, so it was "
+        r"not validated, which would have taken about [\d.]+ seconds; to have it validated, list the backends by name "
+        r"instead of auto",
         reason,
     )
     assert {event.step for event in result.events if event.job_id == slow.job.id} == {"compile", "look", "benchmark"}
@@ -106,10 +116,7 @@ def test_what_was_dropped_is_proven_after_all_when_nothing_else_passes(
 ) -> None:
     """Broken: a run that has a winner would end without one, since a short look threw it away."""
     monkeypatch.setattr(pruning, "WORTH_S", 1.0)
-    body = BODY.replace("onnxruntime", "fake-constant")
-    policy = write_policy("backends: auto, precisions: [fp32]", body)
-    out = policy.parent / "out"
-    result = api.run(f"folder:{small_model}", policy, out=out, publish=False)
+    result, out = run_beside_slow("fake-constant", small_model, write_policy)
     target = result.targets[0]
     assert target.winner is not None
     assert target.winner.job.backend == "fake-slow"
@@ -125,9 +132,7 @@ def test_what_passes_and_dies_while_it_is_measured_leaves_the_dropped_one_to_be_
 ) -> None:
     """Broken: whether anything wins would be asked before the measurement, which has its own ways to fail."""
     monkeypatch.setattr(pruning, "WORTH_S", 1.0)
-    body = BODY.replace("onnxruntime", "fake-dies-later")
-    policy = write_policy("backends: auto, precisions: [fp32]", body)
-    result = api.run(f"folder:{small_model}", policy, out=policy.parent / "out", publish=False)
+    result, _ = run_beside_slow("fake-dies-later", small_model, write_policy)
     target = result.targets[0]
     states = {candidate.job.backend: target.selection.states[candidate.job.id] for candidate in target.candidates}
     assert states == {"fake-slow": "won", "fake-dies-later": "failed"}

@@ -1,5 +1,5 @@
-"""Compiled for hardware that is not here: published, not promoted, until a machine of that kind has proven it. This machine plays both parts: while the stage
-runs, another one is said to be here."""
+"""Compiled for hardware that is not here: published, not promoted, until a machine of that kind has proven it. This
+machine plays both parts: while the stage runs, another one is said to be here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ pytestmark = [
 ]
 
 DEVICE = hardware()  # where the model will be served
-BODY = 'performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}\npromote: {alias: "{target}-prod"}'
+BODY = (
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}\n"
+    'promote: {alias: "{target}-prod"}'
+)
 Write = Callable[..., Path]
 
 
@@ -46,6 +49,7 @@ def run(source: str, policy: Path) -> RunResult:
     return api.run(source, policy, out=policy.parent / "out")
 
 
+@pytest.mark.usefixtures("served_here")
 def test_what_was_compiled_for_another_machine_is_promoted_once_that_machine_proved_it(
     source: str, write_policy: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,10 +131,11 @@ def test_iree_compiles_for_other_hardware_and_what_runs_here_can_be_proven_here(
     """Broken: code for a machine that is not here would be called proven, or would be no use where that machine is."""
     triple = f"{DEVICE.machine}-unknown-linux-gnu"
     policy = write_policy(
-        f"backends: [iree], precisions: [fp32], hardware: {{fingerprint: {DEVICE.fingerprint}}}, options: {{iree: {{target_triple: {triple}}}}}",
-        "  arm: {backends: [iree], precisions: [fp32], required: false, threads: 1, options: {iree: {target_triple: aarch64-linux-gnu}}}\n"
-        "  gpu: {device: cuda, backends: [iree], precisions: [fp32], required: false, threads: 1, "
-        f"options: {{iree: {{target_device: cuda, target_chip: sm_80}}}}}}\n{BODY}",
+        f"backends: [iree], precisions: [fp32], hardware: {{fingerprint: {DEVICE.fingerprint}}}, options: {{iree: "
+        f"{{target_triple: {triple}}}}}",
+        "  arm: {backends: [iree], precisions: [fp32], required: false, threads: 1, options: {iree: {target_triple: "
+        "aarch64-linux-gnu}}}\n  gpu: {device: cuda, backends: [iree], precisions: [fp32], required: false, threads: "
+        f"1, options: {{iree: {{target_device: cuda, target_chip: sm_80}}}}}}\n{BODY}",
     )
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(api, "hardware", lambda: replace(DEVICE, cpu="a build machine's"))

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
 ]
 
-BODY = "performance: {min_speedup: null}\nbudget: {measure_seconds: 2.5}"
+BODY = "performance: {min_speedup: null}\nbudget: {measure_seconds: 2.5, soak_seconds: 0.2}"
 
 
 def run(model: Path, policy: Path) -> RunResult:
@@ -71,7 +71,8 @@ def test_what_is_better_is_climbed_and_what_lies_or_is_slower_is_not(
 def test_the_plan_tells_what_may_be_tried_and_debug_finds_a_rung_by_its_id(
     small_model: Path, write_policy: Callable[..., Path]
 ) -> None:
-    """Broken: a reader of the plan would be surprised by jobs that it did not have, and could not look into one of them."""
+    """Broken: a reader of the plan would be surprised by jobs that it did not have, and could not look into one of
+    them."""
     policy = write_policy("backends: [fake-ladder], precisions: [fp32], ladder: true", BODY)
     made = api.plan(f"folder:{small_model}", policy)
     (note,) = [note for note in made.notes if note.startswith("option tuning of cpu")]

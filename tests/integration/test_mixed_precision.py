@@ -1,4 +1,5 @@
-"""A CNN whose int8 misses its tolerance, through the whole stage: the search, its budget, its proof, and going on after a kill."""
+"""A CNN whose int8 misses its tolerance, through the whole stage: the search, its budget, its proof, and going on after
+a kill."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ BODY = """\
 tolerances: {{int8: {{snr_db: {snr_db}}}}}
 select: {{prefer: size}}
 performance: {{min_speedup: null}}
-budget: {{measure_seconds: 0.5}}
+budget: {{measure_seconds: 0.5, soak_seconds: 0.2}}
 fallback: {{max_evaluations: {evaluations}, max_minutes: 5}}
 """
 

@@ -1,4 +1,5 @@
-"""ONNX Runtime's `.ort` files through the whole stage: proven and served on this machine's CPU, published without a proof for a phone."""
+"""ONNX Runtime's `.ort` files through the whole stage: proven and served on this machine's CPU, published without a
+proof for a phone."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from compile_stage.core.plugins import registry_for
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-BODY = 'performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}\npromote: {alias: "{target}-prod"}'
+BODY = (
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}\n"
+    'promote: {alias: "{target}-prod"}'
+)
 Write = Callable[..., Path]
 
 

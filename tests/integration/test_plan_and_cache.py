@@ -15,11 +15,11 @@ from compile_stage.engine.local import LocalEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}"
 
 
 def by_scheme(plan: Plan) -> dict[str, tuple[str, ...]]:
-    return {job.scheme.name: plan.held[job.id] for job in plan.jobs}
+    return {job.scheme.name: plan.cached_steps[job.id] for job in plan.jobs}
 
 
 def test_plan_knows_what_a_run_would_find_and_opens_the_source_once(
@@ -41,8 +41,8 @@ def test_plan_knows_what_a_run_would_find_and_opens_the_source_once(
         patched.setattr(LocalEngine, "worker", None)
         full = api.plan(uri, policy)
         assert by_scheme(full) == {
-            "int8-dynamic": ("lower", "compile", "validate", "measure"),
-            "fp32": ("compile", "validate", "measure"),
+            "int8-dynamic": ("lower", "compile", "validate", "benchmark"),
+            "fp32": ("compile", "validate", "benchmark"),
         }
         tighter = api.plan(uri, policy, sets=["tolerances.fp32.cosine=0.99999"])
         # Another limit is another proof; the same candidates are then measured against the same original.
@@ -55,4 +55,4 @@ def test_plan_knows_what_a_run_would_find_and_opens_the_source_once(
     display.show_plan(full)
     display.show_plan(tighter)
     assert "nothing: all of it is in the cache" in shown.getvalue()
-    assert "validate, measure (cached: compile)" in shown.getvalue()
+    assert "validate, benchmark (cached: compile)" in shown.getvalue()

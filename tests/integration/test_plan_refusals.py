@@ -14,7 +14,10 @@ from compile_stage.core.errors import CompileStageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}\nfallback: {mixed_precision: false}"
+FAST = (
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}\n"
+    "fallback: {mixed_precision: false}"
+)
 ONE = "backends: [onnxruntime], precisions: [fp32]"
 Write = Callable[..., Path]
 
@@ -51,16 +54,33 @@ def leave(*arguments: str) -> object:
         (["data.validation.max_samples=8"], 3, "there are 8 validation samples, fewer than the 32"),
         (["data.validation.source=synthetic"], 3, "synthetic"),
         (["data.validation.labels=truth"], 2, "there are no labels 'truth' in the samples, which have 'x'"),
+        (["data.groups=patient"], 2, "there are no groups 'patient' in the validation samples"),
+        (
+            ["data.validation.source=file:{folder}/groups.npz", "data.groups=g"],
+            3,
+            "there are 3 groups of validation samples",
+        ),
         (["data.validation.source=file:{folder}/other.npz"], 2, "the samples have no array for input 'x'"),
         (["data.validation.source=input_example"], 5, "logged without one"),
     ],
-    ids=["fine", "too few", "too few taken", "synthetic", "no labels", "no array", "no example"],
+    ids=[
+        "fine",
+        "too few",
+        "too few taken",
+        "synthetic",
+        "no labels",
+        "no groups",
+        "few groups",
+        "no array",
+        "no example",
+    ],
 )
 def test_samples_that_can_prove_nothing_are_refused_by_plan(
     small_model: Path, write_policy: Write, tmp_path: Path, sets: list[str], code: int, says: str
 ) -> None:
     """Broken: plan says `run`, and an hour later the run says that it never could have passed."""
     np.savez(tmp_path / "other.npz", a=np.zeros((64, 8), np.float32), b=np.zeros((64, 8), np.float32))
+    np.savez(tmp_path / "groups.npz", x=np.zeros((64, 8), np.float32), g=np.arange(64) // 24)
     sets = [text.format(folder=tmp_path) for text in sets]
     planned, message, ran = both(small_model, write_policy(ONE, FAST), tmp_path / "out", *sets)
     assert (planned, ran) == (code, code)
@@ -114,7 +134,7 @@ def text_columns(into: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("save", "says"), [(keras, "keras"), (pyfunc, "Python code and not a graph"), (text_columns, "word")]
+    ("save", "says"), [(keras, "keras"), (pyfunc, "it marks no network to compile"), (text_columns, "word")]
 )
 def test_a_model_that_no_run_takes_is_refused_by_plan(
     write_policy: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], save: Callable[[Path], None], says: str

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # MLflow's and PyTorch's own deprecations are not what is tested here
 ]
 
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}"
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ SLOW = ("executorch", "inductor", "litert", "xla")
 def test_both_forms_compete_and_the_winner_answers_as_the_source(
     name: str, torch_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Broken: a job of one form would be given the other's file, would not be proven against the original, or a published program
-    would not load where it is served."""
+    """Broken: a job of one form would be given the other's file, would not be proven against the original, or a
+    published program would not load where it is served."""
     from compile_stage import flavor
     from compile_stage.sources.torch import TorchSource
 
@@ -86,7 +86,7 @@ def test_both_forms_compete_and_the_winner_answers_as_the_source(
     losers = [candidate.job.id for candidate in found.values() if candidate != target.winner]
     assert all(target.selection.reasons[job_id] for job_id in losers)
 
-    held = api.plan(uri, both).held
+    held = api.plan(uri, both).cached_steps
     assert all("validate" in held[candidate.job.id] for candidate in found.values()), held
 
     # The artifact comes from the cache now.
@@ -109,7 +109,8 @@ def test_both_forms_compete_and_the_winner_answers_as_the_source(
 def test_a_graph_reaches_a_backend_that_starts_from_a_program(
     name: str, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Broken: ONNX models could not be given to these compilers, or would be proven against what onnx2torch made of them."""
+    """Broken: ONNX models could not be given to these compilers, or would be proven against what onnx2torch made of
+    them."""
     import mlflow
     import onnx
 

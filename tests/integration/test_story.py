@@ -25,13 +25,14 @@ from compile_stage.pipeline import run as pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}"
 
 
 def test_a_publication_does_not_depend_on_which_other_targets_ran(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Broken: `-t cpu` after a run of all targets, one of which calibrates, would publish the same thing a second time."""
+    """Broken: `-t cpu` after a run of all targets, one of which calibrates, would publish the same thing a second
+    time."""
     policy = write_policy(
         "backends: [onnxruntime], precisions: [fp32]",
         "  small: {device: cpu, threads: 1, required: false, backends: [onnxruntime], precisions: [int8]}\n" + FAST,
@@ -91,7 +92,8 @@ def test_what_refused_every_job_is_how_the_run_ended(
 def test_a_publication_that_fails_is_in_the_files(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: result.json would say `passed` and 0 of a run that left with 4, and a CI job that reads it would go on."""
+    """Broken: result.json would say `passed` and 0 of a run that left with 4, and a CI job that reads it would go
+    on."""
 
     def refused(*_: object) -> TargetResult:
         problem = "the disk quota of the registry is used up"
@@ -122,7 +124,8 @@ def _published_reports(result: RunResult) -> dict[str, str]:
 def test_the_registry_holds_the_final_report(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Broken: who opens the report in the registry would read "Not published in this run", and find no receipt in its result.json."""
+    """Broken: who opens the report in the registry would read "Not published in this run", and find no receipt in its
+    result.json."""
     policy = write_policy("backends: [onnxruntime], precisions: [fp32]", PROMOTED)
     result = api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
     reports = _published_reports(result)
@@ -222,7 +225,8 @@ def test_two_runs_into_one_folder_take_turns(
 def test_a_cache_that_is_removed_meanwhile_is_named_and_running_again_helps(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, step: str
 ) -> None:
-    """Broken: a clean-up job on a CI machine ended runs as a bug of ours (70), or as candidates that fail one by one."""
+    """Broken: a clean-up job on a CI machine ended runs as a bug of ours (70), or as candidates that fail one by
+    one."""
 
     class Remover(Silent):
         def ended(self, ended: str, job_id: str, seconds: float, outcome: str) -> None:

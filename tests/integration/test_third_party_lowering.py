@@ -19,13 +19,14 @@ BODY = """
 tolerances: {fp16-weights: {max_rel: 0.01}}
 performance: {min_speedup: null}
 select: {prefer: size}
-budget: {measure_seconds: 0.5}
+budget: {measure_seconds: 0.5, soak_seconds: 0.2}
 """
 
 
 @pytest.mark.usefixtures("fake_backends")
 def test_its_precision_is_proven_and_published(small_model: Path, write_policy: Write) -> None:
-    """Broken: a policy could name our precisions only, or a backend that compiles any graph would refuse theirs as one that it lacks."""
+    """Broken: a policy could name our precisions only, or a backend that compiles any graph would refuse theirs as one
+    that it lacks."""
     policy = write_policy(TARGET, BODY)
     result = api.run(f"folder:{small_model}", policy, out=policy.parent / "out")
     (target,) = result.targets
@@ -48,7 +49,8 @@ def test_its_precision_is_proven_and_published(small_model: Path, write_policy: 
 
 
 def test_its_precision_is_unknown_where_it_is_not_installed(small_model: Path, write_policy: Write) -> None:
-    """Broken: a policy would be accepted on a machine without the plug-in, and the job be missing there without a word."""
+    """Broken: a policy would be accepted on a machine without the plug-in, and the job be missing there without a
+    word."""
     policy = write_policy(TARGET, BODY)
     with pytest.raises(CompileStageError, match="fp16-weights"):
         api.run(f"folder:{small_model}", policy, out=policy.parent / "out")

@@ -15,7 +15,7 @@ from compile_stage.policy.load import lint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}"
 MODULE = """\
     from dataclasses import replace
 
@@ -53,12 +53,9 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (info / "entry_points.txt").write_text("".join(f"[compile_stage.{g}]\n{line}\n" for g, line in entries.items()))
     (folder / "house_precisions.py").write_text(textwrap.dedent(MODULE))
     monkeypatch.syspath_prepend(str(folder))
-    caches = (plugins._entries, plugins.precisions)
-    for cache in caches:
-        cache.cache_clear()
+    plugins.refresh()
     yield
-    for cache in caches:
-        cache.cache_clear()
+    plugins.refresh()
 
 
 @pytest.mark.usefixtures("house")

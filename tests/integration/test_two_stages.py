@@ -31,12 +31,14 @@ def test_two_stages_that_publish_the_same_thing_at_once_make_one_version(
         )  # fmt: skip
     policy = write_policy(
         "backends: [onnxruntime], precisions: [fp32], batch_sizes: [1]",
-        'performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}\npromote: {alias: "{target}-prod"}',
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}\n"
+        'promote: {alias: "{target}-prod"}',
     )
 
     def start(number: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "compile_stage", "run", "models:/net/1", "-p", str(policy), "--json", "--out", str(tmp_path / f"out-{number}")],
+            [sys.executable, "-m", "compile_stage", "run", "models:/net/1", "-p", str(policy), "--json", "--out",
+             str(tmp_path / f"out-{number}")],
             env={**os.environ, "COMPILE_STAGE_CACHE": str(tmp_path / f"cache-{number}")},  # no lock in common
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         )  # fmt: skip

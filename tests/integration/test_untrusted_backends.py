@@ -55,7 +55,8 @@ def test_each_way_to_die_is_named_rightly_and_harms_nobody_else(
     policy = write_policy(
         f"backends: [{', '.join(DYING)}, onnxruntime], precisions: [fp32]",
         # The time limit must be generous enough for an honest job on a loaded machine.
-        "performance: {min_speedup: null}\nbudget: {job_minutes: 0.25, job_memory_mb: 1500, measure_seconds: 1}",
+        "performance: {min_speedup: null}\n"
+        "budget: {job_minutes: 0.25, job_memory_mb: 1500, measure_seconds: 1, soak_seconds: 0.2}",
     )
     result = run(small_model, policy, tmp_path / "out")
     for backend, (kind, words) in DYING.items():
@@ -68,17 +69,18 @@ def test_each_way_to_die_is_named_rightly_and_harms_nobody_else(
 
 
 def test_a_compiler_that_measures_has_the_machine_alone(
-    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Broken: a tuner would time its kernels beside another compilation, and keep the wrong ones."""
-    monkeypatch.setenv("COMPILED_AT", str(tmp_path / "times"))
     policy = write_policy(
         "backends: [fake-beside, fake-measures], precisions: [fp32]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}",
     )
-    assert run(small_model, policy, tmp_path / "out").exit_code == 0
-    times = {name: (float(b), float(e)) for name, b, e in map(str.split, (tmp_path / "times").read_text().splitlines())}
-    (begin, end), (other_begin, other_end) = times["fake-measures"], times["fake-beside"]
+    result = run(small_model, policy, tmp_path / "out")
+    assert result.exit_code == 0
+    artifacts = (only(result, name).artifact for name in ("fake-measures", "fake-beside"))
+    times = [tuple(map(float, artifact.notes[-1].split())) for artifact in artifacts if artifact is not None]
+    (begin, end), (other_begin, other_end) = times
     assert end <= other_begin or other_end <= begin
 
 
@@ -86,7 +88,7 @@ def test_no_false_answer_passes(small_model: Path, write_policy: Callable[..., P
     """Broken: a pass with an output lost, renamed, empty, shortened, of NaN or of other values than the original's."""
     policy = write_policy(
         f"backends: [{', '.join(LYING)}], precisions: [fp32]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}",
     )
     result = run(small_model, policy, tmp_path / "out")
     assert result.targets[0].selection.winner is None
@@ -106,7 +108,9 @@ def test_slower_than_the_original_is_rejected_for_that_reason(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Broken: an artifact that is right but slower would be shipped, as peers do."""
-    policy = write_policy("backends: [fake-slow], precisions: [fp32]", "budget: {measure_seconds: 2}")
+    policy = write_policy(
+        "backends: [fake-slow], precisions: [fp32]", "budget: {measure_seconds: 2, soak_seconds: 0.2}"
+    )
     result = run(small_model, policy, tmp_path / "out")
     assert result.exit_code == 3
     assert "slower" in result.targets[0].selection.reasons[only(result, "fake-slow").job.id]
@@ -118,7 +122,7 @@ def test_dying_while_it_is_measured_costs_only_that_candidate(
     """Broken: one crash in the measurement would lose everybody's numbers, or be cached."""
     policy = write_policy(
         "backends: [fake-dies-later, onnxruntime], precisions: [fp32]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 2}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 2, soak_seconds: 0.2}",
     )
     result = run(small_model, policy, tmp_path / "out")
     failure = only(result, "fake-dies-later").failure
@@ -132,7 +136,9 @@ def test_nothing_real_compared_is_no_pass(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, source: str
 ) -> None:
     """Broken: made-up samples, or three of them, would prove a model."""
-    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", "budget: {measure_seconds: 1}")
+    policy = write_policy(
+        "backends: [onnxruntime], precisions: [fp32]", "budget: {measure_seconds: 1, soak_seconds: 0.2}"
+    )
     chosen = "data.validation.source=synthetic" if source == "synthetic" else "data.validation.max_samples=3"
     result = api.run(f"folder:{small_model}", policy, sets=[chosen], out=tmp_path / "out", publish=False)
     verdict = only(result, "onnxruntime").verdict

@@ -1,4 +1,5 @@
-"""What a run decides at its edges: waivers, promised shapes, missing data, a source that fails, targets that differ, promotion."""
+"""What a run decides at its edges: waivers, promised shapes, missing data, a source that fails, targets that differ,
+promotion."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ pytestmark = [
 ]
 
 # How fast this machine is today is not what is tested here.
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}"
 Write = Callable[..., Path]
 
 
@@ -47,7 +48,7 @@ def test_what_passes_under_a_waiver_is_measured_like_any_other(
     """Broken: a waived tolerance would take the limits on speed with it, since what missed it is not measured."""
     policy = write_policy(
         "backends: [onnxruntime], precisions: [int8]",
-        f"performance: {{min_speedup: 1000}}\nbudget: {{measure_seconds: 1}}\n{MISSED}\n{WAIVER}",
+        f"performance: {{min_speedup: 1000}}\nbudget: {{measure_seconds: 1, soak_seconds: 0.2}}\n{MISSED}\n{WAIVER}",
     )
     result = run(small_model, policy, tmp_path / "out")
     assert result.exit_code == 3
@@ -59,7 +60,8 @@ def test_what_passes_under_a_waiver_is_measured_like_any_other(
 def test_a_waiver_holds_for_verify_and_promote_as_long_as_it_says(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: a version could be promoted by hand for ever under an exception that ended, or never be verified while it holds."""
+    """Broken: a version could be promoted by hand for ever under an exception that ended, or never be verified while it
+    holds."""
     policy = write_policy("backends: [onnxruntime], precisions: [int8]", f"{FAST}\n{MISSED}\n{WAIVER}")
     result = run(small_model, policy, tmp_path / "out", publish=True)
     (target,) = result.targets
@@ -85,7 +87,8 @@ def test_a_waiver_holds_for_verify_and_promote_as_long_as_it_says(
 def test_verify_believes_neither_the_manifest_nor_the_cache(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: whoever changes a file and its digest would be told that it is verified, since the verdict of the right file is cached."""
+    """Broken: whoever changes a file and its digest would be told that it is verified, since the verdict of the right
+    file is cached."""
     policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
     run(small_model, policy, tmp_path / "out")
     bundle = tmp_path / "out" / "bundles" / "cpu"
@@ -96,7 +99,7 @@ def test_verify_believes_neither_the_manifest_nor_the_cache(
     manifest = json.loads((bundle / "data" / "manifest.json").read_text())
     manifest["files"]["artifact/model.onnx"] = digest_file(graph)
     (bundle / "data" / "manifest.json").write_text(json.dumps(sealed(manifest)))
-    with pytest.raises(IntegrityError, match="do not have the digest that was proven"):
+    with pytest.raises(IntegrityError, match="do not have the digest that was validated"):
         api.verify(str(bundle))
 
 
@@ -184,7 +187,8 @@ def test_what_the_source_has_fixed_is_one_targets_trouble(
 def test_an_alias_stays_when_the_new_version_can_not_be_compared_with_the_old(
     small_model: Path, write_policy: Write, tmp_path: Path
 ) -> None:
-    """Broken: a model that was retrained on other inputs would end the run as a wrong command line, after it was published."""
+    """Broken: a model that was retrained on other inputs would end the run as a wrong command line, after it was
+    published."""
     policy = write_policy("backends: [onnxruntime], precisions: [fp32]", f"{FAST}\npromote: {{alias: prod}}")
     first = run(small_model, policy, tmp_path / "first", publish=True)
     assert first.targets[0].receipt is not None
@@ -213,8 +217,8 @@ def _with_an_input_called(model: Path, name: str, folder: Path) -> Path:
 def test_what_the_registry_already_holds_is_what_is_promoted(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: a run that found a version of its inputs would move the alias there by what it measured of its own files; or, since its
-    figures differ, never move it."""
+    """Broken: a run that found a version of its inputs would move the alias there by what it measured of its own files;
+    or, since its figures differ, never move it."""
     policy = write_policy("backends: [onnxruntime], precisions: [fp32]", f"{FAST}\npromote: {{alias: prod}}")
     first = run(small_model, policy, tmp_path / "first", publish=True, promote=False)
     assert first.targets[0].receipt is not None

@@ -87,7 +87,8 @@ def test_distances_are_symmetric(both: tuple[np.ndarray, np.ndarray]) -> None:
 
 @given(pair(mild), st.integers(-300, 300))
 def test_scale_laws_hold_at_every_magnitude(both: tuple[np.ndarray, np.ndarray], exponent: int) -> None:
-    """Absolute errors scale with the unit, the others don't know it: at 1e-90 as at 1e+90, where squares under- and overflow."""
+    """Absolute errors scale with the unit, the others don't know it: at 1e-90 as at 1e+90, where squares under- and
+    overflow."""
     a, b = both
     unit = 2.0**exponent
     for metric in DISTANCE_METRICS:
@@ -179,7 +180,7 @@ def test_agreement_counts_text_numbers_and_truth_values() -> None:
     assert agreement(np.array([[True, False]]), np.array([[True, True]])).value == 0.5
 
 
-# --------------------------------------------------------------------------------------------------------------- classes
+# -------------------------------------------------------------------------------------------------------------- classes
 
 
 @given(hnp.arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(2, 7)), elements=st.floats(-50, 50)))

@@ -71,7 +71,7 @@ def test_a_missed_limit_names_the_worst_samples() -> None:
     assert "2 > 0.1" in found.reason
 
 
-# -------------------------------------------------------------------------------------------- things that must never be true
+# --------------------------------------------------------------------------------------- things that must never be true
 
 
 def test_no_samples_is_not_run() -> None:
@@ -284,16 +284,17 @@ def test_confidence_of_a_mean_holds_at_its_worse_end_and_others_have_none() -> N
     assert one(check({"y": SCORES}, {"y": SCORES}, worst), "cosine").outcome is NOT_RUN
 
 
-@pytest.mark.parametrize("confidence", [None, 0.95])
 @pytest.mark.parametrize(("width", "equal"), [(3, 2), (5, 4), (10, 9), (50, 49)])
-def test_a_share_of_exactly_its_limit_holds(width: int, equal: int, confidence: float | None) -> None:
-    """The mean of fifty times 0.9 is not 0.9 in float64: the verdict would say that 0.9 is less than 0.9."""
+def test_a_share_of_exactly_its_limit_holds(width: int, equal: int) -> None:
+    """The mean of fifty times 0.9 is not 0.9 in float64: the verdict would say that 0.9 is less than 0.9. With a
+    confidence it would be shown by fifty equal samples, which leave room for others."""
     baseline = np.zeros((50, width), np.int64)
     own = baseline.copy()
     own[:, equal:] = 1
-    gate = Gate(metric="agreement", limit=equal / width, direction="at_least", confidence=confidence)
+    gate = Gate(metric="agreement", limit=equal / width, direction="at_least")
     assert passed(check({"y": own}, {"y": baseline}, gate))
     assert not passed(check({"y": own}, {"y": baseline}, replace(gate, limit=equal / width + 1e-9)))
+    assert not passed(check({"y": own}, {"y": baseline}, replace(gate, confidence=0.95)))
 
 
 @pytest.mark.parametrize("right", [96, 58, 30])
@@ -314,6 +315,24 @@ def test_an_exact_limit_of_a_distance_has_no_slack() -> None:
     baseline = np.ones((40, 2))
     assert passed(check({"y": baseline}, {"y": baseline}, gate))
     assert not passed(check({"y": np.nextafter(baseline, 2)}, {"y": baseline}, gate))
+
+
+def test_min_samples_counts_groups() -> None:
+    """Broken: 40 frames of one video would prove as much as 40 videos."""
+    for groups, outcome in ((np.arange(40) // 10, NOT_RUN), (np.arange(40), PASS)):
+        checks = check_outputs(
+            (MAX_ABS,), {"y": SCORES[:40]}, {"y": SCORES[:40]}, None, batch_size=1, seed=0, min_samples=5, real=True,
+            groups=groups,
+        )  # fmt: skip
+        assert one(checks, "samples").outcome is outcome
+        assert one(checks, "max_abs").outcome is outcome
+    assert "4 groups of 40 real samples are fewer than the 5" in one(
+        check_outputs(
+            (MAX_ABS,), {"y": SCORES[:40]}, {"y": SCORES[:40]}, None, batch_size=1, seed=0, min_samples=5, real=True,
+            groups=np.arange(40) // 10,
+        ),
+        "samples",
+    ).reason  # fmt: skip
 
 
 def test_one_sample_has_no_interval() -> None:
@@ -367,7 +386,7 @@ def test_one_wrong_sample_is_found_wherever_it_is(index: int, gate: Gate) -> Non
     assert found.worst == (index,)
 
 
-# --------------------------------------------------------------------------------------------------------------- waivers
+# -------------------------------------------------------------------------------------------------------------- waivers
 
 
 def waiver(gate: str, expires: str = "2030-01-31", target: str = "edge") -> Waiver:
@@ -393,7 +412,7 @@ def test_no_waiver_reaches_what_is_broken_or_unknown() -> None:
     assert not passed(apply_waivers(few, [waiver("samples"), waiver("max_abs")], "edge", today))
 
 
-# ----------------------------------------------------------------------------------------------- regressions and classes
+# ---------------------------------------------------------------------------------------------- regressions and classes
 
 SHIPPED = Gate(
     metric="accuracy",
@@ -419,7 +438,7 @@ def test_a_regression_with_labels_is_not_asked_for_accuracy_that_nobody_asked_fo
 @pytest.mark.parametrize("outputs", ["scores", "labels", "single", "both"])
 def test_a_classification_is_asked_for_accuracy(outputs: str) -> None:
     """Broken: the shipped limit would be left out where it is the one that counts."""
-    truth = np.arange(64) % (2 if outputs == "single" else 5)
+    truth = np.arange(320) % (2 if outputs == "single" else 5)
     scores = np.eye(5, dtype=np.float32)[truth] + 0.1
     right = {
         "scores": {"s": scores},
@@ -435,7 +454,8 @@ def test_a_classification_is_asked_for_accuracy(outputs: str) -> None:
 
 
 def test_one_value_for_each_sample_is_compared_as_a_column() -> None:
-    """Broken: the cosine of a single number is its sign, so a regression would pass however wrong, or fail for a value near zero."""
+    """Broken: the cosine of a single number is its sign, so a regression would pass however wrong, or fail for a value
+    near zero."""
     near_zero = PRICES.copy()
     near_zero[3] = 1e-9
     rounded = near_zero + np.float32(1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,44 @@ def test_no_sample_is_taken_twice(tmp_path_factory: pytest.TempPathFactory, coun
     made = prepare(source, TABLE, into, seed=seed, example={"features": x})
     rows = open_samples(made).inputs["features"][:, 0]
     assert len(set(rows.tolist())) == min(count, most) == made.count
+
+
+@pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])
+def test_groups_are_read_with_their_samples_and_are_no_input(tmp_path: Path, suffix: str) -> None:
+    """Broken: a patient's name would be a feature, or the chosen samples would have others' groups."""
+    x = np.arange(60 * 3, dtype=np.float32).reshape(60, 3)
+    patients, labels = np.array([f"p{row // 4:02}" for row in range(60)]), np.arange(60)
+    path = tmp_path / f"data.{suffix}"
+    if suffix == "npz":
+        np.savez(path, features=x, patient=patients, y=labels)
+    else:
+        frame = pandas.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "patient": patients, "y": labels})
+        frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    source = DataSpec(source=f"file:{path}", labels="y", groups="patient", max_samples=40)
+    made = prepare(source, TABLE, tmp_path / "s", seed=3)
+    opened = open_samples(made)
+    assert opened.groups is not None
+    assert opened.labels is not None
+    assert np.array_equal(np.unique(patients[opened.labels], return_inverse=True)[1], opened.groups)
+    assert (made.count, made.groups) == (40, len(set(patients[opened.labels].tolist())))
+    assert (made.independent, made.unit) == (made.groups, "groups of samples")
+    plain = prepare(
+        replace(source, groups=None, source=npz(tmp_path, features=x, y=labels)), TABLE, tmp_path / "t", seed=3
+    )
+    assert (plain.groups, plain.independent, open_samples(plain).groups) == (0, 40, None)
+    assert plain.digest != made.digest
+
+
+def test_a_group_that_is_missing_or_no_single_value_is_refused(tmp_path: Path) -> None:
+    """Broken: samples of no group would count as a group of their own, all together."""
+    x = np.zeros((4, 3), np.float32)
+    for groups, says in (
+        (np.array([0.0, 1.0, np.nan, 1.0]), "1 of the 4 samples have no group"),
+        (x, "one number or text"),
+    ):
+        source = DataSpec(source=npz(tmp_path, features=x, g=groups), groups="g")
+        with pytest.raises(PolicyError, match=says):
+            prepare(source, TABLE, tmp_path / "s", seed=0)
 
 
 def test_compressed_and_fortran_ordered_arrays(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_stage.core.records import Check, Gate, Outcome, Sensitivity, Trial
-from compile_stage.measure.search import Evaluate, Found, better, margin, order, search
+from compile_stage.measure.search import Evaluate, Found, Limits, better, margin, order, search
 
 NODES = tuple(f"n{i}" for i in range(40))
 
 
 def additive(noise: Mapping[str, float], limit: float, calls: list[tuple[str, ...]] | None = None) -> Evaluate:
-    """Noise powers add up over what is quantised; latency grows with what is kept, and bf16 costs half, and adds a little noise."""
+    """Noise powers add up over what is quantised; latency grows with what is kept, and bf16 costs half, and adds a
+    little noise."""
 
     def evaluate(kept: tuple[str, ...], float_type: str) -> Trial:
         if calls is not None:
@@ -28,7 +29,9 @@ def additive(noise: Mapping[str, float], limit: float, calls: list[tuple[str, ..
 
 
 def run(evaluate: Evaluate, ranked: tuple[str, ...] = NODES, evaluations: int = 24, **options: object) -> Found:
-    return search(ranked, evaluate, max_evaluations=evaluations, max_seconds=1e9, **options)  # type: ignore[arg-type]
+    ceiling_s = options.pop("ceiling_s", None)
+    limits = Limits(evaluations=evaluations, seconds=1e9, ceiling_s=ceiling_s)  # type: ignore[arg-type]
+    return search(ranked, evaluate, limits, **options)  # type: ignore[arg-type]
 
 
 powers = st.lists(st.floats(0, 1), min_size=2, max_size=len(NODES)).map(
@@ -39,7 +42,8 @@ powers = st.lists(st.floats(0, 1), min_size=2, max_size=len(NODES)).map(
 @given(powers, st.floats(0, 5), st.integers(1, 30))
 @settings(max_examples=200, deadline=None)
 def test_monotone_landscapes(noise: dict[str, float], limit: float, evaluations: int) -> None:
-    """Broken: the search would overrun its budget, lose the best it saw, or miss a set although the budget allows to find one."""
+    """Broken: the search would overrun its budget, lose the best it saw, or miss a set although the budget allows to
+    find one."""
     calls: list[tuple[str, ...]] = []
     ranked = tuple(sorted(noise, key=lambda node: -noise[node]))
     found = run(additive(noise, limit, calls), ranked, evaluations)
@@ -61,7 +65,8 @@ def test_monotone_landscapes(noise: dict[str, float], limit: float, evaluations:
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_any_landscape(data: st.DataObject) -> None:
-    """Broken: on a landscape without order the search would run on, or end with a set that does not pass although one did."""
+    """Broken: on a landscape without order the search would run on, or end with a set that does not pass although one
+    did."""
     answers: dict[tuple[frozenset[str], str], Trial] = {}
 
     def evaluate(kept: tuple[str, ...], float_type: str) -> Trial:
@@ -90,7 +95,8 @@ def better_all(trial: Trial, found: Found) -> bool:
 @given(powers, st.floats(0, 5))
 @settings(max_examples=30, deadline=None)
 def test_same_answers_same_search(noise: dict[str, float], limit: float) -> None:
-    """Broken: a run that was killed would ask other questions the second time, and find none of its answers in the cache."""
+    """Broken: a run that was killed would ask other questions the second time, and find none of its answers in the
+    cache."""
     first, second = run(additive(noise, limit)), run(additive(noise, limit))
     assert first == second
 
@@ -103,7 +109,7 @@ def test_time_is_a_limit_too() -> None:
         now[0] += 10.0
         return Trial(kept=kept, float_type=float_type, passed=False)
 
-    found = search(NODES, evaluate, max_evaluations=1000, max_seconds=35.0, clock=lambda: now[0])
+    found = search(NODES, evaluate, Limits(evaluations=1000, seconds=35.0), clock=lambda: now[0])
     assert len(found.trials) == 4
     assert found.exhausted
     assert found.best is None

@@ -69,8 +69,9 @@ def test_ratio_interval_covers_the_truth(count: int) -> None:
 
 def test_the_speedup_is_the_quotient_of_the_medians_beside_it() -> None:
     """Broken: "827x" would stand over "35.1 us, baseline 1.09 ms". Such a run: a small model whose two threads wait for
-    each other on a busy machine. In most rounds a call of the baseline took 29 ms, so a turn held one or two; in the others
-    1.09 ms, and a turn held many. The mean over rounds is that of the slow ones, the median of all calls is a fast one."""
+    each other on a busy machine. In most rounds a call of the baseline took 29 ms, so a turn held one or two; in the
+    others 1.09 ms, and a turn held many. The mean over rounds is that of the slow ones, the median of all calls is a
+    fast one."""
     slow, fast, own = [[0.029] * 2] * 20, [[0.00109] * 37] * 2, [[35.1e-6] * 100] * 22
     ratio = ratio_interval(slow + fast, own, seed=0)
     assert ratio.value == pytest.approx(1.09e-3 / 35.1e-6)
@@ -235,8 +236,8 @@ def test_timings_of_different_runs_never_tie() -> None:
 def test_coverage_under_ugly_noise_is_what_the_docs_say(
     noise: str, rounds: int, at_least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: docs/measurement.md would promise more, or less, than the interval keeps. The last kind is where it does not keep
-    95 %, which the page says; when that gets better, the page and this test change."""
+    """Broken: docs/measurement.md would promise more, or less, than the interval keeps. The last kind is where it does
+    not keep 95 %, which the page says; when that gets better, the page and this test change."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     share, _ = importlib.import_module("coverage_of_intervals").coverage(noise, rounds, 60)
     assert at_least <= share

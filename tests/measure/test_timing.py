@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compile_stage.core.errors import SourceError
 from compile_stage.measure import timing
+from compile_stage.measure.quantiles import GATED, effective_calls
 from compile_stage.measure.stats import Interval, is_within, ratio_interval
 from compile_stage.measure.timing import (
     FAR_SLOWER,
     MIN_ROUNDS,
+    MOST_CALLS,
     SETTLE_S,
     TURN_S,
     calls_of_a_turn,
     enough,
     far_slower,
     schedule,
+    settle,
     steady,
     turn,
     warm_up,
@@ -63,7 +70,7 @@ def test_interleaving_is_unbiased_under_drift_where_one_after_the_other_is_not(d
     assert fair.value == pytest.approx(1, abs=0.03)  # in the middle rounds one may stand three turns before the other
     # one after the other, the last of four starts when three quarters of the drift are done
     bias = (1 + drift * count / 2) / (1 + drift * count * 3.5)
-    assert naive.value == pytest.approx(bias, abs=0.015)
+    assert naive.value == pytest.approx(bias, abs=0.03)
 
 
 def test_interleaved_intervals_cover_the_truth_under_drift() -> None:
@@ -91,8 +98,9 @@ def test_a_quiet_machine_is_soon_enough_and_a_noisy_one_needs_more() -> None:
 def test_a_percentile_that_a_gate_looks_at_gets_its_calls() -> None:
     """Else a slow model would stop after six calls, and its p95 gate could not run."""
     quiet = steady_rounds(20, 0.001)
-    assert enough(quiet, "baseline", seed=0, min_calls=20)
-    assert not enough(quiet, "baseline", seed=0, min_calls=59)
+    independent = min(effective_calls(turns, GATED) for turns in quiet.values())
+    assert enough(quiet, "baseline", seed=0, min_calls=int(independent))
+    assert not enough(quiet, "baseline", seed=0, min_calls=int(independent) + 1)
 
 
 def test_half_a_mirrored_pair_is_not_enough() -> None:
@@ -134,23 +142,65 @@ def test_steady_needs_three_windows_that_agree() -> None:
     assert not steady([1.0, 1.0, 1.2])
 
 
+def right(seen: list[int]) -> Callable[[Any], Any]:
+    """A model that notes what it is called with."""
+
+    def run(batch: Any) -> Any:
+        seen.append(batch)
+        return {"y": np.zeros(1)}
+
+    return run
+
+
 def test_a_turn_is_bounded_and_leaves_the_collector_as_it_was() -> None:
-    calls = []
-    latencies = turn(lambda: calls.append(gc.isenabled()), seconds=0.02)
-    assert len(latencies) == len(calls) - 1  # the first call only fills the caches
-    assert not any(calls[1:])
+    collecting: list[bool] = []
+
+    def run(batch: Any) -> Any:
+        collecting.append(gc.isenabled())
+        return {}
+
+    assert len(turn(run, count(), seconds=0.02)) == len(collecting) > 1
+    assert not any(collecting)
     assert gc.isenabled()
-    assert len(turn(lambda: None, seconds=0.0, min_calls=3)) == 3
-    slow = turn(lambda: time.sleep(0.01), seconds=0.0)
-    assert len(slow) == 1
-    assert slow[0] >= 0.01
-    assert len(turn(lambda: None, seconds=60.0, max_calls=7)) == 7
+
+    def slow(batch: Any) -> Any:
+        time.sleep(0.01)
+        return {}
+
+    (latency,) = turn(slow, count(), seconds=0.0)
+    assert latency >= 0.01
+    seen: list[int] = []
+    assert len(turn(right(seen), range(7), seconds=60.0)) == 7
+    assert seen == list(range(7))
+
+
+def test_what_was_answered_is_given_on_by_its_place() -> None:
+    """Broken: an answer would be laid beside the original's to another input."""
+    kept: list[tuple[int, int]] = []
+    turn(
+        lambda n: {"y": np.array(n)},
+        [5, 6, 7],
+        seconds=60.0,
+        keep=lambda place, answer: kept.append((place, int(answer["y"]))),
+    )
+    assert kept == [(0, 5), (1, 6), (2, 7)]
+
+
+class Late(np.ndarray):
+    """An array that could compute when it is looked at."""
+
+
+@pytest.mark.parametrize("answer", [[1.0], {"y": [1.0]}, {"y": memoryview(b"abcd")}, {"y": np.zeros(2).view(Late)}])
+def test_what_is_not_an_array_is_refused_not_converted(answer: Any) -> None:
+    """Broken: the conversion, which is when a lazy answer is computed, would come after the clock stopped."""
+    with pytest.raises(SourceError, match="wanted"):
+        turn(lambda _: answer, [0], seconds=1.0)
 
 
 def test_every_turn_has_as_many_calls_however_slow_the_machine_is() -> None:
-    """Broken: a round in which a model is slow would hold few of its calls, and one in which it is fast many, so that its
-    median would be that of the fast rounds. Here the machine is three times as slow in two rounds of three; the baseline's
-    turns hold one call either way, so its median is a slow one. The true ratio is 15."""
+    """Broken: a round in which a model is slow would hold few of its calls, and one in which it is fast many, so that
+    its median would be that of the fast rounds. Here the machine is three times as slow in two rounds of three; the
+    baseline's turns hold one call either way, so its median is a slow one. The true ratio is 15."""
     slowdown = [3.0, 3.0, 1.0] * 8
     baseline = [[0.06 * slow] for slow in slowdown]
     equally_long = [[0.004 * slow] * max(1, round(TURN_S / (0.004 * slow))) for slow in slowdown]
@@ -159,11 +209,12 @@ def test_every_turn_has_as_many_calls_however_slow_the_machine_is() -> None:
     assert ratio_interval(baseline, as_many_calls, seed=0).value == pytest.approx(15)
     assert calls_of_a_turn(35e-6) == round(TURN_S / 35e-6)
     assert calls_of_a_turn(2.0) == calls_of_a_turn(0.0) == 1
+    assert calls_of_a_turn(1e-9) == MOST_CALLS
 
 
 class Spinning:
-    """A clock on which a runtime's thread keeps a core busy until `rest`. The real thing needs a core of its own to be seen, which a test can't ask for:
-    `docs/decisions/0018` tells what was measured."""
+    """A clock on which a runtime's thread keeps a core busy until `rest`. The real thing needs a core of its own to be
+    seen, which a test can't ask for: `docs/decisions/0018` tells what was measured."""
 
     def __init__(self, rest: float) -> None:
         self.rest, self.now = rest, 0.0
@@ -181,11 +232,12 @@ class Spinning:
 
 @pytest.mark.parametrize(("rest", "ends"), [(0.0, 0.002), (0.055, 0.057), (9.0, SETTLE_S)])
 def test_a_turn_ends_when_the_runtime_is_at_rest(monkeypatch: pytest.MonkeyPatch, rest: float, ends: float) -> None:
-    """Broken: threads that wait for the next call in a busy loop would take a core from whoever comes next, and candidates would be called slower by their
-    place in the order; or one that never rests would hold up the measurement for ever."""
+    """Broken: threads that wait for the next call in a busy loop would take a core from whoever comes next, and
+    candidates would be called slower by their place in the order; or one that never rests would hold up the measurement
+    for ever."""
     clock = Spinning(rest)
     monkeypatch.setattr(timing, "time", clock)
-    turn(lambda: None, seconds=0.0)
+    settle()
     assert ends <= clock.now <= ends + 0.003
 
 
@@ -193,10 +245,13 @@ def test_latencies_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: what is told of the first calls of a turn would be those of the last."""
     clock = Spinning(0.0)
     monkeypatch.setattr(timing, "time", clock)
-    durations = [0.0, 0.002, 0.006, 0.012]
-    calls = iter(durations)
-    found = turn(lambda: clock.sleep(next(calls)), seconds=0.0, min_calls=3)
-    assert found == pytest.approx(durations[1:], abs=1e-4)
+    durations = [0.002, 0.006, 0.012]
+
+    def run(seconds: Any) -> Any:
+        clock.sleep(seconds)
+        return {}
+
+    assert turn(run, durations, seconds=1.0) == pytest.approx(durations, abs=1e-4)
 
 
 latencies = st.floats(1e-6, 1.0)

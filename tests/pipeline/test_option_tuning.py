@@ -3,100 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
+import factories
 import pytest
+from factories import measurement, passed, run_context, target, target_policy, timing
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import Cache
-from compile_stage.core.context import Context
-from compile_stage.core.environment import hardware
-from compile_stage.core.events import EventLog
-from compile_stage.core.records import (
-    Artifact,
-    Budget,
-    Candidate,
-    Check,
-    Data,
-    DataSpec,
-    Gate,
-    Job,
-    Measurement,
-    OptimizationStep,
-    Outcome,
-    Plan,
-    Policy,
-    Scheme,
-    Target,
-    TargetPolicy,
-    Timing,
-    TuningOption,
-    Verdict,
-)
-from compile_stage.core.tensors import Signature
+from compile_stage.core.records import Budget, Candidate, Job, Measurement, OptimizationStep, Plan, TuningOption
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.option_tuning import Tuning, lay_out, tune
 from compile_stage.pipeline.tuning_options import is_better, options_of, refuse_option, tuned_job
 from compile_stage.steps.select import select
 
-TARGET = Target(name="cpu", backends=("onnxruntime",), batch_sizes=(1, 8), threads=2)
-GATE = Gate(metric="cosine", limit=0.99, direction="at_least")
-POLICY = TargetPolicy(target=TARGET, tolerances={"fp32": (GATE,)}, performance=(), ladder=True)
+TARGET = target(batch_sizes=(1, 8), threads=2)
+POLICY = target_policy(TARGET, ladder=True)
 NO_ARENA = TuningOption(kind="memory", name="no-arena", options={"memory_arena": False})
 DENORMALS = TuningOption(kind="tuning", name="denormals", options={"config": {"session.set_denormal_as_zero": "1"}})
 
 
 def job(precision: str = "fp32", **options: Any) -> Job:
-    return Job(
-        id=f"m-1--cpu--onnxruntime--{precision}",
-        source="s",
-        target=replace(TARGET, options={"onnxruntime": options, "openvino": {"num_streams": 1}}),
-        backend="onnxruntime",
-        scheme=Scheme(precision=precision, name=precision, native=True),
-        gates=(GATE,),
-    )
+    where = replace(TARGET, options={"onnxruntime": options, "openvino": {"num_streams": 1}})
+    return factories.job(precision, where=where)
 
 
 def measured(speedup: float | None, memory: float = 100e6, noise: float = 0.001) -> Measurement:
-    """Twelve rounds of one call each, whose ratio to a baseline of 10 ms is `speedup`."""
-    latency = 0.010 / (speedup or 1.0)
-    calls = tuple(latency * (1 + noise * (-1) ** (i // 2)) for i in range(12))
-    timing = Timing(
-        latency_s=calls,
-        batch_size=1,
-        stable=True,
-        environment="here",
-        rounds=12,
-        turns=(1,) * 12,
-        speedup=speedup,
-        speedup_interval=None if speedup is None else (speedup * (1 - noise), speedup * (1 + noise)),
-    )
-    return Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=int(memory))
+    return measurement(timings=(timing(speedup, noise=noise),), peak_memory_bytes=int(memory))
 
 
-def candidate(made: Job, speedup: float | None = 2.0, memory: float = 100e6) -> Candidate:
-    check = Check(gate=GATE, outcome=Outcome.PASS, measured=0.999, reason="cosine is 0.999")
-    return Candidate(
-        job=made,
-        artifact=Artifact(
-            path="/nowhere",
-            entry="model.onnx",
-            digest="sha256:0",
-            job_id=made.id,
-            backend=made.backend,
-            precision=made.scheme.precision,
-            toolchain={},
-            hardware="here",
-            signature=Signature(inputs=(), outputs=()),
-            size_bytes=1000,
-        ),
-        verdict=Verdict(checks=(check,)),
-        state="passed" if speedup is not None else "failed",
-        reason="" if speedup is not None else "it passes every gate, but it was not measured",
-        measurement=None if speedup is None else measured(speedup, memory),
-    )
+def candidate(of: Job, speedup: float | None = 2.0) -> Candidate:
+    if speedup is not None:
+        return passed(of, speedup)
+    return passed(of, measurement=None).in_state("failed", "it passes every gate, but it was not measured")
 
 
 # ------------------------------------------------------------------------------------------------------ what is tried
@@ -241,26 +180,15 @@ def test_without_a_lower_precision_or_a_candidate_the_ladder_says_so() -> None:
 
 
 def test_a_budget_that_is_used_up_is_said(tmp_path: Path) -> None:
-    """Broken: a ladder would go on after the run's time, or end without a word. No engine is there: nothing may start."""
-    spec = DataSpec(source="synthetic")
-    policy = Policy(
-        name="p",
-        owner="",
-        digest="",
-        files=(),
-        data=Data(validation=spec, calibration=spec),
-        targets=(POLICY,),
-        budget=Budget(minutes=0.5, measure_seconds=30),
-    )
-    context = Context(
-        cache=Cache(tmp_path), engine=None, events=EventLog(), hardware=hardware(), scratch=tmp_path, today=date.today()
-    )  # type: ignore[arg-type]
-    plan = Plan(source=None, policy=policy, jobs=(), refused=())  # type: ignore[arg-type]
-    target = TargetRun(context, plan, POLICY, inputs=None)  # type: ignore[arg-type]
-    candidates, tuning = tune(target, [candidate(job())])
+    """Broken: a ladder would go on after the run's time, or end without a word. No engine is there: nothing may
+    start."""
+    policy = factories.policy(POLICY, budget=Budget(minutes=0.5, measure_seconds=30))
+    plan = Plan(source=factories.source(), policy=policy, jobs=(), refused=())
+    run = TargetRun(run_context(tmp_path), plan, POLICY, inputs=None)  # type: ignore[arg-type]
+    candidates, tuning = tune(run, [candidate(job())])
     assert [one.job.id for one in candidates] == [job().id]
     assert tuning is not None
     assert tuning.steps
     assert all("budget of 0.5 minutes" in step.reason and not step.job_id for step in tuning.steps)
-    without = replace(target, policy=replace(POLICY, ladder=False))
+    without = replace(run, policy=replace(POLICY, ladder=False))
     assert tune(without, candidates) == (candidates, None)

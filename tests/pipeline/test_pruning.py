@@ -4,46 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import factories
 import pytest
+from factories import artifact, measurement, passed, run_context, target, target_policy, timing
 
-from compile_stage.core.cache import Cache
-from compile_stage.core.context import Context
-from compile_stage.core.environment import hardware
 from compile_stage.core.errors import SourceError, WorkerError
-from compile_stage.core.events import EventLog
-from compile_stage.core.records import (
-    Artifact,
-    Candidate,
-    Check,
-    Gate,
-    Job,
-    Measurement,
-    Outcome,
-    SampleSet,
-    Scheme,
-    SourceModel,
-    Target,
-    TargetPolicy,
-    Timing,
-    Verdict,
-    Waiver,
-)
-from compile_stage.core.tensors import Signature
+from compile_stage.core.records import Candidate, Gate, Job, Measurement, SampleSet, Waiver
 from compile_stage.measure.timing import FAR_SLOWER
 from compile_stage.pipeline import pruning
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.option_tuning import Tuning, lay_out
-from compile_stage.pipeline.pruning import WORTH_S, quick_comparison, to_prove
+from compile_stage.pipeline.pruning import WORTH_S, quick_comparison, to_validate
 from compile_stage.steps.select import select
-from compile_stage.steps.validate import Reference
+from compile_stage.steps.validate import Calls, Reference
 
-TARGET = Target(name="cpu", backends=("auto",), batch_sizes=(2, 8))
-POLICY = TargetPolicy(target=TARGET, tolerances={}, performance=())
+TARGET = target(backends=("auto",), batch_sizes=(2, 8))
+POLICY = target_policy(TARGET)
 SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
 SAMPLE_S = 0.01
 FAR_SLOWER_S = FAR_SLOWER * SAMPLE_S * TARGET.batch_sizes[0]
@@ -51,23 +31,13 @@ FAR_SLOWER_S = FAR_SLOWER * SAMPLE_S * TARGET.batch_sizes[0]
 
 
 def job(backend: str = "onnxruntime") -> Job:
-    scheme = Scheme(precision="fp32", name="fp32", native=True)
-    return Job(id=f"m-1--cpu--{backend}--fp32", source="s", target=TARGET, backend=backend, scheme=scheme, gates=())
-
-
-def artifact(backend: str = "onnxruntime") -> Artifact:
-    return Artifact(
-        path="", entry="", digest="a", job_id=job(backend).id, backend=backend, precision="fp32", toolchain={}, hardware="",
-        signature=Signature(inputs=(), outputs=()), size_bytes=10,
-    )  # fmt: skip
+    return factories.job(backend=backend, where=TARGET)
 
 
 def measured(latency_s: float, dropped: str = "") -> Measurement:
-    timing = Timing(
-        latency_s=(latency_s, latency_s * 1.1), batch_size=2, stable=False, environment="here", rounds=2, turns=(1, 1), speedup=0.1,
-        speedup_interval=(0.05, 0.2),
-    )  # fmt: skip
-    return Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=10, stopped_early=dropped)
+    calls = (latency_s, latency_s * 1.1)
+    times = timing(0.1, rounds=2, batch_size=2, latency_s=calls, stable=False, speedup_interval=(0.05, 0.2))
+    return measurement(timings=(times,), stopped_early=dropped)
 
 
 class Answering:
@@ -80,22 +50,28 @@ class Answering:
         self.calls += 1
         if self.error is not None:
             raise self.error
-        return [self.latency_s] if function == "time_turn" else {}
+        return [self.latency_s] if function == "quick_turn" else {}
 
 
 @pytest.fixture
 def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measurement | None]:
-    context = Context(
-        cache=Cache(tmp_path), engine=None, events=EventLog(), hardware=hardware(), scratch=tmp_path, today=date.today()
-    )  # type: ignore[arg-type]
-    source = SourceModel(uri="s", name="m", version="1", flavor="onnx", path="", digest="s", registry="")
-    reference = Reference(outputs={}, corners=(), digest="", batch_size=1, sample_s=SAMPLE_S)
-    inputs: Any = SimpleNamespace(source=source, validation=SAMPLES, reference=reference)
-    target = TargetRun(context, plan=None, policy=POLICY, inputs=inputs)  # type: ignore[arg-type]
+    reference = Reference(
+        outputs={},
+        corners=(),
+        digest="",
+        path="",
+        batch_size=1,
+        sample_s=SAMPLE_S,
+        distinct=1,
+        calls=Calls(made=(), answers={}),
+        robustness=(),
+    )
+    inputs: Any = SimpleNamespace(source=factories.source(), validation=SAMPLES, reference=reference)
+    run = TargetRun(run_context(tmp_path), plan=None, policy=POLICY, inputs=inputs)  # type: ignore[arg-type]
 
     def compared(worker: Answering, race: Callable[[], Measurement | None]) -> Measurement | None:
         monkeypatch.setattr(pruning, "_measure_beside_original", lambda *_: race())
-        return quick_comparison(target, worker, job(), artifact())
+        return quick_comparison(run, worker, job(), artifact(job()))
 
     return compared
 
@@ -118,8 +94,9 @@ def test_what_is_far_slower_and_takes_long_to_prove_is_dropped_with_the_reason_a
     assert found is not None
     # 100 samples at two batch sizes, 0.9 s each.
     assert found.stopped_early == (
-        "dropped after 2 rounds: its latency was at least 90 times that of the original in each, so it was not validated, which would have taken "
-        "about 3 minutes; to have it validated, list the backends by name instead of auto"
+        "dropped after 2 rounds: its latency was at least 90 times that of the original in each, so it was not "
+        "validated, which would have taken about 3 minutes; to have it validated, list the backends by name instead of "
+        "auto"
     )
     assert compare(Answering(0.0), no_race) == found
     assert races == [1]
@@ -129,7 +106,8 @@ def test_what_is_far_slower_and_takes_long_to_prove_is_dropped_with_the_reason_a
 def test_who_is_fast_enough_or_quickly_proven_is_not_suspected(
     latency_s: float, compare: Callable[..., Measurement | None]
 ) -> None:
-    """Broken: what might win would be dropped, or each candidate would wait for the machine to be free of all others."""
+    """Broken: what might win would be dropped, or each candidate would wait for the machine to be free of all
+    others."""
     assert compare(Answering(latency_s), no_race) is None
 
 
@@ -158,24 +136,18 @@ def test_a_worker_that_is_gone_ends_the_job(compare: Callable[..., Measurement |
 
 
 def dropped_and_winner(winner_s: float) -> tuple[Candidate, Candidate]:
-    far_slower = measured(1.0, "dropped: by far")
-    dropped = Candidate(job=job("slow"), artifact=artifact("slow"), measurement=far_slower).in_state(
-        "pruned", "dropped: by far"
-    )
-    gate = Gate(metric="cosine", limit=0.9, direction="at_least")
-    verdict = Verdict(checks=(Check(gate=gate, outcome=Outcome.PASS, measured=1.0, reason=""),))
-    return dropped, Candidate(
-        job=job(), artifact=artifact(), verdict=verdict, measurement=measured(winner_s), state="passed"
-    )
+    slow, reason = job("slow"), "dropped: by far"
+    dropped = Candidate(job=slow, artifact=artifact(slow), measurement=measured(1.0, reason)).in_state("pruned", reason)
+    return dropped, passed(job(), measurement=measured(winner_s))
 
 
 @pytest.mark.parametrize(("winner_s", "again"), [(1.0 / FAR_SLOWER * 0.9, False), (1.0 / FAR_SLOWER * 1.1, True)])
 def test_it_is_proven_after_all_unless_the_winner_is_far_ahead(winner_s: float, again: bool) -> None:
     """Broken: a comparison with the original would decide between two candidates that are both slower than it."""
     dropped, winner = dropped_and_winner(winner_s)
-    assert to_prove([dropped, winner], POLICY, (), winner) == ([dropped] if again else [])
-    assert to_prove([dropped, winner], POLICY, (), None) == [dropped]
-    assert to_prove([winner], POLICY, (), None) == []
+    assert to_validate([dropped, winner], POLICY, (), winner) == ([dropped] if again else [])
+    assert to_validate([dropped, winner], POLICY, (), None) == [dropped]
+    assert to_validate([winner], POLICY, (), None) == []
 
 
 @pytest.mark.parametrize(
@@ -185,17 +157,19 @@ def test_it_is_proven_after_all_unless_the_winner_is_far_ahead(winner_s: float, 
 def test_without_a_winner_what_can_not_hold_the_limit_on_speed_is_not_proven_for_nothing(
     limit: float | None, waived_for: str | None, again: bool
 ) -> None:
-    """Broken: a run that fails on speed would pay for the proof of what is slower still; or what a waiver lets through would stay dropped."""
+    """Broken: a run that fails on speed would pay for the proof of what is slower still; or what a waiver lets through
+    would stay dropped."""
     dropped, _ = dropped_and_winner(1.0)  # a tenth of the original's speed
     gates = () if limit is None else (Gate(metric="speedup", limit=limit, direction="at_least", unit="ratio"),)
     waivers = () if waived_for is None else (
         Waiver(gate="speedup", target=waived_for, reason="r", owner="o", expires="2099-01-01"),
     )  # fmt: skip
-    assert to_prove([dropped], replace(POLICY, performance=gates), waivers, None) == ([dropped] if again else [])
+    assert to_validate([dropped], replace(POLICY, performance=gates), waivers, None) == ([dropped] if again else [])
 
 
 def test_what_was_dropped_before_its_proof_wins_nothing_and_is_neither_passed_nor_failed() -> None:
-    """Broken: an artifact that nobody compared with anything would be shipped, or blamed; or the ladder would lay a figure of another run beside its own."""
+    """Broken: an artifact that nobody compared with anything would be shipped, or blamed; or the ladder would lay a
+    figure of another run beside its own."""
     dropped, winner = dropped_and_winner(2.0)
     beside = select([dropped, winner], POLICY)
     assert beside.winner == winner.job.id
@@ -213,11 +187,12 @@ def test_what_was_dropped_before_its_proof_wins_nothing_and_is_neither_passed_no
 @pytest.mark.parametrize(
     ("backends", "prefer", "drops"),
     [
-        (("auto",), "latency", True), (("auto",), "throughput", False), (("auto",), "memory", False), (("auto",), "size", False),
-        (("onnxruntime", "tvm"), "latency", False), (("tvm",), "latency", False),
+        (("auto",), "latency", True), (("auto",), "throughput", False), (("auto",), "memory", False),
+        (("auto",), "size", False), (("onnxruntime", "tvm"), "latency", False), (("tvm",), "latency", False),
     ],
 )  # fmt: skip
 def test_only_auto_that_prefers_latency_drops_anybody(backends: tuple[str, ...], prefer: Any, drops: bool) -> None:
-    """Broken: what a policy names would not be measured to the end, or what is small would be dropped for being slow."""
+    """Broken: what a policy names would not be measured to the end, or what is small would be dropped for being
+    slow."""
     policy = replace(POLICY, target=replace(TARGET, backends=backends), prefer=prefer)
     assert policy.prunes_slow is drops

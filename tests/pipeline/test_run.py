@@ -1,4 +1,5 @@
-"""The pipeline's own logic, driven through whole runs by an engine without processes: order, budgets, early exits, states."""
+"""The pipeline's own logic, driven through whole runs by an engine without processes: order, budgets, early exits,
+states."""
 
 from __future__ import annotations
 
@@ -10,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import job, policy, source, states, target, target_policy
+from factories import job, policy, run_context, source, states, target, target_policy
 from fake_engine import FakeEngine, Scenario
 
 from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
-from compile_stage.core.environment import hardware
-from compile_stage.core.errors import SourceError, UsageError, WorkerError
-from compile_stage.core.events import EventLog
-from compile_stage.core.records import Budget, Fallback, Gate, Plan, Policy, RunResult, Waiver
+from compile_stage.core.errors import KilledError, RegistryError, SourceError, UsageError, WorkerError
+from compile_stage.core.ports import Confinement
+from compile_stage.core.records import Budget, Compliance, Fallback, Gate, Plan, Policy, RunResult, Waiver
 from compile_stage.measure import disturbance
 from compile_stage.pipeline.cache_status import cache_status
-from compile_stage.pipeline.outcome import RunInProgress, RunOptions
-from compile_stage.pipeline.run import run
+from compile_stage.pipeline.outcome import RunOptions, RunState
+from compile_stage.pipeline.run import make_plan, run
 
 Stage = Callable[..., RunResult]
 
@@ -36,10 +36,8 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def context(tmp_path: Path) -> Callable[[Scenario], Context]:
     def fresh(scenario: Scenario) -> Context:
-        return Context(
-            cache=Cache(tmp_path / f"cache-{scenario.key}"), engine=FakeEngine(scenario), events=EventLog(), hardware=hardware(),
-            scratch=tmp_path, today=date(2026, 11, 22),
-        )  # fmt: skip
+        cache = Cache(tmp_path / f"cache-{scenario.key}")
+        return run_context(tmp_path, FakeEngine(scenario), cache=cache, today=date(2026, 11, 22))
 
     return fresh
 
@@ -55,7 +53,7 @@ def stage(context: Callable[[Scenario], Context]) -> Stage:
 
         surroundings = context(scenario)
         plan = Plan(source=source(), policy=rules, jobs=jobs, refused=())
-        with RunInProgress("models:/m/1", "p.yaml", RunOptions(out=None, publish=False), write) as progress:
+        with RunState("models:/m/1", "p.yaml", RunOptions(out=None, publish=False), write) as progress:
             progress.context, progress.policy, progress.plan = surroundings, rules, plan
             run(progress, surroundings, plan)
         return written[-1]
@@ -89,7 +87,10 @@ def test_a_second_run_finds_everything_in_the_cache(stage: Stage, context: Calla
     assert sum(scenario.calls.values()) == made
     assert again.targets[0].selection == first.targets[0].selection
     held = cache_status(context(scenario), Plan(source=source(), policy=rules, jobs=(INT8, FP32), refused=()))
-    assert held == {INT8.id: ("lower", "compile", "validate", "measure"), FP32.id: ("compile", "validate", "measure")}
+    assert held == {
+        INT8.id: ("lower", "compile", "validate", "benchmark"),
+        FP32.id: ("compile", "validate", "benchmark"),
+    }
 
 
 def test_targets_are_independent_and_one_that_the_source_can_not_serve_is_no_others_loss(stage: Stage) -> None:
@@ -134,7 +135,8 @@ def test_a_crash_during_benchmarking_never_wins(stage: Stage) -> None:
 
 
 def test_nodes_are_kept_in_higher_precision_until_the_tolerance_holds(stage: Stage) -> None:
-    """Broken: a candidate that misses by two nodes would be lost, or the mixed one would not be measured with the others."""
+    """Broken: a candidate that misses by two nodes would be lost, or the mixed one would not be measured with the
+    others."""
     scenario = Scenario(
         latency_s=FAST_INT8 | {"int8-mixed": 0.003},
         errors={"int8": 0.5},
@@ -201,7 +203,8 @@ def auto(**fields: Any) -> Policy:
 
 
 def test_what_is_far_slower_is_pruned_and_proven_when_it_matters(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: a long proof would be paid for a sure loser; or a target would end without a winner though one was only pruned."""
+    """Broken: a long proof would be paid for a sure loser; or a target would end without a winner though one was only
+    pruned."""
     from compile_stage.pipeline import pruning
 
     monkeypatch.setattr(pruning, "WORTH_S", 0.1)
@@ -231,6 +234,20 @@ def test_a_source_that_fails_ends_the_run_as_refused_with_a_report(stage: Stage)
     assert (crashed.status, crashed.exit_code) == ("refused", 5)
 
 
+def test_a_source_whose_worker_somebody_killed_is_not_refused(context: Callable[[Scenario], Context]) -> None:
+    """Broken: an administrator's kill -9, or a machine's time limit, would be told as a fault of the model."""
+    killed = WorkerError("crash", "'export' was killed by signal 9 (SIGKILL)", killed=True)
+    surroundings = context(Scenario(raises={("export", ""): killed}))
+    plan = Plan(source=source(), policy=policy(), jobs=(FP32,), refused=())
+    state = RunState("models:/m/1", "p.yaml", RunOptions(out=None, publish=False), lambda *_: {})
+    state.context, state.policy, state.plan = surroundings, plan.policy, plan
+    with pytest.raises(KilledError, match=r"was killed by signal 9 \(SIGKILL\)") as caught, state:
+        run(state, surroundings, plan)
+    assert caught.value.exit_code == 2
+    assert state.written is not None
+    assert (state.written.status, state.written.exit_code) == ("failed", 2)
+
+
 def test_an_interrupted_run_writes_what_it_knows_and_goes_on(context: Callable[[Scenario], Context]) -> None:
     """Broken: Ctrl-C would leave no report, or an exit code other than 130."""
     scenario = Scenario(raises={("compile_model", "fp32"): KeyboardInterrupt()})
@@ -242,7 +259,7 @@ def test_an_interrupted_run_writes_what_it_knows_and_goes_on(context: Callable[[
         written.append(result)
         return {}
 
-    progress = RunInProgress("models:/m/1", "p.yaml", RunOptions(out=None), write)
+    progress = RunState("models:/m/1", "p.yaml", RunOptions(out=None), write)
     progress.context, progress.policy, progress.plan = surroundings, rules, plan
     with pytest.raises(KeyboardInterrupt), progress:
         run(progress, surroundings, plan)
@@ -253,9 +270,7 @@ def test_an_interrupted_run_writes_what_it_knows_and_goes_on(context: Callable[[
 def test_an_error_before_the_plan_is_a_refused_run() -> None:
     """Broken: a mistyped policy would leave CI without a report that says so."""
     written: list[RunResult] = []
-    progress = RunInProgress(
-        "models:/m/1", "p.yaml", RunOptions(out=None), lambda result, _: written.append(result) or {}
-    )
+    progress = RunState("models:/m/1", "p.yaml", RunOptions(out=None), lambda result, _: written.append(result) or {})
     with pytest.raises(UsageError), progress:
         raise UsageError("wrong policy")
     assert [(r.status, r.exit_code, r.source.uri, r.policy.files) for r in written] == [
@@ -283,7 +298,7 @@ def test_a_run_that_is_to_measure_again_measures_everything_again(
     taken = []
     for remeasure in (False, False, True):
         surroundings = replace(context(scenario), remeasure=remeasure)
-        progress = RunInProgress("models:/m/1", "p.yaml", RunOptions(out=None, publish=False), lambda *_: {})
+        progress = RunState("models:/m/1", "p.yaml", RunOptions(out=None, publish=False), lambda *_: {})
         progress.context, progress.policy, progress.plan = surroundings, rules, plan
         before = Counter(scenario.calls)
         run(progress, surroundings, plan)
@@ -291,3 +306,18 @@ def test_a_run_that_is_to_measure_again_measures_everything_again(
         taken.append((made.total() > 0, any(function == "time_turn" for function, _ in made)))
         assert not (remeasure and any(function in ("compile_model", "predict") for function, _ in made))
     assert taken == [(True, True), (False, False), (True, True)]
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_policy_that_requires_confined_workers_is_refused_where_there_are_none(
+    context: Callable[[Scenario], Context], monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    """Broken: strangers' code would run with the network and all files, though the policy forbids it."""
+    scenario = Scenario()
+    confinement = Confinement(network="seccomp filter", complete=complete)
+    monkeypatch.setattr(FakeEngine, "confinement", lambda self: confinement, raising=False)
+    rules = replace(policy(), compliance=Compliance(sandbox="required"))
+    with pytest.raises(RegistryError if complete else UsageError) as caught:
+        make_plan(context(scenario), rules, "folder:/nowhere")
+    if not complete:
+        assert "closed: network (seccomp filter); open: files, system calls" in str(caught.value)

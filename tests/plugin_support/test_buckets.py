@@ -51,7 +51,8 @@ def batch(rows: int, sequence: int) -> dict[str, Any]:
 @pytest.mark.parametrize("rows", range(1, 5))
 @pytest.mark.parametrize("sequence", range(1, 10))
 def test_every_size_up_to_the_largest_gives_what_it_gives_by_itself(rows: int, sequence: int) -> None:
-    """Broken: a batch would be answered with padding in it, without some of its rows, or from a bucket that is too small, at one of the boundaries."""
+    """Broken: a batch would be answered with padding in it, without some of its rows, or from a bucket that is too
+    small, at one of the boundaries."""
     router = Router("it", SIGNATURE, buckets(SIGNATURE, target()))
     asked = batch(rows, sequence)
     shapes, padded = router.fit(asked)
@@ -119,6 +120,6 @@ def test_the_cost_of_padding_is_told_at_its_worst() -> None:
     assert padding_note(SIGNATURE, buckets(SIGNATURE, target((1,), 5, 5, 5))) == ""
     said = padding_note(SIGNATURE, buckets(SIGNATURE, target((1, 8), 5, 5, 5)))
     assert (
-        said
-        == "2 shapes are compiled, and what is between two of them is padded up, at worst to 4 times the elements (batch 2 runs as 8)"
+        said == "2 shapes are compiled, and what is between two of them is padded up, at worst to 4 times the elements "
+        "(batch 2 runs as 8)"
     )

@@ -19,7 +19,8 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Write a policy file below the current folder, so that messages show short names; `head` adds what every policy needs."""
+    """Write a policy file below the current folder, so that messages show short names; `head` adds what every policy
+    needs."""
     monkeypatch.chdir(tmp_path)
 
     def write(text: str | bytes, name: str = "p.yaml", *, head: bool = True) -> Path:

@@ -27,9 +27,12 @@ def said(path: Path | str, *sets: str) -> list[str]:
 
 WHOLE_FILES = {
     "empty": (b"", "p.yaml:1:1: the file is empty; a policy starts with apiVersion: compile-stage/v1"),
-    "only comments": (b"# nothing\n", "p.yaml:1:1: the file is empty; a policy starts with apiVersion: compile-stage/v1"),
-    "a list": (b"- 1\n", "p.yaml:1:1: the file holds a list, not a map; a policy starts with apiVersion: compile-stage/v1"),
-    "a word": (b"hello\n", "p.yaml:1:1: the file holds a single value, not a map; a policy starts with apiVersion: compile-stage/v1"),
+    "only comments": (b"# nothing\n",
+        "p.yaml:1:1: the file is empty; a policy starts with apiVersion: compile-stage/v1"),
+    "a list": (b"- 1\n",
+        "p.yaml:1:1: the file holds a list, not a map; a policy starts with apiVersion: compile-stage/v1"),
+    "a word": (b"hello\n",
+        "p.yaml:1:1: the file holds a single value, not a map; a policy starts with apiVersion: compile-stage/v1"),
     "latin-1": (b"owner: a\nname: caf\xe9\n", "p.yaml:2:10: byte 0xe9 is not UTF-8; save the file as UTF-8"),
     "too large": (b"# " + b"x" * 300_000, "p.yaml:1:1: the file is 262,145 bytes long; a policy has at most 262,144"),
     "deep": (b"[" * 5_000, "p.yaml:1:1: the file is nested too deeply; at most 40 levels"),
@@ -62,11 +65,14 @@ def test_small_anchors_and_merge_keys_are_fine(write):
 
 VERSIONS = {
     "kind: OptimizationPolicy\n": "p.yaml:1:1: apiVersion: is missing; write `apiVersion: compile-stage/v1`",
-    "apiVersion: compile-stage/v2\nkind: OptimizationPolicy\n": "p.yaml:1:13: apiVersion: 'compile-stage/v2' is no version that this release "
-    "reads; it reads compile-stage/v1; did you mean compile-stage/v1?",
+    "apiVersion: compile-stage/v2\nkind: OptimizationPolicy\n": (
+        "p.yaml:1:13: apiVersion: 'compile-stage/v2' is no version that this release reads; it reads compile-stage/v1; "
+        "did you mean compile-stage/v1?"
+    ),
     "apiVersion: compile-stage/v1\n": "p.yaml:1:1: kind: is missing; write `kind: OptimizationPolicy`",
-    "apiVersion: compile-stage/v1\nkind: Deployment\n": "p.yaml:2:7: kind: 'Deployment' is no kind of document that this release reads; it reads "
-    "OptimizationPolicy",
+    "apiVersion: compile-stage/v1\nkind: Deployment\n": (
+        "p.yaml:2:7: kind: 'Deployment' is no kind of document that this release reads; it reads OptimizationPolicy"
+    ),
 }
 
 
@@ -106,7 +112,8 @@ def test_extends_of_what_is_not_there_or_not_local(write):
     write("extends: [orgbase.yaml, 'https://x.y/z.yaml', nothing/at.yaml]\n" + TARGET)
     assert said("p.yaml") == [
         "p.yaml:4:11: extends[0]: orgbase.yaml does not exist; did you mean org-base.yaml?",
-        "p.yaml:4:25: extends[1]: https://x.y/z.yaml is not a local file; copy the file into your repository and name it here",
+        "p.yaml:4:25: extends[1]: https://x.y/z.yaml is not a local file; copy the file into your repository and name "
+        "it here",
         "p.yaml:4:47: extends[2]: nothing/at.yaml does not exist",
     ]
 
@@ -149,13 +156,22 @@ def test_a_file_that_may_not_be_read(write):
 SETS = {
     "nonsense": "--set nonsense: no KEY=VALUE; write for example --set tolerances.int8.cosine=0.98",
     "targets.u.threads=2": "--set targets.u.threads=2: targets.u: there is no such target; one of: t",
-    "targets.t.thread=2": "--set targets.t.thread=2: targets.t.thread: unknown key; one of: device, backends, precisions, shapes, batch_sizes, "
-    "threads, required, hardware, options, ladder, tolerances, performance, select, fallback, promote; did you mean threads?",
-    "tolerances.int8.cosine=1e-1": "--set tolerances.int8.cosine=1e-1: tolerances.int8.cosine: `1e-1` is text to YAML 1.1, which wants a point in "
-    "it and a sign in its exponent; write 1.0e-1",
-    "budget.minutes=": "--set budget.minutes=: budget.minutes: has no value; a number is needed here: The whole run, in minutes",
-    "budget={minutes: 1": "--set budget={minutes: 1: budget: not valid YAML: expected ',' or '}', but got '<stream end>'; a text is quoted, "
-    """once more within the shell's quotes: --set 'budget="..."'""",
+    "targets.t.thread=2": (
+        "--set targets.t.thread=2: targets.t.thread: unknown key; one of: device, backends, precisions, shapes, "
+        "batch_sizes, threads, required, hardware, options, ladder, tolerances, performance, select, fallback, "
+        "promote; did you mean threads?"
+    ),
+    "tolerances.int8.cosine=1e-1": (
+        "--set tolerances.int8.cosine=1e-1: tolerances.int8.cosine: `1e-1` is text to YAML 1.1, which wants a point in "
+        "it and a sign in its exponent; write 1.0e-1"
+    ),
+    "budget.minutes=": (
+        "--set budget.minutes=: budget.minutes: has no value; a number is needed here: The whole run, in minutes"
+    ),
+    "budget={minutes: 1": (
+        "--set budget={minutes: 1: budget: not valid YAML: expected ',' or '}', but got '<stream end>'; a text is "
+        """quoted, once more within the shell's quotes: --set 'budget="..."'"""
+    ),
     "extends=[x.yaml]": "--set extends=[x.yaml]: extends: can't be set here; change it in the file",
 }
 

@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from compile_stage.measure.classes import CLASS_METRICS
+from compile_stage.measure.columns import COLUMN_METRICS
 from compile_stage.measure.elementwise import DISTANCE_METRICS
+from compile_stage.measure.similarity import SIMILARITY_METRICS
 from compile_stage.measure.tasks import HIGHER_IS_BETTER
 from compile_stage.policy import json_schema, reference
 from compile_stage.policy.explain import explain
@@ -43,7 +45,14 @@ def test_the_policy_in_the_reference_is_one(write):
 
 def test_every_metric_of_the_language_can_be_measured():
     task = {name for name, metric in METRICS.items() if metric.family == "task"}
-    assert set(tolerance_names()) - task == {*DISTANCE_METRICS, *CLASS_METRICS, "allclose", "agreement"}
+    assert set(tolerance_names()) - task == {
+        *DISTANCE_METRICS,
+        *CLASS_METRICS,
+        *COLUMN_METRICS,
+        *SIMILARITY_METRICS,
+        "allclose",
+        "agreement",
+    }
     assert {name: METRICS[name].better == "higher" for name in task} == HIGHER_IS_BETTER
     assert tuple(Limits.model_fields) == tolerance_names()
 
@@ -123,9 +132,10 @@ def test_explain_lists_every_value_with_its_origin(write):
 def test_nothing_heavy_is_imported_to_lint_and_explain():
     script = (
         "import sys\nfrom compile_stage.policy import load, explain, json_schema\n"
-        "assert load.lint([sys.argv[1]]) == [], load.lint([sys.argv[1]])\nexplain.explain(sys.argv[1])\njson_schema.json_schema()\n"
-        "heavy = {'mlflow', 'onnxruntime', 'onnx', 'sklearn', 'numpy', 'pandas', 'torch', 'openvino', 'jinja2', 'click', 'rich'}\n"
-        "print(sorted(heavy & sys.modules.keys()))"
+        "assert load.lint([sys.argv[1]]) == [], "
+        "load.lint([sys.argv[1]])\nexplain.explain(sys.argv[1])\njson_schema.json_schema()\nheavy = {'mlflow', "
+        "'onnxruntime', 'onnx', 'sklearn', 'numpy', 'pandas', 'torch', 'openvino', 'jinja2', 'click', "
+        "'rich'}\nprint(sorted(heavy & sys.modules.keys()))"
     )
     path = str(ROOT / "policies" / "cpu-server.yaml")
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=False)

@@ -124,7 +124,10 @@ def test_the_order_of_the_layers(write, path):
 
 
 def test_a_target_overrides_for_itself_alone(write):
-    text = "targets:\n  a: {tolerances: {int8: {cosine: 0.5}}, select: {prefer: size}, promote: {alias: x}, performance: {min_speedup: 2}}\n  b: {}\n"
+    text = (
+        "targets:\n  a: {tolerances: {int8: {cosine: 0.5}}, select: {prefer: size}, promote: {alias: x}, performance: "
+        "{min_speedup: 2}}\n  b: {}\n"
+    )
     a, b = load_policy(write(text)).targets
     assert (a.prefer, b.prefer) == ("size", "latency")
     assert (a.promote.alias, b.promote.alias) == ("x", None)
@@ -139,7 +142,8 @@ def test_lists_replace_and_maps_merge(write):
     )
     policy = load_policy(
         write(
-            "extends: [base.yaml]\ntargets: {t: {precisions: [bf16], hardware: {system: Linux}}}\napplies_to: {tags: {b: '3'}}"
+            "extends: [base.yaml]\ntargets: {t: {precisions: [bf16], hardware: {system: Linux}}}\napplies_to: {tags: "
+            "{b: '3'}}"
         )
     )
     assert policy.targets[0].target.precisions == ("bf16",)

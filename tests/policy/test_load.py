@@ -8,6 +8,7 @@ from pathlib import Path
 from compile_stage.core.digest import canonical_json, load_record
 from compile_stage.core.records import Gate, Policy, ShapeRange, Waiver
 from compile_stage.policy.load import load_policy
+from compile_stage.policy.metrics import METRICS
 
 TODAY = date(2026, 6, 1)
 
@@ -107,6 +108,7 @@ tolerances:
     max_abs: 1.0e-4
     allclose: {rtol: 1.0e-3}
     topk_agreement: 0.9
+    column_nrmse: 0.2
     accuracy: 0.02
     r2: {max_relative_drop: 0.1, confidence: null}
     python:pkg.mod:func: {limit: 3, direction: at_least}
@@ -120,6 +122,9 @@ tolerances:
         ("allclose", None): (1.0, "at_most", None, {"rtol": 1e-3, "atol": 1e-5}),
         ("cosine", None): (0.9999, "at_least", None, {}),
         ("topk_agreement", None): (0.9, "at_least", None, {"k": 5}),
+        ("top1_regret", None): (0.01, "at_most", None, {}),
+        ("column_nrmse", None): (0.2, "at_most", None, {"floor": 3e-5}),
+        ("column_spread", None): (0.1, "at_least", None, {"floor": 3e-5}),
         ("agreement", None): (0.999, "at_least", None, {}),
         ("accuracy", None): (0.02, "at_most", 0.95, {"drop": "max_drop"}),
         ("r2", None): (0.1, "at_most", None, {"drop": "max_relative_drop"}),
@@ -129,6 +134,21 @@ tolerances:
     }
     assert found["max_abs", None].origin == "p.yaml:8"
     assert found["cosine", None].origin.startswith("compile_stage/policy/defaults.yaml:")
+
+
+def test_the_recall_of_a_class_stays_beside_metrics_that_count_classes(write):
+    """Broken: whoever writes the accuracy's limit would lose the one on rare classes; a regression would keep it."""
+    head = "targets: {t: {precisions: [int8]}}\ndata: {validation: {labels: y}}\ntolerances: {int8: "
+    cases = {
+        "{accuracy: 0.02}}": {"accuracy", "class_recall"},
+        "{f1: 0.02}}": {"f1", "class_recall"},
+        "{r2: 0.02}}": {"r2"},
+        "{outputs: {y: {accuracy: 0.02}}}}": {"accuracy"},
+        "{class_recall: null}}": {"accuracy"},
+    }
+    for text, kept in cases.items():
+        found = {metric for metric, _ in gates(load_policy(write(head + text)), "int8")}
+        assert {metric for metric in found if METRICS[metric].family == "task"} == kept, text
 
 
 def test_null_takes_an_inherited_limit_away(write):

@@ -55,11 +55,7 @@ CHANGES = {
     ),
     "a precision taken away": (
         "tolerances: {int8: null}",
-        by(
-            "p.yaml:6:20",
-            "tolerances.int8",
-            "as it is (base.yaml:6)",
-        ),
+        by("p.yaml:6:20", "tolerances.int8", "as it is (base.yaml:6)"),
     ),
 }
 
@@ -89,7 +85,8 @@ def test_a_lock_holds_through_files_between_and_can_not_be_taken_away(write) -> 
     write(BASE, "base.yaml")
     write("extends: [base.yaml]\nlocked: [budget]\n", "middle.yaml")
     path = write(
-        "extends: [middle.yaml]\nlocked: []\ntargets: {edge: {}}\ncompliance: {allow_pickle: true}\nbudget: {minutes: 5}\n"
+        "extends: [middle.yaml]\nlocked: []\ntargets: {edge: {}}\ncompliance: {allow_pickle: true}\nbudget: {minutes: "
+        "5}\n"
     )
     assert [problem.partition(": it must")[0] for problem in said(path)] == [
         "p.yaml:7:28: compliance.allow_pickle: is locked by base.yaml:4",
@@ -108,7 +105,10 @@ def test_another_task_metric_does_not_push_a_locked_one_out(write) -> None:
 def test_what_is_not_locked_and_what_is_equal_may_be_said(write) -> None:
     """Broken: a lock costs more than it protects."""
     write(BASE, "base.yaml")
-    text = "tolerances: {int8: {cosine: 0.995, agreement: 0.98}, fp16: {cosine: 0.9}}\nperformance: {min_speedup: 1.0, max_size_mb: 5}\n"
+    text = (
+        "tolerances: {int8: {cosine: 0.995, agreement: 0.98}, fp16: {cosine: 0.9}}\nperformance: {min_speedup: 1.0, "
+        "max_size_mb: 5}\n"
+    )
     free = load_policy(write(TEAM + text), today=TODAY)
     write(BASE.partition("\n")[2], "base.yaml")
     assert load_policy(write(TEAM + text), today=TODAY).digest == free.digest

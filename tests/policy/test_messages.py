@@ -62,12 +62,14 @@ def test_a_drop_of_a_share_lies_between_0_and_1(write, metric: str, key: str, dr
 IN_A_FILE = {
     "unknown key": (
         "ownr: me\n" + TARGET,
-        "p.yaml:4:1: ownr: unknown key; one of: apiVersion, kind, name, owner, extends, locked, applies_to, data, targets, tolerances, performance, "
-        "select, fallback, budget, publish, promote, compliance, waivers; did you mean owner?",
+        "p.yaml:4:1: ownr: unknown key; one of: apiVersion, kind, name, owner, extends, locked, applies_to, data, "
+        "targets, tolerances, performance, select, fallback, budget, publish, promote, compliance, waivers; did you "
+        "mean owner?",
     ),
-    "signatures": (
-        TARGET + "compliance: {require_signature: true}",
-        "p.yaml:5:33: compliance.require_signature: this version can't verify signatures, so every run would be refused; false",
+    "a key that is not there": (
+        TARGET + "compliance: {require_signature: true, trusted_keys: [/none/ci.pub]}",
+        "p.yaml:5:54: compliance.trusted_keys[0]: there is no file /none/ci.pub; a path is relative to the "
+        "policy file that names it",
     ),
     "wrong unit": (
         TARGET + "performance: {p95_latency_s: 1}",
@@ -87,7 +89,8 @@ IN_A_FILE = {
     ),
     "scientific number as text": (
         TARGET + "tolerances: {fp32: {max_abs: 1e-4}}",
-        "p.yaml:5:30: tolerances.fp32.max_abs: `1e-4` is text to YAML 1.1, which wants a point in it and a sign in its exponent; write 1.0e-4",
+        "p.yaml:5:30: tolerances.fp32.max_abs: `1e-4` is text to YAML 1.1, which wants a point in it and a sign in its "
+        "exponent; write 1.0e-4",
     ),
     "quoted number": (
         TARGET + "data: {min_samples: '32'}",
@@ -104,6 +107,10 @@ IN_A_FILE = {
     "infinity": (
         TARGET + "performance: {max_size_mb: .inf}",
         "p.yaml:5:28: performance.max_size_mb: `.inf` is no finite number; null switches a limit off",
+    ),
+    "more threads than any machine has": (
+        "targets: {t: {threads: 1000000000}}",
+        "p.yaml:4:24: targets.t.threads: 1000000000 is out of range; a number <= 1024",
     ),
     "float for whole number": (
         "targets: {t: {threads: 2.5}}",
@@ -127,15 +134,18 @@ IN_A_FILE = {
     ),
     "boolean for a word": (
         TARGET + "compliance: {on_hardware_mismatch: off}",
-        "p.yaml:5:36: compliance.on_hardware_mismatch: `off` is read by YAML as false; one of, in quotes if need be: error, warn, ignore",
+        "p.yaml:5:36: compliance.on_hardware_mismatch: `off` is read by YAML as false; one of, in quotes if need be: "
+        "error, warn, ignore",
     ),
     "text for boolean": (
         TARGET + "fallback: {mixed_precision: 'yes'}",
-        "p.yaml:5:29: fallback.mixed_precision: `yes` is text or a number, not a yes or no; write true or false, without quotes",
+        "p.yaml:5:29: fallback.mixed_precision: `yes` is text or a number, not a yes or no; write true or false, "
+        "without quotes",
     ),
     "date for text": (
         "owner: 2026-01-01\n" + TARGET,
-        'p.yaml:4:8: owner: `2026-01-01` is read by YAML as a date, and a text is needed; put it in quotes: "2026-01-01"',
+        "p.yaml:4:8: owner: `2026-01-01` is read by YAML as a date, and a text is needed; put it in quotes: "
+        '"2026-01-01"',
     ),
     "number for text": (
         "owner: 1.10\n" + TARGET,
@@ -151,11 +161,13 @@ IN_A_FILE = {
     ),
     "expired waiver": (
         TARGET + "waivers: [{gate: cosine, target: t, reason: r, owner: o, expires: 2026-05-30}]",
-        "p.yaml:5:67: waivers[0].expires: the waiver expired on 2026-05-30, 2 days ago; remove it, or have its owner renew it",
+        "p.yaml:5:67: waivers[0].expires: the waiver expired on 2026-05-30, 2 days ago; remove it, or have its owner "
+        "renew it",
     ),
     "waiver of no gate": (
         TARGET + "waivers: [{gate: cosin, target: t, reason: r, owner: o, expires: 2027-01-31}]",
-        "p.yaml:5:18: waivers[0].gate: target 't' has no gate 'cosin'; one of: max_rel, cosine, agreement, mean_snr_db, speedup; did you mean cosine?",
+        "p.yaml:5:18: waivers[0].gate: target 't' has no gate 'cosin'; one of: max_rel, cosine, column_nrmse, "
+        "column_spread, top1_regret, agreement, mean_snr_db, robustness, speedup; did you mean cosine?",
     ),
     "waiver of no target": (
         TARGET + "waivers: [{gate: cosine, target: u, reason: r, owner: o, expires: 2027-01-31}]",
@@ -171,15 +183,18 @@ IN_A_FILE = {
     ),
     "shapes in the wrong order": (
         "targets: {t: {shapes: {x: {min: [1, 3], typical: [8, 3], max: [4, 3]}}}}",
-        "p.yaml:4:50: targets.t.shapes.x.typical: axis 0 of typical (8) is larger than that of max (4); min <= typical <= max in every axis",
+        "p.yaml:4:50: targets.t.shapes.x.typical: axis 0 of typical (8) is larger than that of max (4); min <= typical "
+        "<= max in every axis",
     ),
     "shapes of different ranks": (
         "targets: {t: {shapes: {x: {min: [1, 3], typical: [1], max: [4, 3]}}}}",
-        "p.yaml:4:27: targets.t.shapes.x: the shapes have different ranks: min has 2, typical has 1, max has 2; equal ranks",
+        "p.yaml:4:27: targets.t.shapes.x: the shapes have different ranks: min has 2, typical has 1, max has 2; equal "
+        "ranks",
     ),
     "batch size outside of the shapes": (
         "targets: {t: {batch_sizes: [1, 16], shapes: {x: {min: [1, 3], typical: [2, 3], max: [4, 3]}}}}",
-        "p.yaml:4:32: targets.t.batch_sizes[1]: batch size 16 is outside the shapes of input 'x'; axis 0 goes from 1 to 4",
+        "p.yaml:4:32: targets.t.batch_sizes[1]: batch size 16 is outside the shapes of input 'x'; axis 0 goes from 1 "
+        "to 4",
     ),
     "a shape without max": (
         "targets: {t: {shapes: {x: {min: [1], typical: [1]}}}}",
@@ -187,9 +202,11 @@ IN_A_FILE = {
     ),
     "unknown metric": (
         TARGET + "tolerances: {int8: {outputs: {y: {cosin: 0.9}}}}",
-        "p.yaml:5:35: tolerances.int8.outputs.y.cosin: unknown metric; one of: max_abs, mean_abs, max_rel, allclose, cosine, mean_cosine, "
-        "snr_db, mean_snr_db, psnr_db, mean_psnr_db, kl, mean_kl, top1_agreement, topk_agreement, agreement, accuracy, f1, roc_auc, "
-        "log_loss, mae, rmse, r2; did you mean cosine?",
+        "p.yaml:5:35: tolerances.int8.outputs.y.cosin: unknown metric; one of: max_abs, mean_abs, max_rel, allclose, "
+        "cosine, mean_cosine, snr_db, mean_snr_db, psnr_db, mean_psnr_db, kl, mean_kl, top1_agreement, topk_agreement, "
+        "top1_regret, column_nrmse, column_spread, similarity_spearman, nearest_kept, agreement, accuracy, f1, "
+        "class_recall, roc_auc, "
+        "log_loss, mae, rmse, r2, spearman, ndcg, coco_map, wer, ece; did you mean cosine?",
     ),
     "own metric without function": (
         TARGET + "tolerances: {int8: {'python:metrics': {limit: 1, direction: at_most}}}",
@@ -201,15 +218,18 @@ IN_A_FILE = {
     ),
     "unknown precision": (
         "targets: {t: {precisions: [int9]}}",
-        "p.yaml:4:28: targets.t.precisions[0]: unknown value 'int9'; one of: fp32, fp16, bf16, int8, int8-dynamic, int4, fp8; did you mean int8?",
+        "p.yaml:4:28: targets.t.precisions[0]: unknown value 'int9'; one of: fp32, fp16, bf16, int8, int8-dynamic, "
+        "int4, fp8; did you mean int8?",
     ),
     "tolerance of an unknown precision": (
         TARGET + "tolerances: {fp23: {cosine: 0.9}}",
-        "p.yaml:5:14: tolerances.fp23: unknown precision; one of: fp32, fp16, bf16, int8, int8-dynamic, int4, fp8; did you mean fp32?",
+        "p.yaml:5:14: tolerances.fp23: unknown precision; one of: fp32, fp16, bf16, int8, int8-dynamic, int4, fp8; did "
+        "you mean fp32?",
     ),
     "unknown device": (
         "targets: {t: {device: cudda}}",
-        "p.yaml:4:23: targets.t.device: unknown value 'cudda'; one of: cpu, cuda, rocm, vulkan, apple, android, browser; did you mean cuda?",
+        "p.yaml:4:23: targets.t.device: unknown value 'cudda'; one of: cpu, cuda, rocm, vulkan, apple, android, "
+        "browser; did you mean cuda?",
     ),
     "one backend, not in a list": (
         "targets: {t: {backends: openvino}}",
@@ -221,23 +241,28 @@ IN_A_FILE = {
     ),
     "forbidden backend": (
         "targets: {t: {backends: [openvino]}}\ncompliance: {allowed_backends: [onnxruntime]}",
-        "p.yaml:4:26: targets.t.backends[0]: openvino is forbidden by compliance.allowed_backends (p.yaml:5); one of: onnxruntime",
+        "p.yaml:4:26: targets.t.backends[0]: openvino is forbidden by compliance.allowed_backends (p.yaml:5); one of: "
+        "onnxruntime",
     ),
     "target's name": (
         "targets: {a--b: {}}",
-        "p.yaml:4:11: targets.a--b: 'a--b' can't be a name; letters, digits, `_` and single `-`, since it becomes part of job ids and aliases",
+        "p.yaml:4:11: targets.a--b: 'a--b' can't be a name; letters, digits, `_` and single `-`, since it becomes part "
+        "of job ids and aliases",
     ),
     "no targets": (
         "targets: {}",
-        "p.yaml:4:10: targets: the policy names no target; say where it must run, such as targets: {cpu-server: {device: cpu}}",
+        "p.yaml:4:10: targets: the policy names no target; say where it must run, such as targets: {cpu-server: "
+        "{device: cpu}}",
     ),
     "targets forgotten": (
         "owner: me",
-        "p.yaml:1:1: targets: the policy names no target; say where it must run, such as targets: {cpu-server: {device: cpu}}",
+        "p.yaml:1:1: targets: the policy names no target; say where it must run, such as targets: {cpu-server: "
+        "{device: cpu}}",
     ),
     "nothing after the colon": (
         "targets:\n",
-        "p.yaml:4:9: targets: has no value; a map is needed here: By name: where artifacts must run. Only a base that others extend may have none",
+        "p.yaml:4:9: targets: has no value; a map is needed here: By name: where artifacts must run. Only a base that "
+        "others extend may have none",
     ),
     "a value for a map": (
         TARGET + "budget: 60",
@@ -249,25 +274,28 @@ IN_A_FILE = {
     ),
     "empty list": (
         "targets: {t: {batch_sizes: []}}",
-        "p.yaml:4:28: targets.t.batch_sizes: is empty; at least one entry: Each is validated and measured; selection looks at the first",
+        "p.yaml:4:28: targets.t.batch_sizes: is empty; at least one entry: Each is validated and measured; selection "
+        "looks at the first",
     ),
     "data file that isn't there": (
         TARGET + "data: {validation: {source: 'file:/none/val.npz'}}",
-        "p.yaml:5:29: data.validation.source: there is no file /none/val.npz; a path is relative to the policy file that names it",
+        "p.yaml:5:29: data.validation.source: there is no file /none/val.npz; a path is relative to the policy file "
+        "that names it",
     ),
     "data file of an unknown kind": (
         TARGET + "data: {validation: {source: 'file:val.txt'}}",
-        "p.yaml:5:29: data.validation.source: 'val.txt' is no data file that can be read; file:PATH ends in .npz, .parquet or .csv",
+        "p.yaml:5:29: data.validation.source: 'val.txt' is no data file that can be read; file:PATH ends in .npz, "
+        ".parquet or .csv",
     ),
     "data file without file:": (
         TARGET + "data: {validation: {source: val.npz}}",
-        "p.yaml:5:29: data.validation.source: 'val.npz' is no data source; one of: input_example, synthetic, file:PATH, mlflow-dataset:NAME or "
-        "python:package.module:function; did you mean file:val.npz?",
+        "p.yaml:5:29: data.validation.source: 'val.npz' is no data source; one of: input_example, synthetic, "
+        "file:PATH, mlflow-dataset:NAME or python:package.module:function; did you mean file:val.npz?",
     ),
     "unknown source": (
         TARGET + "data: {validation: {source: mlflow-datset:x}}",
-        "p.yaml:5:29: data.validation.source: 'mlflow-datset:x' is no data source; one of: input_example, synthetic, file:PATH, "
-        "mlflow-dataset:NAME or python:package.module:function; did you mean mlflow-dataset:x?",
+        "p.yaml:5:29: data.validation.source: 'mlflow-datset:x' is no data source; one of: input_example, synthetic, "
+        "file:PATH, mlflow-dataset:NAME or python:package.module:function; did you mean mlflow-dataset:x?",
     ),
     "source function without module": (
         TARGET + "data: {validation: {source: 'python:f'}}",
@@ -275,12 +303,13 @@ IN_A_FILE = {
     ),
     "task metric without labels": (
         TARGET + "tolerances: {int8: {f1: 0.01}}",
-        "p.yaml:5:25: tolerances.int8.f1: this needs labels, and data.validation.labels is null, so it could never pass; "
-        "name the array or column that holds them",
+        "p.yaml:5:25: tolerances.int8.f1: this needs labels, and data.validation.labels is null, so it could never "
+        "pass; name the array or column that holds them",
     ),
     "both drops": (
         TARGET + "data: {validation: {labels: y}}\ntolerances: {int8: {f1: {max_drop: 0.1, max_relative_drop: 0.1}}}",
-        "p.yaml:6:25: tolerances.int8.f1: max_drop and max_relative_drop are both given; exactly one of max_drop, max_relative_drop",
+        "p.yaml:6:25: tolerances.int8.f1: max_drop and max_relative_drop are both given; exactly one of max_drop, "
+        "max_relative_drop",
     ),
     "neither drop": (
         TARGET + "data: {validation: {labels: y}}\ntolerances: {int8: {f1: {confidence: 0.9}}}",
@@ -296,7 +325,8 @@ IN_A_FILE = {
     ),
     "reserved alias": (
         TARGET + "promote: {alias: latest}",
-        "p.yaml:5:18: targets.t.promote.alias: 'latest' can't be an alias; letters, digits, `_` and `-`; not `latest`, not `v1`",
+        "p.yaml:5:18: targets.t.promote.alias: 'latest' can't be an alias; letters, digits, `_` and `-`; not `latest`, "
+        "not `v1`",
     ),
     "tag": (
         "targets: {t: {threads: !!python/object:os.system 1}}",
@@ -304,7 +334,8 @@ IN_A_FILE = {
     ),
     "unknown hardware field": (
         "targets: {t: {hardware: {machin: x86_64}}}",
-        "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: fingerprint, system, machine, cpu, features, cores, accelerators; did you mean machine?",
+        "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: fingerprint, system, machine, cpu, "
+        "features, cores, accelerators; did you mean machine?",
     ),
     "anchor that is not there": (
         "targets: *t",
@@ -312,11 +343,13 @@ IN_A_FILE = {
     ),
     "unclosed bracket": (
         "targets: {t: {}\nowner: x\n",
-        "p.yaml:5:1: not valid YAML: expected ',' or '}', but got '<scalar>' (while parsing a flow mapping, which starts on line 4)",
+        "p.yaml:5:1: not valid YAML: expected ',' or '}', but got '<scalar>' (while parsing a flow mapping, which "
+        "starts on line 4)",
     ),
     "second colon": (
         "owner: a: b\n",
-        "p.yaml:4:9: not valid YAML: a second `:` on this line, or a wrong indentation; quote a text that holds `: `, and put each key on its own line",
+        "p.yaml:4:9: not valid YAML: a second `:` on this line, or a wrong indentation; quote a text that holds `: `, "
+        "and put each key on its own line",
     ),
     "tab": (
         "targets:\n\tt: {}\n",

@@ -38,7 +38,8 @@ def test_rounding_is_that_of_the_type() -> None:
 
 @pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
 def test_the_answer_is_near_and_weights_have_a_scale_a_channel(make: Any, tmp_path: Path) -> None:
-    """Broken: 3 bits of mantissa give about 30 dB; a wrong scale gives far less, and float32 kept in silence far more."""
+    """Broken: 3 bits of mantissa give about 30 dB; a wrong scale gives far less, and float32 kept in silence far
+    more."""
     model, samples = make(tmp_path / "m")
     lowered = Float8().lower(model, FP8, samples, (), tmp_path / "out")
     onnx.checker.check_model(lowered.path, full_check=True)

@@ -42,7 +42,8 @@ def weights(model: Any) -> dict[str, int]:
 
 
 def test_bfloat16_rounds_as_the_type_does_and_stays_finite() -> None:
-    """Broken: weights would be cut instead of rounded, or a mask of float32's lowest value would become minus infinity."""
+    """Broken: weights would be cut instead of rounded, or a mask of float32's lowest value would become minus
+    infinity."""
     random = np.random.default_rng(0)
     bits = random.integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32)
     values = np.concatenate(
@@ -195,7 +196,8 @@ def test_what_the_converter_cannot_raise_is_said(tmp_path: Path) -> None:
 
 
 def test_a_model_with_local_functions_is_brought_to_a_later_opset(tmp_path: Path) -> None:
-    """Broken: in a process where nothing else has imported onnx.inliner, such a model ended the run as a bug of ours."""
+    """Broken: in a process where nothing else has imported onnx.inliner, such a model ended the run as a bug of
+    ours."""
     g = models.Graph()
     g.add("MatMul", g.add("Relu", "x"), g.weight(4, 4), name="y")
     model = small(g, tmp_path / "m")

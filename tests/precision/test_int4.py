@@ -106,7 +106,8 @@ def test_the_graph_means_what_was_computed(scheme: Scheme, tmp_path: Path) -> No
 
 
 def test_turned_shared_ragged_and_embedded_weights(tmp_path: Path) -> None:
-    """Broken: a transposed Gemm would not be merged by ONNX Runtime, a shared weight be stored twice, or a table be quantised."""
+    """Broken: a transposed Gemm would not be merged by ONNX Runtime, a shared weight be stored twice, or a table be
+    quantised."""
     g = models.Graph()
     table, shared = g.weight(10, 32), g.weight(32, 32)
     x = g.add("Gather", table, "ids")

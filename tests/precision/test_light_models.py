@@ -1,4 +1,5 @@
-"""Classic networks that others wrote, through every lowering: `benchmarks/light_models.py` does all nine of them, this the two smallest."""
+"""Classic networks that others wrote, through every lowering: `benchmarks/light_models.py` does all nine of them, this
+the two smallest."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def light() -> Any:
     ],
 )
 def test_a_network_of_others_goes_through(light: Any, model: str, only: list[str], refused: dict[str, str]) -> None:
-    """Broken: a lowering would crash on a graph that it did not expect, change its signature, or write what no runtime loads."""
+    """Broken: a lowering would crash on a graph that it did not expect, change its signature, or write what no runtime
+    loads."""
     pytest.importorskip("openvino")
     rows = list(light.rows([model], only))
     assert len(rows) == len(only or light.SCHEMES)

@@ -43,7 +43,8 @@ def conv(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def run(path: str, batch: Any) -> list[Any]:
-    """As the graph says: on a CPU without VNNI, the optimised integer kernels saturate where weights have all 8 bits."""
+    """As the graph says: on a CPU without VNNI, the optimised integer kernels saturate where weights have all 8
+    bits."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -96,8 +97,8 @@ def test_same_bytes_in_another_process(conv: Any, tmp_path: Path) -> None:
         "from compile_stage.core.digest import load_record\n"
         "from compile_stage.core.records import PortableModel, SampleSet, Scheme\n"
         "from compile_stage.precision.int8 import StaticInt8\n"
-        "model, samples, scheme = (load_record(k, t) for k, t in zip((PortableModel, SampleSet, Scheme), sys.argv[1:4]))\n"
-        "print(StaticInt8().lower(model, scheme, samples, (), Path(sys.argv[4])).digest)\n"
+        "model, samples, scheme = (load_record(k, t) for k, t in zip((PortableModel, SampleSet, Scheme), "
+        "sys.argv[1:4]))\nprint(StaticInt8().lower(model, scheme, samples, (), Path(sys.argv[4])).digest)\n"
     )
     from compile_stage.core.digest import canonical_json
 
@@ -229,7 +230,8 @@ def test_weight_past_float16_keeps_its_node(tmp_path: Path) -> None:
 
 
 def test_large_graph_keeps_its_weights_beside_it(conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past protobuf's limit weights go to a file; writing again replaces it. (The limit is lowered here, not the model grown.)"""
+    """Past protobuf's limit weights go to a file; writing again replaces it. (The limit is lowered here, not the model
+    grown.)"""
     model, samples = conv
     monkeypatch.setattr(onnx_graph, "INLINE_LIMIT_BYTES", 1000)
     for lowering, scheme in ALL:
@@ -242,7 +244,8 @@ def test_large_graph_keeps_its_weights_beside_it(conv: Any, tmp_path: Path, monk
 
 @pytest.mark.parametrize(("first", "turned"), [("MatMul", {}), ("Gemm", {}), ("Gemm", {"transB": 1})])
 def test_tied_weights_are_quantised_for_each_reader(first: str, turned: dict[str, int], tmp_path: Path) -> None:
-    """ONNX Runtime's quantizer turns a Gemm's weight in place; whoever read it too then multiplied by the wrong matrix."""
+    """ONNX Runtime's quantizer turns a Gemm's weight in place; whoever read it too then multiplied by the wrong
+    matrix."""
     g = models.Graph()
     tied = g.weight(32, 32)
     hidden = g.add(first, "x", tied, **turned)

@@ -68,7 +68,8 @@ def lowered(model: PortableModel, scheme: Scheme, samples: SampleSet, into: Path
 
 
 def run(path: str, samples: SampleSet) -> np.ndarray:
-    """As the graph says: on a CPU without VNNI, the optimised integer kernels saturate where weights have all 8 bits."""
+    """As the graph says: on a CPU without VNNI, the optimised integer kernels saturate where weights have all 8
+    bits."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -108,7 +109,8 @@ def test_the_measured_effects_foretell_what_giving_back_brings(
 
 @SCHEMES
 def test_a_mixed_graph_is_whole(scheme: Scheme, model: PortableModel, samples: SampleSet, tmp_path: Path) -> None:
-    """Broken: names, free dimensions or the checker's rules would not survive, or the same input would give other bytes."""
+    """Broken: names, free dimensions or the checker's rules would not survive, or the same input would give other
+    bytes."""
     import onnx
 
     quantised = lowered(model, scheme, samples, tmp_path / "lowered")
@@ -145,7 +147,8 @@ def test_openvino_reads_a_mixed_graph_alike(model: PortableModel, samples: Sampl
 
 
 def test_every_node_that_is_given_back_is_listed(tmp_path: Path) -> None:
-    """Layers that are equalised with each other are given back together; only one of them was listed, and what ran in float was not what was said."""
+    """Layers that are equalised with each other are given back together; only one of them was listed, and what ran in
+    float was not what was said."""
     import onnx
 
     g, x = Graph(4), "x"

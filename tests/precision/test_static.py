@@ -1,4 +1,5 @@
-"""Our static int8: more accurate than ONNX Runtime's quantizer, exact where it says so, and the same model under the same names."""
+"""Our static int8: more accurate than ONNX Runtime's quantizer, exact where it says so, and the same model under the
+same names."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ def depthwise(folder: Path) -> Made:
 
 
 def loud_transformer(folder: Path) -> Made:
-    """A feed-forward block as trained transformers have it: after the LayerNorm three channels are 40 times as large as the others, and the weights that read them
-    are small. A second reader, the residual sum, wants them as they are."""
+    """A feed-forward block as trained transformers have it: after the LayerNorm three channels are 40 times as large as
+    the others, and the weights that read them are small. A second reader, the residual sum, wants them as they are."""
     g, width = models.Graph(12), 32
     gamma, projection = np.ones(width, np.float32), g.random.standard_normal((width, 64)).astype(np.float32) / 6
     gamma[:3] = 40
@@ -184,7 +185,8 @@ def test_equalisation_is_exact_in_float(make: Callable[[Path], Made], tmp_path: 
 
 @pytest.mark.parametrize("make", [depthwise, loud_transformer], ids=lambda make: make.__name__)
 def test_a_tensor_that_has_the_sources_name_has_its_meaning(make: Callable[[Path], Made], tmp_path: Path) -> None:
-    """Broken: the mixed search, the ranking and debug compare tensors by name; a rescaled one would be accused, or wrong numbers given back."""
+    """Broken: the mixed search, the ranking and debug compare tensors by name; a rescaled one would be accused, or
+    wrong numbers given back."""
     model, samples = made = make(tmp_path / "made")
     lowered = lower(made, OPERANDS, tmp_path / "out")
     assert any(name.endswith("/rescaled") for node in onnx.load(lowered.path).graph.node for name in node.output)
@@ -201,7 +203,8 @@ def test_a_tensor_that_has_the_sources_name_has_its_meaning(make: Callable[[Path
 @SCHEMES
 @EACH_NET
 def test_every_unit_can_be_given_back(make: Callable[[Path], Made], scheme: Scheme, tmp_path: Path) -> None:
-    """Broken: a mixed graph would hold a rescaled tensor without its counterpart, or a bias corrected for an error that is gone."""
+    """Broken: a mixed graph would hold a rescaled tensor without its counterpart, or a bias corrected for an error that
+    is gone."""
     made = make(tmp_path / "made")
     lowered = lower(made, scheme, tmp_path / "out")
     source, twin = load_pair(made[0], lowered)
@@ -384,7 +387,8 @@ def optimised_ops(path: str, folder: Path) -> dict[str, int]:
 
 
 def test_onnx_runtime_merges_the_chain(tmp_path: Path) -> None:
-    """Broken: a convolution whose surroundings it does not recognise runs in float, after its operands were rounded for nothing."""
+    """Broken: a convolution whose surroundings it does not recognise runs in float, after its operands were rounded for
+    nothing."""
     made = models.conv_net(tmp_path / "made")
     found = optimised_ops(lower(made, UNSIGNED, tmp_path / "out").path, tmp_path)
     assert (found["QLinearConv"], found["QLinearAdd"], found["QGemm"]) == (2, 1, 1)
@@ -427,7 +431,8 @@ def test_subgraphs_are_left_alone_and_that_is_said(tmp_path: Path) -> None:
     ]
     branches = [
         helper.make_graph(
-            [helper.make_node(op, ["h", "w"], [out])], op, [], [helper.make_tensor_value_info(out, TensorProto.FLOAT, None)]
+            [helper.make_node(op, ["h", "w"], [out])], op, [],
+            [helper.make_tensor_value_info(out, TensorProto.FLOAT, None)]
         )
         for op, out in (("MatMul", "then"), ("Add", "else"))
     ]  # fmt: skip
@@ -476,7 +481,8 @@ def test_one_scale_for_a_weight_with_a_bias(tmp_path: Path) -> None:
 def test_values_below_float32s_smallest_give_no_scale_of_zero(
     scheme: Scheme, of: str, scale: float, tmp_path: Path
 ) -> None:
-    """A step that underflows to 0 makes NaN of what it divides; such a tensor ended the histograms in an error of NumPy."""
+    """A step that underflows to 0 makes NaN of what it divides; such a tensor ended the histograms in an error of
+    NumPy."""
     random = np.random.default_rng(0)
     values = {"weights": random.standard_normal((3, 4)), "rows": random.standard_normal((16, 3))}
     values[of] = values[of] * scale

@@ -21,7 +21,8 @@ from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.testing import models
 
 WIDTH = 32
-# By precision, the schemes to try, and how much noise is still the same model: far more than what is right, far less than what is broken.
+# By precision, the schemes to try, and how much noise is still the same model: far more than what is right, far less
+# than what is broken.
 SCHEMES: dict[str, tuple[Scheme, ...]] = {
     "fp16": (Scheme(precision="fp16", name="fp16"),),
     "bf16": (Scheme(precision="bf16", name="bf16"),),
@@ -39,8 +40,8 @@ PIECES = ("matmul", "again", "gemm", "relu", "scale", "residual", "normalise", "
 
 
 def build(pieces: list[str], name: str, folder: Path) -> tuple[PortableModel, SampleSet]:
-    """A network of the pieces over [n, time, WIDTH]; `again` reads the weight of the first `matmul` once more, `branch` is an If that
-    reads weights and activations from around it."""
+    """A network of the pieces over [n, time, WIDTH]; `again` reads the weight of the first `matmul` once more, `branch`
+    is an If that reads weights and activations from around it."""
     g = models.Graph(len(pieces))
     shared = g.weight(WIDTH, WIDTH)
     x = g.add("MatMul", name, shared)
@@ -92,7 +93,8 @@ def declared(path: str) -> list[Any]:
 
 
 def answer(model: PortableModel, batch: Any) -> Any:
-    """As the graph says, without any merging: ONNX's reference, or ONNX Runtime where that lacks an operator of an older opset."""
+    """As the graph says, without any merging: ONNX's reference, or ONNX Runtime where that lacks an operator of an
+    older opset."""
     if not model.precision.startswith("int8"):
         return ReferenceEvaluator(model.path).run(None, batch)
     import onnxruntime
@@ -116,8 +118,10 @@ def test_every_installed_lowering_is_looked_at() -> None:
     name=st.sampled_from(("x", "input:0", "weight_0.fp16")),
 )
 def test_a_lowered_graph_is_the_same_model(scheme: Scheme, pieces: list[str], name: str) -> None:
-    """Broken: a name, a free dimension, the bytes of a second run, the source's own files, or the answer would change."""
-    # ONNX Runtime's static quantizer drops a Relu that only it clips for, and a subgraph then reads the values before it.
+    """Broken: a name, a free dimension, the bytes of a second run, the source's own files, or the answer would
+    change."""
+    # ONNX Runtime's static quantizer drops a Relu that only it clips for, and a subgraph then reads the values before
+    # it.
     assume(scheme.precision != "int8" or "branch" not in pieces)
     lowering = plugins.load("lowerings", scheme.precision)
     with TemporaryDirectory() as folder:

@@ -1,4 +1,5 @@
-"""Embedding tables in 8 bits: small, close, under the same names, given back like any quantised node, and no reason to call a graph int8."""
+"""Embedding tables in 8 bits: small, close, under the same names, given back like any quantised node, and no reason to
+call a graph int8."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def language_model(folder: Path, *, tied: bool = False, width: int = WIDTH, reader: str = "") -> Made:
-    """Words and kinds, their sum normalised, two linear layers: ids and kinds [batch, time] → scores of 32, or of the words.
+    """Words and kinds, their sum normalised, two linear layers: ids and kinds [batch, time] → scores of 32, or of the
+    words.
 
     Args:
         tied: The last layer is the table of words, read by a Gemm with `transB`.
@@ -136,7 +138,8 @@ def tables_of(path: str, like: tuple[int, ...]) -> list[Any]:
 )
 @example(seed=0, rows=3, width=48, loudness=[0.0, -30.0, 30.0])
 def test_no_value_is_off_by_more_than_half_its_step(seed: int, rows: int, width: int, loudness: list[float]) -> None:
-    """Broken: a loud row or an outlier would be clipped, a quiet block take a neighbour's steps, or an empty one divide by zero."""
+    """Broken: a loud row or an outlier would be clipped, a quiet block take a neighbour's steps, or an empty one divide
+    by zero."""
     random = np.random.default_rng(seed)
     values = random.standard_normal((rows, width)) * 10.0 ** np.resize(loudness, rows)[:, None]
     values[random.random((rows, width)) < 0.2] = 0
@@ -159,7 +162,8 @@ def test_no_value_is_off_by_more_than_half_its_step(seed: int, rows: int, width:
 
 
 def test_blocks_keep_a_quiet_column_from_a_loud_one() -> None:
-    """Broken: trained tables have columns ten times as loud as the others; one scale for a row gives these a tenth of its steps."""
+    """Broken: trained tables have columns ten times as loud as the others; one scale for a row gives these a tenth of
+    its steps."""
     random = np.random.default_rng(0)
     values = random.standard_normal((100, 384)).astype(np.float32)
     values[:, 308] = 30
@@ -187,7 +191,8 @@ def test_the_block_divides_the_row(width: int, block: int) -> None:
     ids=lambda value: getattr(value, "name", None),
 )
 def test_a_table_is_stored_as_integers_and_answers_as_before(scheme: Scheme, width: int, tmp_path: Path) -> None:
-    """Broken: most of a small language model would stay in float32; or rows, blocks or negative ids would be mixed up."""
+    """Broken: most of a small language model would stay in float32; or rows, blocks or negative ids would be mixed
+    up."""
     made = language_model(tmp_path / "made", width=width)
     plain = lower(made, scheme, tmp_path / "plain", tables=False)
     lowered = lower(made, scheme, tmp_path / "out")
@@ -216,7 +221,8 @@ def test_the_same_input_gives_the_same_bytes_and_no_second_round(scheme: Scheme,
 
 @pytest.mark.parametrize("scheme", [STATIC, SYMMETRIC], ids=lambda scheme: scheme.name)
 def test_a_tied_table_is_in_integers_for_both(scheme: Scheme, tmp_path: Path) -> None:
-    """Broken: the output layer would keep the whole table in float32 for the Gather, or read the Gather's blocks as its own channels."""
+    """Broken: the output layer would keep the whole table in float32 for the Gather, or read the Gather's blocks as its
+    own channels."""
     made = language_model(tmp_path / "made", tied=True)
     lowered = lower(made, scheme, tmp_path / "out")
     assert tables_of(lowered.path, (WORDS, WIDTH)) == [np.int8, np.int8]
@@ -286,7 +292,8 @@ def test_a_table_that_integers_can_not_hold_stays(change: Any, why: str) -> None
 
 @pytest.mark.parametrize("rank", [0, 1, 3, None])
 def test_places_of_any_rank(rank: int | None) -> None:
-    """Broken: the axis of blocks would be folded into the wrong place. Of a rank that nobody knows a row is one block."""
+    """Broken: the axis of blocks would be folded into the wrong place. Of a rank that nobody knows a row is one
+    block."""
     values = np.random.default_rng(0).standard_normal((100, 32)).astype(np.float32)
     graph = gather(values, None if rank is None else [f"d{axis}" for axis in range(rank)])
     assert tables.round_tables(graph, ()) == 1
@@ -361,7 +368,8 @@ def compile_with(backend: str, model: PortableModel, scheme: Scheme, folder: Pat
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_a_runtime_reads_the_integers_and_a_table_alone_is_no_int8(backend: str, tmp_path: Path) -> None:
-    """Broken: a runtime would expand the table again, or a graph whose every product is in float would be sold as int8."""
+    """Broken: a runtime would expand the table again, or a graph whose every product is in float would be sold as
+    int8."""
     pytest.importorskip(backend)
     model, _ = made = language_model(tmp_path / "made")
     lowered = lower(made, SYMMETRIC, tmp_path / "out")

@@ -151,6 +151,18 @@ class Case:
             folder = Path(client.download_artifacts(run, "", str(into)))
         return {path.name: path.read_text() for path in folder.iterdir()}
 
+    def untag(self, receipt: Receipt, tag: str) -> None:
+        """Take a tag of a published version away, as a writer of the registry can."""
+        if self.registry.name == "folder":
+            file = Path(receipt.uri.removeprefix("folder:")) / "version.json"
+            record = json.loads(file.read_text())
+            del record["tags"][tag]
+            file.write_text(json.dumps(record))
+        else:
+            from mlflow import MlflowClient
+
+            MlflowClient().delete_model_version_tag(receipt.name, receipt.version, tag)
+
     def described(self, receipt: Receipt) -> str:
         """The description of a published version."""
         if self.registry.name == "folder":
@@ -189,7 +201,8 @@ def case(request: pytest.FixtureRequest, unique: str, tmp_path: Path) -> Case:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # MLflow's own: its queries use what SQLAlchemy 2.1 deprecates, and importing mlflow.pyfunc warns of its own type hints.
+    # MLflow's own: its queries use what SQLAlchemy 2.1 deprecates, and importing mlflow.pyfunc warns of its own type
+    # hints.
     known = (
         "ignore:The ``noload`` loader strategy:DeprecationWarning",
         "ignore:.*Any type hint is inferred as AnyType:UserWarning",

@@ -58,7 +58,8 @@ def test_another_key_is_another_version(case: Case, tmp_path: Path, make_bundle:
 def test_the_final_reports_replace_those_of_the_publication(
     case: Case, tmp_path: Path, make_bundle: MakeBundle
 ) -> None:
-    """Broken: every report in the registry would say "Not published in this run", and its result.json would hold no receipt."""
+    """Broken: every report in the registry would say "Not published in this run", and its result.json would hold no
+    receipt."""
     report = tmp_path / "report.md"
     report.write_text("not published in this run")
     receipt = case.publish(tmp_path, make_bundle, files={"report.md": report})
@@ -94,7 +95,8 @@ def test_a_version_that_is_gone_gets_no_reports(case: Case, tmp_path: Path, make
 
 
 def test_a_version_is_described_in_one_line(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
-    """Broken: whoever browses the registry would see versions without a word on what they are, how fast and how exact."""
+    """Broken: whoever browses the registry would see versions without a word on what they are, how fast and how
+    exact."""
     described = case.described(case.publish(tmp_path, make_bundle))
     assert described.startswith("net 1 compiled by onnxruntime to int8 for cpu-server; median 0.4 ms at batch 1.")
     assert "\n" not in described
@@ -160,6 +162,14 @@ def test_fetch_notices_files_that_were_changed_in_the_registry(
     receipt = case.publish(tmp_path, make_bundle)
     (case.stored(receipt) / "data" / "artifact" / "model.bin").write_text("tampered")
     with pytest.raises(IntegrityError, match="not those that were published"):
+        case.registry.fetch(receipt.uri, tmp_path / "fetched")
+
+
+def test_a_version_without_its_digest_is_not_fetched(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
+    """Broken: whoever may write tags could take the digest away, and then change the files unseen."""
+    receipt = case.publish(tmp_path, make_bundle)
+    case.untag(receipt, "compile_stage.digest")
+    with pytest.raises(IntegrityError, match=r"has no tag compile_stage\.digest"):
         case.registry.fetch(receipt.uri, tmp_path / "fetched")
 
 

@@ -1,7 +1,7 @@
 """Writers that die or race, each in a process of its own; run by the tests as a script.
 
-    writers.py kill SCRATCH SOURCE_URI      one push after the other, each killed before its next writing call, then run again
-    writers.py race SCRATCH SOURCE_URI N    N writers that share nothing but the registry push the same bundle at once
+    writers.py kill SCRATCH SOURCE_URI     pushes, each killed before its next writing call, then run again
+    writers.py race SCRATCH SOURCE_URI N   N writers that share nothing but the registry push the same bundle at once
 
 Prints one JSON line for each killed push, or for each racer.
 """
@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 WRITES = (
     "create_run", "log_batch", "log_artifact", "create_logged_model", "log_model_artifacts", "finalize_logged_model",
-    "log_outputs", "log_inputs", "create_registered_model", "create_model_version", "set_terminated", "set_model_version_tag",
+    "log_outputs", "log_inputs", "create_registered_model", "create_model_version", "set_terminated",
+    "set_model_version_tag",
 )  # fmt: skip
 
 

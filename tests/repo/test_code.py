@@ -1,4 +1,5 @@
-"""House rules that the code keeps everywhere: layers, lazy imports, reasons for skips, nothing of one person's machine."""
+"""House rules that the code keeps everywhere: layers, lazy imports, reasons for skips, nothing of one person's
+machine."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "compile_stage"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {
-    "ai_edge_litert", "ai_edge_quantizer", "alembic", "executorch", "iree", "lightgbm", "litert_torch", "mlflow", "nncf", "onnx", "onnxmltools", "onnxruntime", "onnxscript", "openvino", "pandas",
-    "scipy", "skl2onnx", "sklearn", "sqlalchemy", "tensorrt", "torch", "torchao", "transformers", "xgboost",
+    "ai_edge_litert", "ai_edge_quantizer", "alembic", "executorch", "iree", "lightgbm", "litert_torch", "mlflow",
+    "nncf", "onnx", "onnxmltools", "onnxruntime", "onnxscript", "openvino", "pandas", "scipy", "skl2onnx", "sklearn",
+    "sqlalchemy", "tensorrt", "torch", "torchao", "transformers", "xgboost",
 }  # fmt: skip
 
 

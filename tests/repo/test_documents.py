@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "compile_stage"
-# A name below one of these, in a document, is a file of the repository; the package's own folders may be named without it.
+# A name below one of these, in a document, is a file of the repository; the package's own folders may be named without
+# it.
 FOLDERS = {path.name for path in (*ROOT.iterdir(), *PACKAGE.iterdir()) if path.is_dir()}
 GROUPS = {"backends", "sources", "lowerings", "registries", "engines"} - FOLDERS  # of entry points
 TAGS = {
@@ -126,7 +127,7 @@ def test_options_exist(document):
         command = cli
         for word in match[1].split() if match else ():
             command = getattr(command, "commands", {}).get(word, command)
-        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        known = {o for parameter in command.params for o in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
         given = set(re.findall(r"(?<![\w-])(--?[a-z][\w-]*)", match[2])) if match else set()
         unknown += [f"{line.strip()}: {option}" for option in sorted(given - known) if option not in ("-vv",)]
     assert unknown == []
@@ -180,7 +181,8 @@ def resolves(parts: list[str]) -> bool:
 
 
 def policies_of(document: Path) -> list[str]:
-    """The policies, whole or in part, that a page shows; not the shipped defaults, which are no policy by themselves."""
+    """The policies, whole or in part, that a page shows; not the shipped defaults, which are no policy by
+    themselves."""
     blocks = re.findall(r"^```yaml\n(.*?)^```", text_of(document), flags=re.DOTALL | re.MULTILINE)
     return [
         block

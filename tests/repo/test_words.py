@@ -44,7 +44,8 @@ NAMES_OF_OTHERS = {
 # Fields of files that others read keep their names.
 ALLOWED = re.compile(r"^```.*?^```|`[^`\n]*`|^    .*$|<!--.*?-->", re.MULTILINE | re.DOTALL)
 DOCUMENTS = sorted(
-    [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("pipelines/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md"]
+    [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("pipelines/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md",
+     ROOT / "examples/README.md"]
 )  # fmt: skip
 
 CODE = sorted([*(ROOT / "compile_stage").rglob("*.py"), *(ROOT / "compile_stage").rglob("*.j2")])
@@ -90,7 +91,10 @@ def test_code_uses_the_terms_of_the_field(path):
 
 def test_prose_of_code_is_searched():
     """Guards the test above: comments, docstrings and messages are searched, names and text in backticks are not."""
-    code = '''ladder = 1  # a rung\n\ndef climb():\n    """Of `ladder`,\n    not obeyed, told apart.\n    """\n    return f"told {name}"\n'''
+    code = (
+        'ladder = 1  # a rung\n\ndef climb():\n    """Of `ladder`,\n    not obeyed, told apart.\n    """\n'
+        '    return f"told {name}"\n'
+    )
     assert [line.partition(" (")[0] for line in banned_in(prose_of(code))] == ["1: rung", "5: obeyed", "7: told"]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import factories
+
 from compile_stage.core.records import (
-    Artifact,
     Bundle,
     Candidate,
     Check,
@@ -65,26 +66,20 @@ def latencies(median_s: float, count: int = 240, seed: int = 7) -> tuple[float, 
 
 
 def timing(median_s: float, speedup: float | None, *, batch: int = 1, count: int = 240, stable: bool = True) -> Timing:
-    return Timing(
-        latency_s=latencies(median_s * batch**0.8, count, seed=batch),
-        batch_size=batch,
-        stable=stable,
-        environment=HARDWARE,
-        rounds=max(1, count // 10),
-        speedup=speedup,
-        speedup_interval=None if speedup is None else (speedup * 0.97, speedup * 1.02),
-    )
+    interval = None if speedup is None else (speedup * 0.97, speedup * 1.02)
+    calls = latencies(median_s * batch**0.8, count, seed=batch)
+    return factories.timing(
+        speedup, max(1, count // 10), batch, latency_s=calls, turns=(), stable=stable, environment=HARDWARE,
+        speedup_interval=interval,
+    )  # fmt: skip
 
 
 def measurement(median_s: float, speedup: float | None, *, count: int = 240, stable: bool = True) -> Measurement:
-    return Measurement(
-        timings=(
-            timing(median_s, speedup, count=count, stable=stable),
-            timing(median_s, None if speedup is None else speedup * 0.9, batch=8, count=count, stable=stable),
-        ),
-        load_s=0.04,
-        peak_memory_bytes=92_000_000,
+    timings = (
+        timing(median_s, speedup, count=count, stable=stable),
+        timing(median_s, None if speedup is None else speedup * 0.9, batch=8, count=count, stable=stable),
     )
+    return factories.measurement(timings=timings, load_s=0.04, peak_memory_bytes=92_000_000)
 
 
 def check(gate: Gate, outcome: Outcome, measured: float | None, reason: str, **more: object) -> Check:
@@ -110,25 +105,22 @@ def good_checks(cosine: float) -> tuple[Check, ...]:
 
 
 def job(backend: str, precision: str, scheme: str, target: Target) -> Job:
-    return Job(
-        id=f"digits-cnn-1--{target.name}--{backend}--{scheme}",
-        source="models:/digits-cnn/1",
-        target=target,
-        backend=backend,
-        scheme=Scheme(precision=precision, name=scheme, native=precision == "fp32"),
-        gates=(COSINE, ACCURACY),
+    name = f"digits-cnn-1--{target.name}--{backend}--{scheme}"
+    kind = Scheme(precision=precision, name=scheme, native=precision == "fp32")
+    return factories.job(
+        precision, backend, target, id=name, source="models:/digits-cnn/1", scheme=kind, gates=(COSINE, ACCURACY)
     )
 
 
 def candidate(
-    made: Job,
+    of: Job,
     checks: tuple[Check, ...] | None = None,
     measured: Measurement | None = None,
     failure: Failure | None = None,
     size: int = 48_200,
     notes: tuple[str, ...] = (),
 ) -> Candidate:
-    precision = made.scheme.precision
+    precision = of.scheme.precision
     portable = PortableModel(
         path="/cache/model.onnx",
         digest=digest("b"),
@@ -139,21 +131,12 @@ def candidate(
         kept={"fp32": ("/fc/Gemm",)} if precision == "int8" else {},
         notes=notes,
     )
-    artifact = Artifact(
-        path="/cache/artifact",
-        entry="model.onnx",
-        digest=digest("c"),
-        job_id=made.id,
-        backend=made.backend,
-        precision=precision,
-        toolchain={made.backend: "1.31.0", "onnx": "1.19.0"},
-        hardware=HARDWARE,
-        signature=SIGNATURE,
-        size_bytes=size,
-        executed={"precision": {precision: 7}},
-    )
+    artifact = factories.artifact(
+        of, path="/cache/artifact", digest=digest("c"), toolchain={of.backend: "1.31.0", "onnx": "1.19.0"},
+        hardware=HARDWARE, signature=SIGNATURE, size_bytes=size, executed={"precision": {precision: 7}},
+    )  # fmt: skip
     return Candidate(
-        job=made,
+        job=of,
         portable=portable,
         artifact=artifact if failure is None else None,
         verdict=None if checks is None else Verdict(checks=checks),

@@ -68,7 +68,8 @@ def test_nothing_is_loaded_and_no_script_runs(result: RunResult) -> None:
 def test_everything_a_reader_needs_is_there(result: RunResult) -> None:
     text = Page(render_html(result)).text
     for expected in (
-        "cpu-server ships openvino int8-sym, 6.52× the baseline's speed (median 0.31 ms, baseline 2.03 ms); edge has no winner",
+        "cpu-server ships openvino int8-sym, 6.52× the baseline's speed (median 0.31 ms, baseline 2.03 ms); edge has "
+        "no winner",
         "passed, but 2.00× slower than the winner",
         "Worst samples: 17, 203, 5",
         "onnxruntime has no bf16 on cpu here",

@@ -19,6 +19,7 @@ from compile_stage.core.records import (
     Candidate,
     Check,
     Failure,
+    Gate,
     Outcome,
     Plan,
     Receipt,
@@ -173,9 +174,9 @@ def checks(factory: ModuleType) -> Iterator[str]:
 def jobs(factory: ModuleType, result: RunResult) -> list[str]:
     planned = tuple(candidate.job for candidate in result.targets[0].candidates)[:3]
     planned = (*planned[:2], dataclasses.replace(planned[2], not_runnable_here="it is compiled for aarch64"))
-    steps = ("lower", "compile", "validate", "measure")
+    steps = ("lower", "compile", "validate", "benchmark")
     held = {planned[0].id: steps, planned[1].id: steps[1:2]}
-    plan = Plan(source=result.source, policy=result.policy, jobs=planned, refused=result.refused, held=held)
+    plan = Plan(source=result.source, policy=result.policy, jobs=planned, refused=result.refused, cached_steps=held)
     return printed(lambda display: display.show_plan(plan))
 
 
@@ -183,3 +184,55 @@ def verifications(factory: ModuleType) -> Iterator[str]:
     for passed, word in ((True, "verified"), (False, "verified"), (True, "validated here"), (False, "validated here")):
         ended = Verification(uri="models:/fraud-compiled/3", passed=passed, checks=(), notes=())
         yield from printed(lambda display, ended=ended, word=word: display.show_verification(ended, word))
+
+
+def test_what_is_only_too_uncertain_is_said_once(factory: ModuleType) -> None:
+    """Broken: eight candidates of a busy machine, and eight times the same advice; or the last line of a run says that
+    a speedup of 10 is less than 1."""
+    policy = factory.cpu_server()
+    jobs = [factory.job("openvino", "int8", scheme, policy.target) for scheme in ("int8-sym", "int8-u8", "int8-nncf")]
+    unsure = dataclasses.replace(factory.timing(0.001, 3.0), speedup_interval=(0.4, 20.0), stable=False, rounds=5)
+    measured = dataclasses.replace(factory.measurement(0.001, 3.0), timings=(unsure,))
+    judged = [
+        judge_performance(
+            dataclasses.replace(factory.candidate(job, factory.good_checks(0.999), measured), state="passed"),
+            policy, (), date(2026, 11, 23),
+        )
+        for job in jobs
+    ]  # fmt: skip
+    target = TargetResult(policy=policy, candidates=tuple(judged), selection=select(judged, policy))
+    result = factory.make_result(target, status="failed", exit_code=3)
+    sentence = (
+        "3 candidates held every tolerance and are too uncertain in speed to pass, with 5 rounds in 1 process of each: "
+        "run again when the machine is quieter, or with a larger budget.measure_seconds"
+    )
+    assert summary.deciding_gate(target) == sentence
+    names = "openvino int8-sym, openvino int8-u8, openvino int8-nncf"
+    rows = summary.rows(result, target)
+    (told, reason), *_ = summary.grouped_reasons(target, [row for row in rows if row.state == "failed"])
+    assert set(told.split(", ")) == set(names.split(", "))
+    assert reason == "its speed is too uncertain to pass"
+    stream = Log()
+    Display(stream, width=80).show_result(result, Path("out"))
+    text = " ".join(stream.getvalue().split())
+    assert text.count("run again when the machine is quieter") == 1
+    assert text.count("too uncertain") == 2
+
+
+def test_too_few_samples_are_what_is_said_first(factory: ModuleType) -> None:
+    """Broken: the last line of a run said "cosine is 1 - 9e-14, at least 0.9999 is required" where the cosine held and
+    36 samples were missing."""
+    policy = factory.cpu_server()
+    few = "64 real samples are fewer than the 100 that the policy asks for (data.min_samples)"
+    samples = Gate(metric="samples", limit=100.0, direction="at_least")
+    checks = (
+        *(
+            dataclasses.replace(check, outcome=Outcome.NOT_RUN, reason=f"it would pass: {check.reason}; but {few}")
+            for check in factory.good_checks(0.999)
+        ),
+        factory.check(samples, Outcome.NOT_RUN, 64.0, few),
+    )
+    job = factory.job("openvino", "int8", "int8-sym", policy.target)
+    judged = dataclasses.replace(factory.candidate(job, checks, None), state="failed")
+    target = TargetResult(policy=policy, candidates=(judged,), selection=select([judged], policy))
+    assert summary.deciding_gate(target) == f"openvino int8-sym: {few}"

@@ -9,7 +9,8 @@ from compile_stage.report import numbers
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "—"), (0.0, "0"), (1.0, "1"), (0.9999997, "1 − 3e-07"), (0.999996, "0.999996"), (0.9999, "0.9999"), (0.995, "0.995"), (0.99871, "0.9987"), (1.234e-6, "1.234e-06"),
+    [(None, "—"), (0.0, "0"), (1.0, "1"), (0.9999997, "1 − 3e-07"), (0.999996, "0.999996"), (0.9999, "0.9999"),
+     (0.995, "0.995"), (0.99871, "0.9987"), (1.234e-6, "1.234e-06"),
      (float("nan"), "NaN"), (float("-inf"), "-∞"), (14.2345, "14.23")],
 )  # fmt: skip
 def test_a_quantity_is_never_rounded_to_perfection(value: float | None, text: str) -> None:
@@ -18,7 +19,8 @@ def test_a_quantity_is_never_rounded_to_perfection(value: float | None, text: st
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "—"), (0.0000123, "12.3 µs"), (0.00041, "0.41 ms"), (0.0123, "12.3 ms"), (0.9996, "1.0 s"), (59.99, "60.0 s"),
+    [(None, "—"), (0.0000123, "12.3 µs"), (0.00041, "0.41 ms"), (0.0123, "12.3 ms"), (0.9996, "1.0 s"),
+     (59.99, "60.0 s"),
      (99.96, "1 min 40 s"), (3600, "1 h 00 min"), (0.0, "0.00 µs")],
 )  # fmt: skip
 def test_a_duration_has_its_unit(seconds: float | None, text: str) -> None:

@@ -48,6 +48,19 @@ def test_a_speedup_stands_beside_the_two_latencies_it_is_the_quotient_of(result:
             assert "baseline PyTorch (eager): 2.03 ms at batch 1" in text, place
 
 
+def test_where_throughput_decides_all_figures_are_those_of_the_batch_size_that_decided(result: RunResult) -> None:
+    """Broken: a run that ships what is fastest at batch 8 would show, and rank by, latencies of batch 1."""
+    target = result.targets[0]
+    policy = dataclasses.replace(target.policy, prefer="throughput")
+    many = dataclasses.replace(result, targets=(dataclasses.replace(target, policy=policy),))
+    for place, text in everything_shown(many).items():
+        if place != "junit":
+            assert "at batch 8" in text, place
+            assert "at batch 1" not in text, place
+    assert {row.timing.batch_size for row in summary.rows(many, many.targets[0]) if row.timing is not None} == {8}
+    assert "5.87×" in summary.headline(many)
+
+
 def test_a_ratio_that_the_latencies_do_not_explain_says_what_they_say(result: RunResult) -> None:
     hurt = with_winner(result, speedup=827.0, speedup_interval=(800.0, 850.0))
     assert "827.00× the baseline's speed (median 0.31 ms, baseline 2.03 ms: 6.5" in summary.headline(hurt)

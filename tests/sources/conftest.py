@@ -19,8 +19,8 @@ Proof = Callable[..., PortableModel]
 
 @pytest.fixture(autouse=True)
 def quiet_third_parties(recwarn: pytest.WarningsRecorder) -> None:
-    """Saving a model is MLflow's and the frameworks' work here, and each has warnings of its own on the way (signatures with
-    integers, deprecations between their versions). What OUR calls raise is tested in test_warnings.py."""
+    """Saving a model is MLflow's and the frameworks' work here, and each has warnings of its own on the way (signatures
+    with integers, deprecations between their versions). What OUR calls raise is tested in test_warnings.py."""
     warnings.simplefilter("ignore")
 
 

@@ -43,7 +43,8 @@ def test_a_model_that_runs_on_the_cpu_only_is_no_baseline_of_a_gpu(flavor: str) 
 
 @pytest.mark.parametrize("device", ["apple", "android", "browser"])
 def test_a_device_that_is_a_whole_machine_has_its_cpu_as_baseline(device: str) -> None:
-    """Broken: targets that are cross-compiled for a phone would all be refused, or opened on a device that no framework has."""
+    """Broken: targets that are cross-compiled for a phone would all be refused, or opened on a device that no framework
+    has."""
     target = replace(CPU, device=device)
     assert baseline_target(target).device == "cpu"
     assert refuse_baseline("sklearn", target) is None
@@ -53,7 +54,8 @@ def test_reference_outputs_come_from_the_cpu_only_where_nothing_runs_on_the_devi
     """Broken: code that is cross-compiled for a GPU could not be made on a machine without one."""
     options = {"iree": {"target_device": "cuda", "target_chip": "sm_80"}}
     crossed = Job(
-        id="j", source="u", target=replace(GPU, options=options), backend="iree", scheme=Scheme(precision="fp32", name="fp32"), gates=(),
+        id="j", source="u", target=replace(GPU, options=options), backend="iree",
+        scheme=Scheme(precision="fp32", name="fp32"), gates=(),
     )  # fmt: skip
     native = replace(crossed, backend="tensorrt", target=GPU)
     away = replace(native, not_runnable_here="the target wants accelerators 'nvidia'")
@@ -82,8 +84,8 @@ def test_a_device_that_is_not_here_is_refused_and_never_replaced(tmp_path: Path)
 
 
 def test_a_program_is_moved_with_the_devices_in_its_graph() -> None:
-    """Broken: a program that makes a tensor of its own would add one on the CPU to one on the GPU, which PyTorch refuses. PyTorch's device
-    without memory, `meta`, stands for the GPU."""
+    """Broken: a program that makes a tensor of its own would add one on the CPU to one on the GPU, which PyTorch
+    refuses. PyTorch's device without memory, `meta`, stands for the GPU."""
 
     class Positions(torch.nn.Module):
         def __init__(self) -> None:

@@ -23,7 +23,8 @@ NAMED_BY = {
 @pytest.mark.parametrize("outside", ["../other", "/etc/hostname"])
 @pytest.mark.parametrize(("flavor", "key"), NAMED_BY.items())
 def test_a_file_outside_of_the_models_folder_is_refused(tmp_path: Path, flavor: str, key: str, outside: str) -> None:
-    """Broken: whoever may log a model could have the stage read, and publish, any file of the machine that it runs on."""
+    """Broken: whoever may log a model could have the stage read, and publish, any file of the machine that it runs
+    on."""
     model = tmp_path / "model"
     model.mkdir()
     (tmp_path / "other").write_bytes(b"not yours")

@@ -141,7 +141,8 @@ def test_large_weights_lie_beside_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_of_the_first_format_is_raised_too(tmp_path: Path, prove: Proof) -> None:
-    """Broken: in that format weights must be inputs, so once they are none the converter would not find them, and end the export."""
+    """Broken: in that format weights must be inputs, so once they are none the converter would not find them, and end
+    the export."""
     old = linear(opset=9, weight_is_input=True)
     old.ir_version = 3
     model = prove(save(tmp_path / "model", old), {"x": X})
@@ -159,18 +160,19 @@ def test_the_answer_is_what_mlflows_own_pyfunc_does(tmp_path: Path) -> None:
     import pandas as pd
 
     tensors = save(tmp_path / "tensors", linear())
-    assert OnnxSource().answer(tensors)["kind"] == "dict"
+    assert OnnxSource().prediction_format(tensors)["kind"] == "dict"
     assert list(mlflow.pyfunc.load_model(tensors.path).predict(X)) == ["y"]
     frame = pd.DataFrame(X, columns=["a", "b", "c"])
     framed = save(tmp_path / "frame", linear(), frame)
-    how = OnnxSource().answer(framed)
+    how = OnnxSource().prediction_format(framed)
     assert how["frame_in_frame_out"]
     assert how["columns"] == ["a", "b", "c"]
     assert isinstance(mlflow.pyfunc.load_model(framed.path).predict(frame), pd.DataFrame)
 
 
 def test_an_operator_set_whose_raising_changes_the_inputs_stays(tmp_path: Path) -> None:
-    """Scan of operator set 8 has a batch dimension that later ones lack: onnx's converter drops it from the model's own inputs."""
+    """Scan of operator set 8 has a batch dimension that later ones lack: onnx's converter drops it from the model's own
+    inputs."""
     (case,) = (case for case in collect(("scan",)) if case.name == "test_scan_sum")
     model = OnnxSource().export(save(tmp_path / "model", case.model), {}, tmp_path / "out")
     assert model.opset == 8

@@ -1,4 +1,5 @@
-"""An ONNX graph as a PyTorch program: the same answers as the graph's at every size, or a refusal that names the operator."""
+"""An ONNX graph as a PyTorch program: the same answers as the graph's at every size, or a refusal that names the
+operator."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def prove(model: Any, folder: Path, *batches: Mapping[str, Any], **options: Any)
 
 @pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
 def test_a_network_answers_as_its_graph_at_every_batch_size(make: Any, tmp_path: Path) -> None:
-    """Broken: compilers of programs would be given another model, another order of outputs, or a batch that is fixed."""
+    """Broken: compilers of programs would be given another model, another order of outputs, or a batch that is
+    fixed."""
     model, samples = make(tmp_path / "kit")
     inputs = {spec.name: np.load(Path(samples.path) / "inputs" / f"{spec.name}.npy") for spec in model.signature.inputs}
     prove(
@@ -82,7 +84,8 @@ def test_a_network_answers_as_its_graph_at_every_batch_size(make: Any, tmp_path:
 
 
 def test_sizes_that_the_graph_computes_stay_open(tmp_path: Path) -> None:
-    """Broken: heads of a transformer, split by sizes that the graph reads from its input, would be fixed to the trace's or refused."""
+    """Broken: heads of a transformer, split by sizes that the graph reads from its input, would be fixed to the trace's
+    or refused."""
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
         helper.make_node("Gather", ["s", "first"], ["b"], axis=0),
@@ -103,8 +106,9 @@ def test_sizes_that_the_graph_computes_stay_open(tmp_path: Path) -> None:
     ]
     model = graph_of(
         nodes, [value("x", "batch", "length", 8)], [value("y", "batch", None, 4), value("z", "batch", "length", 8)],
-        first=np.int64(0), second=np.int64(1), zero=np.array([0], np.int64), one=np.array([1], np.int64), two=np.array([2], np.int64),
-        four=np.array([4], np.int64), eight=np.array([8], np.int64), bias=np.arange(8, dtype=np.float32).reshape(1, 1, 8),
+        first=np.int64(0), second=np.int64(1), zero=np.array([0], np.int64), one=np.array([1], np.int64),
+        two=np.array([2], np.int64), four=np.array([4], np.int64), eight=np.array([8], np.int64),
+        bias=np.arange(8, dtype=np.float32).reshape(1, 1, 8),
     )  # fmt: skip
     model.graph.node[11].attribute[0].i = 0  # as it is: its shape is no constant
     draw = np.random.default_rng(0).standard_normal
@@ -117,7 +121,8 @@ def test_sizes_that_the_graph_computes_stay_open(tmp_path: Path) -> None:
 
 
 def test_outputs_are_the_graphs_own(tmp_path: Path) -> None:
-    """Broken: onnx2torch answers once for each node, so outputs would be lost, in another order, or one that nobody asked for."""
+    """Broken: onnx2torch answers once for each node, so outputs would be lost, in another order, or one that nobody
+    asked for."""
     nodes = [
         helper.make_node("Split", ["x"], ["left", "right"], axis=1),
         helper.make_node("Relu", ["right"], ["active"]),
@@ -149,7 +154,8 @@ def test_a_newer_operator_set_is_converted_down(tmp_path: Path) -> None:
     ("node", "said"),
     [
         (helper.make_node("Hardmax", ["x"], ["y"]), r"onnx2torch has no ai\.onnx\.Hardmax \(17\)"),
-        (helper.make_node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm="L2"), r"has no ai\.onnx\.ml\.Normalizer \(3\)"),
+        (helper.make_node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm="L2"),
+         r"has no ai\.onnx\.ml\.Normalizer \(3\)"),
     ],
     ids=["standard", "ai.onnx.ml"],
 )  # fmt: skip
@@ -170,7 +176,8 @@ def test_a_shape_that_depends_on_the_data_is_refused_with_its_operator(tmp_path:
 
 
 def test_gathering_by_rows_keeps_the_batch_open(tmp_path: Path) -> None:
-    """Broken: onnx2torch's GatherND fixes the batch to the trace's, so what PyTorch writes of a BERT would be refused."""
+    """Broken: onnx2torch's GatherND fixes the batch to the trace's, so what PyTorch writes of a BERT would be
+    refused."""
     nodes = [
         helper.make_node("Cast", ["which"], ["w"], to=INT64),
         helper.make_node("GatherND", ["x", "w"], ["y"]),
@@ -213,13 +220,15 @@ def test_ranges_and_fillings_of_open_sizes_stay_open(tmp_path: Path) -> None:
 
 
 def test_it_needs_no_torchvision(tmp_path: Path) -> None:
-    """Broken: onnx2torch would not import beside a PyTorch without torchvision, or an empty one would be left behind for others to find."""
+    """Broken: onnx2torch would not import beside a PyTorch without torchvision, or an empty one would be left behind
+    for others to find."""
     if importlib.util.find_spec("torchvision") is not None:
         pytest.skip("torchvision is installed here")
     code = (
         "import sys\n"
         "from compile_stage.sources import onnx_program\n"
-        "print(onnx_program._onnx2torch().__name__, [name for name in sys.modules if 'torchvision' in name.split('.')[0]])"
+        "print(onnx_program._onnx2torch().__name__, [name for name in sys.modules if 'torchvision' in "
+        "name.split('.')[0]])"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "onnx2torch []"
@@ -232,7 +241,8 @@ def test_it_needs_no_torchvision(tmp_path: Path) -> None:
 
 
 def test_a_place_that_is_known_is_no_number_taken_out_of_data(tmp_path: Path) -> None:
-    """What a BERT's pooler does: `hidden[:, 0]`. Broken: the program would ask a tensor for the place, at which ExecuTorch, Inductor and LiteRT end."""
+    """What a BERT's pooler does: `hidden[:, 0]`. Broken: the program would ask a tensor for the place, at which
+    ExecuTorch, Inductor and LiteRT end."""
     import torch
 
     nodes = [

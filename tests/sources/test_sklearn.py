@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+import skops.io
 from mlflow.models import infer_signature
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_breast_cancer, load_diabetes
@@ -17,16 +21,21 @@ from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     RandomForestClassifier,
 )
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, OneHotEncoder, OrdinalEncoder, StandardScaler
 from sklearn.semi_supervised import LabelSpreading
 from sklearn.svm import LinearSVC
 
+from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, SourceModel, Target
+from compile_stage.serving.prediction_io import from_outputs, to_batch
+from compile_stage.sources import saved
 from compile_stage.sources.sklearn import SklearnSource
 
-from .conftest import Proof, source_of
+from .conftest import Proof, run_onnx, source_of
 
 CANCER = load_breast_cancer(as_frame=True)
 X, Y = CANCER.data.astype(np.float32), CANCER.target
@@ -91,7 +100,7 @@ def test_classifiers_answer_with_labels_and_probabilities(tmp_path: Path, prove:
     assert names == (["label"] if name == "no-probabilities" else ["label", "probabilities"])
     assert str(model.signature.inputs[0]) == "X: float32[batch, 30]"
     # The published model must answer as the source's pyfunc does.
-    how, answer = SklearnSource().answer(source), mlflow.pyfunc.load_model(source.path).predict(X)
+    how, answer = SklearnSource().prediction_format(source), mlflow.pyfunc.load_model(source.path).predict(X)
     assert how == {"kind": "array", "outputs": ["label"], "columns": COLUMNS, "frame_in_frame_out": False}
     with SklearnSource().open(source, Target(name="cpu")) as session:
         label = session.run({"X": X.to_numpy()})["label"]
@@ -114,7 +123,7 @@ def test_regressors_answer_with_a_number_for_each_row_and_target(tmp_path: Path,
 
 def test_the_pyfunc_method_of_the_source_is_kept(tmp_path: Path) -> None:
     source = save(tmp_path / "model", CLASSIFIERS["logistic"](), pyfunc_predict_fn="predict_proba")
-    assert SklearnSource().answer(source)["outputs"] == ["probabilities"]
+    assert SklearnSource().prediction_format(source)["outputs"] == ["probabilities"]
     assert mlflow.pyfunc.load_model(source.path).predict(X).shape == (len(X), 2)
 
 
@@ -145,28 +154,90 @@ def test_a_model_can_not_vouch_for_code_of_another_package(tmp_path: Path) -> No
 
     Odd.__module__ = "mlflow.odd"
     source = save(tmp_path / "model", CLASSIFIERS["logistic"]())
-    import skops.io
-
-    from compile_stage.sources import saved
-
     file = tmp_path / "odd.skops"
     skops.io.dump(Odd().fit(X.to_numpy()[:, :2], Y), file)
     reason = saved.refuse(file, "skops", ["mlflow.odd.Odd", *TRUSTED], Compliance())
     assert reason is not None
-    assert "other packages" in reason or "can't be read" in reason
+    assert "may run code" in reason or "can't be read" in reason
     assert SklearnSource().refuse(source, Compliance()) is None
+
+
+def schema_of(content: bytes) -> dict[str, Any]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        schema: dict[str, Any] = json.loads(archive.read("schema.json"))
+    return schema
+
+
+def rewritten(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the schema of a skops file."""
+    with zipfile.ZipFile(file) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    records["schema.json"] = json.dumps(change(json.loads(records["schema.json"]))).encode()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in records.items():
+            archive.writestr(name, data)
+
+
+def functions_replaced(node: Any, by: dict[str, Any]) -> Any:
+    if isinstance(node, dict):
+        if node.get("__loader__") in ("FunctionNode", "TypeNode") and node["__class__"] == "log1p":
+            return by
+        return {key: functions_replaced(value, by) for key, value in node.items()}
+    return [functions_replaced(value, by) for value in node] if isinstance(node, list) else node
+
+
+HOSTILE_FUNCTIONS = {
+    # name of the type or function: arguments that it is called with while the file is loaded; None: called by predict
+    "numpy.testing._private.utils.runstring": ("open({marker!r}, 'w').close()", {}),
+    "numpy.testing._private.utils.rundocs": ("{script}",),
+    "numpy.lib._npyio_impl.savetxt": ("{marker}", [1.0]),
+    "numpy.memmap": ("{marker}", "uint8", "w+", 0, [8]),
+    "sklearn.utils._testing._delete_folder": None,
+    "scipy.datasets._fetchers.fetch_data": None,
+    "sklearn.gaussian_process.kernels.namedtuple": ("x", "y"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_FUNCTIONS)
+def test_functions_of_numpy_and_scikit_learn_that_run_what_they_are_given_are_refused(
+    tmp_path: Path, name: str
+) -> None:
+    """Broken: a skops file of which all types are NumPy's and scikit-learn's would run its author's code."""
+    model = make_pipeline(FunctionTransformer(np.log1p), LogisticRegression(max_iter=500)).fit(X, Y)
+    source = save(tmp_path / "model", model)
+    honest = saved.refuse(Path(source.path) / "model.skops", "skops", TRUSTED, Compliance())
+    assert honest is None, "a function that only computes must pass"
+    marker, script = tmp_path / "it-ran", tmp_path / "script.py"
+    script.write_text(f"open({str(marker)!r}, 'w').close()")
+    module, _, function = name.rpartition(".")
+    node: dict[str, Any] = {"__class__": function, "__module__": module, "__loader__": "FunctionNode", "__id__": 1}
+    if (arguments := HOSTILE_FUNCTIONS[name]) is not None:
+        filled = tuple(a.format(marker=str(marker), script=script) if isinstance(a, str) else a for a in arguments)
+        node |= {"__loader__": "ConstructorFromReduceNode", "content": schema_of(skops.io.dumps(filled))}
+    rewritten(Path(source.path) / "model.skops", lambda schema: functions_replaced(schema, node))
+    described = mlflow.models.Model.load(source.path)
+    described.flavors["sklearn"]["skops_trusted_types"] = [*TRUSTED, name]
+    described.save(str(Path(source.path) / "MLmodel"))
+    assert name in (SklearnSource().refuse(source, Compliance()) or "")
+    assert not marker.exists()
+
+
+def test_a_skops_file_that_unpacks_to_far_more_than_it_holds_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a file of a megabyte would fill the memory of the machine."""
+    monkeypatch.setattr("compile_stage.core.archives._ALWAYS_BYTES", 2**20)  # the limit, but in a test's time
+    source = save(tmp_path / "model", CLASSIFIERS["logistic"]())
+    file = Path(source.path) / "model.skops"
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive, archive.open("zeros.npy", "w") as record:
+        for _ in range(20):
+            record.write(bytes(2**20))
+    assert "unpacks to" in (SklearnSource().refuse(source, Compliance()) or "")
 
 
 def test_an_estimator_without_converter_is_named(tmp_path: Path) -> None:
     source = save(tmp_path / "model", scaled(LabelSpreading()).fit(X[:50], Y[:50]), serialization_format="cloudpickle")
     assert "LabelSpreading has no converter" in (SklearnSource().refuse(source, PICKLES) or "")
-
-
-def test_columns_of_text_are_refused_by_name(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"city": ["a", "b", "a", "c"] * 5, "size": np.arange(20, dtype=np.float32)})
-    encode = ColumnTransformer([("city", OneHotEncoder(), ["city"])], remainder="passthrough")
-    source = save(tmp_path / "model", make_pipeline(encode, LogisticRegression()).fit(frame, [0, 1] * 10), frame)
-    assert "city" in (SklearnSource().refuse(source, Compliance()) or "")
 
 
 def test_missing_files_are_refused(tmp_path: Path) -> None:
@@ -181,3 +252,92 @@ def test_another_number_of_columns_is_refused(tmp_path: Path) -> None:
     source = save(tmp_path / "model", CLASSIFIERS["logistic"]())
     with pytest.raises(SourceError, match="dimension 1 of input 'X' to 30, the policy asks for 31"):
         SklearnSource().export(source, {"X": ShapeRange(min=(1, 30), typical=(1, 30), max=(8, 31))}, tmp_path / "out")
+
+
+RANDOM = np.random.default_rng(0)
+PEOPLE = pd.DataFrame(
+    {
+        "job title": RANDOM.choice(["cook", "nurse", "pilot"], 200),
+        "city": RANDOM.choice(["Rome", "Oslo", "Lima"], 200),
+        "age": RANDOM.integers(18, 80, 200).astype(float),
+        "pay": RANDOM.normal(50, 9, 200),
+    }
+)
+OLD = ((PEOPLE["age"] > 40) ^ (PEOPLE["city"] == "Oslo")).astype(int).to_numpy()
+WORDS, NUMBERS = ["job title", "city"], ["age", "pay"]
+
+
+def mixed(words: Any, numbers: Any, model: Any) -> Any:
+    return make_pipeline(ColumnTransformer([("w", words, WORDS), ("n", numbers, NUMBERS)]), model).fit(PEOPLE, OLD)
+
+
+MIXED: dict[str, Callable[[], Any]] = {
+    "one-hot": lambda: mixed(
+        OneHotEncoder(handle_unknown="ignore"), make_pipeline(SimpleImputer(), StandardScaler()), LogisticRegression()
+    ),
+    "ordinal": lambda: mixed(OrdinalEncoder(), "passthrough", RandomForestClassifier(5, random_state=0)),
+    "unknown-values": lambda: mixed(
+        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1), "passthrough", Ridge()
+    ),
+}
+
+
+def people(columns: pd.DataFrame = PEOPLE) -> dict[str, Any]:
+    return {
+        name: columns[name].to_numpy().astype(object if name in WORDS else np.float32).reshape(-1, 1)
+        for name in columns
+    }
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_columns_of_text_and_numbers_are_inputs_of_their_own(tmp_path: Path, prove: Proof, name: str) -> None:
+    """Broken: a pipeline that encodes text columns is refused, or encodes them otherwise once it is compiled."""
+    source = save(tmp_path / "model", MIXED[name](), PEOPLE)
+    made = prove(source, people(), sizes=(1, len(PEOPLE)))
+    assert [str(spec) for spec in made.signature.inputs] == [
+        "job title: str[batch, 1]", "city: str[batch, 1]", "age: float32[batch, 1]", "pay: float32[batch, 1]",
+    ]  # fmt: skip
+    frame = PEOPLE.assign(city="Quito").head(3) if name != "ordinal" else PEOPLE.head(3)
+    batch = to_batch(frame, made.signature, SklearnSource().prediction_format(source))
+    found = from_outputs(run_onnx(made, batch), frame, SklearnSource().prediction_format(source))
+    expected = mlflow.pyfunc.load_model(source.path).predict(frame)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    example = SklearnSource().example(source)
+    assert example is not None
+    assert example["city"].tolist() == [[city] for city in PEOPLE["city"][:3]]
+
+
+def test_text_that_can_not_be_converted_exactly_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Broken: words are split, or missing texts filled in, otherwise than by scikit-learn, and nobody is told."""
+    notes = PEOPLE.assign(note=["it's a rather fine thing", "good old work"] * 100)
+    split = ColumnTransformer([("t", TfidfVectorizer(analyzer="char"), "note"), ("n", StandardScaler(), NUMBERS)])
+    reason = SklearnSource().refuse(
+        save(tmp_path / "split", make_pipeline(split, LogisticRegression()).fit(notes, OLD), notes), Compliance()
+    )
+    assert reason is not None
+    assert "convert" in reason
+    filled = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore"))
+    reason = SklearnSource().refuse(
+        save(tmp_path / "filled", mixed(filled, StandardScaler(), LogisticRegression()), PEOPLE), Compliance()
+    )
+    assert reason is not None
+    assert "missing values" in reason
+
+
+def test_text_columns_need_an_example_and_text_in_every_row(tmp_path: Path) -> None:
+    """Broken: what can't be tried is published untried, or a missing text ends in a traceback."""
+    gone = PEOPLE.head(3).assign(city=["Rome", None, "Oslo"])
+    source = save(tmp_path / "model", MIXED["one-hot"](), PEOPLE)
+    path = Path(source.path) / "input_example.json"
+    path.write_text(gone.to_json(orient="split", index=False))
+    assert "'city' holds something else than text" in str(
+        SklearnSource().refuse(source_of(Path(source.path), "sklearn"), Compliance())
+    )
+    about = mlflow.models.Model.load(source.path)
+    about.saved_input_example_info = None
+    about.save(str(Path(source.path) / "MLmodel"))
+    try:
+        reason = SklearnSource().refuse(source_of(Path(source.path), "sklearn"), Compliance())
+    except SourceError as error:
+        reason = error.problem
+    assert "input example" in str(reason)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,7 @@ def test_several_inputs_and_outputs_keep_the_signatures_names(tmp_path: Path, pr
     example = TorchSource().example(source)
     assert example is not None
     assert list(example) == ["a", "b"]
-    assert TorchSource().answer(source)["kind"] == "dict"
+    assert TorchSource().prediction_format(source)["kind"] == "dict"
 
 
 def test_a_batch_that_the_export_fixed_is_refused_when_the_policy_asks_for_another(tmp_path: Path) -> None:
@@ -117,7 +119,8 @@ class Named(torch.nn.Module):
 def test_a_name_that_pytorchs_programs_take_is_refused_with_what_to_rename(
     tmp_path: Path, prove: Proof, name: str, own: bool
 ) -> None:
-    """Broken: the owner of a model with a submodule called `meta` is told to replace an operation, and there is none."""
+    """Broken: the owner of a model with a submodule called `meta` is told to replace an operation, and there is
+    none."""
     x = np.random.default_rng(0).random((4, 8), dtype=np.float32)
     signature = infer_signature({"x": x}, {"y": x})
     source = save(tmp_path / "taken", Named(name, own=own).eval(), x, signature=signature)
@@ -144,7 +147,7 @@ def test_torchscript_is_refused_with_its_reason(tmp_path: Path) -> None:
 
 def test_the_answer_is_what_mlflows_own_pyfunc_does(tmp_path: Path) -> None:
     source = saved_net(tmp_path / "net")
-    how = TorchSource().answer(source)
+    how = TorchSource().prediction_format(source)
     loaded = mlflow.pyfunc.load_model(source.path)
     assert how == {"kind": "array", "outputs": ["output"], "columns": None, "frame_in_frame_out": False}
     answer = loaded.predict(IMAGES)
@@ -160,7 +163,7 @@ def test_a_data_frame_is_answered_with_a_data_frame(tmp_path: Path) -> None:
     source = save(
         tmp_path / "frame", linear, frame, serialization_format="pickle", signature=infer_signature(frame, frame[["a"]])
     )
-    how = TorchSource().answer(source)
+    how = TorchSource().prediction_format(source)
     assert isinstance(mlflow.pyfunc.load_model(source.path).predict(frame), pd.DataFrame)
     assert how["frame_in_frame_out"]
     assert how["columns"] == ["a", "b", "c"]
@@ -199,6 +202,16 @@ def test_threads_are_set_while_the_model_is_open_and_given_back(tmp_path: Path) 
 class Payload:
     def __reduce__(self) -> Any:
         return os.system, ("echo hostile > /dev/null",)
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path(self.path),)
 
 
 def tamper(source: Any, name: str, content: bytes) -> Path:
@@ -241,13 +254,68 @@ def test_a_shape_expression_that_is_code_is_refused(tmp_path: Path) -> None:
     assert "could run code" in (pt2.refuse(tamper(source, "models/model.json", hostile.encode())) or "")
 
 
+def with_two_directories(harmless: Path, hostile: Path, into: Path) -> Path:
+    """A zip whose end record names the hostile archive's directory, as torch reads it, while Python's reader takes the
+    directory that stands right before that record, which is the harmless archive's."""
+    first, second = hostile.read_bytes(), harmless.read_bytes()
+    first_start, second_start = zipfile.ZipFile(hostile).start_dir, zipfile.ZipFile(harmless).start_dir
+    padding = bytes(max(0, second_start - first_start))  # so that no offset below is negative
+    moved = first_start + len(padding)
+    end = second.rindex(b"PK\x05\x06")
+    directory, record = bytearray(second[second_start:end]), bytearray(second[end:])
+    assert len(directory) == len(first) - first_start - 22  # the same names, so that one size fits both
+    position = 0
+    while position < len(directory):
+        offset = struct.unpack_from("<I", directory, position + 42)[0] + moved - second_start
+        struct.pack_into("<I", directory, position + 42, offset)
+        position += 46 + sum(struct.unpack_from("<HHH", directory, position + 28))
+    struct.pack_into("<I", record, 16, moved)
+    theirs = first[:first_start] + padding + first[first_start : first_start + len(directory)]
+    into.write_bytes(theirs + second[:second_start] + directory + record)
+    return into
+
+
+def test_of_an_archive_that_two_readers_read_differently_only_what_was_checked_is_loaded(tmp_path: Path) -> None:
+    """Broken: an archive with two directories would show us its harmless records, and torch those that run code."""
+    source = saved_net(tmp_path / "net")
+    path = Path(source.path) / "data" / "model.pt2"
+    with zipfile.ZipFile(path) as archive:  # both by one writer, so that their directories are of one form
+        inputs = archive.read(next(name for name in archive.namelist() if name.endswith("sample_inputs/model.pt")))
+    harmless = Path(shutil.copy(tamper(source, "sample_inputs/model.pt", inputs), tmp_path / "harmless.pt2"))
+    marker, stream = tmp_path / "it-ran", io.BytesIO()
+    torch.save(Touch(str(marker)), stream)
+    hostile = Path(shutil.copy(tamper(source, "sample_inputs/model.pt", stream.getvalue()), tmp_path / "hostile.pt2"))
+    with_two_directories(harmless, hostile, path)
+    torchs = torch._C.PyTorchFileReader(str(path)).get_record("data/sample_inputs/model.pt")
+    assert torchs == stream.getvalue(), "torch must see the hostile record, or this test shows nothing"
+    assert TorchSource().refuse(source, Compliance()) is None
+    with TorchSource().open(source, Target(name="cpu")) as session:
+        assert session.run({"image": IMAGES})["output"].shape == (4, 10)
+    TorchSource().export(source, {}, tmp_path / "out")
+    assert not marker.exists()
+
+
+def test_an_archive_that_unpacks_to_more_than_it_holds_is_refused(tmp_path: Path) -> None:
+    """Broken: a small file would fill the memory of the worker that looks at it."""
+    source = saved_net(tmp_path / "net")
+    path = Path(source.path) / "data" / "model.pt2"
+    with zipfile.ZipFile(path) as archive:
+        records = {entry: archive.read(entry) for entry in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry, data in records.items():
+            archive.writestr(entry, data)
+        archive.writestr("model/extra/zeros", bytes(10**7))
+    assert "compressed" in (pt2.refuse(path) or "")
+
+
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"nothing")
     assert "not a readable" in (pt2.refuse(tmp_path / "model.pt2") or "")
 
 
 def test_the_program_form_has_the_same_names_order_and_open_batch_as_the_graph(tmp_path: Path) -> None:
-    """Broken: a compiler that starts from the program would be fed its inputs in another order than one that starts from the graph."""
+    """Broken: a compiler that starts from the program would be fed its inputs in another order than one that starts
+    from the graph."""
     rows = IMAGES[:, 0]
     signature = infer_signature({"a": rows, "b": rows}, {"sum": rows, "dot": rows[..., 0]})
     source = save(tmp_path / "two", Two(), [rows, rows], signature=signature)

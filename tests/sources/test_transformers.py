@@ -56,7 +56,7 @@ def test_a_text_model_keeps_batch_and_sequence_open(tmp_path: Path, prove: Proof
     assert {spec.shape for spec in made.signature.inputs} == {("batch", "sequence")}
     with TransformersSource().open(source, Target(name="cpu")) as session:
         np.testing.assert_allclose(run_onnx(made, longer)["logits"], session.run(longer)["logits"], atol=1e-5)
-    assert TransformersSource().answer(source)["kind"] == "dict"
+    assert TransformersSource().prediction_format(source)["kind"] == "dict"
 
 
 def test_a_model_that_writes_text_word_by_word_is_refused(tmp_path: Path) -> None:
@@ -78,7 +78,8 @@ def test_pickled_weights_and_foreign_code_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_text_model_as_a_program_takes_the_networks_inputs_in_order(tmp_path: Path) -> None:
-    """Broken: token ids and mask have one shape and one type, so a compiler that mixes them up would answer without an error."""
+    """Broken: token ids and mask have one shape and one type, so a compiler that mixes them up would answer without an
+    error."""
     import torch
 
     source = save(tmp_path / "model")

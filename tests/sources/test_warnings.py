@@ -33,8 +33,8 @@ def test_importing_every_source_imports_no_framework() -> None:
     code = (
         "import sys; from compile_stage.core import plugins\n"
         "for name in plugins.names('sources'): plugins.load('sources', name)\n"
-        "heavy = {'torch', 'onnx', 'onnxruntime', 'sklearn', 'mlflow', 'xgboost', 'lightgbm', 'transformers', 'pandas', 'skl2onnx'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
+        "heavy = {'torch', 'onnx', 'onnxruntime', 'sklearn', 'mlflow', 'xgboost', 'lightgbm', 'transformers', "
+        "'pandas', 'skl2onnx'}\nprint(sorted(heavy & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -1,11 +1,11 @@
-"""What is measured, what of it is kept, and what a reader is told of it; workers are fakes with a latency that is given."""
+"""What is measured, what of it is kept, and what a reader is told of it; workers are fakes with a latency that is
+given."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from datetime import date
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from factories import artifact, run_context, source
 
-from compile_stage.core.cache import Cache
-from compile_stage.core.context import Context
-from compile_stage.core.environment import hardware
-from compile_stage.core.events import EventLog
-from compile_stage.core.ports import Needs
-from compile_stage.core.records import Artifact, Budget, SampleSet, SourceModel, Target
-from compile_stage.core.tensors import Signature
-from compile_stage.measure import disturbance, interleaved
+from compile_stage.core.ports import MeteredCall, WorkerLimits, WorkerMemory, WorkerUsage
+from compile_stage.core.records import Budget, SampleSet, Target
+from compile_stage.measure import disturbance, interleaved, restarts
 from compile_stage.steps.benchmark import BASELINE, Measured, benchmark
 
-SOURCE = SourceModel(uri="s", name="m", version="1", flavor="onnx", path="", digest="s", registry="")
 SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
 TARGET = Target(name="cpu", threads=2)
 LATENCY_S = {BASELINE: 0.02, "fast": 0.01}
@@ -35,42 +30,56 @@ class FakeWorker:
 
     def __init__(self, name: str, engine: FakeEngine) -> None:
         self._latency_s, self._engine = LATENCY_S[name.removeprefix("measure--")], engine
-        self._generator = np.random.default_rng(len(name))
+        self._cpu_s, self._calls = 0.0, 0
 
     def call(self, function: str, /, **arguments: Any) -> Any:
         if function == "warm_up":
             return {"latency_s": self._latency_s}
+        if function == "prepare_turn":
+            self._calls = arguments["calls"]
         if function == "time_turn":
             self._engine.turns += 1
-            slowed = float(np.exp(self._generator.normal(0, self._engine.noise)))
-            return [self._latency_s * slowed] * arguments["max_calls"]
-        return 10**8 if function == "peak_memory" else {"load_s": 0.1}
+            slowed = float(np.exp(self._engine.generator.normal(0, self._engine.noise)))
+            return [self._latency_s * slowed] * self._calls
+        return [] if function == "end_turn" else {"load_s": 0.1}
+
+    def metered(self, function: str, /, **arguments: Any) -> MeteredCall:
+        """Its clock is right, and it uses one core of the two that it may use."""
+        before, value = self._used(), self.call(function, **arguments)
+        wall_s = sum(value) if function == "time_turn" else 0.0
+        self._cpu_s += wall_s
+        return MeteredCall(value=value, wall_s=wall_s, before=before, after=self._used())
+
+    def memory(self) -> WorkerMemory:
+        return WorkerMemory(peak_bytes=10**8)
+
+    def _used(self) -> WorkerUsage:
+        return WorkerUsage(at_s=0.0, cpu_s=self._cpu_s, threads={"1:1": self._cpu_s}, waits={})
 
 
 class FakeEngine:
-    """Starts fake workers, and counts their turns."""
+    """Starts fake workers, and counts their turns. Their noise is the engine's: workers with noise of their own would
+    repeat it at each start, and starts that agree to the last digit make any measurement stable."""
 
     def __init__(self, noise: float) -> None:
         self.noise, self.turns = noise, 0
+        self.generator = np.random.default_rng(0)
 
     @contextmanager
-    def worker(self, name: str, needs: Needs) -> Iterator[FakeWorker]:
+    def worker(self, name: str, limits: WorkerLimits) -> Iterator[FakeWorker]:
         yield FakeWorker(name, self)
 
-    def alone(self) -> AbstractContextManager[None]:
+    def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 def measure(tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False) -> Measured:
-    context = Context(
-        cache=Cache(tmp_path), engine=engine, events=EventLog(), hardware=hardware(), scratch=tmp_path,
-        today=date.today(), remeasure=remeasure,
-    )  # fmt: skip
-    artifact = Artifact(
-        path="", entry="", digest="a", job_id="fast", backend="onnxruntime", precision="fp32", toolchain={}, hardware="",
-        signature=Signature(inputs=(), outputs=()), size_bytes=10,
-    )  # fmt: skip
-    return benchmark(context, "cpu", SOURCE, {"fast": artifact}, SAMPLES, TARGET, Budget(measure_seconds=0.3), seed=0)
+    context = run_context(tmp_path, engine, remeasure=remeasure)
+    compiled = tmp_path / "compiled"
+    compiled.mkdir(exist_ok=True)
+    (compiled / "model.onnx").write_text("any")
+    fast = {"fast": artifact(job_id="fast", path=str(compiled))}
+    return benchmark(context, "cpu", source(), fast, SAMPLES, TARGET, Budget(measure_seconds=3), seed=0)
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +95,9 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(disturbance, "available_cores", lambda: 2)
     # The time that rounds may take is a number of rounds, however busy the machine is that runs the test.
     looks = count()
-    monkeypatch.setattr(interleaved, "time", SimpleNamespace(monotonic=lambda: next(looks) * 0.01))
+    clock_of_rounds = SimpleNamespace(monotonic=lambda: next(looks) * 0.01)
+    for module in (interleaved, restarts):
+        monkeypatch.setattr(module, "time", clock_of_rounds)
     return cores
 
 
@@ -99,6 +110,8 @@ def test_a_quiet_measurement_is_stable_kept_and_explained_by_its_medians(tmp_pat
     assert timing.headline_speedup == pytest.approx(2, rel=0.01)
     assert set(timing.turns) == {4}  # as many calls in each turn
     assert set(base.turns) == {2}
+    assert timing.threads == 1
+    assert timing.cpu_per_call_s == pytest.approx(np.mean(timing.latency_s))
     turns = engine.turns
     again = measure(tmp_path, engine)
     assert again.cached
@@ -109,7 +122,7 @@ def test_a_quiet_measurement_is_stable_kept_and_explained_by_its_medians(tmp_pat
 
 def test_an_unstable_measurement_has_no_headline_and_comes_from_the_cache_with_a_note(tmp_path: Path) -> None:
     """Broken: what a busy machine yielded once would be a headline, and be served for ever without a word."""
-    engine = FakeEngine(noise=1.0)
+    engine = FakeEngine(noise=3.0)
     first = measure(tmp_path, engine)
     (timing,) = first.measurements["fast"].timings
     assert not timing.stable
@@ -119,20 +132,20 @@ def test_an_unstable_measurement_has_no_headline_and_comes_from_the_cache_with_a
     again = measure(tmp_path, engine)
     (note,) = again.measurements[BASELINE].notes
     assert note == (
-        "The measurement of cpu comes from the cache, and the speedup of fast is unstable: on a quieter machine, run again "
-        "with --remeasure"
+        "The measurement of cpu comes from the cache, and the speedup of fast is unstable: on a quieter machine, run "
+        "again with --remeasure"
     )
 
 
 def test_remeasure_measures_and_replaces_what_the_cache_has(tmp_path: Path) -> None:
     """Broken: the advice of that note would not work."""
-    assert not measure(tmp_path, FakeEngine(noise=1.0)).measurements["fast"].timings[0].stable
+    assert not measure(tmp_path, FakeEngine(noise=3.0)).measurements["fast"].timings[0].stable
     engine = FakeEngine(noise=0.001)
     fresh = measure(tmp_path, engine, remeasure=True)
     assert engine.turns
     assert not fresh.cached
     assert fresh.measurements["fast"].timings[0].stable
-    later = measure(tmp_path, FakeEngine(noise=1.0))
+    later = measure(tmp_path, FakeEngine(noise=3.0))
     assert later.cached
     assert later.measurements == fresh.measurements
 

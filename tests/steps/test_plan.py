@@ -6,12 +6,12 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import factories
 import pytest
 
 from compile_stage.backends.onnxruntime import OnnxRuntime
 from compile_stage.core import plugins
 from compile_stage.core.environment import hardware
-from compile_stage.core.errors import UsageError
 from compile_stage.core.records import (
     AppliesTo,
     Budget,
@@ -22,36 +22,18 @@ from compile_stage.core.records import (
     Policy,
     Promotion,
     Scheme,
-    SourceModel,
     Target,
-    TargetPolicy,
 )
 from compile_stage.steps.plan import plan
 from compile_stage.steps.resolve import refuse_policy
 
-SOURCE = SourceModel(
-    uri="models:/fraud/7",
-    name="fraud",
-    version="7",
-    flavor="onnx",
-    path="/nowhere",
-    digest="sha256:0",
-    tags={"task": "tab"},
-)
+SOURCE = factories.source(uri="models:/fraud/7", name="fraud", version="7", tags={"task": "tab"})
 GATES = (Gate(metric="cosine", limit=0.99, direction="at_least"),)
-TARGET = TargetPolicy(
-    target=Target(name="cpu", backends=("onnxruntime",), precisions=("int8", "fp32")),
-    tolerances={"int8": GATES, "fp32": GATES},
-    performance=(),
+TARGET = factories.target_policy(
+    factories.target(precisions=("int8", "fp32")), tolerances={"int8": GATES, "fp32": GATES}
 )
-POLICY = Policy(
-    name="p",
-    owner="o",
-    digest="sha256:1",
-    files=("p.yaml",),
-    data=Data(validation=DataSpec(source="synthetic"), calibration=DataSpec(source="synthetic")),
-    targets=(TARGET,),
-)
+SYNTHETIC = DataSpec(source="synthetic")
+POLICY = factories.policy(TARGET, data=Data(validation=SYNTHETIC, calibration=SYNTHETIC))
 
 
 def with_target(**changes: object) -> Policy:
@@ -130,12 +112,6 @@ def test_a_backend_that_the_policy_does_not_allow_is_refused() -> None:
     assert "allowed_backends" in made.refused[0].reason
 
 
-def test_a_demand_that_this_version_cannot_meet_is_an_error() -> None:
-    """Broken: a policy that requires signatures would publish unsigned models."""
-    with pytest.raises(UsageError, match="require_signature"):
-        plan(SOURCE, replace(POLICY, compliance=Compliance(require_signature=True)), hardware())
-
-
 def test_applies_to_keeps_a_policy_from_other_models() -> None:
     """Broken: a policy for vision models would be run on a fraud model."""
     assert refuse_policy(SOURCE, AppliesTo(names=("fra*",), tags={"task": "tab"})) is None
@@ -148,16 +124,17 @@ def test_planning_imports_no_compiler() -> None:
     program = (
         "import sys; from compile_stage.core import plugins\n"
         "from compile_stage.core.records import Target\n"
-        "[plugins.load('backends', n).schemes(Target(name='t'), p) for n in plugins.names('backends') for p in ('fp32', 'int8', 'bf16')]\n"
-        "print([m for m in ('onnx', 'onnxruntime', 'openvino', 'nncf', 'torch') if m in sys.modules])"
+        "[plugins.load('backends', n).schemes(Target(name='t'), p) for n in plugins.names('backends') for p in "
+        "('fp32', 'int8', 'bf16')]\nprint([m for m in ('onnx', 'onnxruntime', 'openvino', 'nncf', 'torch') if m in "
+        "sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_schemes_that_could_be_mixed_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: a third party's backend that names two schemes alike would have one's measurement decide over the other, and one that offers
-    another precision than it is asked for would be judged by the wrong tolerances."""
+    """Broken: a third party's backend that names two schemes alike would have one's measurement decide over the other,
+    and one that offers another precision than it is asked for would be judged by the wrong tolerances."""
 
     def schemes(self: OnnxRuntime, target: Target, precision: str) -> tuple[Scheme, ...]:
         if precision == "int8":
@@ -212,7 +189,8 @@ def test_a_budget_that_no_backend_uses_is_told() -> None:
 
 
 def test_a_backend_that_starts_from_a_program_gets_one_where_the_source_has_one() -> None:
-    """Broken: a compiler of PyTorch programs would be given an ONNX graph, or a model that has no program would fail in the middle of a run."""
+    """Broken: a compiler of PyTorch programs would be given an ONNX graph, or a model that has no program would fail in
+    the middle of a run."""
     if (reason := plugins.missing(plugins.load("backends", "inductor"))) is not None:
         pytest.skip(reason)
     policy = with_target(backends=("onnxruntime", "inductor"), precisions=("fp32", "int8"))
@@ -242,8 +220,8 @@ def test_a_graph_becomes_a_program_where_what_that_takes_is_installed(monkeypatc
     monkeypatch.setattr(plugins, "_importable", lambda module: module != "onnx2torch" and real(module))
     (refused,) = plan(SOURCE, policy, hardware()).refused
     assert refused.reason == (
-        "inductor takes torch-export: a PyTorch program is made of a model of flavor onnx with onnx2torch, which is not installed: "
-        'pip install "compile-stage[onnx2torch]"'
+        "inductor takes torch-export: a PyTorch program is made of a model of flavor onnx with onnx2torch, which is "
+        'not installed: pip install "compile-stage[onnx2torch]"'
     )
 
 

@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import factories
 import pytest
+from factories import COSINE, artifact, measurement, source, target, target_policy
 
 from compile_stage.core.digest import plain
 from compile_stage.core.errors import GateError
 from compile_stage.core.records import (
-    Artifact,
     Check,
     Gate,
-    Measurement,
     Outcome,
     Promotion,
     Receipt,
     Selection,
-    SourceModel,
-    Target,
-    TargetPolicy,
     TargetResult,
     Timing,
     Verdict,
     Waiver,
 )
-from compile_stage.core.tensors import Signature
+from compile_stage.measure.recompute import holds
 from compile_stage.steps.promote import Incumbent, demand_passed, promote
 
-SOURCE = SourceModel(uri="models:/m/1", name="m", version="1", flavor="onnx", path="/nowhere", digest="sha256:0")
-ARTIFACT = Artifact(
-    path="/nowhere",
-    entry="model.onnx",
-    digest="sha256:old",
-    job_id="j",
-    backend="onnxruntime",
-    precision="fp32",
-    toolchain={},
-    hardware="here",
-    signature=Signature(inputs=(), outputs=()),
-    size_bytes=1,
-)
 TARGET = TargetResult(
-    policy=TargetPolicy(
-        target=Target(name="cpu", batch_sizes=(1, 8)), tolerances={}, performance=(), promote=Promotion(alias="prod")
-    ),
+    policy=target_policy(target(batch_sizes=(1, 8)), promote=Promotion(alias="prod")),
     candidates=(),
     selection=Selection(target="cpu", winner="j", reason="", states={}, reasons={}),
     receipt=Receipt(uri="models:/m-compiled/2", name="m-compiled", version="2", digest="sha256:1", created=True),
@@ -55,23 +38,15 @@ TARGET = TargetResult(
 
 
 def timing(batch_size: int, low: float, high: float, *, stable: bool = True) -> Timing:
-    middle = (low + high) / 2
-    return Timing(
-        latency_s=(0.01,) * 50,
-        batch_size=batch_size,
-        stable=stable,
-        environment="here",
-        rounds=10,
-        speedup=middle,
-        speedup_interval=(low, high),
-    )
+    return factories.timing((low + high) / 2, 10, batch_size, speedup_interval=(low, high), stable=stable)
 
 
 def move(*timings: Timing) -> Any:
-    """Promote against an incumbent that these were measured against. What gets through fails for want of a run to work in."""
-    measured = Measurement(timings=timings, load_s=0.1, peak_memory_bytes=1) if timings else None
+    """Promote against an incumbent that these were measured against. What gets through fails for want of a run to work
+    in."""
+    measured = measurement(timings=timings) if timings else None
     context: Any = SimpleNamespace()
-    return promote(context, SOURCE, TARGET, "prod", Incumbent(artifact=ARTIFACT), measured)
+    return promote(context, source(), TARGET, "prod", Incumbent(artifact=artifact(digest="sha256:old")), measured)
 
 
 @pytest.mark.parametrize(
@@ -96,23 +71,99 @@ def test_as_fast_at_every_batch_size_gets_through() -> None:
         move(timing(1, 0.99, 1.01), timing(8, 1.5, 2.5, stable=False))
 
 
+def checks_of(*gates: Check, batch_size: int = 1) -> dict[str, Any]:
+    """A manifest whose verdict has the structural check and these."""
+    samples = Gate(metric="samples", limit=32, direction="at_least")
+    structural = Check(gate=samples, outcome=Outcome.PASS, measured=64, reason="", batch_size=batch_size)
+    job = {**plain(factories.job(where=factories.target(name="cpu"))), "gates": [plain(COSINE)]}
+    verdict = Verdict(checks=(structural, *gates)) if gates else Verdict(checks=())
+    return {"verdict": plain(verdict), "job": job, "performance": [], "artifact": {"digest": "sha256:0"}}
+
+
+def cosine(measured: float | None, outcome: Outcome, **fields: Any) -> Check:
+    return Check(gate=COSINE, outcome=outcome, measured=measured, reason="", batch_size=1, **fields)
+
+
 def test_a_verdict_is_good_only_while_its_waivers_are(tmp_path: Path) -> None:
     """Broken: an exception with an end would have none once something was published under it."""
-    gate = Gate(metric="cosine", limit=0.99, direction="at_least")
     waiver = Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-06-30")
-    missed = Check(gate=gate, outcome=Outcome.FAIL, measured=0.9, reason="")
-
-    def manifest(*checks: Check) -> dict[str, Any]:
-        return {"verdict": plain(Verdict(checks=checks))}
-
-    waived = Check(gate=gate, outcome=Outcome.FAIL, measured=0.9, reason="", waived=waiver)
-    demand_passed(manifest(waived), tmp_path, date(2026, 6, 30), "uri")
+    waived = cosine(0.9, Outcome.FAIL, waived=waiver)
+    demand_passed(checks_of(waived), tmp_path, date(2026, 6, 30), "uri")
     with pytest.raises(GateError, match="ended on 2026-06-30"):
-        demand_passed(manifest(waived), tmp_path, date(2026, 7, 1), "uri")
-    for checks in (
-        (),
-        (missed,),
-        (Check(gate=gate, outcome=Outcome.NOT_RUN, measured=None, reason="", waived=waiver),),
-    ):
+        demand_passed(checks_of(waived), tmp_path, date(2026, 7, 1), "uri")
+    elsewhere = replace(waiver, target="gpu")
+    with pytest.raises(GateError, match="does not reach cosine"):
+        demand_passed(checks_of(replace(waived, waived=elsewhere)), tmp_path, date(2026, 6, 30), "uri")
+    for checks in ((), (cosine(0.9, Outcome.FAIL),), (cosine(None, Outcome.NOT_RUN, waived=waiver),)):
         with pytest.raises(GateError, match="did not pass"):
-            demand_passed(manifest(*checks), tmp_path, date(2026, 1, 1), "uri")
+            demand_passed(checks_of(*checks), tmp_path, date(2026, 1, 1), "uri")
+
+
+def test_outcomes_are_derived_again_from_what_was_measured(tmp_path: Path) -> None:
+    """Broken: who writes `pass` beside a measurement that misses its limit would have it promoted."""
+    demand_passed(checks_of(cosine(0.995, Outcome.PASS)), tmp_path, date(2026, 1, 1), "uri")
+    for lie in (0.93, None, float("nan")):
+        with pytest.raises(GateError, match="a check says pass, and its own measurement does not: cosine"):
+            demand_passed(checks_of(cosine(lie, Outcome.PASS)), tmp_path, date(2026, 1, 1), "uri")
+
+
+def decibels(metric: str, measured: float) -> dict[str, Any]:
+    """A manifest whose only tolerance is this metric, and says pass."""
+    gate = Gate(metric=metric, limit=20.0, direction="at_least", unit="dB")
+    check = Check(gate=gate, outcome=Outcome.PASS, measured=measured, reason="", batch_size=1)
+    whole = checks_of(check)
+    return {**whole, "job": {**whole["job"], "gates": [plain(gate)]}}
+
+
+@pytest.mark.parametrize("metric", ["snr_db", "mean_snr_db", "psnr_db", "mean_psnr_db", "python:mine:metric"])
+def test_no_noise_at_all_is_a_measurement(metric: str, tmp_path: Path) -> None:
+    """Broken: a candidate whose answers have the very bits of the original's, so infinite decibels, could never be
+    promoted or verified."""
+    demand_passed(decibels(metric, float("inf")), tmp_path, date(2026, 1, 1), "uri")
+    for lie in (float("-inf"), float("nan"), 19.0):
+        with pytest.raises(GateError, match="its own measurement does not"):
+            demand_passed(decibels(metric, lie), tmp_path, date(2026, 1, 1), "uri")
+    with pytest.raises(GateError, match="its own measurement does not"):  # no cosine is infinite
+        demand_passed(decibels("cosine", float("inf")), tmp_path, date(2026, 1, 1), "uri")
+
+
+def test_an_interval_open_at_its_better_end_holds(tmp_path: Path) -> None:
+    """Broken: a relative drop over few right answers, whose better end no samples bound, was told as unmeasured."""
+    gate = Gate(metric="accuracy", limit=0.1, direction="at_most", confidence=0.95)
+    check = Check(gate=gate, outcome=Outcome.PASS, measured=-0.5, reason="", interval=(float("-inf"), 0.05))
+    assert holds(check)
+    assert not holds(replace(check, interval=(-0.5, float("inf"))))
+    assert not holds(replace(check, interval=(float("nan"), 0.05)))
+
+
+def test_a_verdict_without_the_checks_of_its_own_job_promotes_nothing(tmp_path: Path) -> None:
+    """Broken: a verdict could pass by leaving out what it would fail, or by limits that nobody set."""
+    loose = replace(cosine(0.5, Outcome.PASS), gate=replace(COSINE, limit=0.1))
+    with pytest.raises(GateError, match="no tolerance of its own job was looked at, at batch size 1"):
+        demand_passed(checks_of(loose), tmp_path, date(2026, 1, 1), "uri")
+    with pytest.raises(GateError, match="how many samples it was validated with at batch size 1"):
+        demand_passed(checks_of(cosine(1.0, Outcome.PASS), batch_size=8), tmp_path, date(2026, 1, 1), "uri")
+    speed = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
+    asked = {**checks_of(cosine(1.0, Outcome.PASS)), "performance": [plain(speed)]}
+    with pytest.raises(GateError, match="its gate on speedup was not looked at"):
+        demand_passed(asked, tmp_path, date(2026, 1, 1), "uri")
+
+
+@pytest.mark.parametrize(
+    ("gate", "measured", "interval", "passes"),
+    [
+        (Gate(metric="accuracy", limit=0.01, direction="at_most", confidence=0.95), 0.0, (-0.01, 0.009), True),
+        (Gate(metric="accuracy", limit=0.01, direction="at_most", confidence=0.95), 0.0, (-0.01, 0.02), False),
+        (Gate(metric="accuracy", limit=0.01, direction="at_most", confidence=0.95), 0.0, None, False),
+        (Gate(metric="speedup", limit=1.0, direction="at_least"), 1.0, (0.985, 1.02), True),
+        (Gate(metric="speedup", limit=1.0, direction="at_least"), 1.4, (0.9, 1.9), False),
+        (Gate(metric="size_mb", limit=10.0, direction="at_most"), 10.0, None, True),
+        (Gate(metric="size_mb", limit=10.0, direction="at_most"), 10.1, None, False),
+    ],
+)
+def test_the_rule_of_each_kind_of_check_is_applied_again(
+    gate: Gate, measured: float, interval: tuple[float, float] | None, passes: bool
+) -> None:
+    """Broken: an honest verdict would not be promoted, or a check would hold by its mean where its interval decides."""
+    check = Check(gate=gate, outcome=Outcome.PASS, measured=measured, reason="", interval=interval)
+    assert holds(check) is passes

@@ -6,33 +6,16 @@ from dataclasses import replace
 from datetime import date
 
 import numpy as np
+from factories import BASELINE_S, artifact, job, measurement, target, target_policy, timing, verdict
 
-from compile_stage.core.records import (
-    Artifact,
-    Candidate,
-    Check,
-    Failure,
-    Gate,
-    Job,
-    Measurement,
-    Outcome,
-    Scheme,
-    Target,
-    TargetPolicy,
-    Timing,
-    Verdict,
-    Waiver,
-)
-from compile_stage.core.tensors import Signature
+from compile_stage.core.records import Candidate, Failure, Gate, TargetPolicy, Verdict, Waiver
 from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.select import select
 
-TARGET = Target(name="cpu", backends=("onnxruntime", "openvino"), batch_sizes=(1,))
-COSINE = Gate(metric="cosine", limit=0.99, direction="at_least")
+TARGET = target(backends=("onnxruntime", "openvino"), batch_sizes=(1,))
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
-POLICY = TargetPolicy(target=TARGET, tolerances={}, performance=(SPEEDUP,))
+POLICY = target_policy(TARGET, performance=(SPEEDUP,))
 TODAY = date(2026, 1, 1)
-BASELINE_S = 0.010
 
 
 def candidate(
@@ -42,42 +25,15 @@ def candidate(
     noise: float = 0.01,
     cosine: float = 0.999,
     size: int = 1000,
-    memory: int = 10**6,
-    backend: str = "onnxruntime",
 ) -> Candidate:
-    scheme = Scheme(precision=precision, name=precision, native=True)
-    job = Job(
-        id=f"m-1--cpu--{backend}--{precision}", source="s", target=TARGET, backend=backend, scheme=scheme, gates=()
-    )
-    latency = BASELINE_S / speedup
-    samples = latency * (1 + noise * np.random.default_rng(len(job.id)).standard_normal(200))
-    timing = Timing(
-        latency_s=tuple(samples.tolist()),
-        batch_size=1,
-        stable=True,
-        environment="here",
-        rounds=20,
-        turns=(10,) * 20,
-        speedup=speedup,
-        speedup_interval=(speedup * (1 - noise), speedup * (1 + noise)),
-    )
-    outcome = Outcome.PASS if cosine >= COSINE.limit else Outcome.FAIL
+    of = job(precision, where=TARGET)
+    samples = BASELINE_S / speedup * (1 + noise * np.random.default_rng(len(of.id)).standard_normal(200))
+    times = timing(speedup, rounds=20, noise=noise, latency_s=tuple(samples.tolist()), turns=(10,) * 20)
     return Candidate(
-        job=job,
-        artifact=Artifact(
-            path="/nowhere",
-            entry="model.onnx",
-            digest="sha256:0",
-            job_id=job.id,
-            backend=backend,
-            precision=precision,
-            toolchain={},
-            hardware="here",
-            signature=Signature(inputs=(), outputs=()),
-            size_bytes=size,
-        ),
-        verdict=Verdict(checks=(Check(gate=COSINE, outcome=outcome, measured=cosine, reason=f"cosine is {cosine}"),)),
-        measurement=Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=memory),
+        job=of,
+        artifact=artifact(of, size_bytes=size),
+        verdict=verdict(cosine),
+        measurement=measurement(timings=(times,)),
     )
 
 
@@ -215,8 +171,8 @@ def test_a_waiver_past_its_day_waives_nothing() -> None:
 
 
 def test_throughput_ties_are_judged_at_one_batch_size() -> None:
-    """Broken: latencies of different batch sizes, from different rounds, would be compared call by call, and a candidate with
-    half of the throughput would win as the simpler of two 'equals'."""
+    """Broken: latencies of different batch sizes, from different rounds, would be compared call by call, and a
+    candidate with half of the throughput would win as the simpler of two 'equals'."""
 
     def at_two(found: Candidate, small_s: float, large_s: float) -> Candidate:
         assert found.measurement is not None

@@ -1,6 +1,8 @@
-"""What compile-stage calls of TensorRT, as its Python bindings 11.4.0.106 describe themselves: names and signatures, nothing else.
+"""What compile-stage calls of TensorRT, as its Python bindings 11.4.0.106 describe themselves: names and signatures,
+nothing else.
 
-The package needs a GPU's libraries to be imported, so the type checker reads this instead. Add a member only after seeing it in the bindings.
+The package needs a GPU's libraries to be imported, so the type checker reads this instead. Add a member only after
+seeing it in the bindings.
 """
 
 import enum

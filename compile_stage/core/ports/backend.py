@@ -82,18 +82,20 @@ class Backend(Plugin, Protocol):
         """Load and be ready to run."""
 
     def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
-        """Of a backend that `offers_tuning_options`: settings that may save memory or time, the most promising of a kind first; none that
-        can't have an effect on that target. Each is tried on top of those accepted before it, and accepted when it is proven and measured better."""
+        """Of a backend that `offers_tuning_options`: settings that may save memory or time, the most promising of a
+        kind first; none that can't have an effect on that target. Each is tried on top of those accepted before it, and
+        accepted when it is validated and measured better."""
         return ()
 
     def budget_options(self, budget: Budget) -> Mapping[str, Any]:
-        """Of a backend that `tunes`: options of its own that spend at most `tuning_trials` and the time of a job. A target's own options win
-        over them. As options they reach `compile`, and the key under which its artifact is cached."""
+        """Of a backend that `tunes`: options of its own that spend at most `tuning_trials` and the time of a job. A
+        target's own options win over them. As options they reach `compile`, and the key under which its artifact is
+        cached."""
         return {}
 
     def records_key(self, target: Target, packages: Mapping[str, str]) -> str | None:
-        """Of a backend that `keeps_tuning_records`: the key that a compilation for that target reads and adds to; None when it would do
-        neither. Answered without the compiler.
+        """Of a backend that `keeps_tuning_records`: the key that a compilation for that target reads and adds to; None
+        when it would do neither. Answered without the compiler.
 
         Args:
             packages: Distribution → version where it compiles, which may be a toolchain.
@@ -101,6 +103,6 @@ class Backend(Plugin, Protocol):
         return None
 
     def refuse_record(self, name: str, content: bytes) -> str | None:
-        """The reason when that file, which came from a registry, is no tuning record of this backend. Answered without the compiler, so
-        `compile` must still treat what it can't read as absent."""
+        """The reason when that file, which came from a registry, is no tuning record of this backend. Answered without
+        the compiler, so `compile` must still treat what it can't read as absent."""
         return f"{self.name} keeps no tuning records"

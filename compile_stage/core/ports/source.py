@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -11,14 +11,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.ports.plugin import Plugin, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.records import (
+    Compliance,
+    PortableModel,
+    Predictions,
+    Processor,
+    ShapeRange,
+    SourceModel,
+    Target,
+)
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
 
 
 class Exporter(Plugin, Protocol):
-    """A source framework (`compile_stage.sources`), named after the MLflow flavor it reads."""
+    """A source framework (`compile_stage.sources`), named after the MLflow flavor it reads.
+
+    Where its capabilities name a toolchain, `open` and `export` run in that; the other methods are asked in the stage's
+    environment, and answer without the modules that it `requires`.
+    """
 
     framework: ClassVar[str]  # for the report: "PyTorch (eager)"
     capabilities: ClassVar[SourceCapabilities]
@@ -29,20 +41,21 @@ class Exporter(Plugin, Protocol):
 
     @abstractmethod
     def open(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
-        """The ORIGINAL model in its own framework, in FP32: the baseline. It runs on `target.device`, which is one of the declared
-        `capabilities.devices`, with `target.threads` threads. `Session.run` takes and gives arrays in the host's memory, and returns
-        when they are there: what has only been started must not be timed. Raises SourceError when the device is not here; never
-        falls back to another one."""
+        """The ORIGINAL model in its own framework, in FP32: the baseline. It runs on `target.device`, which is one of
+        the declared `capabilities.devices`, with `target.threads` threads. `Session.run` takes and gives arrays in the
+        host's memory, and returns when they are there: what has only been started must not be timed. Raises SourceError
+        when the device is not here; never falls back to another one."""
 
     @abstractmethod
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        """Write `into/model.onnx` (batch symbolic where the model can) and describe it. Input and output names and order
-        are the same as those of `open`'s session. Raises SourceError, with the reason, when the model can't be exported, or
-        when `shapes` asks for a size that the source has fixed."""
+        """Write `into/model.onnx` (batch symbolic where the model can) and describe it. Input and output names and
+        order are the same as those of `open`'s session. Raises SourceError, with the reason, when the model can't be
+        exported, or when `shapes` asks for a size that the source has fixed."""
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        """Write `into/model.pt2`, as `torch.export.load` reads it, of the form `torch-export`; asked of sources that declare that form. The
-        signature names the tensors of the program's flattened inputs and outputs, in order, as that of `export` does. Raises SourceError as that."""
+        """Write `into/model.pt2`, as `torch.export.load` reads it, of the form `torch-export`; asked of sources that
+        declare that form. The signature names the tensors of the program's flattened inputs and outputs, in order, as
+        that of `export` does. Raises SourceError as that."""
         raise SourceError(f"a {self.framework} model is no PyTorch program", where=source.uri)
 
     @abstractmethod
@@ -50,14 +63,44 @@ class Exporter(Plugin, Protocol):
         """The input example that was logged with the model, as named tensors; None when there is none."""
 
     @abstractmethod
-    def answer(self, source: SourceModel) -> Mapping[str, Any]:
-        """How the source's pyfunc answers, so that the published model answers the same way; read by `compile_stage.flavor`:
+    def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
+        """How the source's pyfunc answers, so that the published model answers the same way; read by
+        `compile_stage.flavor`:
 
         {"kind": "array" | "dict" | "dataframe",   what predict() returns for an array (or dict) input
          "outputs": ["label", ...],                which graph outputs it answers with, in order
          "columns": ["f0", ...] | None,            the data frame's columns that make up the (single) input, in order
          "frame_in_frame_out": bool}               a DataFrame is answered with a DataFrame
         """
+
+    def network_inputs(self, source: SourceModel, columns: Mapping[str, Array]) -> Batch:
+        """Of a source that declares `reads_raw_samples`: what its network is given while predict() answers these rows,
+        one row for each. Raises SourceError, with the reason, where that can't be had."""
+        raise SourceError(f"the samples of a {self.framework} model are its network's", where=source.uri)
+
+    def whole(self, source: SourceModel, threads: int) -> AbstractContextManager[Callable[..., Any]]:
+        """Of such a source: the original's predict() as a function of the same columns, and of the artifact's `run` to
+        put in the network's place (None: the network itself)."""
+        raise SourceError(f"a {self.framework} model has no predict() around its network", where=source.uri)
+
+    def processor(self, source: SourceModel, into: Path) -> Processor:
+        """Write, into the folder `into`, what the published model's predict() needs to take text as the source's pyfunc
+        does; compared with that pyfunc before it is described. Of a source whose pyfunc takes no text an empty one."""
+        return Processor()
+
+    def predictions(self, source: SourceModel, samples: Batch) -> Predictions | None:
+        """Of a source with a `processor`: what the original's pyfunc answers to texts, those of the samples among
+        them; None where it answers none."""
+        return None
+
+    def tokenize(self, source: SourceModel, texts: Sequence[Any]) -> Batch | None:
+        """Of a source that reads text: texts, or pairs of them, as samples of the network's inputs, one row each; None
+        of any other."""
+        return None
+
+    def class_names(self, source: SourceModel) -> Sequence[str]:
+        """The names of the classes in the order of the network's scores, where labels of samples may be such names."""
+        return ()
 
     @abstractmethod
     def packages(self) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ from compile_stage.core.records.candidate import (
     Selection,
     StepKind,
 )
-from compile_stage.core.records.model import Artifact, PortableModel, SampleSet
+from compile_stage.core.records.model import Artifact, Origin, PortableModel, Predictions, Processor, SampleSet
 from compile_stage.core.records.plan import Job, Plan, Refusal, Scheme, SourceModel, TuningOption
 from compile_stage.core.records.policy import (
     AppliesTo,
@@ -29,15 +29,16 @@ from compile_stage.core.records.policy import (
     Gate,
     Policy,
     Promotion,
+    Robustness,
     ShapeRange,
     Target,
     TargetPolicy,
     Waiver,
 )
-from compile_stage.core.records.proof import Check, Outcome, Sensitivity, Trial, Verdict
-from compile_stage.core.records.publication import Bundle, Receipt, UnvalidatedBundle
+from compile_stage.core.records.publication import Bundle, FetchedVersion, Receipt, UnvalidatedBundle
 from compile_stage.core.records.result import Event, RunOutcome, RunResult, RunStatus, TargetResult, Verification
 from compile_stage.core.records.timing import Measurement, Timing
+from compile_stage.core.records.verdict import Check, Outcome, Sensitivity, Trial, Verdict
 
 __all__ = [
     "AppliesTo",
@@ -55,19 +56,24 @@ __all__ = [
     "Event",
     "Failure",
     "Fallback",
+    "FetchedVersion",
     "Gate",
     "Job",
     "JsonMap",
     "Measurement",
     "OptimizationStep",
+    "Origin",
     "Outcome",
     "Plan",
     "Policy",
     "PortableModel",
+    "Predictions",
+    "Processor",
     "Promotion",
     "Receipt",
     "Refusal",
     "ResultState",
+    "Robustness",
     "RunOutcome",
     "RunResult",
     "RunStatus",

@@ -10,8 +10,8 @@ from compile_stage.core.errors import FailureKind
 from compile_stage.core.records.base import JsonMap, record
 from compile_stage.core.records.model import Artifact, PortableModel
 from compile_stage.core.records.plan import Job
-from compile_stage.core.records.proof import Trial, Verdict
 from compile_stage.core.records.timing import Measurement
+from compile_stage.core.records.verdict import Trial, Verdict
 
 NOT_STARTED = "plan"
 """The step of a failure that kept a job from being started at all."""
@@ -81,7 +81,8 @@ class Candidate:
 
     @property
     def result_state(self) -> ResultState:
-        """The state as `result.json` has it, which knows no pruned candidates: one that was proven before has lost."""
+        """The state as `result.json` has it, which knows no pruned candidates: one that was validated before has
+        lost."""
         if self.state == "pruned" and self.verdict is not None:
             return "lost"
         if self.state == "planned" or self.state == "pruned":

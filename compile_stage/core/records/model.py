@@ -36,6 +36,61 @@ class PortableModel:
 
 
 @record
+class Processor:
+    """What a published model's predict() has around the graph, so that it takes and gives what the source's does.
+
+    Attributes:
+        text: How texts become inputs and outputs become answers, the manifest's `answer.text`
+            (`compile_stage.serving.text`); empty where predict() takes the graph's tensors.
+        runtime: Package → version that it needs where the model is served.
+        refusal: Why there is none though the source's pyfunc takes text; empty otherwise.
+        path: Folder of its files.
+    """
+
+    text: JsonMap = field(default_factory=dict)
+    runtime: Mapping[str, str] = field(default_factory=dict)
+    refusal: str = ""
+    path: str = ""
+
+
+@record
+class Origin:
+    """What a source says of itself.
+
+    Attributes:
+        framework: Of the baseline, for people: `PyTorch (eager)`.
+        prediction_format: How its pyfunc answers (`core.ports.Exporter.prediction_format`).
+        processor: What a published predict() needs beside the graph.
+    """
+
+    framework: str
+    prediction_format: JsonMap
+    processor: Processor = field(default_factory=Processor)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of it."""
+        if not self.processor.refusal:
+            return ()
+        return (f"the published predict() takes the network's tensors, and no text: {self.processor.refusal}",)
+
+
+@record
+class Predictions:
+    """What the original's predict() answers to some texts.
+
+    Attributes:
+        texts: In one call.
+        ids: The tokens of each, by the original's tokenizer.
+        answer: As `compile_stage.serving.predictions.plain_prediction` writes it.
+    """
+
+    texts: tuple[str, ...]
+    ids: tuple[tuple[int, ...], ...]
+    answer: JsonMap
+
+
+@record
 class SampleSet:
     """Samples on disk, one `.npy` per input, so that no process has to hold them whole.
 
@@ -44,6 +99,7 @@ class SampleSet:
         count: Number of samples.
         real: False for synthetic data, which never proves anything.
         source: As in the policy.
+        groups: How many groups the samples come in; 0 where each is independent.
     """
 
     path: str
@@ -53,6 +109,17 @@ class SampleSet:
     source: str
     has_labels: bool = False
     notes: tuple[str, ...] = ()
+    groups: int = 0
+
+    @property
+    def independent(self) -> int:
+        """What counts for `min_samples` and for intervals: groups where there are any, else samples."""
+        return self.groups or self.count
+
+    @property
+    def unit(self) -> str:
+        """What `independent` counts."""
+        return "groups of samples" if self.groups else "samples"
 
 
 @record

@@ -142,7 +142,7 @@ class Plan:
     """What will run, what is refused and why.
 
     Attributes:
-        held: Job id → the steps that the cache holds already; empty where nobody looked.
+        cached_steps: Job id → the steps whose results the cache has already; empty where nobody looked.
         exit_code: How a run would end, as far as that is known without compiling; 0 where nothing speaks against it.
         problem: Why, a line for each target that can have no winner; empty beside 0.
     """
@@ -152,6 +152,6 @@ class Plan:
     jobs: tuple[Job, ...]
     refused: tuple[Refusal, ...]
     notes: tuple[str, ...] = ()
-    held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    cached_steps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     exit_code: int = 0
     problem: str = ""

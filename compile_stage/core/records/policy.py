@@ -18,21 +18,43 @@ class DataSpec:
             A relative file path was made absolute (against the policy file that named it) when the policy was loaded.
         labels: The column or array that holds the true labels; None when there are none.
         max_samples: At most so many are taken, by a seeded deterministic choice.
+        groups: The column or array that says which samples belong together; None when each is independent.
+        whole_groups: Groups are taken whole: they are queries of a ranking.
     """
 
     source: str
     labels: str | None = None
     max_samples: int = 256
+    groups: str | None = None
+    whole_groups: bool = False
+
+
+@record
+class Robustness:
+    """How an artifact is compared beyond the validation samples.
+
+    Attributes:
+        samples: About so many are made of them, of all kinds together.
+        factor: Times its tolerance that a gate may use on them.
+    """
+
+    samples: int = 40
+    factor: float = 5.0
 
 
 @record
 class Data:
-    """The two sets of samples, and how many real ones a proof needs at least."""
+    """The two sets of samples, and how many real ones a validation needs at least.
+
+    Attributes:
+        robustness: None: artifacts are compared on the validation samples alone.
+    """
 
     validation: DataSpec
     calibration: DataSpec
     min_samples: int = 32
     seed: int = 0
+    robustness: Robustness | None = None
 
 
 @record
@@ -85,7 +107,8 @@ class Gate:
         direction: `at_most` passes when measured <= limit; `at_least` when measured >= limit.
         unit: `""`, `ratio`, `dB`, `ms`, `MB`.
         output: The output it looks at; None for every output.
-        confidence: With it, the worse end of the interval of that confidence must hold, not the mean.
+        confidence: With it, the worse end of the interval must hold, not the mean: of what misses the limit, at most a
+            share of 1 - confidence passes.
         options: What the metric needs beside the limit: `{"rtol": .., "atol": ..}`, `{"drop": "max_relative_drop"}`,
             `{"k": 5}`.
         origin: `file:line` of the policy, for messages.
@@ -124,13 +147,15 @@ class Fallback:
 
 @record
 class Budget:
-    """How much a run may cost. `job_*` bound one worker; `measure_seconds` bounds one target's measurement."""
+    """How much a run may cost. `job_*` bound one worker; `measure_seconds` bounds one target's measurement;
+    `soak_seconds` is how long a winner is called before it is one, 0 for not at all."""
 
     minutes: float = 60.0
     tuning_trials: int = 0
     job_minutes: float = 15.0
     job_memory_mb: float = 12_000.0
     measure_seconds: float = 60.0
+    soak_seconds: float = 2.0
 
 
 @record
@@ -143,12 +168,20 @@ class Promotion:
 
 @record
 class Compliance:
-    """What the platform team allows."""
+    """What the platform team allows.
+
+    Attributes:
+        trusted_keys: Files that name who may sign (`serving.trust`), absolute once the policy was loaded.
+        sandbox: `required` refuses where workers can't be confined (`engine.confinement`).
+    """
 
     allow_pickle: bool = False
+    allow_python: bool = True
     allowed_backends: tuple[str, ...] | None = None
     require_signature: bool = False
+    trusted_keys: tuple[str, ...] = ()
     on_hardware_mismatch: Literal["error", "warn", "ignore"] = "error"
+    sandbox: Literal["required", "best-effort"] = "best-effort"
 
 
 @record
@@ -173,7 +206,7 @@ class TargetPolicy:
 
     @property
     def prunes_slow(self) -> bool:
-        """True where a candidate that is far slower than another need not be proven: what is named always is; `auto`
+        """True where a candidate that is far slower than another need not be validated: what is named always is; `auto`
         names nothing, and brings whatever is installed. Behind by far in latency matters only to who looks at
         latency."""
         return self.target.backends == ("auto",) and self.prefer == "latency"
@@ -195,6 +228,7 @@ class Policy:
         digest: Of the resolved values, so that a comment or a reordering does not change it.
         files: Every file that had a say, in layer order.
         publish_name: Template with `{model}`.
+        warnings: Limits that can't fail and waivers without an end, located; no part of the digest.
     """
 
     name: str
@@ -208,3 +242,4 @@ class Policy:
     compliance: Compliance = field(default_factory=Compliance)
     waivers: tuple[Waiver, ...] = ()
     publish_name: str = "{model}-compiled"
+    warnings: tuple[str, ...] = ()

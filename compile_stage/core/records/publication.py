@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 
 from compile_stage.core.records.base import JsonMap, record
+from compile_stage.core.records.model import Artifact, Predictions
 
 
 @record
@@ -33,7 +35,12 @@ class Bundle:
 
 @record
 class Receipt:
-    """What the registry holds after publication."""
+    """What the registry holds after publication.
+
+    Attributes:
+        tags: Of the version, with our prefix. They change (a report is added, an alias moves), so that two receipts
+            are equal without them.
+    """
 
     uri: str
     name: str
@@ -43,6 +50,22 @@ class Receipt:
     promoted_to: str | None = None
     previous: str | None = None
     note: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+@record
+class FetchedVersion:
+    """The files of a published version, as its registry gives them out: an MLflow model directory, and the artifact in
+    it or the one that it was made from.
+
+    Attributes:
+        predictions: What the original's predict() answers to texts; None where nothing is known of it.
+    """
+
+    uri: str
+    path: str
+    artifact: Artifact
+    predictions: Predictions | None = None
 
 
 @record

@@ -9,12 +9,12 @@ from typing import Literal, TypeAlias
 from compile_stage.core.errors import EXIT_OK
 from compile_stage.core.records.base import JsonMap, record
 from compile_stage.core.records.candidate import Candidate, OptimizationStep, Selection
-from compile_stage.core.records.model import SampleSet
+from compile_stage.core.records.model import Predictions, SampleSet
 from compile_stage.core.records.plan import Refusal, SourceModel
 from compile_stage.core.records.policy import Policy, TargetPolicy
-from compile_stage.core.records.proof import Check
 from compile_stage.core.records.publication import Bundle, Receipt, UnvalidatedBundle
 from compile_stage.core.records.timing import Measurement
+from compile_stage.core.records.verdict import Check
 
 
 @record
@@ -27,6 +27,7 @@ class TargetResult:
         ladder: The steps of option tuning, from the original on, when the policy asks for it.
         notes: What a reader should know of its data.
         unvalidated: What was compiled and could not be validated here; only where there is no winner.
+        predictions: What the original's predict() answers to texts; None where predict() takes no text.
     """
 
     policy: TargetPolicy
@@ -39,6 +40,7 @@ class TargetResult:
     notes: tuple[str, ...] = ()
     ladder: tuple[OptimizationStep, ...] = ()
     unvalidated: tuple[UnvalidatedBundle, ...] = ()
+    predictions: Predictions | None = None
 
     @property
     def winner(self) -> Candidate | None:

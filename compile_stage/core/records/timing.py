@@ -13,15 +13,22 @@ class Timing:
         latency_s: One value per call, in seconds, in order.
         speedup: The baseline's median latency / the own one, each over all its calls of the same interleaved rounds;
             None for the baseline itself.
-        speedup_interval: 95 % bootstrap interval of that quotient; rounds are what is resampled.
+        speedup_interval: 95 % interval of that quotient (`measure.stats.ratio_interval`); of candidates with three
+            starts all hold at once (`measure.families`).
         rounds: Interleaved turns.
         disturbed: Rounds that were dropped because others used the cores meanwhile; when too few would be left, none
             is.
         turns: How many of `latency_s` belong to each round, in order, so that two participants can be compared round by
             round.
+        processes: Of each round, which start of the process it belongs to, from 0; empty where that was not noted. How
+            much processes of one model differ is seen from three on.
         stable: The interval's half width is at most 10 % of `speedup`. One that is not stable is shown as its interval,
             without a figure: see `headline_speedup`.
         environment: Hardware fingerprint.
+        cpu_s: CPU time of each turn in seconds, of the process and all that it started, by the kernel's counters; empty
+            where it was not measured. A turn's few microseconds around each call are in it.
+        threads: How many threads ran in a turn (median): with at least a tenth of the CPU time of the busiest; 0 where
+            it was not measured.
     """
 
     latency_s: tuple[float, ...]
@@ -33,6 +40,14 @@ class Timing:
     disturbed: int = 0
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
+    processes: tuple[int, ...] = ()
+    cpu_s: tuple[float, ...] = ()
+    threads: int = 0
+
+    @property
+    def cpu_per_call_s(self) -> float | None:
+        """CPU seconds of a call, on average; None where it was not measured."""
+        return sum(self.cpu_s) / len(self.latency_s) if self.cpu_s and self.latency_s else None
 
     @property
     def headline_speedup(self) -> float | None:
@@ -45,9 +60,10 @@ class Measurement:
     """Everything measured of one artifact (or the baseline) in fresh processes.
 
     Attributes:
-        stopped_early: Why it was not measured further after a first short look, or not even proven; empty when it was.
-        notes: Of the baseline's measurement: what a reader should know of all that were measured beside it, such as
-            that the machine was busy.
+        stopped_early: Why it was not measured further after a first short look, or not even validated; empty when it
+            was.
+        notes: What a reader should know of it; of the baseline's measurement: of all that were measured beside it, such
+            as that the machine was busy.
     """
 
     timings: tuple[Timing, ...]

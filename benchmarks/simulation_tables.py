@@ -1,0 +1,132 @@
+"""The sections of docs/benchmarks.md on what intervals, gates and the choice of the winner hold: from
+`benchmarks/simulations.py`, `benchmarks/selection.py` and `benchmarks/neighbour.py`."""
+
+from __future__ import annotations
+
+from page import Figure, Page, Row
+
+
+def statistics(page: Page) -> None:
+    """Three tables: speedups, accuracy, p95."""
+    page.section(
+        "Do intervals and gates hold what they say?",
+        "Simulated with the stage's own functions, so the hardware has no say. Before: those of commit 547f0b4. What "
+        "is simulated is written in `benchmarks/simulations.py`.",
+    )
+    figures = page.newest("simulations", by=("question",))
+    speedups(page, [figure for figure in figures if figure.row["question"] == "speedup"])
+    accuracy(page, [figure for figure in figures if figure.row["question"] == "accuracy"])
+    percentiles(page, [figure for figure in figures if figure.row["question"] == "p95"])
+
+
+def speedups(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "autocorrelation of rounds", "processes differ by", "interval holds the truth", "before",
+        "median half width", "before", "unstable", "3 % slower passes", "before",
+    ]  # fmt: skip
+    page.table(head, [speedup_cells(figure.row) for figure in figures], figures)
+
+
+def speedup_cells(row: Row) -> list[str]:
+    return [
+        f"{row['memory']:g}",
+        f"{row['processes']:.0%}",
+        percent(row, "held"),
+        percent(row, "before_held"),
+        *(f"±{row[key]:.1%}" if key in row else "" for key in ("half_width", "before_half_width")),
+        percent(row, "unstable"),
+        percent(row, "slower_passes"),
+        percent(row, "before_slower_passes"),
+    ]
+
+
+def accuracy(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "samples", "in groups of", "loses", "changes either way beside it", "passes a limit of 1 % at 0.95", "before",
+    ]  # fmt: skip
+    rows = [
+        [
+            str(row["samples"]),
+            str(row["group"]) if row["group"] > 1 else "",
+            f"{row['loses']:.1%}",
+            f"{row['changes']:.0%}",
+            percent(row, "passes"),
+            percent(row, "before_passes"),
+        ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def percentiles(page: Page, figures: list[Figure]) -> None:
+    head = ["calls", "of a call's variance, its round's", "a p95 5 % above the limit passes", "before"]
+    rows = [
+        [str(row["calls"]), f"{row['shared']:.0%}", percent(row, "passes"), percent(row, "before_passes")]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def selection(page: Page) -> None:
+    """The winner among equal candidates, by noise and number."""
+    figures = page.newest("selection", by=("noise",))
+    if not figures:
+        return
+    page.section(
+        "Is the best of several candidates believed too much?",
+        "Simulated with the stage's own functions: candidates of one speed, 3 starts each. Before: the interval of "
+        "each candidate by itself. Again: three fresh starts of the winner decide. What is simulated is written in "
+        "`benchmarks/selection.py`.",
+    )
+    head = [
+        "noise", "candidates", "the fastest looks faster by", "the winner by",
+        "winner's interval holds the truth", "before", "median half width", "before", "unstable", "before",
+        "3 % slower wins", "before", "again", "10 % faster wins", "before", "again",
+    ]  # fmt: skip
+    page.table(head, [selection_cells(figure.row) for figure in figures], figures)
+
+
+def selection_cells(row: Row) -> list[str]:
+    return [
+        row["noise"],
+        str(row["candidates"]),
+        *(f"{row[key]:+.1%}" for key in ("fastest_bias", "now_bias")),
+        *(percent(row, key) for key in ("now_held", "alone_held")),
+        *(f"±{row[key]:.1%}" for key in ("now_half_width", "alone_half_width")),
+        *(percent(row, key) for key in ("now_unstable", "alone_unstable")),
+        *(percent(row, f"{way}_slower") for way in ("now", "alone", "again")),
+        *(percent(row, f"{way}_faster") for way in ("now", "alone", "again")),
+    ]
+
+
+def neighbour(page: Page) -> None:
+    """Runs beside a neighbour, by what it does."""
+    figures = page.newest("neighbour", by=())
+    if not figures:
+        return
+    page.section(
+        "Is the winner the same beside other work?",
+        "The stage measures four candidates again and again beside a process that uses 0.5 to 1.5 cores, and should "
+        "choose the winner of a quiet run, or one that the quiet run calls a tie. How: `benchmarks/neighbour.py`.",
+    )
+    rows = []
+    for kind in dict.fromkeys(figure.row["kind"] for figure in figures):
+        runs = [figure.row for figure in figures if figure.row["kind"] == kind]
+        winners = list(dict.fromkeys(row["winner"] for row in runs))
+        agreed = [row["agrees"] for row in runs if "agrees" in row]
+        ties = runs[0].get("ties")
+        rows.append(
+            [
+                kind,
+                str(len(runs)),
+                f"{sum(agreed)}" if agreed else "",
+                "; ".join(f"{name} ({sum(row['winner'] == name for row in runs)})" for name in winners),
+                "; ".join(ties) if ties else "",
+                f"{sum(not row['stable'] for row in runs)}",
+            ]
+        )
+    page.table(["neighbour", "runs", "agree", "winners", "winner and its ties", "unstable speedups"], rows, figures)
+
+
+def percent(row: Row, key: str) -> str:
+    return f"{row[key]:.1%}" if key in row else ""

@@ -1,0 +1,300 @@
+"""How often the statistics of a verdict hold what they say, on simulated machines and samples.
+
+    python benchmarks/simulations.py --save                      # some minutes on two cores
+    python benchmarks/simulations.py --before 547f0b4 --save     # beside them the functions of that commit
+
+Seeded: the same figures on every machine.
+
+- **Speedup**: two models of the same speed in 3 starts of 6 rounds and more, until they outlast their memory or are 24
+  (before: 24 rounds of one process). Each model's rounds wander by themselves, by 2 % with
+  the autocorrelation `memory`; between two starts as much time passes as in 10 rounds. Each process of a model is
+  faster or slower than the next by `processes`, as long as it lives. Asked is how often the 95 % interval holds the
+  true ratio, and how often an artifact that is 3 % slower passes `min_speedup: 1.0`.
+- **Accuracy**: an artifact that loses 1.5 points where 1 is allowed with `confidence: 0.95`, or one exactly at the
+  limit; as many answers get better and worse beside that as `changes` says. Samples may come in groups of ten that
+  share their fate.
+- **p95**: an artifact whose p95 is 5 % above its limit, of lognormal latencies (0.5). Calls come in rounds of 6; the
+  share of a call's spread that its round decides is `shared`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import results  # noqa: E402
+
+from compile_stage.core.records import Gate, Measurement, Outcome, Timing  # noqa: E402
+from compile_stage.measure import stats  # noqa: E402
+from compile_stage.measure.performance import check_performance  # noqa: E402
+from compile_stage.measure.restarts import PROCESSES  # noqa: E402
+from compile_stage.measure.tasks import measure_task  # noqa: E402
+from compile_stage.measure.timing import MIN_ROUNDS  # noqa: E402
+
+STARTS, MOST_ROUNDS, GAP = PROCESSES, 24, 10
+WANDERS, CALL_NOISE, CALLS = 0.02, 0.03, 5
+LATENCY_S = 0.001
+MEMORIES, SPREADS = (0.0, 0.5, 0.9, 0.98), (0.0, 0.02, 0.04)
+SLOWER = 1.03
+SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
+
+Rounds = list[list[float]]
+
+
+# -------------------------------------------------------------------------------------------------------------- speedup
+
+
+def wander(memory: float, generator: np.random.Generator, count: int) -> np.ndarray:
+    """`[count]`: a stationary series with standard deviation 1 and that autocorrelation."""
+    steps, now = np.empty(count), generator.standard_normal()
+    for index in range(count):
+        steps[index] = now
+        now = memory * now + np.sqrt(1 - memory**2) * generator.standard_normal()
+    return steps
+
+
+class Machine:
+    """Two models that would be equally fast on a machine at rest."""
+
+    def __init__(self, memory: float, spread: float, generator: np.random.Generator) -> None:
+        self._slowed = WANDERS * np.array([wander(memory, generator, STARTS * (MOST_ROUNDS + GAP)) for _ in range(2)])
+        self._spread, self._generator = spread, generator
+        self._now = 0
+
+    def start(self) -> Iterator[tuple[list[float], list[float]]]:
+        """Rounds of new processes of both models: seconds per call."""
+        born = self._spread * self._generator.standard_normal(2)
+        for _ in range(MOST_ROUNDS):
+            noise = np.abs(self._generator.normal(0, CALL_NOISE, (2, CALLS)))
+            calls = LATENCY_S * np.exp(self._slowed[:, self._now, None] + born[:, None] + noise)
+            self._now += 1
+            yield calls[0].tolist(), calls[1].tolist()
+
+    def rest(self) -> None:
+        """The time that it takes to start anew."""
+        self._now += GAP
+
+
+def ratio_now(machine: Machine, seed: int) -> stats.Interval:
+    """Three starts, each with as many rounds as the stage takes: pairs of them, until they outlast their memory."""
+    base: Rounds = []
+    own: Rounds = []
+    processes: list[int] = []
+    for number in range(STARTS):
+        first = len(base)
+        for calls in machine.start():
+            base.append(calls[0])
+            own.append(calls[1])
+            processes.append(number)
+            done = len(base) - first
+            if done >= MIN_ROUNDS and done % 2 == 0 and stats.outlast_memory(base[first:], own[first:]):
+                break
+        machine.rest()
+    return stats.ratio_interval(base, own, seed=seed, processes=processes)
+
+
+def speedup_cell(
+    memory: float, spread: float, trials: int, measure: Callable[[Machine, int], Any] = ratio_now
+) -> dict[str, float]:
+    """Shares of the trials, and the median half width."""
+    generator = np.random.default_rng([MEMORIES.index(memory), SPREADS.index(spread)])
+    held, unstable, slower_passes, widths = 0, 0, 0, []
+    for trial in range(trials):
+        ratio = measure(Machine(memory, spread, generator), trial)
+        held += ratio.low <= 1 <= ratio.high
+        unstable += not stats.is_within(ratio, stats.UNSTABLE)
+        widths.append((ratio.high - ratio.low) / 2)
+        slower_passes += passes(ratio)
+    shares = {"held": held, "unstable": unstable, "slower_passes": slower_passes}
+    return {key: count / trials for key, count in shares.items()} | {"half_width": float(np.median(widths))}
+
+
+def passes(ratio: Any) -> bool:
+    """Whether an artifact that is 3 % slower passes `min_speedup: 1.0` by an interval that was measured like this
+    one."""
+    timing = Timing(
+        latency_s=(0.001,), batch_size=1, stable=True, environment="", rounds=1,
+        speedup=ratio.value / SLOWER, speedup_interval=(ratio.low / SLOWER, ratio.high / SLOWER),
+    )  # fmt: skip
+    measured = Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1)
+    return check_performance((SPEEDUP,), measured, 1)[0].outcome is Outcome.PASS
+
+
+# ------------------------------------------------------------------------------------------------------------- accuracy
+
+
+def drop_passes(
+    samples: int,
+    loses: float,
+    changes: float,
+    trials: int,
+    *,
+    group: int = 1,
+    measure: Callable[..., Any] = measure_task,
+) -> float:
+    """The share of trials in which an artifact that loses that share of right answers passes a limit of one point.
+
+    Args:
+        changes: Share of the answers that get better, and that get worse beside `loses`.
+        group: So many samples share one fate.
+        measure: `measure_task`, or that of an earlier commit, which knows no groups.
+    """
+    gate = Gate(
+        metric="accuracy", limit=0.01, direction="at_most", confidence=0.95, options={"drop": "max_drop"}
+    )  # fmt: skip
+    generator = np.random.default_rng([samples, int(loses * 1e4), int(changes * 1e4), group])
+    truth, passed = np.zeros(samples, np.int64), 0
+    known = {"groups": np.arange(samples) // group} if group > 1 and measure is measure_task else {}
+    for trial in range(trials):
+        fate = np.repeat(generator.random(-(-samples // group)), group)[:samples]
+        base, own = truth.copy(), truth.copy()
+        base[fate < changes] = 1
+        own[(changes <= fate) & (fate < 2 * changes + loses)] = 1
+        result = measure(gate, own, base, truth, seed=trial, **known)
+        passed += result.interval.high <= gate.limit + 1e-12
+    return passed / trials
+
+
+# ------------------------------------------------------------------------------------------------------------------ p95
+
+
+def p95_passes(calls: int, shared: float, trials: int, *, before: bool = False) -> float:
+    """The share of trials in which an artifact whose p95 is 5 % above its limit passes.
+
+    Args:
+        shared: Share of a call's variance that its round decides.
+        before: By the p95 of the calls that were made, as until commit 547f0b4, instead of its upper bound.
+    """
+    generator = np.random.default_rng([calls, int(shared * 100)])
+    passed, size, spread = 0, 6, 0.5
+    limit_ms = 1e3 * 0.01 * np.exp(spread * 1.6449) / 1.05
+    gate = Gate(metric="p95_latency_ms", limit=limit_ms, direction="at_most", unit="ms")
+    for _ in range(trials):
+        rounds = -(-calls // size)
+        own = generator.normal(0, np.sqrt(1 - shared), (rounds, size))
+        latency = 0.01 * np.exp(spread * (own + generator.normal(0, np.sqrt(shared), (rounds, 1))))
+        if before:
+            passed += bool(np.quantile(latency.ravel()[:calls], 0.95) * 1e3 <= limit_ms)
+            continue
+        timing = Timing(
+            latency_s=tuple(latency.ravel().tolist()), batch_size=1, stable=True, environment="", rounds=rounds,
+            turns=(size,) * rounds,
+        )  # fmt: skip
+        measured = Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1)
+        passed += check_performance((gate,), measured, 1)[0].outcome is Outcome.PASS
+    return passed / trials
+
+
+# ----------------------------------------------------------------------------------------------------------- the tables
+
+
+class Before:
+    """The functions of an earlier commit, as it was written then."""
+
+    def __init__(self, commit: str) -> None:
+        self.commit = commit
+        self._stats = self._module("compile_stage/measure/stats.py", {})
+        self.measure = self._module(
+            "compile_stage/measure/tasks.py", {"compile_stage.measure.stats": self._stats}
+        ).measure_task
+
+    def ratio(self, machine: Machine, seed: int) -> Any:
+        """Of 24 rounds of one process, which is how they were taken."""
+        base, own = zip(*machine.start(), strict=True)
+        return self._stats.ratio_interval(base, own, seed=seed)
+
+    def _module(self, path: str, imports: dict[str, types.ModuleType]) -> types.ModuleType:
+        source = subprocess.run(
+            ["git", "show", f"{self.commit}:{path}"], cwd=results.ROOT, check=True, capture_output=True, text=True
+        ).stdout
+        module = types.ModuleType(f"before_{Path(path).stem}")
+        sys.modules[module.__name__] = module
+        now = {name: sys.modules.get(name) for name in imports}
+        sys.modules.update(imports)
+        try:
+            exec(compile(source, path, "exec"), module.__dict__)
+        finally:
+            sys.modules.update({name: old for name, old in now.items() if old is not None})
+        return module
+
+
+def speedup_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
+    rows = []
+    for memory in MEMORIES:
+        for spread in SPREADS:
+            row: dict[str, Any] = {"question": "speedup", "memory": memory, "processes": spread}
+            row |= speedup_cell(memory, spread, trials)
+            if before is not None:
+                then = speedup_cell(memory, spread, max(50, trials // 5), before.ratio)
+                row |= {f"before_{key}": value for key, value in then.items()}
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
+def accuracy_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
+    rows = []
+    cells = [(n, loses, changes, 1) for n in (32, 100, 300, 512) for loses in (0.015, 0.01) for changes in (0.0, 0.01)]
+    for samples, loses, changes, group in [*cells, (500, 0.015, 0.01, 10), (2000, 0.015, 0.01, 10)]:
+        row: dict[str, Any] = {
+            "question": "accuracy", "samples": samples, "loses": loses, "changes": changes, "group": group,
+            "passes": drop_passes(samples, loses, changes, trials, group=group),
+        }  # fmt: skip
+        if before is not None:
+            row["before_passes"] = drop_passes(
+                samples, loses, changes, max(50, trials // 5), group=group, measure=before.measure
+            )
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def p95_rows(trials: int) -> list[dict[str, Any]]:
+    rows = []
+    for calls in (60, 234, 600):
+        for shared in (0.0, 0.3):
+            rows.append(
+                {
+                    "question": "p95",
+                    "calls": calls,
+                    "shared": shared,
+                    "passes": p95_passes(calls, shared, trials),
+                    "before_passes": p95_passes(calls, shared, trials, before=True),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the rows, and save them where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=1000, help="simulated measurements of a cell")
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
+    )
+    parser.add_argument("--question", choices=("speedup", "accuracy", "p95"), help="only this one")
+    results.add_save_option(parser)
+    options = parser.parse_args(arguments)
+    before = Before(options.before) if options.before else None
+    with results.recording("simulations", options.save) as record:
+        record.settings |= {"trials": options.trials, "before": options.before}
+        if options.question in (None, "speedup"):
+            record.rows += speedup_rows(options.trials, before)
+        if options.question in (None, "accuracy"):
+            record.rows += accuracy_rows(options.trials, before)
+        if options.question in (None, "p95"):
+            record.rows += p95_rows(options.trials)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""The commands on what was published: verify, validate, promote, rollback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from compile_stage.cli.options import allow_code_option as _allow_code
+from compile_stage.cli.options import display as _display
+from compile_stage.cli.options import example as _example
+from compile_stage.cli.options import json_option as _json
+from compile_stage.cli.options import quiet_option as _quiet
+from compile_stage.cli.options import roots_option as _roots
+from compile_stage.cli.options import sets_option as _sets
+from compile_stage.cli.options import signing_key_option as _signing_key
+from compile_stage.cli.options import trusted_keys_option as _trusted_keys
+from compile_stage.cli.options import verbose_option as _verbose
+from compile_stage.cli.output import print_json
+from compile_stage.core import errors
+
+
+@click.command(
+    short_help="Check a published version or a bundle.",
+    epilog=_example(
+        "compile-stage verify models:/fraud-compiled@cpu-server-prod",
+        "compile-stage verify models:/fraud-compiled/4 -p policy.yaml --trusted-key ci.pub",
+        "compile-stage verify models:/fraud-compiled/4 --rebuild --no-revalidate",
+        "compile-stage verify compile-stage-out/fraud-7/cpu-server/bundles/cpu-server --no-revalidate",
+    ),
+)
+@click.argument("uri")
+@click.option(
+    "-p", "--policy", "policy_path", type=click.Path(path_type=Path), metavar="FILE",
+    help="Judge by this policy, not by the gates in the manifest.",
+)  # fmt: skip
+@_roots
+@_sets
+@click.option("--revalidate/--no-revalidate", default=True, show_default=True, help="Run the validation again.")
+@click.option("--rebuild", is_flag=True, help="Make it again from its source, and compare the bytes.")
+@click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")
+@_allow_code
+@_trusted_keys
+@_json
+@_verbose
+def verify(
+    uri: str,
+    policy_path: Path | None,
+    policy_roots: tuple[Path, ...],
+    sets: tuple[str, ...],
+    revalidate: bool,
+    rebuild: bool,
+    allow_pickle: bool,
+    allow_code: bool,
+    trusted_keys: tuple[Path, ...],
+    as_json: bool,
+    verbose: int,
+) -> int:
+    """Check what was published (a URI or a bundle's folder): digests, signature, manifest, and the validation once
+    more.
+
+    What was measured is judged again, by the gates in the manifest or by those of a policy of yours (-p).
+    """
+    from compile_stage import api
+
+    with _display(as_json, 0, verbose) as display:
+        verification = api.verify(
+            uri,
+            policy_path=policy_path,
+            policy_roots=policy_roots,
+            sets=sets,
+            revalidate=revalidate,
+            rebuild=rebuild,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+            trusted_keys=trusted_keys,
+        )
+        if as_json:
+            print_json(verification)
+        else:
+            display.show_verification(verification)
+    return errors.EXIT_OK if verification.passed else errors.EXIT_INTEGRITY
+
+
+@click.command(
+    short_help="Validate a published version on this machine.",
+    epilog=_example("compile-stage validate models:/fraud-compiled/4"),
+)
+@click.argument("uri")
+@click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")
+@_allow_code
+@_signing_key
+@_trusted_keys
+@_json
+@_quiet
+@_verbose
+def validate(
+    uri: str,
+    allow_pickle: bool,
+    allow_code: bool,
+    signing_key: str | None,
+    trusted_keys: tuple[Path, ...],
+    as_json: bool,
+    quiet: int,
+    verbose: int,
+) -> int:
+    """Validate and measure a published version on this machine, and attach the result to it.
+
+    A version that was compiled for hardware that was not there can be promoted once it passed where such hardware is.
+    """
+    from compile_stage import api
+
+    with _display(as_json, quiet, verbose) as display:
+        verification = api.validate(
+            uri,
+            allow_pickle=allow_pickle,
+            allow_code=allow_code,
+            trusted_keys=trusted_keys,
+            signing_key=signing_key,
+            reporter=display,
+        )
+        display.close()
+        if as_json:
+            print_json(verification)
+        else:
+            display.show_verification(verification, "validated here")
+    return errors.EXIT_OK if verification.passed else errors.EXIT_GATE
+
+
+@click.command(
+    short_help="Move an alias to a published version.",
+    epilog=_example("compile-stage promote models:/fraud-compiled/3 --alias cpu-server-prod"),
+)
+@click.argument("uri")
+@click.option("--alias", required=True, help="The alias to move.")
+@click.option("--skip-serve-check", is_flag=True, help="Promote it though nobody knows whether serving loads it.")
+@_allow_code
+@_trusted_keys
+@_json
+def promote(
+    uri: str, alias: str, skip_serve_check: bool, allow_code: bool, trusted_keys: tuple[Path, ...], as_json: bool
+) -> None:
+    """Move an alias to a published version whose verdict passed, and that MLflow loads in a new process."""
+    from compile_stage import api
+
+    receipt = api.promote(
+        uri, alias, trusted_keys=trusted_keys, allow_code=allow_code, serve_check=not skip_serve_check
+    )
+    if as_json:
+        print_json(receipt)
+        return
+    before = f" (before: version {receipt.previous})" if receipt.previous else ""
+    click.echo(f"{receipt.name}@{alias} is now version {receipt.version}{before}")
+    if receipt.note:
+        click.echo(f"note: {receipt.note}")
+
+
+@click.command(
+    short_help="Move an alias back.",
+    epilog=_example(
+        "compile-stage rollback models:/fraud-compiled@cpu-server-prod",
+        "compile-stage rollback models:/fraud-compiled --alias cpu-server-prod",
+    ),
+)
+@click.argument("uri")
+@click.option("--alias", help="The alias to move back, where the URI names none.")
+@_json
+def rollback(uri: str, alias: str | None, as_json: bool) -> None:
+    """Move an alias back to the version that it pointed to before.
+
+    URI is models:/NAME@ALIAS, or models:/NAME or folder:/PATH with --alias; a bare NAME is taken as models:/NAME.
+    """
+    from compile_stage import api
+
+    receipt = api.rollback(uri, alias)
+    if as_json:
+        print_json(receipt)
+        return
+    click.echo(f"{receipt.name}@{receipt.promoted_to} is back at version {receipt.version}")

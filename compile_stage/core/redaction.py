@@ -1,0 +1,35 @@
+"""Secrets that stand in addresses, and what is shown in their place.
+
+Libraries quote in their messages what they were given: a database's URI with its password, the signed URL of a data
+set. Messages end up in CI logs, reports and result.json, which more people read than may read the registry.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s]*@")
+# A tracking URI that somebody wrote without its scheme: user:password@host. Not models:/name@alias.
+_BARE_PASSWORD = re.compile(r"(?<![\w.+-])([\w.+-]+):[^\s/:@'\"]+@(?=[\w\[])")
+_PARAMETER = re.compile(
+    r"""([?&;](?:
+        sig | signature | pin-value | token | access_?token | id_token | refresh_token | auth | authorization | code
+      | passw(?:or)?d | pwd | secret | client_secret | api_?key | key | credential s?
+      | awsaccesskeyid | googleaccessid | key-pair-id | policy
+      | x-(?:amz|goog|oss)-(?:signature | credential | security-token)
+    )=)[^&;\s'"<>)\]}]+""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_HEADER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+
+
+def redacted(text: str) -> str:
+    """A text without the secrets of the addresses in it.
+
+    `postgresql://user:secret@host/db` → `postgresql://user@host/db`; `https://host/x.npz?sig=abc` →
+    `https://host/x.npz?sig=***`; a header's `Bearer abc...` → `Bearer ***`.
+    """
+    text = _PASSWORD.sub(r"\1@", text)
+    text = _BARE_PASSWORD.sub(r"\1@", text)
+    text = _PARAMETER.sub(r"\1***", text)
+    return _HEADER.sub(r"\1 ***", text)

@@ -1,0 +1,108 @@
+"""How many samples a limit with `confidence` needs before anything is run.
+
+For shares of right or equal answers, whose intervals are known without having seen an answer. The metrics that a
+bootstrap serves (f1, roc_auc, errors of a regression) have no such number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from statistics import NormalDist
+
+from compile_stage.core.records import Gate, Job
+
+_NORMAL = NormalDist()
+
+
+def samples_for_drop(limit: float, confidence: float) -> int | None:
+    """The least number of samples that shows a drop of at most `limit`, when no answer changes at all.
+
+    With fewer, more than the limit can't be ruled out at that confidence: 299 samples for 0.01 at 0.95. Both forms of
+    the bound must hold: the binomial's 1 - (1 - confidence)^(1 / n) and the score interval's z^2 / (n + z^2) (see
+    `measure.proportions`). None when no number does, for a limit of 0.
+    """
+    if limit <= 0:
+        return None
+    if limit >= 1:
+        return 1
+    z = _NORMAL.inv_cdf(confidence)
+    score, exact = z**2 * (1 - limit) / limit, math.log1p(-confidence) / math.log1p(-limit)
+    return math.ceil(max(score, exact) - 1e-9)
+
+
+def samples_for_gate(gate: Gate, baseline: float = 1.0) -> int | None:
+    """The least number of samples that can show a gate's limit; 1 where no number is known, None where none can.
+
+    Args:
+        baseline: The original model's own score, of which `max_relative_drop` is a share.
+    """
+    if gate.confidence is None or gate.metric != "accuracy" or "drop" not in gate.options:
+        return 1
+    limit = gate.limit * baseline if gate.options["drop"] == "max_relative_drop" else gate.limit
+    return samples_for_drop(limit, gate.confidence)
+
+
+def confidence_notes(jobs: Iterable[Job], count: int | None, unit: str = "samples") -> tuple[str, ...]:
+    """One sentence for each limit whose confidence needs a number of samples, with the precisions that it is for.
+
+    Args:
+        count: How many there are; None where that is not known yet.
+        unit: What is counted: samples, or groups of them.
+    """
+    jobs = tuple(jobs)
+    limits: dict[tuple[str, float, float | None, int | None], list[str]] = {}
+    for job in jobs:
+        for gate in job.gates:
+            if (needed := samples_for_gate(gate)) != 1:
+                limits.setdefault((gate.metric, gate.limit, gate.confidence, needed), []).append(job.scheme.precision)
+    notes = [
+        f"{', '.join(dict.fromkeys(precisions))}: {_sentence(metric, limit, confidence, needed, count, unit)}"
+        for (metric, limit, confidence, needed), precisions in limits.items()
+    ]
+    return tuple(dict.fromkeys([*notes, *_few_changes(jobs, count, unit)]))
+
+
+_PARTS = {"ndcg": 1.0, "coco_map": 1.0, "wer": 1.0, "ece": 2.0, "spearman": 6.0}
+"""Metric → how much of it one sample of n may carry, times n (docs/proof.md). For nDCG a sample is a query, for words
+it is the average one."""
+
+
+def _few_changes(jobs: Iterable[Job], count: int | None, unit: str) -> Iterator[str]:
+    """What a bootstrap can't tell: where next to no answer changes, so many samples are needed as nothing changed."""
+    for gate in (gate for job in jobs for gate in job.gates if gate.metric in _PARTS):
+        if gate.confidence is None or "drop" not in gate.options:
+            continue
+        part = 1.0 if gate.options.get("per_query") else _PARTS[gate.metric]
+        needed = samples_for_drop(gate.limit / part, gate.confidence)
+        if needed is None:
+            yield too_few_samples(gate, None, count or 0, unit)
+        elif count is None or count < needed:
+            there_are = "" if count is None else f"; there are {count:,}"
+            yield (
+                f"{gate.metric}: a limit of {gate.limit:g} at a confidence of {gate.confidence:g} needs about "
+                f"{needed:,} {unit} where fewer than 10 answers change{there_are}"
+            )
+
+
+def _sentence(
+    metric: str, limit: float, confidence: float | None, needed: int | None, count: int | None, unit: str
+) -> str:
+    gate = Gate(metric=metric, limit=limit, direction="at_most", confidence=confidence)
+    if needed is None or (count is not None and count < needed):
+        return too_few_samples(gate, needed, count or 0, unit)
+    there_are = "" if count is None else f"; there are {count:,}"
+    return (
+        f"{metric}: a limit of {limit:g} at a confidence of {confidence:g} needs at least {needed:,} {unit}{there_are}"
+    )
+
+
+def too_few_samples(gate: Gate, needed: int | None, count: int, what: str = "samples") -> str:
+    """One sentence: what the gate's confidence needs, and what to do."""
+    asked = f"{gate.metric}: a limit of {gate.limit:g} at a confidence of {gate.confidence:g}"
+    if needed is None:
+        return f"{asked} can't be shown by any number of {what}: give a limit above 0, or say confidence: null"
+    return (
+        f"{asked} needs at least {needed:,} {what}, and there are {count:,}: "
+        "validate on more, or say confidence: null to look at the mean alone"
+    )

@@ -1,0 +1,158 @@
+"""One model of an interleaved measurement in its process, and what the stage sees of its turns from outside."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from compile_stage.core.ports import Worker, WorkerMemory, WorkerUsage
+from compile_stage.core.records import SampleSet, Timing, record
+from compile_stage.measure import timing
+
+WARM_UP_S = 1.5
+"""At most so long until the latencies are steady; most models need a few calls."""
+
+_RAN_SHARE = 0.1  # a thread ran in a turn when it had so much of the CPU time of the one that had most
+
+
+@record
+class Turn:
+    """One turn: what the worker says of it, and what the stage saw.
+
+    Attributes:
+        latency_s: Seconds of each call, by the worker's clock.
+        wall_s: Of the call that made them, by the stage's.
+        stage_waited_s: The part of `wall_s` in which the stage was ready to take the answer, and waited for a core.
+        took_s: Of the whole turn: inputs, the call that is not timed, the timed ones, answers and rest.
+        cpu_s: CPU time of the process and all that it started, meanwhile.
+        waited_s: Time that their threads waited for a core meanwhile.
+        threads: How many threads ran meanwhile.
+        idle_s: From the end of its turn before, at rest, to the beginning of this one; 0 for the first.
+        idle_cpu_s: CPU time that it used meanwhile, or waited for a core to use.
+        answers: By number of the checked batch: output name → `.npy` file.
+    """
+
+    latency_s: tuple[float, ...]
+    wall_s: float = 0.0
+    stage_waited_s: float = 0.0
+    took_s: float = 0.0
+    cpu_s: float = 0.0
+    waited_s: float = 0.0
+    threads: int = 0
+    idle_s: float = 0.0
+    idle_cpu_s: float = 0.0
+    answers: tuple[Mapping[str, str], ...] = ()
+
+
+@dataclass
+class Participant:
+    """A worker with its model open.
+
+    Attributes:
+        memory: What it held when it had run once at each batch size.
+        calls: Of a turn, at the batch size that is measured.
+        share: Of a whole turn's calls: less than 1 where turns had to become shorter (`rounds.Pace`).
+    """
+
+    worker: Worker
+    load_s: float
+    memory: WorkerMemory
+    calls: int = 1
+    share: float = 1.0
+    timings: list[Timing] = field(default_factory=list)
+    _rested: WorkerUsage | None = None
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The process's own peak, and what those that it started hold."""
+        return self.memory.peak_bytes + self.memory.others_bytes
+
+    def warm_up(self, samples: SampleSet, batch_size: int) -> None:
+        """Call until it is steady, and see how many calls fill a turn."""
+        warmed = self.worker.call("warm_up", samples=samples, batch_size=batch_size, seconds=WARM_UP_S)
+        self.calls = max(1, round(self.share * timing.calls_of_a_turn(warmed["latency_s"])))
+        self._rested = None
+
+    def shorten(self, calls: int) -> None:
+        """So many calls a turn from now on, and as small a share of those at the batch sizes to come: it's the same
+        machine."""
+        self.share *= calls / self.calls
+        self.calls = calls
+
+    def turn(
+        self,
+        samples: SampleSet,
+        batch_size: int,
+        checked_seed: int | None,
+        into: Path | None,
+        longest_s: float = timing.LONGEST_TURN_S,
+    ) -> Turn:
+        """Take a turn.
+
+        Args:
+            checked_seed: Chooses the batches whose answers are kept (`timed_inputs`); None for none.
+            into: Folder for the kept answers.
+            longest_s: It ends after so long, with fewer calls, but for the first.
+        """
+        if into is not None:
+            into.mkdir(parents=True)
+        prepared = self.worker.metered(
+            "prepare_turn", samples=samples, batch_size=batch_size, calls=self.calls, seed=secrets.randbits(48),
+            checked_seed=checked_seed,
+        )  # fmt: skip
+        timed = self.worker.metered("time_turn", seconds=longest_s)
+        ended = self.worker.metered("end_turn", into=str(into) if into else None)
+        rested, self._rested = self._rested, ended.after
+        return Turn(
+            latency_s=tuple(timed.value),
+            wall_s=timed.wall_s,
+            stage_waited_s=timed.stage_waited_s,
+            took_s=prepared.wall_s + timed.wall_s + ended.wall_s,
+            cpu_s=timed.after.cpu_s - timed.before.cpu_s,
+            waited_s=waited_between(timed.before, timed.after),
+            threads=threads_that_ran(timed.before.threads, timed.after.threads),
+            idle_s=prepared.before.at_s - rested.at_s if rested else 0.0,
+            idle_cpu_s=_wanted(rested, prepared.before) if rested else 0.0,
+            answers=tuple(ended.value),
+        )
+
+    def look_at_memory(self) -> None:
+        """Count what processes that it started since then hold; its own peak is that of before, without our inputs."""
+        now = self.worker.memory()
+        if now.others_bytes > self.memory.others_bytes:
+            self.memory = replace(self.memory, others_bytes=now.others_bytes, others=now.others)
+
+
+def _wanted(before: WorkerUsage, after: WorkerUsage) -> float:
+    """CPU seconds that were used, or waited for."""
+    return after.cpu_s - before.cpu_s + waited_between(before, after)
+
+
+def waited_between(before: WorkerUsage, after: WorkerUsage) -> float:
+    """Seconds that threads waited for a core between two readings; those that ended since are left out.
+
+    The kernel adds a wait when it is over, the part before the first reading too. A thread can't have waited longer
+    than from one reading to the other, less what it ran: a machine that held a thread back for 200 ms between two turns
+    would otherwise make five threads of it in a turn of 40 ms.
+    """
+    between_s = after.at_s - before.at_s
+    waited_s = 0.0
+    for thread, wait_s in after.waits.items():
+        ran_s = after.threads.get(thread, 0.0) - before.threads.get(thread, 0.0)
+        waited_s += min(wait_s - before.waits.get(thread, 0.0), max(0.0, between_s - ran_s))
+    return waited_s
+
+
+def threads_that_ran(before: Mapping[str, float], after: Mapping[str, float]) -> int:
+    """Threads with at least a tenth of the CPU time of the one that had most, between two readings; one, when that is
+    too little to be counted."""
+    used = [seconds - before.get(thread, 0.0) for thread, seconds in after.items()]
+    most = max(used, default=0.0)
+    return sum(seconds >= _RAN_SHARE * most for seconds in used) if most > 0 else 1
+
+
+def latencies(turns: Sequence[Turn]) -> list[list[float]]:
+    """Of each turn, as the statistics take them."""
+    return [list(turn.latency_s) for turn in turns]

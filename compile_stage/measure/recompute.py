@@ -1,0 +1,110 @@
+"""A recorded verdict, computed once more from what was measured.
+
+A verdict comes back from a registry as text. Its outcomes are not believed: each is derived again from the measured
+value, its interval and its limit, and the checks that such a model must have are looked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import date
+
+from compile_stage.core.records import Check, Gate, Job, Outcome, Verdict
+from compile_stage.measure.stats import RESOLUTION
+from compile_stage.measure.structure import STRUCTURE
+
+_ROUNDING = 1e-9
+"""Of a limit's size, or of 1. The step that judged allowed 1e-12 of the values behind a mean, which are not
+recorded."""
+
+
+def refuse_verdict(verdict: Verdict, job: Job, performance: Sequence[Gate], today: date) -> str | None:
+    """None when the recorded measurements make the verdict pass today, or the first reason why not.
+
+    Args:
+        job: Of the artifact; its gates are the tolerances.
+        performance: The gates on speed, latency, size and memory.
+    """
+    return next(_reasons(verdict, job, performance, today), None)
+
+
+def _reasons(verdict: Verdict, job: Job, performance: Sequence[Gate], today: date) -> Iterator[str]:
+    if not verdict.passed:
+        yield "its verdict did not pass"
+    for check in verdict.checks:
+        if check.outcome is Outcome.PASS and not holds(check):
+            yield f"a check says pass, and its own measurement does not: {describe(check)}"
+        elif check.outcome is Outcome.FAIL and (reason := _refuse_waiver(check, job, today)) is not None:
+            yield reason
+    yield from _missing(verdict, job, performance)
+
+
+def holds(check: Check) -> bool:
+    """Whether what was measured holds the limit, by the rule of the step that judged: the interval's worse end where
+    there is a confidence; of a speedup the lower end, which may be 2 % below the limit.
+
+    Infinite is a measurement of decibels (a candidate whose answers have the same bits has no noise) and of a function
+    of the policy's own; of other metrics nobody measures it.
+    """
+    gate, value = check.gate, check.measured
+    if value is None or math.isnan(value) or (math.isinf(value) and not _has_infinity(gate.metric)):
+        return False
+    if gate.metric == "speedup":
+        return check.interval is not None and check.interval[0] >= (1 - RESOLUTION) * gate.limit * (1 - _ROUNDING)
+    by_a_test = gate.metric == "class_recall" and check.interval is None  # until 2026-11-23, without an interval
+    if gate.confidence is not None and not by_a_test:
+        if check.interval is None or any(map(math.isnan, check.interval)):
+            return False
+        value = max(value, check.interval[1]) if gate.direction == "at_most" else min(value, check.interval[0])
+    slack = _ROUNDING * max(1.0, abs(gate.limit))
+    return value <= gate.limit + slack if gate.direction == "at_most" else value >= gate.limit - slack
+
+
+def _has_infinity(metric: str) -> bool:
+    return metric.endswith("_db") or metric.startswith("python:")
+
+
+def describe(check: Check) -> str:
+    """The check with its numbers, such as `cosine of output 'y' at batch size 1 is 0.93, the limit is at least
+    0.99`."""
+    place = f" of output {check.output!r}" if check.output else ""
+    batch = f" at batch size {check.batch_size}" if check.batch_size else ""
+    limit = f"the limit is {check.gate.direction.replace('_', ' ')} {check.gate.limit:g}"
+    measured = "was not measured" if check.measured is None else f"is {check.measured:g}"
+    spread = f" ({check.interval[0]:g} to {check.interval[1]:g})" if check.interval else ""
+    return f"{check.gate.metric}{place}{batch} {measured}{spread}, {limit}"
+
+
+def _refuse_waiver(check: Check, job: Job, today: date) -> str | None:
+    waiver = check.waived
+    if waiver is None:
+        return f"a check failed: {describe(check)}"
+    if check.gate.metric in STRUCTURE:
+        return f"{check.gate.metric} failed, which nobody can waive"
+    if (waiver.gate, waiver.target) != (check.gate.metric, job.target.name):
+        return f"the waiver of {waiver.gate} for {waiver.target} does not reach {describe(check)}"
+    if date.fromisoformat(waiver.expires) < today:
+        return f"it passed under a waiver of {waiver.gate} that ended on {waiver.expires}"
+    return None
+
+
+def _missing(verdict: Verdict, job: Job, performance: Sequence[Gate]) -> Iterator[str]:
+    """Checks that every validation leaves: real samples and a gate of the policy at each batch size, and each gate on
+    performance."""
+    gates = {_unplaced(gate) for gate in job.gates}
+    for batch_size in job.target.batch_sizes:
+        checks = [check for check in verdict.checks if check.batch_size == batch_size]
+        if not any(check.gate.metric == "samples" for check in checks):
+            yield f"nothing says how many samples it was validated with at batch size {batch_size}"
+        if not any(_unplaced(check.gate) in gates for check in checks):
+            yield f"no tolerance of its own job was looked at, at batch size {batch_size}"
+    for gate in performance:
+        if not any(_unplaced(check.gate) == _unplaced(gate) for check in verdict.checks):
+            yield f"its gate on {gate.metric} was not looked at"
+
+
+def _unplaced(gate: Gate) -> str:
+    """Where a limit is written changes no verdict."""
+    return repr(replace(gate, origin="", options=dict(sorted(gate.options.items()))))

@@ -1,0 +1,197 @@
+"""Models measured in several processes each: what one process shows is not what the next will.
+
+A process lies elsewhere in memory than the one before, and its threads on other cores; its model is a few per cent
+faster or slower for as long as it lives. Rounds of one process can't show that, however many they are. So the
+participants are started anew, measured in turns again, and a speedup's interval comes from how its starts differ
+(`stats.ratio_interval`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compile_stage.core.records import Measurement, Timing
+from compile_stage.measure import stats
+from compile_stage.measure.families import common_reach, widened
+
+PROCESSES = 3
+"""Starts of each participant. By simulation (docs/measurement.md): from three on the interval holds what it says; five
+halve its width, and cost twice the loading."""
+
+CONTENDER = 1.25
+"""A candidate that takes so many times as long as the fastest is not started again: what restarts would tell of it
+changes no winner."""
+
+_LIKELY = 3
+
+LOADING_SHARE = 0.5
+"""Starting processes again may take at most this share of the time for measuring."""
+
+
+@dataclass
+class Schedule:
+    """The time for measuring, shared among the starts. Loading counts, but for the first, which nobody can do without.
+
+    Attributes:
+        seconds: For all rounds and all later starts.
+        starts: How many are wanted, and, as loading shows what they cost, how many there will be; at least 1.
+        restart_s: What a later start takes.
+    """
+
+    seconds: float
+    starts: int = PROCESSES
+    restart_s: float = 0.0
+    _ends: float = 0.0
+
+    def begin(self, load_s: float, participants: int) -> None:
+        """The first start is loaded. Who is started again is not known yet: the original and mostly two more."""
+        self._ends = time.monotonic() + self.seconds
+        self.limit(load_s * min(1.0, _LIKELY / participants))
+
+    def limit(self, restart_s: float) -> None:
+        """Fewer starts, if a later start takes so long that they don't fit."""
+        self.restart_s = restart_s
+        if restart_s > 0:
+            self.starts = 1 + min(self.starts - 1, int(LOADING_SHARE * self.seconds / restart_s))
+
+    def seconds_of(self, number: int) -> float:
+        """For the rounds of a start, from now on."""
+        left_s = self._ends - time.monotonic() - (self.starts - 1 - number) * self.restart_s
+        return max(0.0, left_s) / max(1, self.starts - number)
+
+    def extend(self, overtime_s: float) -> None:
+        """A start took longer than it was given, since it had too few rounds: the later ones keep their share."""
+        self._ends += overtime_s
+
+    def note(self, restart_s: float) -> str:
+        """One sentence for the reports when there were too few starts to see how processes differ; else empty."""
+        if self.starts >= stats.FEW_PROCESSES:
+            return ""
+        processes = "one process" if self.starts == 1 else f"{self.starts} processes"
+        return (
+            f"Speedups come from {processes} of each model: starting them again takes {restart_s:.0f} s, of "
+            f"{self.seconds:g} for measuring (budget.measure_seconds). That processes differ by "
+            f"{stats.ASSUMED_SPREAD.log_sd:.0%} is assumed"
+        )
+
+
+def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
+    """Who may still win by its latency, at some batch size: all within 25 % of the fastest candidate."""
+    others = {name: m for name, m in measured.items() if name != baseline and not m.stopped_early and m.timings}
+    best: dict[int, float] = {}
+    for measurement in others.values():
+        for timing in measurement.timings:
+            latency_s = stats.median(timing.latency_s)
+            best[timing.batch_size] = min(latency_s, best.get(timing.batch_size, latency_s))
+    return [
+        name
+        for name, measurement in others.items()
+        if any(stats.median(t.latency_s) <= CONTENDER * best[t.batch_size] for t in measurement.timings)
+    ]
+
+
+def merge(starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: int) -> dict[str, Measurement]:
+    """One measurement for each participant of the first start, of all the starts that it was part of.
+
+    Latencies are put together, so that a median is over all calls; the peak memory is the largest, the load time the
+    median. A speedup is over the baseline's calls of the same starts. Intervals of candidates with three starts hold
+    for all of them at once (`families.common_reach`): the winner is one of these.
+    """
+    parts = {name: [start[name] for start in starts if name in start] for name in starts[0]}
+    merged = {}
+    seen = [_seen(parts, baseline, index) for index in range(len(starts[0][baseline].timings))]
+    for name, measurements in parts.items():
+        last = measurements[-1]
+        timings = tuple(
+            _with_speedup(
+                _joined([m.timings[index] for m in measurements]),
+                _joined([m.timings[index] for m in parts[baseline][: len(measurements)]]),
+                seen[index],
+                seed,
+            )
+            if name != baseline
+            else _joined([m.timings[index] for m in measurements])
+            for index in range(min(len(m.timings) for m in measurements))
+        )
+        merged[name] = replace(
+            measurements[0],
+            timings=timings,
+            load_s=float(np.median([m.load_s for m in measurements])),
+            peak_memory_bytes=max(m.peak_memory_bytes for m in measurements),
+            stopped_early=last.stopped_early,
+            notes=max((m.notes for m in measurements), key=len),  # of a busy machine, that of one start
+        )
+    return merged
+
+
+def _joined(timings: Sequence[Timing]) -> Timing:
+    """The rounds of all starts, one after the other."""
+    first = timings[0]
+    return replace(
+        first,
+        latency_s=tuple(call for timing in timings for call in timing.latency_s),
+        rounds=sum(timing.rounds for timing in timings),
+        turns=tuple(calls for timing in timings for calls in timing.turns),
+        disturbed=sum(timing.disturbed for timing in timings),
+        cpu_s=tuple(seconds for timing in timings for seconds in timing.cpu_s),
+        threads=round(stats.median([float(timing.threads) for timing in timings])),
+        processes=tuple(number for number, timing in enumerate(timings) for _ in timing.turns),
+    )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What all candidates together show at one batch size of how processes differ.
+
+    Attributes:
+        spread: Of processes of one model.
+        reach: How far the intervals of those who were started often enough reach at least, on the logarithm.
+    """
+
+    spread: stats.Spread
+    reach: float
+
+
+def _with_speedup(own: Timing, base: Timing, seen: _Seen, seed: int) -> Timing:
+    base_rounds, rounds = _same_rounds(base, own)
+    ratio = stats.ratio_interval(base_rounds, rounds, seed=seed, processes=own.processes, spread=seen.spread)
+    if len(set(own.processes)) >= stats.FEW_PROCESSES:
+        ratio = widened(ratio, seen.reach)
+    return replace(
+        own,
+        stable=stats.is_within(ratio, stats.UNSTABLE),
+        speedup=ratio.value,
+        speedup_interval=(ratio.low, ratio.high),
+    )
+
+
+def _same_rounds(base: Timing, own: Timing) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    base_rounds, rounds = stats.by_round(base), stats.by_round(own)
+    kept = min(len(rounds), len(base_rounds))  # it was dropped after a few rounds, or a round was cut short
+    return base_rounds[:kept], rounds[:kept]
+
+
+def _seen(parts: Mapping[str, Sequence[Measurement]], baseline: str, index: int) -> _Seen:
+    """Of the batch size with that index, by those that were started often enough.
+
+    A process's spread is the mean over them, known with the degrees of freedom of one, since all share the baseline's
+    processes; never more than what is assumed where none was seen.
+    """
+    squares, variances = [], []
+    for name, measurements in parts.items():
+        known = [m for m in measurements if index < len(m.timings)]
+        if name == baseline or len(known) < stats.FEW_PROCESSES:
+            continue
+        own = _joined([m.timings[index] for m in known])
+        base_rounds, rounds = _same_rounds(_joined([m.timings[index] for m in parts[baseline][: len(known)]]), own)
+        quotients = stats.log_quotients(base_rounds, rounds, own.processes)
+        squares.append(float(quotients.var(ddof=1)) / 2)
+        variances.append(stats.variance_over_starts(base_rounds, rounds, own.processes[: len(rounds)]))
+    if not squares:
+        return _Seen(stats.ASSUMED_SPREAD, reach=0.0)
+    spread = stats.Spread(log_sd=float(np.sqrt(np.mean(squares))), freedom=stats.FEW_PROCESSES - 1)
+    return _Seen(min(spread, stats.ASSUMED_SPREAD, key=stats.Spread.reach), common_reach(variances))

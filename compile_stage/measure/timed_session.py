@@ -1,0 +1,88 @@
+"""The open model of a worker, timed: warm-up, quick turns, and the three calls of a turn in a measurement."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compile_stage.core.errors import UsageError
+from compile_stage.measure import timing
+from compile_stage.measure.predict import require_arrays
+from compile_stage.measure.samples import open_samples
+from compile_stage.measure.timed_inputs import KeptAnswers, TimedInputs, TurnInputs
+
+if TYPE_CHECKING:
+    from compile_stage.core.ports import Session
+    from compile_stage.core.records import SampleSet
+
+_WARM_UP_BATCHES = 256  # at most, and as many as a turn holds
+
+
+class TimedSession:
+    """A session, with the inputs for its timed calls in memory, so that no disk is timed."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._inputs: TimedInputs | None = None
+        self._inputs_of: tuple[str, int] | None = None
+        self._turn: tuple[TurnInputs, KeptAnswers] | None = None
+
+    def warm_up(self, samples: SampleSet, batch_size: int, seconds: float) -> dict[str, Any]:
+        """Call until it is steady (at most `seconds`), as `timing.warm_up` says. With no seconds, one call: no further
+        input lies in memory then."""
+        run = self._session.run
+        batches = cycle(self._inputs_for(samples, batch_size).some(_WARM_UP_BATCHES if seconds else 1, seed=0))
+        return timing.warm_up(lambda: require_arrays(run(next(batches))), max_seconds=seconds)
+
+    def quick_turn(self, samples: SampleSet, batch_size: int, seconds: float) -> list[float]:
+        """Seconds of each call for about `seconds`, at least one, after one that is not timed."""
+        batches = self._inputs_for(samples, batch_size).some(_WARM_UP_BATCHES if seconds else 2, seed=1)
+        self._session.run(batches[-1])
+        latencies = timing.turn(self._session.run, cycle(batches), seconds=seconds)
+        timing.settle()
+        return latencies
+
+    def prepare(self, samples: SampleSet, batch_size: int, calls: int, seed: int, checked_seed: int | None) -> int:
+        """Make the inputs of a turn, and one call that is not timed; returns how many will be (`TimedInputs.turn`)."""
+        inputs = self._inputs_for(samples, batch_size)
+        turn = inputs.turn(calls, seed, checked_seed)
+        self._turn = turn, KeptAnswers(inputs, turn, checked_seed or 0)
+        self._session.run(turn.first)
+        return len(turn.batches)
+
+    def run(self, seconds: float) -> list[float]:
+        """Seconds of each call of the prepared turn, which ends after about `seconds`. It does nothing else, so that
+        the stage's own clock can tell whether they are true."""
+        turn, kept = self._prepared()
+        return timing.turn(self._session.run, turn.batches, seconds=seconds, keep=kept.keep)
+
+    def end(self, into: Path | None) -> list[dict[str, str]]:
+        """Write the answers that were kept into the folder, and come to rest.
+
+        Returns, by number of the checked batch, output name → `.npy` file.
+        """
+        _, kept = self._prepared()
+        self._turn = None
+        written: list[dict[str, str]] = []
+        if into is not None:
+            for number, answer in enumerate(kept.arrays()):
+                files = {name: into / f"{number}-{place}.npy" for place, name in enumerate(answer)}
+                for name, path in files.items():
+                    np.save(path, answer[name], allow_pickle=False)
+                written.append({name: str(path) for name, path in files.items()})
+        timing.settle()
+        return written
+
+    def _inputs_for(self, samples: SampleSet, batch_size: int) -> TimedInputs:
+        if self._inputs is None or self._inputs_of != (samples.digest, batch_size):
+            self._inputs = TimedInputs(open_samples(samples), batch_size)
+            self._inputs_of = samples.digest, batch_size
+        return self._inputs
+
+    def _prepared(self) -> tuple[TurnInputs, KeptAnswers]:
+        if self._turn is None:
+            raise UsageError("no turn was prepared in this worker")
+        return self._turn

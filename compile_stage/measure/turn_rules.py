@@ -1,0 +1,102 @@
+"""What a participant's turns must look like from outside, for its latencies to be believed.
+
+The worker's clock is the worker's own word. The stage's clock, and the kernel's counters of CPU time, are not, and they
+bound what a turn may claim. All rules look at the median or the sum over the rounds that decide, so that one
+disturbance breaks none of them. On a busy machine threads that wait for a core count like those that run, and delays
+meet the original as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compile_stage.measure.participant import Turn
+from compile_stage.measure.stats import median
+from compile_stage.measure.timing import SETTLE_S
+
+CLAIMED_TOO_MUCH = 0.01
+"""Share by which the latencies of a turn may exceed the stage's own time for it: none, but for the clocks' ticks."""
+
+UNEXPLAINED_S, UNEXPLAINED_SHARE, UNEXPLAINED_CALL_S = 0.015, 0.1, 10e-6
+"""What the stage's clock may see of a turn beyond the latencies, and beyond what it sees of the original: the message,
+a share of the latencies, and for each call the loop around it (1 to 4 microseconds) with its part of the message."""
+
+SPARE_THREADS = 0.5
+"""Runnable threads, on average, beyond those that the policy grants: the interpreter and the runtime's own."""
+
+UNCOUNTED_CPU_S = 0.05
+"""CPU time that no turn shows for certain: the kernel counts that of ended threads in hundredths of a second."""
+
+SPINNING_THREADS = 0.5
+"""More than that between its turns is no rest: one that computes on keeps a whole thread at work, or waiting for a
+core. Honest runtimes were seen at up to 0.24 where two participants take turns: ONNX Runtime's threads look for work
+for some milliseconds after a call."""
+
+LOOKING_S = SETTLE_S
+"""Seconds of that in all turns together that say nothing: where a participant's turns follow each other at once, a look
+for work of that length is all that lies between them."""
+
+
+def refuse_turns(own: Sequence[Turn], baseline: Sequence[Turn], threads: int) -> str:
+    """Why the turns can't be believed, as one sentence; empty when they can.
+
+    Args:
+        own: Of one participant.
+        baseline: Of the original, in the same rounds.
+        threads: That the policy grants.
+    """
+    if not own:
+        return ""
+    return _rest(own) or _threads(own, threads) or _clock(own, baseline)
+
+
+def _clock(own: Sequence[Turn], baseline: Sequence[Turn]) -> str:
+    claimed, wall = (median([value(turn) for turn in own]) for value in (_claimed, _wall))
+    if any(_claimed(turn) > turn.wall_s * (1 + CLAIMED_TOO_MUCH) + 1e-3 for turn in own):
+        return (
+            f"its clock is wrong: its latencies add up to {claimed * 1e3:.3g} ms a turn, which took {wall * 1e3:.3g} "
+            "ms by the stage's clock"
+        )
+    seen = median([_unexplained(turn) for turn in own])
+    usual = max(0.0, median([_unexplained(turn) for turn in baseline])) if baseline else 0.0
+    if seen <= UNEXPLAINED_S + UNEXPLAINED_SHARE * claimed + usual:
+        return ""
+    return (
+        f"its clock is wrong: a turn took {wall * 1e3:.3g} ms by the stage's clock, and its latencies explain "
+        f"{claimed * 1e3:.3g} ms of that"
+    )
+
+
+def _threads(own: Sequence[Turn], threads: int) -> str:
+    # Running or waiting for a core: so many threads were at work at a time, however few cores the others left them.
+    wall_s, wanted_s = sum(turn.wall_s for turn in own), sum(turn.cpu_s + turn.waited_s for turn in own)
+    at_work = wanted_s / wall_s if wall_s > 0 else 0.0
+    if wanted_s - UNCOUNTED_CPU_S <= (threads + SPARE_THREADS) * wall_s:
+        return ""
+    return (
+        f"it took more threads than the policy grants: {at_work:.3g} were at work at a time, and the target has "
+        f"threads: {threads}"
+    )
+
+
+def _rest(own: Sequence[Turn]) -> str:
+    idle_s, cpu_s = sum(turn.idle_s for turn in own), sum(turn.idle_cpu_s for turn in own)
+    if cpu_s <= SPINNING_THREADS * idle_s + LOOKING_S + UNCOUNTED_CPU_S:
+        return ""
+    return f"it goes on computing after its answer: it kept {cpu_s / idle_s:.2g} threads busy while it was others' turn"
+
+
+def _claimed(turn: Turn) -> float:
+    return sum(turn.latency_s)
+
+
+def _wall(turn: Turn) -> float:
+    return turn.wall_s
+
+
+def _unexplained(turn: Turn) -> float:
+    """Seconds of a turn beyond its latencies and beyond what the stage itself waited for a core, less the share of the
+    turn in which the participant did: that much of it is the machine's doing."""
+    seconds = turn.wall_s - turn.stage_waited_s - _claimed(turn) - UNEXPLAINED_CALL_S * len(turn.latency_s)
+    waiting = min(1.0, turn.waited_s / turn.wall_s) if turn.wall_s > 0 else 0.0
+    return seconds * (1 - waiting)

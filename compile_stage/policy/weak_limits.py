@@ -1,0 +1,121 @@
+"""Limits that hold whatever a model answers, and exceptions without an end: no mistakes, so warnings of `lint`, and
+first lines of every report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+
+from compile_stage.policy.checks import gate_name
+from compile_stage.policy.metrics import METRICS
+from compile_stage.policy.nodes import Node, Path, Problem, show_path
+
+FEW_SAMPLES = 8
+"""Below so many samples not even a column's spread is looked at (`measure.columns.FEW`)."""
+
+LONGEST_WAIVER_DAYS = 366
+
+_HUGE = 1e30  # no unit of measurement makes a distance of it
+_AT_LEAST: dict[str, tuple[float, str]] = {
+    "cosine": (0.0, "unrelated answers have a cosine of 0"),
+    "mean_cosine": (0.0, "unrelated answers have a cosine of 0"),
+    "snr_db": (0.0, "an answer of zeros has 0 dB"),
+    "mean_snr_db": (0.0, "an answer of zeros has 0 dB"),
+    "psnr_db": (0.0, "an answer of zeros has 0 dB or more"),
+    "mean_psnr_db": (0.0, "an answer of zeros has 0 dB or more"),
+    "top1_agreement": (0.0, "no answer is below 0"),
+    "topk_agreement": (0.0, "no answer is below 0"),
+    "similarity_spearman": (0.0, "unrelated vectors have a rank correlation of 0"),
+    "nearest_kept": (0.0, "no answer is below 0"),
+    "agreement": (0.0, "no answer is below 0"),
+    "column_spread": (0.0, "a constant answer has 0"),
+}
+"""`at_least` metric → the limit up to which it can't fail, and why."""
+_AT_MOST: dict[str, tuple[float, str]] = {
+    "max_abs": (_HUGE, "no answer is that far off"),
+    "mean_abs": (_HUGE, "no answer is that far off"),
+    "max_rel": (1.0, "an answer of zeros has 1"),
+    "kl": (27.0, "probabilities are taken as 1e-12 at least, so no divergence is above 27.6"),
+    "mean_kl": (27.0, "probabilities are taken as 1e-12 at least, so no divergence is above 27.6"),
+    "top1_regret": (1.0, "a class picked at random has 1"),
+    "column_nrmse": (1.0, "an answer that stays at the mean has 1"),
+}
+"""`at_most` metric → the limit from which on it can't fail, and why."""
+
+
+def weak_limits(tree: Node, today: date) -> Iterator[Problem]:
+    """Of a resolved policy without mistakes."""
+    needed = tree.get("data", "min_samples")
+    if needed is not None and isinstance(needed.value, int) and needed.value < FEW_SAMPLES:
+        wrong = f"{needed.value} samples prove next to nothing: what a model answers to others is not known"
+        yield Problem(needed.place, "data.min_samples", wrong, f"a number >= {FEW_SAMPLES}; the shipped one is 32")
+    bases: list[Path] = [("targets", name, "tolerances") for name, _ in tree.items("targets")]
+    for base in bases or [("tolerances",)]:
+        for precision, _ in tree.items(*base):
+            yield from _weak(tree, (*base, precision))
+            for output, _ in tree.items(*base, precision, "outputs"):
+                yield from _weak(tree, (*base, precision, "outputs", output))
+    yield from _waivers(tree, today)
+
+
+def _weak(tree: Node, path: Path) -> Iterator[Problem]:
+    for metric, node in tree.items(*path):
+        if metric == "outputs" or node.value is None or node.place.is_shipped:
+            continue
+        for limit, why, wanted in _reasons(metric, node):
+            if not limit.place.is_shipped:
+                wrong = f"{metric} can't fail with this limit: {why}"
+                yield Problem(limit.place, show_path((*path, metric)), wrong, wanted)
+
+
+def _reasons(metric: str, node: Node) -> Iterator[tuple[Node, str, str]]:
+    """(where the limit stands, why it can't fail, what can) for each number of a limit that is too weak."""
+    if metric in METRICS and METRICS[metric].family == "task":
+        unbounded = METRICS[metric].unbounded
+        ends = {
+            "max_drop": _HUGE if unbounded else 1.0 if metric in ("r2", "spearman") else 0.5,
+            "max_relative_drop": 1.0 if unbounded else 0.5,
+        }
+        for key, end in ends.items():
+            drop = node.get(key)
+            if drop is not None and (value := _number(drop)) is not None and value >= end:
+                yield drop, f"a model that lost {value:g} of it is of no use", f"a number < {end:g}"
+        return
+    limit = node.get("limit") if node.is_map and metric != "allclose" else node
+    if metric == "allclose":
+        rtol = node.get("rtol")
+        if rtol is not None and (_number(rtol) or 0) >= 1:
+            yield rtol, "an answer of zeros is within an rtol of 1", "a number < 1"
+        return
+    value = _number(limit) if limit is not None else None
+    if limit is None or value is None:
+        return
+    if metric in _AT_LEAST and value <= _AT_LEAST[metric][0]:
+        yield limit, _AT_LEAST[metric][1], f"a number > {_AT_LEAST[metric][0]:g}"
+    if metric in _AT_MOST and value >= _AT_MOST[metric][0]:
+        yield limit, _AT_MOST[metric][1], f"a number < {_AT_MOST[metric][0]:g}"
+
+
+def _number(node: Node) -> float | None:
+    value = node.value
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _waivers(tree: Node, today: date) -> Iterator[Problem]:
+    waived: dict[str, dict[str, Node]] = {}
+    for index, waiver in enumerate(tree.elements("waivers")):
+        gate, target, expires = (waiver.get(key) for key in ("gate", "target", "expires"))
+        if gate is not None and target is not None:
+            waived.setdefault(str(target.value), {})[gate_name(str(gate.value))] = waiver
+        day = expires.value if expires is not None else None
+        last = date.fromisoformat(day) if isinstance(day, str) else day
+        if expires is not None and isinstance(last, date) and (last - today).days > LONGEST_WAIVER_DAYS:
+            wrong = f"the waiver holds for {(last - today).days / 365:.0f} years"
+            path = show_path(("waivers", index, "expires"))
+            yield Problem(expires.place, path, wrong, f"a day within {LONGEST_WAIVER_DAYS} days, to be renewed then")
+    for target_name, by_gate in waived.items():
+        for precision, limits in tree.items("targets", target_name, "tolerances"):
+            gates = {key for key, node in limits.items() if key != "outputs" and node.value is not None}
+            if gates and gates <= by_gate.keys():
+                wrong = f"every gate on {precision} of target {target_name!r} is waived, so whatever it answers passes"
+                yield Problem(next(iter(by_gate.values())).place, "waivers", wrong, "keep one gate at least")

@@ -1,0 +1,126 @@
+"""May an alias move to a published version, by hand? What was measured of it must make it pass, and serving must load
+it and answer as what was proven.
+
+The second is looked at here, where the artifact can run here; else by a validation that is attached to the version,
+whose machine looked at it (the check `served`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from compile_stage.core import plugins
+from compile_stage.core.cache import Cache
+from compile_stage.core.context import Context
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import CompileStageError, GateError
+from compile_stage.core.ports import WorkerLimits
+from compile_stage.core.provenance import refuse_code
+from compile_stage.core.records import Budget, Data, DataSpec, FetchedVersion, Job, SampleSet, SourceModel
+from compile_stage.measure.structure import SERVED
+from compile_stage.pipeline.inputs import source_limits
+from compile_stage.serving.manifest import artifact_of, data_folder, validations
+from compile_stage.steps.promote import demand_passed
+from compile_stage.steps.resolve import resolve
+from compile_stage.steps.sample import sample
+from compile_stage.steps.serve import demand_served
+from compile_stage.verification import Published
+
+_BY_THE_SOURCE = ("input_example", "mlflow-dataset")  # samples that come with it
+
+
+def demand_promotable(
+    context: Context, published: Published, *, allow_code: bool = False, serve_check: bool = True
+) -> str:
+    """Raise GateError unless what was measured of a version makes it pass today, and MLflow loads it in a new process
+    and answers there as what was proven. Returns how the latter is known, as a sentence.
+
+    Args:
+        allow_code: Its artifact may be run here though nothing that this machine knows vouches for it.
+        serve_check: False: it is neither loaded nor asked for a validation that loaded it.
+    """
+    manifest, folder, trust = published.manifest, published.folder, published.trust
+    demand_passed(manifest, folder, context.today, published.uri, trust)
+    if not serve_check:
+        return "it was not loaded, as the option says"
+    passed = [one for one in validations(manifest, folder, trust) if one["passed"]]
+    machines = {one["fingerprint"] for one in passed}
+    machines |= {manifest["fingerprint"]} if manifest["verdict"] is not None else set()
+    reason = _refuse_here(context, published, allow_code=allow_code)
+    if reason is None and context.hardware.fingerprint in machines:
+        return _load_here(context, published)
+    if (elsewhere := next(filter(_was_served, passed), None)) is not None:
+        return f"it was loaded where it was validated, on {elsewhere['fingerprint']}"
+    if reason is None:
+        return _load_here(context, published)
+    raise GateError(
+        f"whether serving loads it can't be known: {reason}, and no validation is attached to it that loaded it",
+        fix=f"where it runs: compile-stage promote, or compile-stage validate {published.uri}; --skip-serve-check "
+        "promotes it as it is",
+        where=published.uri,
+    )
+
+
+def _refuse_here(context: Context, published: Published, *, allow_code: bool) -> str | None:
+    """None when the artifact may be run and can run on this machine, or the reason."""
+    manifest, data = published.manifest, data_folder(published.folder)
+    artifact, target = artifact_of(manifest, data), revive(Job, manifest["job"]).target
+    if (absent := plugins.missing(plugins.load("backends", artifact.backend))) is not None:
+        return absent
+    if (reason := context.hardware.refuse(dict(target.hardware))) is not None:
+        return f"this machine is not what it is for: {reason}"
+    if artifact.not_runnable_here and context.hardware.fingerprint == artifact.hardware:
+        return artifact.not_runnable_here
+    if allow_code or published.signed_by is not None:
+        return None
+    reason = refuse_code(published.uri, data, manifest)
+    return f"{reason} (--allow-code runs it, if you trust where it comes from)" if reason is not None else None
+
+
+def _was_served(validation: Mapping[str, Any]) -> bool:
+    return any(
+        check["gate"]["metric"] == SERVED and check["outcome"] == "pass" for check in validation["verdict"]["checks"]
+    )
+
+
+def _load_here(context: Context, published: Published) -> str:
+    manifest = published.manifest
+    job: Job = revive(Job, manifest["job"])
+    version = FetchedVersion(
+        uri=published.uri, path=str(published.folder), artifact=artifact_of(manifest, data_folder(published.folder))
+    )
+    budget = revive(Budget, manifest.get("budget", {}))
+    limits = WorkerLimits.within(budget, job.target.threads, plugins.interpreter_of(job.backend))
+    context = replace(context, cache=Cache(context.scratch / "cache"))  # no result of another run is believed
+    samples = _samples(context, published, job, budget)
+    return demand_served(context, version, job.target, samples, limits, published.trust)
+
+
+def _samples(context: Context, published: Published, job: Job, budget: Budget) -> SampleSet | None:
+    """As many of the validation samples as a batch has; where they can't be had here, synthetic ones; None where these
+    can't be made either."""
+    manifest = published.manifest
+    data: Data = revive(Data, manifest["data"]["spec"])
+    signature = artifact_of(manifest, data_folder(published.folder)).signature
+    batch_size = job.target.batch_sizes[0]
+    real = replace(data.validation, max_samples=batch_size)
+    for spec in (real, DataSpec(source="synthetic", max_samples=batch_size)):
+        wanted = replace(data, validation=spec)
+        try:
+            source = _source(context, published, spec)
+            with context.worker("samples", source_limits(budget, source, wanted)) as worker:
+                return sample(context, worker, source, "validation", wanted, signature, job.target.shapes)
+        except CompileStageError:
+            continue
+    return None
+
+
+def _source(context: Context, published: Published, spec: DataSpec) -> SourceModel:
+    """The source where samples come with it; else what the manifest says of it, whose files nobody reads."""
+    made_from = published.manifest["source"]
+    if spec.source.partition(":")[0] in _BY_THE_SOURCE:
+        return resolve(context, made_from["uri"])
+    named = {field: made_from[field] for field in ("uri", "name", "version", "flavor", "digest")}
+    return SourceModel(path=str(published.folder), **named)

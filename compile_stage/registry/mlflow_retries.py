@@ -1,0 +1,162 @@
+"""MLflow's calls made again where the network, a gateway or a busy server failed them.
+
+MLflow's own HTTP layer repeats refused connections and answers such as 503. It does not repeat an answer that was cut
+off, and it gives up after a few attempts. So calls that change nothing when they are made again are repeated here; and
+those that make something are repeated with the whole operation around them, which finds what was made before.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from compile_stage.core.errors import RegistryError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
+_PATIENCE_S = 20.0  # a server that is down is said within a minute; one that restarts is back by then
+_SAME_WHEN_REPEATED = ("get_", "search_", "list_", "set_", "log_", "finalize_", "update_", "download_")
+_TROUBLE = (
+    "Max retries exceeded",
+    "failed with exception",
+    "Connection broken",
+    "IncompleteRead",
+    "occurred while",
+    "not in a valid JSON format",  # cut off where the server gave no length
+)
+_ANSWER_S = 150.0  # for a whole answer; a server that is alive answers within seconds, a loaded one within a minute
+_TRANSFER_S = 300.0  # for files, beside what follows from their size
+_SLOWEST_BYTES_PER_S = 50_000
+_FOLDER_OF = {"log_artifact": 1, "log_artifacts": 1, "log_model_artifacts": 1, "download_artifacts": 2}
+"""Calls that move files → which of their arguments names the files of this machine."""
+
+
+class UnreachableError(RegistryError):
+    """The network, a gateway or the server failed the call: the same call may succeed in a moment."""
+
+
+class RetryingClient:
+    """An `MlflowClient` whose repeatable calls are repeated, and whose calls end.
+
+    Args:
+        bounded: The client speaks to a server: a call is given up after `_ANSWER_S`, one that moves files after what
+            `transfer_limit` allows. MLflow's own time-out is for the pause between two bytes, and starts anew with each
+            of its attempts.
+    """
+
+    def __init__(self, client: Any, *, bounded: bool = False) -> None:
+        self._client, self._bounded = client, bounded
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+        if self._bounded:
+            call = partial(_bounded, _FOLDER_OF.get(name), call)
+        return partial(repeated_call, call) if name.startswith(_SAME_WHEN_REPEATED) else call
+
+
+def _bounded(folder_at: int | None, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    limit_s = transfer_limit(Path(args[folder_at])) if folder_at is not None else lambda: _ANSWER_S
+    return within(partial(call, *args, **kwargs), limit_s)
+
+
+def transfer_limit(files: Path) -> Callable[[], float]:
+    """How long a transfer may take, for `within`: it grows with what `files`, a file or a folder, holds at the time. A
+    download that moves on so has more time than one that does not."""
+    return lambda: _TRANSFER_S + _size(files) / _SLOWEST_BYTES_PER_S
+
+
+def _size(files: Path) -> int:
+    size = 0
+    for path in (files, *files.rglob("*")):
+        with suppress(OSError):  # renamed meanwhile
+            size += path.stat().st_size if path.is_file() else 0
+    return size
+
+
+def within(call: Callable[[], R], limit_s: Callable[[], float]) -> R:
+    """`call()` in a thread of its own, which is left to itself when the time is over.
+
+    Args:
+        limit_s: Seconds; asked anew every second.
+
+    Raises:
+        UnreachableError: It was left. What it asked for may still happen.
+    """
+    answers: list[R] = []
+    errors: list[BaseException] = []
+
+    def answer() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the answer is waited for
+            errors.append(error)
+
+    thread = threading.Thread(target=answer, daemon=True, name="registry call")
+    started = time.monotonic()
+    thread.start()
+    while thread.is_alive() and time.monotonic() - started < limit_s():
+        thread.join(timeout=1.0)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise UnreachableError(
+            f"the server gave no whole answer within {limit_s():.0f} s",
+            fix="look at the server and at what is in front of it, then run again; what is finished is kept",
+        )
+    return answers[0]
+
+
+def repeated_call(call: Callable[..., R], *args: Any, patience_s: float = _PATIENCE_S, **kwargs: Any) -> R:
+    """Make a call of MLflow that changes nothing when it is made again, until the network lets it through.
+
+    Args:
+        patience_s: No further attempt is begun after it.
+    """
+    return _repeated(partial(call, *args, **kwargs), failed_on_the_way, patience_s)
+
+
+def repeatable(operation: Callable[P, R]) -> Callable[P, R]:
+    """Decorate an operation of the registry that finds what an earlier attempt left: it is repeated as a whole."""
+
+    @wraps(operation)
+    def repeated(*args: P.args, **kwargs: P.kwargs) -> R:
+        return _repeated(
+            partial(operation, *args, **kwargs), lambda error: isinstance(error, UnreachableError), _PATIENCE_S
+        )
+
+    return repeated
+
+
+def failed_on_the_way(error: Exception) -> bool:
+    """True for an error of the network, a gateway (500, 502, 503, 504) or a server that was too busy; false where the
+    registry itself answered."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, UnreachableError | json.JSONDecodeError):  # given up, or cut off
+        return True
+    if not isinstance(error, MlflowException):
+        return type(error).__module__.partition(".")[0] in ("requests", "urllib3")
+    if error.error_code == "TEMPORARILY_UNAVAILABLE":
+        return True
+    return error.error_code == "INTERNAL_ERROR" and any(word in str(error) for word in _TROUBLE)
+
+
+def _repeated(call: Callable[[], R], may_pass: Callable[[Exception], bool], patience_s: float) -> R:
+    ends = time.monotonic() + patience_s
+    for pause_s in _PAUSES_S:
+        try:
+            return call()
+        except Exception as error:
+            if not may_pass(error) or time.monotonic() > ends:
+                raise
+        time.sleep(pause_s * (1 + secrets.randbelow(100) / 100))  # so that those who met do not meet again
+    return call()

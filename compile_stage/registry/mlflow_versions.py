@@ -1,0 +1,66 @@
+"""The registered versions that a publication's key has: one, whatever was killed, and however many pushed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from compile_stage.core.records import Receipt
+from compile_stage.registry.mlflow_connection import is_code
+from compile_stage.registry.model_files import DIGEST_TAG, KEY_TAG
+
+
+def remove_doubles(client: Any, versions: Sequence[Any]) -> None:
+    """Delete the later versions of a key. A machine that pushed at the same moment as another, and was killed before it
+    deleted its own version, left one. A version that an alias points to stays: somebody chose it."""
+    from mlflow.exceptions import MlflowException
+
+    first, *others = versions
+    aliases = client.get_registered_model(first.name).aliases.values() if others else ()
+    for other in others:
+        if str(other.version) in map(str, aliases):
+            continue
+        try:
+            client.delete_model_version(other.name, other.version)
+            if (model := _model_of(other)) and model != _model_of(first):
+                client.delete_logged_model(model)
+        except MlflowException as error:  # that machine lives, and was faster
+            if not is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+                raise
+
+
+def _model_of(version: Any) -> str:
+    """The id of the logged model that a version was made of; MLflow fills `model_id` in some of its answers only."""
+    path = str(version.source).removeprefix("models:/")
+    return str(version.model_id or (path if path.startswith("m-") else ""))
+
+
+def find(client: Any, name: str, key: str) -> Receipt | None:
+    """The published version with that key: the lowest, should a dying writer have left a second."""
+    versions = versions_of(client, name, key)
+    return receipt_of(versions[0]) if versions else None
+
+
+def receipt_of(version: Any, *, created: bool = False) -> Receipt:
+    """The receipt of a version that the registry holds."""
+    return Receipt(
+        uri=f"models:/{version.name}/{version.version}",
+        name=version.name,
+        version=str(version.version),
+        digest=(version.tags or {}).get(DIGEST_TAG, ""),
+        created=created,
+        tags=dict(version.tags or {}),
+    )
+
+
+def versions_of(client: Any, name: str, key: str) -> list[Any]:
+    """The registered versions with a key, the lowest first; more than one only while machines push at once, or where
+    one of these was killed."""
+    versions = client.search_model_versions(f"name = '{name}' and tags.`{KEY_TAG}` = '{key}'")
+    return sorted(versions, key=lambda version: int(version.version))
+
+
+def taken_away(error: Exception) -> bool:
+    """True when a run or a model is gone that another machine had made, and that it took away since a third one was
+    faster than both: what that one made is found at the next attempt."""
+    return is_code(error, "RESOURCE_DOES_NOT_EXIST") or "must be in the 'active' state" in str(error)

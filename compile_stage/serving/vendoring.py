@@ -1,0 +1,53 @@
+"""The files of ours that a published model carries, so that it loads where compile-stage is not installed."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def copy_modules(modules: Iterable[str], into: Path) -> None:
+    """Copy modules of ours, and what of ours they import, however indirectly, into the folder `into`."""
+    waiting = list(modules)
+    done: set[Path] = set()
+    while waiting:
+        parts = waiting.pop().split(".")[1:]
+        for depth in range(len(parts) + 1):
+            file = _source_file(parts[:depth])
+            if file is None or file in done:
+                continue
+            done.add(file)
+            copy = into / file.relative_to(_PACKAGE)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+            waiting.extend(our_imports(file))
+
+
+def our_imports(file: Path) -> set[str]:
+    """The modules of ours that a Python file imports, anywhere in it; none where it is no Python, as a template that
+    somebody packaged."""
+    try:
+        return set(_imports_of(file.read_bytes()))
+    except (SyntaxError, ValueError):
+        return set()
+
+
+@cache
+def _imports_of(source: bytes) -> frozenset[str]:
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "compile_stage":
+            modules |= {f"{node.module}.{name.name}" for name in node.names}  # a name may be a module of a package
+        elif isinstance(node, ast.Import):
+            modules |= {name.name for name in node.names if name.name.partition(".")[0] == "compile_stage"}
+    return frozenset(modules)
+
+
+def _source_file(parts: Sequence[str]) -> Path | None:
+    base = _PACKAGE.joinpath(*parts)
+    return next((file for file in (base / "__init__.py", base.with_suffix(".py")) if file.is_file()), None)

@@ -1,0 +1,54 @@
+"""The tags of a published version that repeat what its manifest says, for people and for searches.
+
+They decide nothing here: whoever may write to the registry may write tags. But others read them (a dashboard, a
+webhook, `applies_to`), so a version whose tags and manifest disagree is not accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import IntegrityError
+from compile_stage.core.records import Verdict
+
+TAG = "compile_stage."
+
+
+def check_tags(manifest: Mapping[str, Any], tags: Mapping[str, str], uri: str) -> None:
+    """Raise IntegrityError for a tag of a version that says something else than its manifest. A tag that is not there,
+    as an earlier version may lack it, says nothing."""
+    for name, published in _published(manifest).items():
+        there = tags.get(TAG + name)
+        if there is not None and there != published:
+            raise IntegrityError(
+                f"the tag {TAG}{name} says {there!r}, and the manifest {published!r}",
+                fix="publish again under a new version; find out who changed the tag",
+                where=uri,
+            )
+
+
+def _published(manifest: Mapping[str, Any]) -> dict[str, str]:
+    source, policy, scheme = manifest["source"], manifest["policy"], manifest["scheme"]
+    tags = {
+        "key": manifest["key"],
+        "source": source["uri"],
+        "source_digest": source["digest"],
+        "policy": policy["name"],
+        "policy_digest": policy["digest"],
+        "target": manifest["target"]["name"],
+        "backend": manifest["artifact"]["backend"],
+        "precision": scheme["precision"],
+        "scheme": scheme["name"],
+        "verdict": _verdict(manifest["verdict"]),
+    }
+    tags["hardware" if manifest["verdict"] is not None else "compiled_on"] = manifest["fingerprint"]
+    return tags
+
+
+def _verdict(recorded: Mapping[str, Any] | None) -> str:
+    if recorded is None:
+        return "not validated"
+    verdict: Verdict = revive(Verdict, recorded)
+    return "passed under waivers" if verdict.waivers else "passed"

@@ -1,0 +1,168 @@
+"""CatBoost: models in its own format `cbm`, which holds data only."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.capabilities import SourceCapabilities
+from compile_stage.core.errors import SourceError
+from compile_stage.core.plugins import package_versions
+from compile_stage.core.ports import Exporter, Session
+from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.tensors import Signature
+from compile_stage.sources import graph, mlmodel, tabular
+from compile_stage.sources.session import SourceSession
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+_CLASSIFIER, _REGRESSOR = "CatBoostClassifier", "CatBoostRegressor"
+
+# Losses whose predictions CatBoost's own ONNX export gets right, as tests/sources shows for each. It writes a softmax
+# for MultiClassOneVsAll, and leaves out the exponential of Poisson and Tweedie.
+_LOSSES: Mapping[str, tuple[str, ...]] = {
+    _CLASSIFIER: ("Logloss", "CrossEntropy", "MultiClass"),
+    _REGRESSOR: ("RMSE", "MAE", "Quantile", "Huber", "MAPE", "LogCosh"),
+}
+
+# The first version of ONNX's format in which an initializer need not be an input; CatBoost writes 3.
+_CONSTANTS_ARE_NO_INPUTS = 4
+
+
+class CatBoostSource(Exporter):
+    """Models that `mlflow.catboost` logged."""
+
+    name = "catboost"
+    requires = ("catboost",)
+    extra = "catboost"
+    framework = "CatBoost"
+    capabilities = SourceCapabilities()
+
+    def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
+        if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:
+            return reason
+        settings = mlmodel.flavor(source, self.name)
+        if (kind := settings.get("model_type")) not in _LOSSES:
+            return f"a model of class {kind} can't be converted; there are conversions for {' and '.join(_LOSSES)}"
+        if (form := settings.get("save_format", "cbm")) != "cbm":
+            return f"it is saved as {form}, and only cbm is read: log it again without format="
+        try:
+            return _refuse_model(_load(source))
+        except SourceError as error:
+            return error.problem
+
+    @contextmanager
+    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
+        model = _load(source)
+        signature = _signature(model, source)
+
+        def call(arrays: Sequence[Any]) -> Sequence[Any]:
+            if signature.outputs[0].name != tabular.LABEL:
+                return [model.predict(arrays[0], thread_count=target.threads)]
+            # `predict` computes the same once more and takes the largest.
+            table = model.predict_proba(arrays[0], thread_count=target.threads)
+            labels = model.classes_.take(table.argmax(axis=1))
+            return [labels.reshape(-1, *signature.outputs[0].shape[1:]), table]
+
+        with tabular.limited_threads(target.threads):
+            yield SourceSession(signature, call)
+
+    def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        import onnx
+
+        model = _load(source)
+        wanted = _signature(model, source)
+        graph.demand_shapes(wanted, shapes, source)
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as folder:
+            path = str(Path(folder) / "model.onnx")
+            try:
+                model.save_model(path, format="onnx")
+            except Exception as error:
+                raise SourceError(
+                    f"CatBoost can't export it to ONNX: {mlmodel.first_line(error)}", where=source.uri
+                ) from error
+            converted = onnx.load(path)
+        converted.ir_version = max(converted.ir_version, _CONSTANTS_ARE_NO_INPUTS)
+        if wanted.outputs[0].name == tabular.LABEL:
+            _drop_zipmap(converted)
+            repairs: list[tuple[str, tabular.Repair]] = [
+                ("label", "column" if len(wanted.outputs[0].shape) > 1 else "flatten"),
+                ("probability_tensor", "keep"),
+            ]
+        else:
+            repairs = [("predictions", "flatten")]
+        tabular.standardize(converted, wanted, repairs)
+        return graph.finish(converted, source, shapes, into)
+
+    def example(self, source: SourceModel) -> Batch | None:
+        return mlmodel.named_example(source, _signature(_load(source), source))
+
+    def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
+        return tabular.prediction_format(source, [_signature(_load(source), source).outputs[0].name])
+
+    def packages(self) -> Mapping[str, str]:
+        return package_versions("catboost", "onnx")
+
+
+def _file(source: SourceModel) -> Path:
+    return mlmodel.within(source, mlmodel.flavor(source, "catboost").get("data") or "model.cb")
+
+
+def _load(source: SourceModel) -> Any:
+    import catboost
+
+    settings = mlmodel.flavor(source, "catboost")
+    model = catboost.CatBoostClassifier() if settings.get("model_type") == _CLASSIFIER else catboost.CatBoostRegressor()
+    try:
+        return model.load_model(str(_file(source)))
+    except catboost.CatBoostError as error:
+        problem = f"it can't be loaded: {mlmodel.first_line(error)}"
+        raise mlmodel.not_loaded(source, problem, catboost, "catboost_version") from error
+
+
+def _loss(model: Any) -> str:
+    """Without its parameters: `Quantile:alpha=0.9` is `Quantile`."""
+    return str(model.get_all_params().get("loss_function", "")).partition(":")[0]
+
+
+def _refuse_model(model: Any) -> str | None:
+    proven = _LOSSES[type(model).__name__]
+    if (loss := _loss(model)) not in proven:
+        return f"its loss function {loss or 'of your own'!r} has no proven conversion; these have: {', '.join(proven)}"
+    for kind, indices in (
+        ("categories", model.get_cat_feature_indices()),
+        ("text", model.get_text_feature_indices()),
+        ("embeddings", model.get_embedding_feature_indices()),
+    ):
+        if indices:
+            return (
+                f"it splits on {kind} (columns {', '.join(map(str, indices[:5]))}), which CatBoost can't export to "
+                "ONNX: encode them as numbers"
+            )
+    if type(model).__name__ == _CLASSIFIER and model.get_probability_threshold() not in (None, 0.5):
+        return "it has a probability threshold of its own, which its export to ONNX would not keep"
+    return None
+
+
+def _signature(model: Any, source: SourceModel) -> Signature:
+    features = len(model.feature_names_)
+    if type(model).__name__ == _REGRESSOR:
+        return tabular.signature(features, [tabular.prediction()])
+    classes = len(model.classes_)
+    label = tabular.label(tabular.label_dtype(model.classes_, source), column=classes > 2)
+    return tabular.signature(features, [label, tabular.probabilities(classes)])
+
+
+def _drop_zipmap(model: Any) -> None:
+    """The exporter gives each row's probabilities as a map; the table before it is what is wanted."""
+    from onnx import helper
+
+    kept = [node for node in model.graph.node if node.op_type != "ZipMap"]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    del model.graph.output[1:]
+    model.graph.output.append(helper.make_tensor_value_info("probability_tensor", 1, [None, None]))

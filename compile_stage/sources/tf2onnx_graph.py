@@ -1,0 +1,242 @@
+"""A traced TensorFlow function as ONNX, by tf2onnx."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Container, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.errors import SourceError
+from compile_stage.core.records import SourceModel
+from compile_stage.core.tensors import Signature
+from compile_stage.sources import graph
+from compile_stage.sources.mlmodel import first_line
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+_COUNTER = re.compile(r"__\d+|\d{9,}")
+_WRAPPER = re.compile(r"^(?:(?:StatefulPartitionedCall|PartitionedCall)(?:_\d+)?/)+")
+
+
+def convert(function: Any, specs: Sequence[Any], signature: Signature, source: SourceModel) -> ModelProto:
+    """The function's graph with the names, types and dimensions of `signature`.
+
+    Args:
+        function: A `tf.function` of the inputs in order; it gives a list of tensors.
+        specs: `tf.TensorSpec` of each input.
+
+    Raises:
+        SourceError: An operator has no form in ONNX.
+    """
+    import tf2onnx
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its own, on NumPy's and TensorFlow's deprecations
+            model: ModelProto = tf2onnx.convert.from_function(function, input_signature=specs, opset=graph.OPSET)[0]
+    except Exception as error:
+        raise SourceError(
+            f"tf2onnx can't convert it: {type(error).__name__}: {first_line(error)}", where=source.uri
+        ) from error
+    _write_erfc(model.graph)
+    _demand_known(model, source)
+    _fix_reshapes(model)
+    _order(model.graph)
+    _rename(model, signature)
+    _declare(model, signature)
+    return model
+
+
+def _demand_known(model: ModelProto, source: SourceModel) -> None:
+    """Raise SourceError for operators that tf2onnx left as TensorFlow has them: it only logs that."""
+    from onnx import defs
+
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    strange = sorted(
+        {
+            node.op_type
+            for node in graph.nodes(model.graph)
+            if node.domain not in versions or not defs.has(node.op_type, versions[node.domain], node.domain)
+        }
+    )
+    if strange:
+        raise SourceError(f"tf2onnx has no ONNX for its operators {', '.join(strange)}", where=source.uri)
+
+
+def _write_erfc(inner: Any) -> None:
+    """1 - erf(x) in place of erfc(x), which ONNX lacks and Keras writes its exact GELU with."""
+    from onnx import helper
+
+    for index in reversed(range(len(inner.node))):
+        node = inner.node[index]
+        for nested in _bodies(node):
+            _write_erfc(nested)
+        if node.op_type != "Erfc" or node.domain:
+            continue
+        (x,), (y,) = node.input, node.output
+        del inner.node[index]
+        parts = [
+            helper.make_node("Erf", [x], [f"{y}/erf"], name=f"{node.name}/erf"),
+            helper.make_node("Constant", [], [f"{y}/one"], name=f"{node.name}/one", value_float=1.0),
+            helper.make_node("CastLike", [f"{y}/one", x], [f"{y}/one_like"], name=f"{node.name}/one_like"),
+            helper.make_node("Sub", [f"{y}/one_like", f"{y}/erf"], [y], name=node.name),
+        ]
+        for offset, part in enumerate(parts):
+            inner.node.insert(index + offset, part)
+
+
+def _fix_reshapes(model: ModelProto) -> None:
+    """`[-1, 1024]` in place of a shape that is joined of the batch and 1024, as Keras's Flatten computes it: compilers
+    that want shapes as constants, such as TVM, take it then. Only where one size is computed and all others are known,
+    so that the -1 can only mean that one."""
+    from onnx import numpy_helper, shape_inference
+
+    inferred = shape_inference.infer_shapes(model).graph
+    sizes = {value.name: [size.dim_value for size in value.type.tensor_type.shape.dim] for value in inferred.value_info}
+    known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    made_by = {output: node for node in model.graph.node for output in node.output}
+
+    def origin(name: str) -> str:
+        while (node := made_by.get(name)) is not None and node.op_type in ("Cast", "Identity"):
+            name = node.input[0]
+        return name
+
+    for node in model.graph.node:
+        joined = made_by.get(origin(node.input[1])) if node.op_type == "Reshape" else None
+        if joined is None or joined.op_type != "Concat":
+            continue
+        parts = [known.get(name) for name in map(origin, joined.input)]
+        computed = [name for name, part in zip(joined.input, parts, strict=True) if part is None]
+        if len(computed) != 1 or sizes.get(computed[0]) != [1]:
+            continue
+        shape = [int(size) for part in parts for size in (part.ravel() if part is not None else [-1])]
+        if sum(size < 1 for size in shape) == 1:
+            name = f"{node.output[0]}/shape"
+            model.graph.initializer.append(numpy_helper.from_array(_as_int64(shape), name))
+            node.input[1] = name
+
+
+def _as_int64(values: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.asarray(values, np.int64)
+
+
+def _order(inner: Any) -> None:
+    """Every node just before the first that needs it, going through the outputs in order: tf2onnx sorts by names that
+    hold addresses of the process. What no output needs goes."""
+    made_by = {output: node for node in inner.node for output in node.output if output}
+    ordered: list[Any] = []
+    seen: set[int] = set()
+    # A stack in place of recursion: a graph may be thousands of nodes deep.
+    waiting: list[tuple[str, bool]] = [(value.name, False) for value in reversed(inner.output)]
+    while waiting:
+        name, ready = waiting.pop()
+        node = made_by.get(name)
+        if node is None or (id(node) in seen and not ready):
+            continue
+        if ready:
+            ordered.append(node)
+            continue
+        seen.add(id(node))
+        waiting.append((name, True))
+        waiting.extend((needed, False) for needed in reversed(list(_needed(node))))
+    for node in ordered:
+        for nested in _bodies(node):
+            _order(nested)
+    copies = [type(node).FromString(node.SerializeToString()) for node in ordered]
+    del inner.node[:]
+    inner.node.extend(copies)
+
+
+def _needed(node: Any) -> Iterator[str]:
+    """The values that a node takes, those that its branches and loops take from around it too."""
+    yield from node.input
+    for nested in _bodies(node):
+        for within in graph.nodes(nested):
+            yield from within.input
+        yield from (value.name for value in nested.output)
+
+
+def _rename(model: ModelProto, signature: Signature) -> None:
+    """Names that are the same at every export, and those of the signature for inputs and outputs. tf2onnx numbers what
+    it makes by counters and addresses of the process, and lists weights in no order."""
+    taken = {spec.name for spec in (*signature.inputs, *signature.outputs)}
+    names = {value.name: spec.name for value, spec in zip(model.graph.input, signature.inputs, strict=True)}
+    names |= {value.name: spec.name for value, spec in zip(model.graph.output, signature.outputs, strict=True)}
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    used: dict[str, None] = {}
+    for node in graph.nodes(model.graph):
+        _name_values_of(node, names, taken, weights, used)
+    ordered = [weights[name] for name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(ordered)
+    for node in graph.nodes(model.graph):
+        for nested in _bodies(node):
+            for value in [*nested.input, *nested.output, *nested.value_info, *nested.initializer]:
+                value.name = names.get(value.name, value.name)
+    graph.rename_values(model, names)
+
+
+def _name_values_of(
+    node: NodeProto, names: dict[str, str], taken: set[str], weights: Container[str], used: dict[str, None]
+) -> None:
+    """Name the node, and give the values that it is the first to use or make new names after it.
+
+    Args:
+        names: Old name → new one; those of this node are added.
+        taken: New names; those of this node are added.
+        weights: Names of initializers.
+        used: Those of them that were met, in order; the node's are added.
+    """
+    node.name = _free(node.name or node.op_type, taken)
+    for index, name in enumerate(node.input):
+        if name in weights and name not in used:
+            used[name] = None
+            names.setdefault(name, _free(f"{node.name}/{index}", taken))
+    for index, name in enumerate(node.output):
+        if name and name not in names:
+            names[name] = _free(f"{node.name}:{index}", taken)
+    for nested in _bodies(node):
+        nested.name = _free(nested.name or "body", taken)
+        for value in [*nested.input, *nested.initializer]:
+            names.setdefault(value.name, _free(f"{node.name}/{len(names)}", taken))
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name without counters, or with a number of its own where it is taken; it is taken then."""
+    base = _WRAPPER.sub("", _COUNTER.sub("", name)) or "value"
+    chosen, count = base, 1
+    while chosen in taken:
+        count += 1
+        chosen = f"{base}_{count}"
+    taken.add(chosen)
+    return chosen
+
+
+def _bodies(node: Any) -> Iterator[Any]:
+    """The graphs within a node: branches, and bodies of loops."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _declare(model: ModelProto, signature: Signature) -> None:
+    """Inputs and outputs with the signature's dimensions; intermediate shapes go, with the converter's symbols."""
+    from onnx import helper
+
+    for values, specs in ((model.graph.input, signature.inputs), (model.graph.output, signature.outputs)):
+        del values[:]
+        for spec in specs:
+            kind = helper.np_dtype_to_tensor_dtype(_numpy_dtype(spec.dtype))
+            values.append(helper.make_tensor_value_info(spec.name, kind, list(spec.shape)))
+    del model.graph.value_info[:]
+
+
+def _numpy_dtype(name: str) -> Any:
+    import numpy as np
+
+    return np.dtype(name)

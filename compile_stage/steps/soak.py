@@ -1,0 +1,89 @@
+"""The winner, called for some seconds → whether its answers stay those of the original."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import SourceError, UsageError, WorkerError
+from compile_stage.core.ports import WorkerLimits
+from compile_stage.core.records import Budget, Candidate, Check, Failure, Outcome, SampleSet, Verdict, record
+
+
+@record
+class Answers:
+    """What the original answered for all samples.
+
+    Attributes:
+        outputs: Output name → `.npy` file, axis 0 being the sample.
+    """
+
+    outputs: dict[str, str]
+    digest: str
+    samples: SampleSet
+    seed: int
+
+
+def soak(context: Context, candidate: Candidate, original: Answers, budget: Budget) -> Candidate:
+    """The candidate with the check `soak` in its verdict; in the state `failed` where it did not hold. One without an
+    artifact, and one with the check already, stays as it is, and so does each where the policy grants no seconds."""
+    artifact, verdict, job = candidate.artifact, candidate.verdict, candidate.job
+    if artifact is None or verdict is None or budget.soak_seconds <= 0:
+        return candidate
+    from compile_stage.measure.drafts import Drafts
+    from compile_stage.measure.predict import open_outputs
+    from compile_stage.measure.soak import judge_soak
+    from compile_stage.measure.structure import SOAK
+    from compile_stage.measure.tolerance import elementwise_gates
+
+    if any(check.gate.metric == SOAK for check in verdict.checks):
+        return candidate
+    # A limit that a waiver lifted says nothing of these answers either.
+    waived = [check.gate for check in verdict.checks if check.outcome is not Outcome.PASS]
+    gates = elementwise_gates(
+        (gate for gate in job.gates if gate not in waived), has_labels=original.samples.has_labels, few_rows=True
+    )
+    key = {
+        "artifact": [artifact.digest, artifact.options, artifact.toolchain],
+        "backend": job.backend,
+        "made_by": plugins.cache_identity("backends", job.backend),
+        "samples": original.samples.digest,
+        "reference": original.digest,
+        "gates": [replace(gate, origin="") for gate in gates],
+        "batch_size": job.target.batch_sizes[0],
+        "threads": job.target.threads,
+        "seconds": budget.soak_seconds,
+        "hardware": context.hardware,
+    }
+
+    def make(_: Path) -> Check:
+        limits = WorkerLimits.within(budget, job.target.threads, plugins.interpreter_of(job.backend))
+        with (
+            ExitStack() as stack,
+            context.worker(f"{job.id}--soak", limits) as worker,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            worker.call("open_served", model=Drafts(context.scratch, stack).of(artifact, job.target))
+            recorded = worker.call(
+                "soak",
+                samples=original.samples,
+                batch_size=job.target.batch_sizes[0],
+                seconds=budget.soak_seconds,
+                seed=original.seed,
+                into=folder,
+            )
+            return judge_soak(gates, recorded, open_outputs(original.outputs), original.seed, budget.soak_seconds)
+
+    try:
+        check: Check = revive(Check, context.cached("soak/2", job.id, key, make).value)
+    except WorkerError as error:
+        return candidate.failed(Failure(kind=error.kind, step="soak", problem=error.problem, detail=error.detail))
+    except (SourceError, UsageError) as error:
+        return candidate.failed(Failure(kind="exception", step="soak", problem=error.problem))
+    soaked = replace(candidate, verdict=Verdict(checks=(*verdict.checks, check)))
+    return soaked if check.outcome is Outcome.PASS else soaked.in_state("failed", f"soak: {check.reason}")

@@ -1,0 +1,413 @@
+"""What is asked of a published model before it is believed: that its files are what was published, who signed them,
+that what was measured makes its verdict pass, by the rules that it was published under or by those of a policy.
+
+`verify`, `validate`, `promote` (`promotability`) and `rollback` all begin with `open_published`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core import plugins
+from compile_stage.core.context import Context
+from compile_stage.core.digest import plain, revive
+from compile_stage.core.environment import Hardware
+from compile_stage.core.errors import IntegrityError, RegistryError, UsageError
+from compile_stage.core.file_trees import refuse_tree
+from compile_stage.core.provenance import demand_no_code
+from compile_stage.core.records import (
+    Check,
+    Gate,
+    Job,
+    Outcome,
+    Policy,
+    Receipt,
+    SourceModel,
+    TargetPolicy,
+    Verdict,
+    Verification,
+    record,
+)
+from compile_stage.measure.metrics import CLASSES_ONLY, apply_waivers
+from compile_stage.measure.recompute import describe, holds, refuse_verdict
+from compile_stage.rebuilding import rebuild as make_again
+from compile_stage.revalidation import validate_again, validate_here
+from compile_stage.serving.manifest import (
+    check_integrity,
+    data_folder,
+    plain_validation,
+    read_manifest,
+    write_validation,
+)
+from compile_stage.serving.signatures import (
+    SIGNATURE_FOLDER,
+    TEST_PREDICATE,
+    VERDICT,
+    SignedBy,
+    is_signed,
+    read_statement,
+    verify_model,
+)
+from compile_stage.serving.trust import TRUST_VARIABLE, Trust, merged_trust, trust_of_environment
+from compile_stage.serving.version_tags import TAG, check_tags
+from compile_stage.signing import statements
+from compile_stage.signing.signers import KEY_VARIABLE, Signer
+from compile_stage.steps.resolve import refuse_policy, resolve
+
+_LAXITY = ("error", "warn", "ignore")
+
+
+@record
+class Published:
+    """A published model whose files, tags and signature hold.
+
+    Attributes:
+        folder: The MLflow model directory.
+        signed_by: None where nobody signed, or nothing says whose signatures are trusted.
+        trust: Whose signatures count for it; None where none is asked for.
+    """
+
+    uri: str
+    folder: Path
+    manifest: Mapping[str, Any]
+    signed_by: SignedBy | None
+    trust: Trust | None
+
+    @property
+    def signature_note(self) -> str:
+        """One sentence on its signature."""
+        if self.signed_by is not None:
+            return f"signed by {self.signed_by.name}"
+        return "its signature was not verified: no keys are trusted" if is_signed(self.folder) else "it is not signed"
+
+
+def named_trust(trusted_keys: Iterable[str | os.PathLike[str]]) -> Trust | None:
+    """What options and `$COMPILE_STAGE_TRUST` name; None where nothing is named, so that no signature is asked for."""
+    return merged_trust(trusted_keys, trust_of_environment())
+
+
+def policy_trust(policy: Policy, named: Trust | None) -> Trust | None:
+    """That, and what a policy names."""
+    return merged_trust(policy.compliance.trusted_keys, named)
+
+
+def open_published(
+    context: Context, uri_or_bundle: str, named: Trust | None, policy: Policy | None = None
+) -> Published:
+    """Fetch a published model, and compare its signature, its files and its tags.
+
+    Args:
+        uri_or_bundle: A registry URI, or the folder of a bundle.
+        named: Whose signatures are trusted; when given, one is demanded.
+        policy: Demands one too where it says so, and names trusted keys.
+
+    Raises:
+        IntegrityError: A file or a tag is not what was published, or a signature that is demanded is not there.
+        RegistryError: The version can't be had.
+    """
+    folder, tags = _fetch(uri_or_bundle, context.scratch / "published")
+    trust = policy_trust(policy, named) if policy is not None else named
+    demanded = named is not None or (policy is not None and policy.compliance.require_signature)
+    demanded = demanded or bool(read_manifest(folder).get("signature_required"))
+    if demanded and trust is None:
+        raise IntegrityError(
+            "a signature is required, and nothing says whose is trusted",
+            fix=f"--trusted-key FILE, {TRUST_VARIABLE}, or compliance.trusted_keys of the policy given with -p",
+            where=uri_or_bundle,
+        )
+    signed_by = None
+    if trust is not None and (demanded or is_signed(folder)):
+        try:
+            signed_by = verify_model(folder, trust)
+        except IntegrityError as error:  # which names the folder that it was fetched into
+            raise IntegrityError(error.problem, fix=error.fix, where=uri_or_bundle) from error
+    manifest = check_integrity(folder, beside=True)
+    check_tags(manifest, tags, uri_or_bundle)
+    published = Published(
+        uri=uri_or_bundle, folder=folder, manifest=manifest, signed_by=signed_by, trust=trust if demanded else None
+    )
+    if signed_by is not None and trust is not None:
+        _compare_verdict(published, trust)
+    return published
+
+
+def verify(
+    context: Context,
+    published: Published,
+    policy: Policy | None,
+    *,
+    revalidate: bool,
+    allow_pickle: bool,
+    allow_code: bool = False,
+    rebuild: bool = False,
+) -> Verification:
+    """Is it what its manifest says, and does it pass: by what was measured when it was published, and, with
+    `revalidate`, by running the validation again. With `rebuild` it is made again from its source, and the bytes are
+    compared.
+
+    Raises:
+        UsageError: The policy has no such target, or is not meant for the model that it was made from.
+        IntegrityError, SourceError, RegistryError: As `revalidation.validate_again` and `rebuilding.rebuild`.
+    """
+    manifest = published.manifest
+    notes = ["every file has the digest that the manifest gives it", published.signature_note]
+    notes += _machine_note(context, manifest)
+    problems = list(_recorded(context, manifest))
+    if policy is not None:
+        rules = _target_of(policy, manifest)
+        _demand_meant(context, policy, manifest, resolved=revalidate)
+        problems += list(_against_policy(context, manifest, policy, rules, tolerances=not revalidate))
+        notes.append(_policy_note(manifest, policy))
+        manifest = _under(manifest, policy, rules)
+        allow_pickle = allow_pickle or policy.compliance.allow_pickle
+    checks: tuple[Check, ...] = ()
+    if revalidate or rebuild:
+        _demand_vouched(published, allow_code=allow_code)
+    if rebuild:
+        checks, more_notes = make_again(context, published.manifest, published.folder, allow_pickle=allow_pickle)
+        notes += more_notes
+        problems += [check.reason for check in checks if check.outcome is Outcome.FAIL]  # same bytes need no graph
+    if revalidate:
+        verdict, more_notes = validate_again(context, manifest, published.folder, allow_pickle=allow_pickle)
+        checks, notes = (*checks, *verdict.checks), [*notes, *more_notes]
+        problems += [] if verdict.passed else ["the validation that was run again did not pass"]
+    return Verification(uri=published.uri, passed=not problems, checks=checks, notes=(*problems, *notes))
+
+
+def validate(
+    context: Context,
+    receipt: Receipt,
+    published: Published,
+    signer: Signer | None,
+    *,
+    allow_pickle: bool,
+    allow_code: bool = False,
+) -> Verification:
+    """Validate and measure it on this machine, and attach what was found to its version, signed where there is a
+    signer. Raises as `revalidation.validate_here`, and UsageError where it must be signed and can't be."""
+    if published.trust is not None:
+        reason = (
+            f"there is no key to sign it with ({KEY_VARIABLE})" if signer is None else signer.refuse(published.trust)
+        )
+        if reason is not None:
+            raise UsageError(
+                f"the validation would count for nothing: signatures are required, and {reason}",
+                fix="--signing-key KEY, with a key that is trusted",
+                where=published.uri,
+            )
+    _demand_vouched(published, allow_code=allow_code)
+    version = (published.uri, published.folder)
+    validated = validate_here(context, published.manifest, version, published.trust, allow_pickle=allow_pickle)
+    envelope = None
+    if signer is not None:
+        document = plain_validation(validated.document)
+        envelope = signer.sign_statement(statements.validation(document, published.manifest, published.folder))
+    file = write_validation(validated.document, context.scratch / "validation", envelope)
+    word, fingerprint = "passed" if validated.passed else "failed", context.hardware.fingerprint
+    tags = {f"validated.{fingerprint}": f"{word} on {validated.document['at']}"}
+    plugins.registry_for(published.uri).attest(receipt, file, tags)
+    by = f", signed by {signer.signed_by.name}" if signer is not None else ""
+    attached = f"attached to {receipt.uri} as the validation of {fingerprint}: {word}{by}"
+    return Verification(
+        uri=published.uri,
+        passed=validated.passed,
+        checks=validated.verdict.checks,
+        notes=(*validated.notes, attached),
+    )
+
+
+def named_alias(uri: str, alias: str | None) -> tuple[str, str, str]:
+    """The registered name and the alias that a rollback is of, and a URI by which its registry is found. Raises
+    UsageError where one is not clear."""
+    uri = uri if ":" in uri else f"models:/{uri}"
+    place, _, named = uri.rpartition("@")
+    if not place or "/" in named:  # an @ in a folder's name
+        place, named = uri, ""
+    if (alias and named and alias != named) or not (alias or named):
+        raise UsageError(
+            f"it is not clear which alias is meant: {named!r} or {alias!r}" if named else "no alias is named",
+            fix=f"name one: compile-stage rollback {place}@ALIAS",
+            where=uri,
+        )
+    alias = alias or named
+    name = place.removeprefix("models:/")
+    if place.startswith("models:/") and "/" in name:
+        raise UsageError(
+            "a rollback moves an alias, not a version",
+            fix=f"compile-stage rollback models:/{name.partition('/')[0]}@{alias}",
+            where=uri,
+        )
+    return name, alias, place if place.startswith("folder:") else f"{place}@{alias}"
+
+
+def demand_previous(context: Context, now: Receipt, alias: str, trust: Trust) -> None:
+    """Raise IntegrityError unless what an alias pointed to before, by the tag of what it points to now, is signed by
+    somebody trusted: a writer of the registry can write that tag."""
+    previous = now.tags.get(f"{TAG}previous.{alias}")
+    if previous:
+        open_published(context, f"{now.uri.rpartition('/')[0]}/{previous}", trust)
+
+
+# ------------------------------------------------------------------------------------------------------------ the parts
+
+
+def _fetch(uri_or_bundle: str, into: Path) -> tuple[Path, Mapping[str, str]]:
+    """The files of a bundle or a version, and the version's tags."""
+    here = Path(uri_or_bundle)
+    if here.is_dir():
+        if (reason := refuse_tree(here)) is not None:
+            raise IntegrityError(f"it is no bundle that compile-stage wrote: {reason}", where=uri_or_bundle)
+        return here.absolute(), {}  # a worker has a current folder of its own
+    if ":" not in uri_or_bundle:
+        raise UsageError(
+            f"{uri_or_bundle!r} is neither a folder nor a registry URI",
+            fix="give a bundle's folder, or a URI such as models:/NAME/VERSION",
+        )
+    registry = plugins.registry_for(uri_or_bundle)
+    tags: Mapping[str, str] = {}
+    with suppress(RegistryError):  # a logged model has files and no version; what can't be reached can't be fetched
+        tags = registry.published(uri_or_bundle).tags
+    return registry.fetch(uri_or_bundle, into), tags
+
+
+def _demand_vouched(published: Published, *, allow_code: bool) -> None:
+    """Raise UsageError where it would run code that nobody vouches for; the signature of somebody trusted does."""
+    if not allow_code and published.signed_by is None:
+        demand_no_code(published.uri, data_folder(published.folder), published.manifest)
+
+
+def _compare_verdict(published: Published, trust: Trust) -> None:
+    file = published.folder / SIGNATURE_FOLDER / VERDICT
+    statement = read_statement(file, trust, TEST_PREDICATE)
+    if statement["predicate"].get("verdict") != published.manifest["verdict"]:
+        raise IntegrityError("the signed verdict is not the manifest's", fix="fetch the model again", where=str(file))
+
+
+def _machine_note(context: Context, manifest: Mapping[str, Any]) -> list[str]:
+    fingerprint = manifest["fingerprint"]
+    if manifest["verdict"] is None:
+        return [f"it was compiled on {fingerprint} for other hardware, and not validated there"]
+    if fingerprint != context.hardware.fingerprint:
+        return [f"it was validated on {fingerprint}; this machine is {context.hardware.fingerprint}"]
+    return []
+
+
+def _recorded(context: Context, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Why what was measured does not make the recorded verdict pass."""
+    if manifest["verdict"] is None:
+        return
+    performance = revive(tuple[Gate, ...], manifest.get("performance", []))
+    verdict, job = revive(Verdict, manifest["verdict"]), revive(Job, manifest["job"])
+    if (reason := refuse_verdict(verdict, job, performance, context.today)) is not None:
+        yield f"by its own measurements: {reason}"
+
+
+def _target_of(policy: Policy, manifest: Mapping[str, Any]) -> TargetPolicy:
+    name = manifest["target"]["name"]
+    for rules in policy.targets:
+        if rules.target.name == name:
+            return rules
+    held = ", ".join(rules.target.name for rules in policy.targets)
+    raise UsageError(
+        f"the model is for the target {name!r}, and the policy has {held}", fix="name the policy of its target"
+    )
+
+
+def _demand_meant(context: Context, policy: Policy, manifest: Mapping[str, Any], *, resolved: bool) -> None:
+    """Raise UsageError where the policy's `applies_to` leaves the source out, as `run` does.
+
+    Args:
+        resolved: The registry is asked for the source's name as well as for its tags; else the manifest's name counts.
+    """
+    applies_to, made_from = policy.applies_to, manifest["source"]
+    if not applies_to.names and not applies_to.tags:
+        return
+    if applies_to.tags or resolved:
+        source = resolve(context, made_from["uri"])
+    else:
+        named = {field: made_from[field] for field in ("uri", "name", "version", "flavor", "digest")}
+        source = SourceModel(path="", **named)
+    if (reason := refuse_policy(source, applies_to)) is not None:
+        raise UsageError(reason, where=source.uri, fix="name the policy of that model, or widen applies_to")
+
+
+def _policy_note(manifest: Mapping[str, Any], policy: Policy) -> str:
+    published = manifest["policy"]
+    if published["digest"] == policy.digest:
+        return f"it was published under this very policy ({policy.name})"
+    return (
+        f"it was published under the policy {published['name']} ({published['digest'][:19]}), not under {policy.name} "
+        "as it is now"
+    )
+
+
+def _against_policy(
+    context: Context, manifest: Mapping[str, Any], policy: Policy, rules: TargetPolicy, *, tolerances: bool
+) -> Iterator[str]:
+    """What a policy has against a published model. `tolerances`: judge by the recorded measurements too."""
+    compliance, backend = policy.compliance, manifest["artifact"]["backend"]
+    precision = manifest["scheme"]["precision"]
+    if compliance.allowed_backends is not None and backend not in compliance.allowed_backends:
+        yield f"{backend} is forbidden by compliance.allowed_backends"
+    if precision not in (*rules.target.precisions, "fp32"):
+        yield f"its precision {precision} is not among the policy's: {', '.join(rules.target.precisions)}"
+    published = manifest.get("on_hardware_mismatch", "error")
+    if _LAXITY.index(published) > _LAXITY.index(compliance.on_hardware_mismatch):
+        yield f"on other hardware it does {published!r}, and the policy asks for {compliance.on_hardware_mismatch!r}"
+    if manifest["verdict"] is None:
+        return
+    machine: Hardware = revive(Hardware, manifest["hardware"])
+    if (reason := machine.refuse(dict(rules.target.hardware))) is not None:
+        yield f"it was validated on a machine that the policy does not mean: {reason}"
+    if precision not in rules.tolerances:
+        yield f"the policy has no tolerances for {precision}"
+    gates = (*(rules.tolerances.get(precision, ()) if tolerances else ()), *rules.performance)
+    checks = tuple(_judged(gates, manifest, rules))
+    for check in apply_waivers(checks, policy.waivers, rules.target.name, context.today):
+        if check.outcome is not Outcome.PASS and check.waived is None:
+            yield f"by the policy: {check.reason}"
+
+
+def _judged(gates: Iterable[Gate], manifest: Mapping[str, Any], rules: TargetPolicy) -> Iterator[Check]:
+    """A policy's gates, looked at with what was measured when the model was published."""
+    verdict: Verdict = revive(Verdict, manifest["verdict"])
+    job: Job = revive(Job, manifest["job"])
+    looked_at = {_bare(gate) for gate in (*job.gates, *revive(tuple[Gate, ...], manifest.get("performance", [])))}
+    for gate in gates:
+        same = [check for check in verdict.checks if _measures(check, gate)]
+        for check in same:
+            again = replace(check, gate=gate, waived=None)
+            outcome = Outcome.PASS if holds(again) else Outcome.FAIL
+            yield replace(again, outcome=outcome, reason=describe(again))
+        # The very gate that it was published with had nothing to look at: labels that are no classes, or no floats.
+        if not same and _bare(gate) not in looked_at and not gate.options.get(CLASSES_ONLY):
+            reason = f"{gate.metric} was not measured as the policy asks for it when the model was published"
+            yield Check(gate=gate, outcome=Outcome.NOT_RUN, measured=None, reason=reason)
+
+
+def _measures(check: Check, gate: Gate) -> bool:
+    there, here = check.gate, gate
+    same = (there.metric, there.direction, there.confidence) == (here.metric, here.direction, here.confidence)
+    return same and _options(there) == _options(here) and here.output in (None, check.output)
+
+
+def _options(gate: Gate) -> dict[str, Any]:
+    return {name: value for name, value in gate.options.items() if name != CLASSES_ONLY}
+
+
+def _bare(gate: Gate) -> str:
+    return repr((gate.metric, gate.limit, gate.output, gate.confidence, sorted(_options(gate).items())))
+
+
+def _under(manifest: Mapping[str, Any], policy: Policy, rules: TargetPolicy) -> dict[str, Any]:
+    """The manifest with a policy's gates, target, data and waivers in place of those that it was published with."""
+    gates = rules.tolerances.get(manifest["scheme"]["precision"], ())
+    job = {**manifest["job"], "gates": plain(gates), "target": plain(rules.target)}
+    waivers = [plain(waiver) for waiver in policy.waivers if waiver.target == rules.target.name]
+    data = {**manifest["data"], "spec": plain(policy.data)}
+    return {**manifest, "job": job, "data": data, "verdict": None, "waivers": waivers}

@@ -1,0 +1,42 @@
+"""How many samples a confidence needs is said before anything is run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compile_stage.core.records import Gate, Job, Scheme, Target
+from compile_stage.core.sample_sizes import confidence_notes, samples_for_gate
+
+ACCURACY = Gate(
+    metric="accuracy", limit=0.01, direction="at_most", confidence=0.95, options={"drop": "max_relative_drop"}
+)
+
+
+def job(precision: str, *gates: Gate) -> Job:
+    scheme = Scheme(precision=precision, name=precision)
+    return Job(id=precision, source="", target=Target(name="t"), backend="b", scheme=scheme, gates=gates)
+
+
+def test_a_note_says_how_many_samples_a_limit_needs() -> None:
+    """Broken: `plan` says nothing, and an hour later the run says NOT_RUN."""
+    jobs = [
+        job("fp32", Gate(metric="cosine", limit=0.9, direction="at_least")),
+        job("int8", ACCURACY),
+        job("int4", ACCURACY),
+    ]
+    (enough,) = confidence_notes(jobs, 512)
+    assert enough == (
+        "int8, int4: accuracy: a limit of 0.01 at a confidence of 0.95 needs at least 299 samples; there are 512"
+    )
+    (few,) = confidence_notes(jobs, 100)
+    assert "needs at least 299 samples, and there are 100: validate on more" in few
+    (unknown,) = confidence_notes(jobs, None)
+    assert unknown.endswith("needs at least 299 samples")
+    (never,) = confidence_notes([job("int8", replace(ACCURACY, limit=0.0))], 512)
+    assert "can't be shown by any number of samples" in never
+    assert confidence_notes([job("int8", replace(ACCURACY, confidence=None))], 100) == ()
+
+
+def test_a_share_of_a_poor_baseline_takes_more_samples() -> None:
+    """Broken: 1 % of an accuracy of 0.5 is half a point, and would be asked of 299 samples."""
+    assert samples_for_gate(ACCURACY, 0.5) == 598

@@ -1,0 +1,137 @@
+"""When the latencies of a participant are believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compile_stage.core.ports import WorkerUsage
+from compile_stage.measure.participant import Turn, threads_that_ran, waited_between
+from compile_stage.measure.turn_rules import refuse_turns
+
+
+def turns(
+    count: int = 8, *, calls: int = 20, latency_s: float = 0.002, clock: float = 1.0, cores: float = 1.0
+) -> list[Turn]:
+    """Turns of a model whose clock runs at `clock` of the true speed."""
+    wall_s = calls * latency_s + 0.001
+    return [
+        Turn(
+            latency_s=(latency_s * clock,) * calls, wall_s=wall_s, cpu_s=cores * wall_s, threads=round(cores),
+            idle_s=0.1, idle_cpu_s=0.001,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def test_honest_turns_are_believed() -> None:
+    """Broken: no candidate could pass."""
+    assert refuse_turns(turns(), turns(), 1) == ""
+    assert refuse_turns(turns(calls=1, latency_s=0.5, cores=1.9), turns(), 2) == ""
+    assert refuse_turns(turns(calls=20_000, latency_s=2e-6), turns(), 1) == ""
+    assert refuse_turns([], turns(), 1) == ""
+
+
+def test_a_slow_clock_is_refused_with_both_times() -> None:
+    """Broken: a worker whose clock runs slow would be as many times faster."""
+    reason = refuse_turns(turns(calls=200, clock=0.05), turns(), 1)
+    assert reason == (
+        "its clock is wrong: a turn took 401 ms by the stage's clock, and its latencies explain 20 ms of that"
+    )
+    assert "its clock is wrong" in refuse_turns(turns(clock=0.4), turns(), 1)
+    starved = [replace(turn, wall_s=turn.wall_s * 8, waited_s=turn.wall_s * 7) for turn in turns(calls=200, clock=0.4)]
+    assert "its clock is wrong" in refuse_turns(starved, turns(), 8)
+
+
+def test_latencies_that_add_up_to_more_than_the_turn_are_refused() -> None:
+    """Broken: a participant could slow the others down in the figures by a clock that runs fast."""
+    assert "its clock is wrong" in refuse_turns(turns(clock=1.5), turns(), 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 0.5), min_size=6, max_size=12), st.floats(0.2, 5))
+def test_no_delay_of_the_machine_refuses_an_honest_turn(delays: list[float], slowed: float) -> None:
+    """Broken: on a busy machine, honest candidates would be called liars. Delays meet whoever has its turn then, the
+    original too."""
+    honest = turns(len(delays), latency_s=0.002 * slowed)
+    late = [replace(turn, wall_s=turn.wall_s + delay) for turn, delay in zip(honest, delays, strict=True)]
+    original = [
+        replace(turn, wall_s=turn.wall_s + delay) for turn, delay in zip(turns(len(delays)), delays, strict=True)
+    ]
+    assert refuse_turns(late, original, 1) == ""
+
+
+def test_more_threads_than_granted_are_refused_however_few_cores_are_left_to_them() -> None:
+    """Broken: a runtime that takes all cores of the machine would win against those that keep to the policy."""
+    assert refuse_turns(turns(cores=4.0), turns(), 1) == (
+        "it took more threads than the policy grants: 4 were at work at a time, and the target has threads: 1"
+    )
+    waiting = [replace(turn, cpu_s=turn.wall_s / 4, waited_s=turn.wall_s * 1.5) for turn in turns()]
+    assert "1.75 were at work" in refuse_turns(waiting, turns(), 1)
+    assert refuse_turns(turns(cores=4.0), turns(), 4) == ""
+
+
+def test_who_goes_on_computing_while_others_are_measured_is_refused() -> None:
+    """Broken: a busy loop after the answer would slow the original down."""
+    spinning = [replace(turn, idle_cpu_s=0.09) for turn in turns()]
+    assert refuse_turns(spinning, turns(), 1) == (
+        "it goes on computing after its answer: it kept 0.9 threads busy while it was others' turn"
+    )
+
+
+def test_a_look_for_work_between_turns_that_follow_at_once_is_no_computing() -> None:
+    """Broken: on a busy machine an honest ONNX Runtime "kept 0.58 threads busy" in the 50 ms between its two turns."""
+    two = [replace(turn, idle_s=0.05 * number, idle_cpu_s=0.04 * number) for number, turn in enumerate(turns(2))]
+    assert refuse_turns(two, turns(2), 1) == ""
+
+
+def test_what_the_stage_itself_waits_for_a_core_is_not_laid_at_the_turn() -> None:
+    """Broken: short turns of an honest candidate on a busy machine, whose answers the stage takes 40 ms late, have "a
+    clock that is wrong"."""
+    late = [replace(turn, wall_s=turn.wall_s + 0.04, stage_waited_s=0.04) for turn in turns(calls=2)]
+    assert refuse_turns(late, turns(), 1) == ""
+    assert "its clock is wrong" in refuse_turns([replace(t, stage_waited_s=0.0) for t in late], turns(), 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ran"),
+    [
+        ({}, {}, 1),
+        ({"a": 1.0}, {"a": 1.0}, 1),
+        ({"a": 1.0}, {"a": 2.0, "b": 0.9, "c": 0.01}, 2),
+        ({"a": 1.0, "b": 9.0}, {"a": 2.0, "b": 9.0}, 1),
+    ],
+)
+def test_threads_that_ran(before: dict[str, float], after: dict[str, float], ran: int) -> None:
+    """Broken: threads that only wait would be counted, or those that were started meanwhile would not."""
+    assert threads_that_ran(before, after) == ran
+
+
+@pytest.mark.parametrize(
+    ("before", "waits", "ran", "waited_s"),
+    [
+        ({"a": 1.0}, {"a": 1.3}, 0.0, 0.04),  # most of it was before the turn
+        ({"a": 1.0}, {"a": 1.3}, 0.03, 0.01),  # it ran for most of the turn
+        ({"a": 1.0}, {"a": 1.02}, 0.0, 0.02),
+        ({}, {"b": 0.5}, 0.0, 0.04),  # a thread that was started meanwhile
+        ({"a": 1.0, "c": 9.0}, {"a": 1.01}, 0.0, 0.01),  # c has ended
+    ],
+)
+def test_a_thread_waits_no_longer_than_the_turn_took(
+    before: dict[str, float], waits: dict[str, float], ran: float, waited_s: float
+) -> None:
+    """Broken: a machine that holds a process back between two turns made five threads out of one, and an honest
+    candidate failed for "5.58 threads at work"."""
+    first = WorkerUsage(at_s=10.0, cpu_s=1.0, threads=dict.fromkeys(before, 1.0), waits=before)
+    threads = {thread: first.threads.get(thread, 0.0) + ran for thread in waits}
+    second = WorkerUsage(at_s=10.04, cpu_s=1.0 + ran, threads=threads, waits=waits)
+    assert waited_between(first, second) == pytest.approx(waited_s)
+
+
+def test_a_few_ticks_of_the_kernels_clock_are_no_threads() -> None:
+    """Broken: one turn of 3 ms, in which the counter moves on by a tick of 10 ms, would be three threads."""
+    (turn,) = turns(1, calls=1, latency_s=0.002)
+    assert refuse_turns([replace(turn, cpu_s=0.01, idle_s=0.01, idle_cpu_s=0.02)], [turn], 1) == ""

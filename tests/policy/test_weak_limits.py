@@ -1,0 +1,87 @@
+"""`lint` warns of limits that hold whatever a model answers, and reports begin with it."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from compile_stage.policy.load import lint, load_policy, warnings
+
+TODAY = date(2026, 6, 1)
+ROOT = Path(__file__).parents[2]
+TARGET = "targets: {t: {}}\n"
+
+
+def one(path: Path) -> str:
+    (warning,) = warnings(path, today=TODAY)
+    assert load_policy(path, today=TODAY).warnings == (warning,)
+    return warning
+
+
+@pytest.mark.parametrize(
+    ("limit", "column", "why"),
+    [
+        ("cosine: -1.0", 29, "cosine can't fail with this limit: unrelated answers have a cosine of 0; a number > 0"),
+        ("max_abs: 1.0e+308", 30, "max_abs can't fail with this limit: no answer is that far off; a number < 1e+30"),
+        ("top1_agreement: 0.0", 37, "top1_agreement can't fail with this limit: no answer is below 0; a number > 0"),
+        ("max_rel: 1.0", 30, "max_rel can't fail with this limit: an answer of zeros has 1; a number < 1"),
+        ("mean_snr_db: 0.0", 34, "mean_snr_db can't fail with this limit: an answer of zeros has 0 dB; a number > 0"),
+        ("column_spread: 0.0", 36, "column_spread can't fail with this limit: a constant answer has 0; a number > 0"),
+        ("column_nrmse: {limit: 2.0}", 43, "column_nrmse can't fail with this limit: an answer that stays at the mean"),
+        ("topk_agreement: {limit: 0.0}", 45, "topk_agreement can't fail with this limit: no answer is below 0"),
+        ("allclose: {rtol: 1.0}", 38, "allclose can't fail with this limit: an answer of zeros is within an rtol of 1"),
+    ],
+)
+def test_a_limit_that_cannot_fail_is_a_warning(write, limit: str, column: int, why: str) -> None:
+    """Broken: a policy could switch its gates off one by one, and nobody would be told."""
+    path = write(TARGET + f"tolerances: {{int8: {{{limit}}}}}")
+    assert lint([path]) == []
+    metric = limit.partition(":")[0]
+    assert one(path).startswith(f"p.yaml:5:{column}: targets.t.tolerances.int8.{metric}: {why}")
+
+
+def test_a_task_metric_that_may_lose_half_is_a_warning(write) -> None:
+    """Broken: an accuracy that may fall to a guess would look like a gate."""
+    path = write(TARGET + "data: {validation: {labels: y}}\ntolerances: {int8: {accuracy: 0.9}}")
+    assert "accuracy can't fail with this limit: a model that lost 0.9 of it is of no use" in one(path)
+
+
+def test_few_samples_and_endless_waivers_are_warnings(write) -> None:
+    """Broken: one sample, or an exception until 2999, would pass for proof."""
+    assert one(write(TARGET + "data: {min_samples: 1}")).startswith("p.yaml:5:21: data.min_samples: 1 samples prove")
+    waiver = "{gate: %s, target: t, reason: r, owner: o, expires: %s}"
+    path = write(TARGET + f"waivers: [{waiver % ('cosine', '2999-12-31')}]")
+    assert "the waiver holds for 974 years; a day within 366 days" in one(path)
+    gates = "max_rel", "cosine", "column_nrmse", "column_spread", "top1_regret", "agreement"
+    path = write(TARGET + "waivers: [" + ", ".join(waiver % (gate, "2026-07-01") for gate in gates) + "]")
+    assert "every gate on fp32 of target 't' is waived, so whatever it answers passes" in one(path)
+
+
+def test_a_weak_limit_of_an_output_and_of_a_base_is_located_once(write) -> None:
+    """Broken: a limit by output would be a way around, and each target would repeat the warning of its base."""
+    write("tolerances: {int8: {outputs: {y: {cosine: 0.0}}}}\ntargets: {}\n", "base.yaml")
+    path = write("extends: [base.yaml]\ntargets: {a: {}, b: {}}\n")
+    assert one(path).startswith("base.yaml:4:43: targets.b.tolerances.int8.outputs.y.cosine: cosine can't fail")
+
+
+def test_shipped_policies_and_defaults_have_no_weak_limit(write) -> None:
+    """Broken: every report would begin with warnings that nobody can mend."""
+    assert load_policy(write(TARGET)).warnings == ()
+    for path in sorted((ROOT / "policies").glob("*.yaml")):
+        assert load_policy(path, base=True).warnings == (), path
+
+
+@pytest.mark.parametrize("limit", ["wer: 0.6", "ece: 0.5", "ndcg: {max_drop: 0.7}", "coco_map: 0.5"])
+def test_a_metric_of_a_task_that_may_lose_half_is_a_warning_too(write, limit: str) -> None:
+    """Broken: a speech model that mishears every second word more would hold its gate."""
+    path = write(TARGET + f"data: {{validation: {{labels: y}}}}\ntolerances: {{int8: {{{limit}}}}}")
+    assert f"{limit.partition(':')[0]} can't fail with this limit: a model that lost" in one(path)
+
+
+def test_queries_and_groups_exclude_each_other(write) -> None:
+    """Broken: one of the two would be dropped in silence, and intervals count the wrong units."""
+    path = write(TARGET + "data: {groups: patient, queries: query}")
+    (mistake,) = lint([path])
+    assert "data.queries: data.groups is named too, and the queries are the groups" in str(mistake)

@@ -1,0 +1,171 @@
+"""A published model runs batches of proven sizes, whatever it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from factories import COSINE, target
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_bundle import WEIGHTS, save_bundle
+
+from compile_stage import flavor
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import UsageError
+from compile_stage.core.records import Check, Gate, Outcome, ShapeRange, Verdict
+from compile_stage.serving.batches import ProvenBatches, proven_batches
+from compile_stage.serving.manifest import VALIDATIONS, batches_of, read_manifest, write_validation
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
+
+BATCHES = {"sizes": [1, 2, 4, 7, 8], "splits": True}
+
+
+class Session:
+    """A linear model that is right in the proven sizes only, and remembers which it was asked for."""
+
+    def __init__(self, sizes: Any) -> None:
+        self.known, self.seen = set(sizes), []
+
+    def run(self, batch: Any) -> Any:
+        self.seen.append(len(batch["x"]))
+        answer = batch["x"] @ WEIGHTS
+        return {"y": answer if len(answer) in self.known else answer * 0}
+
+
+def rows(count: int) -> Any:
+    return np.random.default_rng(count).random((count, 4), np.float32)
+
+
+@given(sizes=st.sets(st.integers(1, 40), min_size=1), count=st.integers(1, 200))
+def test_only_proven_sizes_are_run_and_each_row_has_its_answer(sizes: set[int], count: int) -> None:
+    """Broken: a size that nobody compared with the original would be run, or rows would be lost, doubled or swapped."""
+    session, x = Session(sizes), rows(count)
+    answer = ProvenBatches(sizes, splits=True).run(session.run, {"x": x})
+    assert set(session.seen) <= sizes
+    np.testing.assert_allclose(answer["y"], x @ WEIGHTS, rtol=1e-5)
+    assert len(session.seen) == -(-count // max(sizes))  # no more calls than the largest size asks for
+
+
+@pytest.mark.parametrize(("count", "seen"), [(1, [1]), (3, [4]), (5, [7]), (8, [8]), (9, [8, 1]), (19, [8, 8, 4])])
+def test_what_is_cut_and_what_is_filled_up(count: int, seen: list[int]) -> None:
+    """Broken: three rows would be run as three batches of one, or as one of eight."""
+    session = Session(BATCHES["sizes"])
+    ProvenBatches(BATCHES["sizes"], splits=True).run(session.run, {"x": rows(count)})
+    assert session.seen == seen
+
+
+def test_what_depends_on_the_rest_of_the_batch_is_not_run_in_parts() -> None:
+    """Broken: a model that looks at the whole batch would be asked for parts of it, and answer something else."""
+    proven = ProvenBatches([1, 8], splits=False)
+    assert proven.run(Session([1, 8]).run, {"x": rows(8)})["y"].shape == (8, 3)
+    with pytest.raises(UsageError, match=r"a batch of 3 was not proven: batches of 1 and 8 were"):
+        proven.run(Session([1, 8]).run, {"x": rows(3)})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda batch: {"y": np.float32(1)},
+        lambda batch: {"y": batch["x"][:1]},
+        lambda batch: {"y": batch["x"][:, : 1 + int(batch["x"][0, 0])]},
+    ],
+    ids=["a number", "one row", "another width in each part"],
+)
+def test_answers_that_can_not_be_cut_or_joined_are_an_error(broken: Callable[[Any], Any]) -> None:
+    """Broken: rows of one part would be taken for those of another."""
+    x = np.repeat(np.arange(3, dtype=np.float32), 2)[:5, None] * np.ones((1, 4), np.float32)
+    with pytest.raises(UsageError, match=r"one row for each|can't be put together"):
+        ProvenBatches([2], splits=True).run(broken, {"x": x})
+
+
+# ----------------------------------------------------------------------------------------------------- published models
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 8, 9, 100])
+def test_a_published_model_answers_any_number_of_rows(count: int, tmp_path: Path, monkeypatch: Any) -> None:
+    """Broken: predict would run a batch size that was never compared with the original."""
+    import mlflow
+
+    loaded = mlflow.pyfunc.load_model(str(save_bundle(tmp_path, batches=BATCHES)))
+    session, seen = loaded.get_raw_model()._session, []
+    run = type(session).run
+    monkeypatch.setattr(type(session), "run", lambda self, b: (seen.append(len(b["x"])), run(self, b))[1])
+    np.testing.assert_allclose(loaded.predict(rows(count)), rows(count) @ WEIGHTS, rtol=1e-5)
+    assert set(seen) <= set(BATCHES["sizes"])
+    assert sum(seen) >= count
+
+
+def test_what_was_not_proven_is_answered_with_400(tmp_path: Path) -> None:
+    """Broken: a client would read `unexpected error`, or get an answer that nobody proved; no rows at all would reach
+    the runtime."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    loaded = mlflow.pyfunc.load_model(str(save_bundle(tmp_path, batches={"sizes": [1, 8], "splits": False})))
+    assert len(loaded.predict(rows(8))) == 8
+    for count, words in ((3, "a batch of 3 was not proven"), (9, "a batch of 9 was not proven"), (0, "is empty")):
+        with pytest.raises(MlflowException, match=words) as caught:
+            loaded.predict(rows(count))
+        assert caught.value.get_http_status_code() == 400
+    native = loaded.get_raw_model()
+    for wrong in ({}, {"x": rows(0)}, {"x": np.float32(1)}, {"x": rows(3)[:, :2]}):
+        with pytest.raises(UsageError):
+            native.run(wrong)
+
+
+def test_what_an_earlier_version_published_is_served_as_before(tmp_path: Path) -> None:
+    """Broken: models that are served today would be refused, or slower, after an update of compile-stage."""
+    path = save_bundle(tmp_path)
+    assert "batches" not in read_manifest(path)
+    with flavor.load_model(str(path)) as model:
+        assert model.run({"x": rows(100)})["y"].shape == (100, 3)
+
+
+def test_sizes_of_a_validation_on_this_machine_count(tmp_path: Path) -> None:
+    """Broken: what was compiled for other hardware would never take more than the sizes that it was compiled for."""
+    path = save_bundle(tmp_path, batches={"sizes": [1], "splits": False}, verdict=None)
+    manifest, here = read_manifest(path), hardware()
+    found = {
+        "artifact": manifest["artifact"]["digest"], "hardware": here, "fingerprint": here.fingerprint, "passed": True,
+        "batches": BATCHES, "runtime": {}, "at": "2026-11-23",
+    }  # fmt: skip
+    before = batches_of(manifest, path)
+    assert before is not None
+    assert (before.sizes, before.splits) == ((1,), False)
+    write_validation(found, path / VALIDATIONS)
+    proven = batches_of(manifest, path)
+    assert proven is not None
+    assert (proven.sizes, proven.splits) == ((1, 2, 4, 7, 8), True)
+
+
+# ---------------------------------------------------------------------------------------------------- from a verdict
+
+
+def check(metric: str, *batch_sizes: int) -> Check:
+    gate = Gate(metric=metric, limit=0.0, direction="at_most")
+    return Check(gate=gate, outcome=Outcome.PASS, measured=0.0, reason="", batch_sizes=batch_sizes)
+
+
+def test_sizes_come_from_what_was_compared() -> None:
+    """Broken: a size that the artifact refused when it was proven would be run when it is served."""
+    proof = Check(gate=COSINE, outcome=Outcome.PASS, measured=1.0, reason="", batch_size=8)
+    where = target(batch_sizes=(1, 8))
+    assert proven_batches(Verdict(checks=(proof, check("other_batch_sizes", 4, 7))), where) == {
+        "sizes": [1, 4, 7, 8], "splits": False
+    }  # fmt: skip
+    whole = Verdict(checks=(proof, check("other_batch_sizes"), check("larger_batches", 10)))
+    assert proven_batches(whole, where) == {"sizes": [1, 8], "splits": True}
+    assert proven_batches(None, where) == {"sizes": [1, 8], "splits": False}
+
+
+def test_the_corners_of_a_policys_shapes_are_proven_batches() -> None:
+    """Broken: a policy whose shapes go up to 32 rows would be served in batches of 8."""
+    shape = ShapeRange(min=(1, 16), typical=(8, 64), max=(32, 128))
+    where = target(batch_sizes=(8,), shapes={"x": shape})
+    proven = proven_batches(Verdict(checks=(check("larger_batches", 10),)), where)
+    assert proven == {"sizes": [1, 8, 32], "splits": True}

@@ -1,0 +1,131 @@
+"""The network that a custom pyfunc marks: what it may be, how it is called, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+
+from compile_stage import pyfunc
+from compile_stage.core.errors import SourceError
+from compile_stage.core.provenance import _code_in
+from compile_stage.core.records import Compliance, SourceModel, Target
+from compile_stage.serving.python_model import CompiledNetwork
+from compile_stage.sources.pyfunc import PyfuncSource
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
+
+ALLOWED = Compliance(allow_pickle=True)
+X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+
+
+class Two(torch.nn.Module):
+    """Two inputs, and a dict of two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+
+    def forward(self, left: Any, right: Any) -> Any:
+        return {"sum": self.a(left) + self.b(right), "difference": self.a(left) - self.b(right)}
+
+
+def source(folder: Path, predict: Any, nets: dict[str, Any], example: Any) -> SourceModel:
+    class Model(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            for name, net in nets.items():
+                setattr(self, name, net)
+
+        def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+            return predict(self, model_input)
+
+    model = Model()
+    for net in nets.values():
+        pyfunc.compiled(net, example=example)
+    mlflow.pyfunc.save_model(str(folder / "m"), python_model=model, pip_requirements=["torch"])
+    return SourceModel(
+        uri="models:/m/1", name="m", version="1", digest="", flavor="python_function", path=str(folder / "m"),
+        registry="folder",
+    )  # fmt: skip
+
+
+def both(self: Any, x: Any) -> Any:
+    with torch.no_grad():
+        return self.net(torch.from_numpy(np.asarray(x)), right=torch.from_numpy(np.asarray(x)) * 2)["sum"].numpy()
+
+
+def test_arguments_by_name_and_a_dict_of_outputs(tmp_path: Path) -> None:
+    """Broken: a network that is called as transformers' are, with keywords, is given the wrong inputs."""
+    made = source(tmp_path, both, {"net": Two()}, {"left": X[:2], "right": X[:2]})
+    plugin = PyfuncSource()
+    assert plugin.refuse(made, ALLOWED) is None
+    inputs = plugin.network_inputs(made, {"x": X})
+    assert list(inputs) == ["left", "right"]
+    assert np.array_equal(inputs["right"], X * 2)
+    with plugin.open(made, Target(name="cpu", threads=1)) as session:
+        answer = session.run(inputs)
+        assert list(answer) == ["sum", "difference"]
+        with plugin.whole(made, 1) as predict:
+            ran = []
+
+            def run(batch: Any) -> Any:
+                ran.append(batch)
+                return session.run(batch)
+
+            assert np.allclose(predict({"x": X}, run), predict({"x": X}))
+            assert len(ran) == 1
+    portable = plugin.export(made, {}, tmp_path / "onnx")
+    assert [spec.name for spec in portable.signature.inputs] == ["left", "right"]
+    assert portable.signature.inputs[0].shape[0] == "batch"
+
+
+@pytest.mark.parametrize(
+    ("predict", "says"),
+    [
+        (lambda self, x: self.net(torch.from_numpy(np.asarray(x)[:1])), "of 6 rows calls self.net with 1 rows"),
+        (lambda self, x: np.asarray(x), "calls self.net with no rows"),
+        (lambda self, x: x.nothing, "its predict() does not answer the samples: AttributeError"),
+    ],
+)
+def test_a_predict_that_does_not_call_it_row_by_row_is_refused(tmp_path: Path, predict: Any, says: str) -> None:
+    """Broken: answers are laid beside the wrong rows, and labels beside the wrong answers."""
+    made = source(tmp_path, predict, {"net": torch.nn.Linear(4, 3)}, X[:2])
+    with pytest.raises(SourceError) as refusal:
+        PyfuncSource().network_inputs(made, {"x": X})
+    assert says in refusal.value.problem
+
+
+def test_two_marks_and_a_mark_on_what_is_no_network_are_refused(tmp_path: Path) -> None:
+    """Broken: one of two marked networks would be compiled, and the other left out without a word."""
+    nets = {"first": torch.nn.Linear(4, 3), "second": torch.nn.Linear(4, 3)}
+    two = source(tmp_path / "two", lambda self, x: x, nets, X[:2])
+    assert PyfuncSource().refuse(two, ALLOWED) == "it marks self.first and self.second, and one network can be compiled"
+    with pytest.raises(TypeError, match="an example is a tensor or an array of numbers"):
+        pyfunc.compiled(torch.nn.Linear(4, 3), example="text")
+    with pytest.raises(TypeError, match="the example is empty"):
+        pyfunc.compiled(torch.nn.Linear(4, 3), example=())
+
+
+def test_the_stand_in_is_called_and_answers_as_the_network_did() -> None:
+    """Broken: predict() gets arrays where it had tensors, or a tuple where it had a dict, and fails when it serves."""
+    how = {"parameters": ["x"], "outputs": ["a", "b"], "form": "dict", "keys": ["logits", "state"]}
+    net = CompiledNetwork(how, lambda batch: {"b": batch["x"] * 2, "a": batch["x"] + 1})
+    answer = net.eval().to("cpu")(torch.from_numpy(X))
+    assert torch.equal(answer["logits"], torch.from_numpy(X) + 1)
+    assert torch.equal(answer.state, torch.from_numpy(X) * 2)
+    assert isinstance(CompiledNetwork({**how, "form": "tuple"}, net._run)(x=X)[0], np.ndarray)
+    assert torch.equal(CompiledNetwork({**how, "form": "tensor"}, net._run)(x=torch.from_numpy(X)), answer["logits"])
+    with pytest.raises(TypeError, match="the compiled network takes x, and was called with y"):
+        net(y=X)
+
+
+def test_a_bundle_with_a_pyfunc_counts_as_code() -> None:
+    """Broken: a stranger's bundle is verified, which unpickles its pyfunc, without --allow-code."""
+    manifest = {"job": {"backend": "onnxruntime", "gates": []}, "data": {"spec": {}}, "answer": {"python_model": {}}}
+    assert _code_in(manifest) is None
+    manifest["answer"] = {"python_model": {"attribute": "net"}}
+    assert _code_in(manifest) == "it is a custom pyfunc, whose own code runs when it is loaded"

@@ -1,0 +1,200 @@
+"""A published text model answers what MLflow's pyfunc of the original pipeline answers: the processor that it carries,
+around the original network, is laid beside that pyfunc, task by task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+import small_texts
+
+from compile_stage.core.records import SourceModel, Target
+from compile_stage.serving.prediction_io import InputRefusedError
+from compile_stage.serving.predictions import plain_prediction, refuse_prediction
+from compile_stage.serving.text import TextProcessor
+from compile_stage.sources.transformers import TransformersSource
+
+from .conftest import source_of
+
+pytest.importorskip("transformers", reason="the transformers source needs transformers")
+
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+LONG = " ".join(small_texts.TEXTS * 3)
+
+
+class Pair:
+    """The original's pyfunc and the processor around the original's network."""
+
+    def __init__(self, source: SourceModel, folder: Path) -> None:
+        self.made = TransformersSource().processor(source, folder)
+        self.original = mlflow.pyfunc.load_model(source.path)
+        self._source, self._folder = source, folder
+
+    def answer(self, data: Any, params: dict[str, Any] | None = None) -> Any:
+        with TransformersSource().open(self._source, Target(name="cpu")) as session:
+            processor = TextProcessor(self._folder, self.made.text, session.signature, batch_size=2)
+            return processor.predict(data, params, session.run)
+
+    def demand_same(self, data: Any, params: dict[str, Any] | None = None, *, enforced: bool = True) -> None:
+        """Compare the two.
+
+        Args:
+            enforced: False: as behind another signature than that of the example, which has one column and no params.
+        """
+        original = self.original if enforced else self.original._model_impl
+        expected, found = original.predict(data, params=params), self.answer(data, params)
+        assert type(found) is type(expected)
+        assert refuse_prediction(plain_prediction(found), plain_prediction(expected), 1e-5) is None, params
+
+
+def pair(folder: Path, kind: str, task: str, tokenizer: Any = None, **settings: Any) -> Pair:
+    path = small_texts.save(folder / "model", kind, task, tokenizer, **settings)
+    made = Pair(source_of(path, "transformers"), folder / "processor")
+    assert made.made.refusal == ""
+    assert made.made.runtime.keys() == {"tokenizers"}
+    return made
+
+
+def test_a_classifier_answers_lists_frames_pairs_and_params_as_its_pyfunc(tmp_path: Path) -> None:
+    """Broken: a client that sends text to the published classifier gets an error, or other labels and scores."""
+    params = {"top_k": 2, "truncation": True, "max_length": 8}
+    both = pair(
+        tmp_path, "BertForSequenceClassification", "text-classification", **small_texts.named(small_texts.LABELS)
+    )
+    assert len({*both.answer(small_texts.corpus()[:40], {"truncation": True})["label"]}) > 1, (
+        "one label for all texts shows little"
+    )
+    both.demand_same(small_texts.TEXTS)
+    both.demand_same("good")
+    both.demand_same(pd.DataFrame({"text": small_texts.TEXTS}))
+    pairs = pd.DataFrame({"text": small_texts.TEXTS, "text_pair": small_texts.TEXTS[::-1]})
+    both.demand_same(pairs, enforced=False)
+    both.demand_same(pd.DataFrame(["'good'", "'bad'"]))  # MLflow's pyfunc reads a frame of Python literals as such
+    with pytest.raises(InputRefusedError, match="at most 64"):
+        both.answer([LONG])
+    for given in ({"top_k": 2}, {"top_k": None}, {"function_to_apply": "sigmoid"}, {"function_to_apply": "none"}):
+        both.demand_same(small_texts.TEXTS, given, enforced=False)
+    for given in (params, {"truncation": True}, {"max_length": 9}):
+        both.demand_same([LONG, "good"], given, enforced=False)
+    with pytest.raises(InputRefusedError, match="no param 'temperature'"):
+        both.answer(["good"], {"temperature": 1})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_labels": 1},
+        {"num_labels": 1, "problem_type": "regression"},
+        {"problem_type": "multi_label_classification"},
+    ],
+)
+def test_scores_are_made_of_logits_as_the_pipeline_does(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Broken: a regression is answered with probabilities, or several labels at once with their softmax."""
+    both = pair(tmp_path, "BertForSequenceClassification", "text-classification", **settings)
+    both.demand_same(small_texts.TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+def test_entities_are_grouped_as_the_pipeline_groups_them(kind: str, tmp_path: Path) -> None:
+    """Broken: the published tagger joins or splits entities otherwise than the original."""
+    tokenizer = small_texts.word_pieces() if kind == "Bert" else small_texts.byte_pairs()
+    both = pair(tmp_path, f"{kind}ForTokenClassification", "token-classification", tokenizer, **small_texts.named(TAGS))
+    both.demand_same(small_texts.TEXTS)
+    both.demand_same(pd.DataFrame({"sentence": small_texts.TEXTS}))
+    for strategy in ("none", "simple", "first", "max", "average"):
+        given = {"aggregation_strategy": strategy}
+        for text in small_texts.TEXTS:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("warnings.warn", lambda *_, **__: None)  # of words that its tokenizer does not know
+                wanted = both.original._model_impl.predict([text], params=given)
+            assert both.answer([text], given) == wanted, (strategy, text)
+
+
+def test_a_mask_is_filled_with_the_likeliest_word(tmp_path: Path) -> None:
+    """Broken: the published model fills another word in, or answers one mask in the form of several."""
+    both = pair(tmp_path, "BertForMaskedLM", "fill-mask")
+    both.demand_same(["The [MASK] is published.", "A [MASK] of the model."])
+    both.demand_same(["The [MASK] is published."])
+    both.demand_same(["The [MASK] is [MASK].", "A [MASK] of the model."])
+    both.demand_same(["The [MASK] is [MASK]."])
+    with pytest.raises(InputRefusedError, match="no mask token"):
+        both.answer(["no mask here"])
+
+
+def test_features_are_those_of_the_first_text(tmp_path: Path) -> None:
+    """Broken: vectors differ from the original's, or have another form."""
+    both = pair(tmp_path, "RobertaModel", "feature-extraction", small_texts.byte_pairs())
+    both.demand_same(small_texts.TEXTS)
+    assert both.made.text["longest"] == 64, "RoBERTa's positions begin after the padding token's"
+
+
+def test_the_networks_own_tensors_are_still_taken(tmp_path: Path) -> None:
+    """Broken: who sends token ids to the published model, as before it took text, gets an error."""
+    both = pair(tmp_path, "BertForSequenceClassification", "text-classification")
+    source = source_of(tmp_path / "model", "transformers")
+    with TransformersSource().open(source, Target(name="cpu")) as session:
+        processor = TextProcessor(tmp_path / "processor", both.made.text, session.signature)
+        ids = [[2, 50, 60, 3], [2, 70, 3, 0]]
+        for data in ({"input_ids": ids}, pd.DataFrame({"input_ids": ids}), pd.DataFrame([{"input_ids": ids}])):
+            assert not processor.takes(data)
+            given = processor.tensors(data)
+            np.testing.assert_array_equal(given["attention_mask"], [[1, 1, 1, 1], [1, 1, 1, 0]])
+            assert session.signature.refuse(given) is None
+        assert processor.takes(["a text"])
+        assert processor.takes(pd.DataFrame({"text": ["a text"]}))
+
+
+def refusal(source: SourceModel, folder: Path) -> str:
+    return TransformersSource().processor(source, folder).refusal
+
+
+def test_what_is_no_data_of_a_tokenizer_keeps_text_out(tmp_path: Path) -> None:
+    """Broken: a pickle or code beside a tokenizer is read, or MLflow runs code that came with the model."""
+    path = small_texts.save(tmp_path / "model", "BertForSequenceClassification", "text-classification")
+    source = source_of(path, "transformers")
+    hostile = path / "components" / "tokenizer" / "tokenization.py"
+    hostile.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert "tokenization.py" in refusal(source, tmp_path / "a")
+    hostile.rename(hostile.with_suffix(".pkl"))
+    assert "tokenization.pkl" in refusal(source, tmp_path / "b")
+    hostile.with_suffix(".pkl").unlink()
+
+    about = mlflow.models.Model.load(source.path)
+    about.flavors["python_function"]["loader_module"] = "hostile"
+    about.save(str(path / "MLmodel"))
+    assert "not MLflow's own" in refusal(source, tmp_path / "c")
+    about.flavors["python_function"]["loader_module"] = "mlflow.transformers"
+    about.flavors["transformers"]["tokenizer_type"] = "HostileTokenizer"
+    about.save(str(path / "MLmodel"))
+    assert "no HostileTokenizer" in refusal(source, tmp_path / "d")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_processor_that_answers_otherwise_is_refused(tmp_path: Path) -> None:
+    """Broken: predict() is published although it answers otherwise than the original's pyfunc."""
+    path = small_texts.save(tmp_path / "model", "BertForSequenceClassification", "text-classification")
+    settings = path / "components" / "tokenizer" / "tokenizer_config.json"
+    assert refusal(source_of(path, "transformers"), tmp_path / "good") == ""
+    about = mlflow.models.Model.load(str(path))
+    about.flavors["python_function"]["config"] = {"handle_impossible_answer": True}
+    about.save(str(path / "MLmodel"))
+    assert settings.is_file()
+    assert "handle_impossible_answer" in refusal(source_of(path, "transformers"), tmp_path / "bad")
+
+
+def test_texts_become_samples_cut_at_what_the_network_takes(tmp_path: Path) -> None:
+    """Broken: validation samples that are texts can't be used, or are longer than the network takes."""
+    path = small_texts.save(tmp_path / "model", "BertForSequenceClassification", "text-classification")
+    source = source_of(path, "transformers")
+    samples = TransformersSource().tokenize(source, [LONG, "good"])
+    assert samples["input_ids"].shape == (2, 64)
+    full, padded = samples["attention_mask"].sum(axis=1).tolist()
+    assert full == 64 > padded
+    assert TransformersSource().class_names(source) == ["LABEL_0", "LABEL_1"]
+    found = TransformersSource().predictions(source, samples)
+    assert found is not None
+    assert len(found.texts) == len(found.ids) == len(found.answer["texts"]) >= 3
