@@ -84,6 +84,14 @@ def damages(content: bytes) -> Iterator[tuple[str, bytes]]:
     yield "empty", b""
 
 
+def means_the_same(content: bytes, damaged: bytes) -> bool:
+    """Two spellings of one document do: another last digit of 17 can be the same float."""
+    try:
+        return content == damaged or bool(json.loads(content) == json.loads(damaged))
+    except ValueError:
+        return False
+
+
 def refused(call: Callable[[], object]) -> bool:
     try:
         call()
@@ -342,7 +350,7 @@ def test_each_byte_class_of_each_file_of_the_cache_is_made_anew(
             content = file.read_bytes()
             for name, damaged in damages(content) if content else [("appended", b"x")]:
                 file.write_bytes(damaged)
-                if damaged != content and cache.read(step, key) is not None:
+                if not means_the_same(content, damaged) and cache.read(step, key) is not None:
                     accepted.append((step, file.relative_to(entry).as_posix(), name))
             file.unlink()
             if cache.read(step, key) is not None:
