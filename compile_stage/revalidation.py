@@ -39,6 +39,7 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure.performance import calls_needed
+from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.structure import SERVED
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.inputs import TargetInputs, source_limits
@@ -230,10 +231,16 @@ def _measure(
     failed."""
     candidate, job = validated.candidate, validated.candidate.job
     gates: tuple[Gate, ...] = revive(tuple[Gate, ...], manifest["performance"])
-    measured = benchmark(
-        context, job.target.name, validated.source, {job.id: validated.artifact}, validated.samples, job.target, budget,
-        seed=validated.data.seed, min_calls=calls_needed(gates), proof=validated.proof,
-    )  # fmt: skip
+    request = MeasurementRequest(
+        label=job.target.name,
+        samples=validated.samples,
+        target=job.target,
+        budget=budget,
+        seed=validated.data.seed,
+        min_calls=calls_needed(gates),
+        proof=validated.proof,
+    )
+    measured = benchmark(context, validated.source, {job.id: validated.artifact}, request)
     candidate = replace(candidate, measurement=measured.measurements.get(job.id))
     policy = TargetPolicy(target=job.target, tolerances={}, performance=gates)
     judged = judge_performance(candidate, policy, _waivers(manifest), context.today)

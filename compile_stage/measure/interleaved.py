@@ -27,9 +27,7 @@ from compile_stage.core.records import (
     Gate,
     Measurement,
     Outcome,
-    SampleSet,
     SourceModel,
-    Target,
     Timing,
     record,
 )
@@ -37,8 +35,9 @@ from compile_stage.measure import disturbance, stats, timing
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.participant import Participant, Turn, latencies
 from compile_stage.measure.performance import check_performance
+from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.rounds import Pace
-from compile_stage.measure.timed_answers import AnswerLog, Proof
+from compile_stage.measure.timed_answers import AnswerLog
 from compile_stage.measure.turn_rules import refuse_turns
 
 T = TypeVar("T")
@@ -74,9 +73,8 @@ class Interleaved:
     """The participants of one interleaved measurement.
 
     Args:
+        stack: Keeps the workers; they end with it.
         drafts: Artifacts are opened from these, as they will be served.
-        proof: What answers are compared with that were given while they were timed; who is not among its gates is not
-            judged by them.
 
     Attributes:
         failures: Of those that crashed.
@@ -84,24 +82,15 @@ class Interleaved:
         shares: Of a whole turn that each has, where turns had to become shorter. The next start begins with it.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        label: str,
-        samples: SampleSet,
-        target: Target,
-        stack: ExitStack,
-        drafts: Drafts,
-        proof: Proof | None = None,
-    ) -> None:
+    def __init__(self, context: Context, request: MeasurementRequest, stack: ExitStack, drafts: Drafts) -> None:
         self._context = context
-        self._label = label
-        self._samples = samples
-        self._target = target
-        self._threads = target.threads
+        self._request = request
+        self._samples = request.samples
+        self._target = request.target
+        self._threads = request.target.threads
         self._stack = stack
         self._drafts = drafts
-        self._proof = proof
+        self._proof = request.proof
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="timed-", dir=context.scratch)))
         self._runners: dict[str, Participant] = {}
         self._dropped: dict[str, tuple[Participant, str]] = {}
@@ -110,7 +99,7 @@ class Interleaved:
         self.overtime_s = 0.0
         self.shares: dict[str, float] = {}
 
-    def enter(self, name: str, model: SourceModel | Artifact, limits: WorkerLimits, batch_sizes: Sequence[int]) -> None:
+    def enter(self, name: str, model: SourceModel | Artifact, limits: WorkerLimits) -> None:
         """Open the model in a fresh process, run it once at each batch size, and note load time and peak memory."""
         self._progress(f"loading {name}")
         draft = self._drafts.of(model, self._target) if isinstance(model, Artifact) else None
@@ -125,7 +114,7 @@ class Interleaved:
                 opened = worker.call("open_served", model=draft)
             else:
                 opened = worker.call("open_source", source=model, target=self._target)
-            for batch_size in batch_sizes:
+            for batch_size in self._target.batch_sizes:
                 worker.call("warm_up", samples=self._samples, batch_size=batch_size, seconds=0.0)
             share = self.shares.get(name, 1.0)
             self._runners[name] = Participant(worker, opened["load_s"], worker.memory(), share=share)
@@ -322,7 +311,7 @@ class Interleaved:
         )
 
     def _progress(self, message: str) -> None:
-        self._context.events.progress("benchmark", self._label, message)
+        self._context.events.progress("benchmark", self._request.label, message)
 
 
 def _deciding(clean: list[_Round], dirty: list[_Round]) -> list[_Round]:

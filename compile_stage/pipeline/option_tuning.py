@@ -25,6 +25,7 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure import stats
+from compile_stage.measure.request import MeasurementRequest
 from compile_stage.pipeline.evaluate import EvaluationOptions, evaluate, fastest
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.tuning_options import is_better, options_of, refuse_option, tuned_job
@@ -123,12 +124,15 @@ class _Tuner:
         policy, run_policy, name = self._target.policy, self._target.run_policy, own.job_id
         if below is None or self._seconds <= 0:
             return False, "rejected: no time was left to measure it"
-        first = replace(policy.target, batch_sizes=policy.target.batch_sizes[:1])
+        request = MeasurementRequest(
+            label=name,
+            samples=self._target.inputs.validation,
+            target=replace(policy.target, batch_sizes=policy.target.batch_sizes[:1]),
+            budget=self._budget(),
+            seed=run_policy.data.seed,
+        )
         try:
-            measured = benchmark(
-                self._target.context, name, below, {name: own}, self._target.inputs.validation, first, self._budget(),
-                seed=run_policy.data.seed,
-            )  # fmt: skip
+            measured = benchmark(self._target.context, below, {name: own}, request)
         except CompileStageError as error:
             return False, f"rejected: the step before could not be measured again ({error.problem})"
         if name in measured.failures:

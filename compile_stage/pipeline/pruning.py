@@ -19,6 +19,7 @@ from compile_stage.core.errors import CompileStageError, WorkerError
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Artifact, Candidate, Job, Measurement, SampleSet, TargetPolicy, Waiver
 from compile_stage.measure import stats
+from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.timing import FAR_SLOWER
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.steps.benchmark import benchmark
@@ -86,11 +87,15 @@ def _compare(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) ->
 def _measure_beside_original(target: TargetRun, job: Job, artifact: Artifact) -> Measurement | None:
     """A first pair of rounds in turns with the original, at the target's first batch size."""
     policy, inputs = target.run_policy, target.inputs
-    measured = benchmark(
-        target.context, job.id, inputs.source, {job.id: artifact}, inputs.validation,
-        replace(job.target, batch_sizes=job.target.batch_sizes[:1]), policy.budget, seed=policy.data.seed,
+    request = MeasurementRequest(
+        label=job.id,
+        samples=inputs.validation,
+        target=replace(job.target, batch_sizes=job.target.batch_sizes[:1]),
+        budget=policy.budget,
+        seed=policy.data.seed,
         first_look=True,
-    )  # fmt: skip
+    )
+    measured = benchmark(target.context, inputs.source, {job.id: artifact}, request)
     return measured.measurements.get(job.id)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,19 +19,16 @@ from compile_stage.core.digest import revive
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import (
     Artifact,
-    Budget,
     CacheState,
     Candidate,
     Check,
     Failure,
-    Gate,
     Measurement,
     Outcome,
     Plan,
     Policy,
     SampleSet,
     SourceModel,
-    Target,
     TargetPolicy,
     TargetResult,
     record,
@@ -41,6 +38,7 @@ from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.interleaved import BASELINE as BASELINE
 from compile_stage.measure.interleaved import Interleaved, Rounds
 from compile_stage.measure.performance import calls_needed, check_performance
+from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import PROCESSES, Schedule, contenders, merge
 from compile_stage.measure.timed_answers import Proof
 
@@ -82,10 +80,18 @@ def benchmark_candidates(
         checks = check_performance(gates, measured, validated[name].size_bytes)
         return bool(measured.stopped_early) or not any(_left_open(check, measured) for check in checks)
 
-    results = benchmark(
-        context, target.name, plan.source, validated, samples, target, plan.policy.budget, seed=plan.policy.data.seed,
-        min_calls=calls_needed(gates), decided=decided, drop_behind=drop_behind, proof=proof,
-    )  # fmt: skip
+    request = MeasurementRequest(
+        label=target.name,
+        samples=samples,
+        target=target,
+        budget=plan.policy.budget,
+        seed=plan.policy.data.seed,
+        min_calls=calls_needed(gates),
+        decided=decided,
+        drop_behind=drop_behind,
+        proof=proof,
+    )
+    results = benchmark(context, plan.source, validated, request)
     state: CacheState = "hit" if results.cached else "miss"
     measured = [
         _measured(replace(c, cache={**c.cache, "benchmark": state}), results) if c.job.id in validated else c
@@ -121,101 +127,81 @@ def benchmark_successor(
         intervals = [t.speedup_interval or (0.0, math.inf) for t in measured.timings if not stats.is_resolved(t)]
         return all(low >= limit or high < limit for low, high in intervals)
 
-    label, samples = f"{target.name} (against the promoted version)", target_result.samples["validation"]
-    artifacts = {successor.job_id: successor}
-    seed = policy.data.seed
-    results = benchmark(
-        context, label, incumbent, artifacts, samples, target, policy.budget, seed=seed, decided=decided
+    request = MeasurementRequest(
+        label=f"{target.name} (against the promoted version)",
+        samples=target_result.samples["validation"],
+        target=target,
+        budget=policy.budget,
+        seed=policy.data.seed,
+        decided=decided,
     )
+    results = benchmark(context, incumbent, {successor.job_id: successor}, request)
     return results.measurements.get(successor.job_id)
 
 
 def benchmark(
     context: Context,
-    label: str,
     baseline: SourceModel | Artifact,
     artifacts: Mapping[str, Artifact],
-    samples: SampleSet,
-    target: Target,
-    budget: Budget,
-    *,
-    seed: int,
-    min_calls: int = 0,
-    decided: Callable[[str, Measurement], bool] = lambda name, measured: True,
-    drop_behind: tuple[Gate, ...] | None = None,
-    first_look: bool = False,
-    proof: Proof | None = None,
+    request: MeasurementRequest,
 ) -> Measured:
     """Measure `artifacts` (name → artifact) against `baseline`, alone on the machine.
-
-    Args:
-        label: Whose measurement it is, for events.
-        budget: Its `measure_seconds` is for the rounds over all batch sizes, and twice as much again where a start has
-            fewer than 6 of them (`measure.rounds`); warm-up and loading come on top.
-        seed: For the order of turns and the intervals.
-        min_calls: So many calls of each are wanted even where the ratios are known sooner.
-        decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
-            Such a measurement is not kept for the next run, which may find a quieter machine.
-        drop_behind: Where given, whoever is far slower than another that holds these gates (on size and memory) is
-            dropped after a first pair of rounds, and its measurement says so.
-        first_look: That pair is all that is wanted, and the baseline is the one to be slower than.
-        proof: What answers are compared with that are given while they are timed; None where the baseline is not the
-            original, whose artifacts were compared with it in a measurement before.
 
     Returns:
         What a reader should know of all of it, such as that the machine was busy, is in the notes of the baseline's
         measurement.
     """
-    batch_sizes, threads = target.batch_sizes, target.threads
-    seconds, limits = budget.measure_seconds, WorkerLimits.within(budget, threads)
-    key = {
-        "baseline": _loaded(baseline),
-        "artifacts": {name: _loaded(artifact) for name, artifact in artifacts.items()},
-        "samples": samples.digest,
-        "batch_sizes": list(batch_sizes),
-        "threads": threads,
-        "device": target.device,
-        "seconds": seconds,
-        "seed": seed,
-        "min_calls": min_calls,
-        "hardware": context.hardware,
-        **({} if drop_behind is None else {"drop_behind": drop_behind}),
-        **({"first_look": True} if first_look else {}),
-        **({"proof": proof.key()} if proof is not None else {}),
-    }
-    failed: dict[str, Failure] = {}
-
-    measuring = _Measuring(
-        context=context, label=label, samples=samples, target=target, models={BASELINE: baseline, **artifacts},
-        limits=limits, seed=seed, min_calls=min_calls, drop_behind=drop_behind, first_look=first_look,
-        proof=proof, schedule=Schedule(seconds, starts=1 if first_look else PROCESSES),
-    )  # fmt: skip
+    models = {BASELINE: baseline, **artifacts}
+    starts = 1 if request.first_look else PROCESSES
+    measuring = _Measuring(context, request, models, Schedule(request.budget.measure_seconds, starts=starts))
 
     def make(_: Any) -> dict[str, Measurement]:
         measured = measuring.measure()
-        failed.update(measuring.failures)
-        if failed or not all(decided(name, measurement) for name, measurement in measured.items() if name != BASELINE):
+        if measuring.failures or not all(request.decided(name, m) for name, m in measured.items() if name != BASELINE):
             raise _PartialError(measured)
         return measured
 
     try:
-        cached = context.cached("benchmark/5", label, key, make, anew=context.remeasure)
+        key = _key(context, baseline, artifacts, request)
+        cached = context.cached("benchmark/5", request.label, key, make, anew=context.remeasure)
     except _PartialError as partial:  # a failure is never cached, and the others' numbers still hold
-        return Measured(measurements=partial.measurements, failures=failed, cached=False)
+        return Measured(measurements=partial.measurements, failures=measuring.failures, cached=False)
     measured = dict(revive(Mapping[str, Measurement], cached.value))
     if cached.hit and (unstable := _unstable(measured)):
         base = measured[BASELINE]
         note = (
-            f"The measurement of {label} comes from the cache, and the speedup of {', '.join(unstable)} is unstable: "
-            "on a quieter machine, run again with --remeasure"
+            f"The measurement of {request.label} comes from the cache, and the speedup of {', '.join(unstable)} is "
+            "unstable: on a quieter machine, run again with --remeasure"
         )
         measured[BASELINE] = replace(base, notes=(*base.notes, note))
     return Measured(measurements=measured, failures={}, cached=cached.hit)
 
 
+def _key(
+    context: Context, baseline: SourceModel | Artifact, artifacts: Mapping[str, Artifact], request: MeasurementRequest
+) -> dict[str, Any]:
+    """What a measurement depends on."""
+    target = request.target
+    return {
+        "baseline": _loaded(baseline),
+        "artifacts": {name: _loaded(artifact) for name, artifact in artifacts.items()},
+        "samples": request.samples.digest,
+        "batch_sizes": list(target.batch_sizes),
+        "threads": target.threads,
+        "device": target.device,
+        "seconds": request.budget.measure_seconds,
+        "seed": request.seed,
+        "min_calls": request.min_calls,
+        "hardware": context.hardware,
+        **({} if request.drop_behind is None else {"drop_behind": request.drop_behind}),
+        **({"first_look": True} if request.first_look else {}),
+        **({"proof": request.proof.key()} if request.proof is not None else {}),
+    }
+
+
 @dataclass
 class _Measuring:
-    """One measurement: who takes part, and what is asked of it (see `benchmark`).
+    """One measurement: who takes part, and what is asked of it.
 
     Attributes:
         models: By participant's name; the baseline is one.
@@ -225,16 +211,8 @@ class _Measuring:
     """
 
     context: Context
-    label: str
-    samples: SampleSet
-    target: Target
+    request: MeasurementRequest
     models: Mapping[str, SourceModel | Artifact]
-    limits: WorkerLimits
-    seed: int
-    min_calls: int
-    drop_behind: tuple[Gate, ...] | None
-    first_look: bool
-    proof: Proof | None
     schedule: Schedule
     load_s: dict[str, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
@@ -246,16 +224,16 @@ class _Measuring:
             drafts = Drafts(self.context.scratch, stack)
             for model in self.models.values():
                 if isinstance(model, Artifact):
-                    drafts.of(model, self.target)  # now: later starts take none of this time
+                    drafts.of(model, self.request.target)  # now: later starts take none of this time
             starts = [self._start(0, list(self.models), drafts)]
             again = [BASELINE, *contenders(starts[0], BASELINE)]
             self.schedule.limit(sum(self.load_s[name] for name in again))
             while len(again) > 1 and len(starts) < self.schedule.starts:
                 left = [name for name in again if name not in self.failures]
                 starts.append(self._start(len(starts), left, drafts))
-        if self.first_look:
+        if self.request.first_look:
             return starts[0]
-        measured = merge(starts, BASELINE, seed=self.seed)
+        measured = merge(starts, BASELINE, seed=self.request.seed)
         if note := self.schedule.note(sum(self.load_s[name] for name in again)):
             base = measured[BASELINE]
             measured[BASELINE] = replace(base, notes=(*base.notes, note))
@@ -263,23 +241,25 @@ class _Measuring:
 
     def _start(self, number: int, members: Sequence[str], drafts: Drafts) -> dict[str, Measurement]:
         """These in fresh processes, in turns at each batch size."""
+        request, target = self.request, self.request.target
+        limits = WorkerLimits.within(request.budget, target.threads)
         with ExitStack() as stack:
-            interleaved = Interleaved(self.context, self.label, self.samples, self.target, stack, drafts, self.proof)
+            interleaved = Interleaved(self.context, request, stack, drafts)
             interleaved.shares = self.shares
             for name in members:
                 began = time.monotonic()
-                interleaved.enter(name, self.models[name], self.limits, self.target.batch_sizes)
+                interleaved.enter(name, self.models[name], limits)
                 self.load_s[name] = time.monotonic() - began
             leads = self._begin(interleaved) if number == 0 else None
             # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
-            left_s = math.inf if self.first_look else self.schedule.seconds_of(number)
-            for batch_size in self.target.batch_sizes:
+            left_s = math.inf if request.first_look else self.schedule.seconds_of(number)
+            for batch_size in target.batch_sizes:
                 rounds = Rounds(
                     batch_size=batch_size,
-                    seconds=left_s / len(self.target.batch_sizes),
-                    seed=self.seed + number,
-                    min_calls=math.ceil(self.min_calls / self.schedule.starts),
-                    first_look=self.first_look,
+                    seconds=left_s / len(target.batch_sizes),
+                    seed=request.seed + number,
+                    min_calls=math.ceil(request.min_calls / self.schedule.starts),
+                    first_look=request.first_look,
                 )
                 interleaved.run(rounds, leads)
                 leads = None
@@ -290,12 +270,12 @@ class _Measuring:
     def _begin(self, interleaved: Interleaved) -> list[str] | None:
         """The clock starts; who the others must not be far slower than."""
         self.schedule.begin(sum(self.load_s.values()), len(self.models))
-        if not self.first_look:
+        if not self.request.first_look:
             interleaved.wait_until_quiet(self.schedule.seconds)
-        if self.drop_behind is not None:
+        if self.request.drop_behind is not None:
             sizes = {name: model.size_bytes for name, model in self.models.items() if isinstance(model, Artifact)}
-            return interleaved.who_hold(self.drop_behind, sizes)
-        return [BASELINE] if self.first_look else None
+            return interleaved.who_hold(self.request.drop_behind, sizes)
+        return [BASELINE] if self.request.first_look else None
 
 
 def _unstable(measured: Mapping[str, Measurement]) -> list[str]:

@@ -18,6 +18,7 @@ from factories import artifact, run_context, source
 from compile_stage.core.ports import MeteredCall, WorkerLimits, WorkerMemory, WorkerUsage
 from compile_stage.core.records import Budget, SampleSet, Target
 from compile_stage.measure import disturbance, interleaved, restarts
+from compile_stage.measure.request import MeasurementRequest
 from compile_stage.steps.benchmark import BASELINE, Measured, benchmark
 
 SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
@@ -79,7 +80,8 @@ def measure(tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False) -> M
     compiled.mkdir(exist_ok=True)
     (compiled / "model.onnx").write_text("any")
     fast = {"fast": artifact(job_id="fast", path=str(compiled))}
-    return benchmark(context, "cpu", source(), fast, SAMPLES, TARGET, Budget(measure_seconds=3), seed=0)
+    request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=Budget(measure_seconds=3), seed=0)
+    return benchmark(context, source(), fast, request)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,46 @@
+"""What is asked of one interleaved measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compile_stage.core.records import Budget, Gate, Measurement, SampleSet, Target, record
+from compile_stage.measure.timed_answers import Proof
+
+
+def _any(name: str, measured: Measurement) -> bool:
+    return True
+
+
+@record
+class MeasurementRequest:
+    """On what, for how long, and what of it must be sure.
+
+    Attributes:
+        label: Whose measurement it is, for events.
+        samples: The batches are made of these.
+        target: Its batch sizes, threads and device.
+        budget: Its `measure_seconds` is for the rounds over all batch sizes, and twice as much again where a start has
+            fewer than 6 of them (`measure.rounds`); warm-up and loading come on top.
+        seed: For the order of turns and the intervals.
+        min_calls: So many calls of each are wanted even where the ratios are known sooner.
+        decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
+            Such a measurement is not kept for the next run, which may find a quieter machine.
+        drop_behind: Where given, whoever is far slower than another that holds these gates (on size and memory) is
+            dropped after a first pair of rounds, and its measurement says so.
+        first_look: That pair is all that is wanted, and the baseline is the one to be slower than.
+        proof: What answers are compared with that are given while they are timed; who is not among its gates is not
+            judged by them. None where the baseline is not the original, whose artifacts were compared with it in a
+            measurement before.
+    """
+
+    label: str
+    samples: SampleSet
+    target: Target
+    budget: Budget
+    seed: int
+    min_calls: int = 0
+    decided: Callable[[str, Measurement], bool] = _any
+    drop_behind: tuple[Gate, ...] | None = None
+    first_look: bool = False
+    proof: Proof | None = None
