@@ -1,7 +1,7 @@
 """How often the statistics of a verdict hold what they say, on simulated machines and samples.
 
     python benchmarks/simulations.py --save                      # some minutes on two cores
-    python benchmarks/simulations.py --before 547f0b4 --save     # beside them the functions of that commit
+    python benchmarks/simulations.py --before c17ed4a --save     # beside them the functions of that commit
 
 Seeded: the same figures on every machine.
 
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,11 @@ import results  # noqa: E402
 from compile_stage.core.records import Gate, Measurement, Outcome, Timing  # noqa: E402
 from compile_stage.measure import stats  # noqa: E402
 from compile_stage.measure.performance import check_performance  # noqa: E402
-from compile_stage.measure.restarts import PROCESSES  # noqa: E402
+from compile_stage.measure.restarts import MORE_PROCESSES, PROCESSES  # noqa: E402
 from compile_stage.measure.tasks import measure_task  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS  # noqa: E402
 
-STARTS, MOST_ROUNDS, GAP = PROCESSES, 24, 10
+MOST_ROUNDS, GAP = 24, 10
 WANDERS, CALL_NOISE, CALLS = 0.02, 0.03, 5
 LATENCY_S = 0.001
 MEMORIES, SPREADS = (0.0, 0.5, 0.9, 0.98), (0.0, 0.02, 0.04)
@@ -66,7 +67,7 @@ class Machine:
     """Two models that would be equally fast on a machine at rest."""
 
     def __init__(self, memory: float, spread: float, generator: np.random.Generator) -> None:
-        self._slowed = WANDERS * np.array([wander(memory, generator, STARTS * (MOST_ROUNDS + GAP)) for _ in range(2)])
+        self._slowed = WANDERS * np.array([wander(memory, generator, MORE_PROCESSES * (MOST_ROUNDS + GAP)) for _ in range(2)])
         self._spread, self._generator = spread, generator
         self._now = 0
 
@@ -84,12 +85,12 @@ class Machine:
         self._now += GAP
 
 
-def ratio_now(machine: Machine, seed: int) -> stats.Interval:
-    """Three starts, each with as many rounds as the stage takes: pairs of them, until they outlast their memory."""
+def ratio_now(machine: Machine, seed: int, starts: int = PROCESSES) -> stats.Interval:
+    """Of several starts, each with as many rounds as the stage takes: pairs of them, until they outlast their memory."""
     base: Rounds = []
     own: Rounds = []
     processes: list[int] = []
-    for number in range(STARTS):
+    for number in range(starts):
         first = len(base)
         for calls in machine.start():
             base.append(calls[0])
@@ -172,7 +173,7 @@ def p95_passes(calls: int, shared: float, trials: int, *, before: bool = False) 
 
     Args:
         shared: Share of a call's variance that its round decides.
-        before: By the p95 of the calls that were made, as until commit 547f0b4, instead of its upper bound.
+        before: By the p95 of the calls that were made, as until commit c17ed4a, instead of its upper bound.
     """
     generator = np.random.default_rng([calls, int(shared * 100)])
     passed, size, spread = 0, 6, 0.5
@@ -233,6 +234,8 @@ def speedup_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
         for spread in SPREADS:
             row: dict[str, Any] = {"question": "speedup", "memory": memory, "processes": spread}
             row |= speedup_cell(memory, spread, trials)
+            more = speedup_cell(memory, spread, trials, partial(ratio_now, starts=MORE_PROCESSES))
+            row |= {f"more_{key}": value for key, value in more.items()}
             if before is not None:
                 then = speedup_cell(memory, spread, max(50, trials // 5), before.ratio)
                 row |= {f"before_{key}": value for key, value in then.items()}

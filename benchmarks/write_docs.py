@@ -434,7 +434,7 @@ def runs(page: Page) -> None:
     page.section(
         "Runs",
         "Where a commit is not recorded, the commit in brackets is the one that entered the figures into the "
-        "repository. Quiet: other "
+        "repository. Commits of 2026-11-23 that the history does not have were put together into 4210cb4. Quiet: other "
         f"processes used less than {results.QUIET_CORES:g} cores in the two seconds before and after (older figures: "
         "as noted then).",
     )

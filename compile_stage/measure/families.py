@@ -4,7 +4,7 @@ The winner is the best of several candidates, and a gate is passed by a target w
 intervals one is wrong every other time, and the best candidate is the one that is most likely to be it: its interval is
 short since its starts happened to agree, and its figure is high since they happened to be fast.
 
-How much processes differ is seen of all candidates together better than of the three starts of one. So an interval
+How much processes differ is seen of all candidates together better than of the few starts of one. So an interval
 reaches at least as far as that common measure says, at the confidence that makes all of them hold at once (Sidak,
 Journal of the American Statistical Association 62:626, 1967).
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compile_stage.measure.stats import ASSUMED_SPREAD, FEW_PROCESSES, Interval, student_t
+from compile_stage.measure.stats import ASSUMED_SPREAD, Interval, student_t
 
 
-def common_reach(variances: Sequence[float], starts: int = FEW_PROCESSES, confidence: float = 0.95) -> float:
+def common_reach(variances: Sequence[float], starts: int, confidence: float = 0.95) -> float:
     """How far the logarithm of each candidate's speedup may lie from the truth, so that all hold at once.
 
     The mean variance is known with the degrees of freedom of `f k / (1 + (k - 1) / 4)`, for k candidates and the f of

@@ -19,8 +19,10 @@ from compile_stage.measure import stats
 from compile_stage.measure.families import common_reach, widened
 
 PROCESSES = 3
-"""Starts of each participant. By simulation (docs/measurement.md): from three on the interval holds what it says; five
-halve its width, and cost twice the loading."""
+"""Starts of each participant. By simulation (docs/measurement.md): from three on the interval holds what it says."""
+
+MORE_PROCESSES = 5
+"""Starts where they are cheap (`CHEAP_SHARE`): they halve the interval, and cost twice the loading."""
 
 CONTENDER = 1.25
 """A candidate that takes so many times as long as the fastest is not started again: what restarts would tell of it
@@ -31,6 +33,9 @@ _LIKELY = 3
 LOADING_SHARE = 0.5
 """Starting processes again may take at most this share of the time for measuring."""
 
+CHEAP_SHARE = 0.25
+"""Starting them `MORE_PROCESSES` times may take at most this share: the rounds keep three quarters of the time."""
+
 
 @dataclass
 class Schedule:
@@ -38,12 +43,13 @@ class Schedule:
 
     Attributes:
         seconds: For all rounds and all later starts.
-        starts: How many are wanted, and, as loading shows what they cost, how many there will be; at least 1.
+        starts: How many are wanted at most, and, as loading shows what they cost, how many there will be; at least 1.
+            What is measured never changes it: an interval that ends when it is narrow does not hold what it says.
         restart_s: What a later start takes.
     """
 
     seconds: float
-    starts: int = PROCESSES
+    starts: int = MORE_PROCESSES
     restart_s: float = 0.0
     _ends: float = 0.0
 
@@ -55,8 +61,8 @@ class Schedule:
     def limit(self, restart_s: float) -> None:
         """Fewer starts, if a later start takes so long that they don't fit."""
         self.restart_s = restart_s
-        if restart_s > 0:
-            self.starts = 1 + min(self.starts - 1, int(LOADING_SHARE * self.seconds / restart_s))
+        if (self.starts - 1) * restart_s > CHEAP_SHARE * self.seconds:
+            self.starts = 1 + min(self.starts - 1, PROCESSES - 1, int(LOADING_SHARE * self.seconds / restart_s))
 
     def seconds_of(self, number: int) -> float:
         """For the rounds of a start, from now on."""
@@ -98,8 +104,8 @@ def merge(starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: i
     """One measurement for each participant of the first start, of all the starts that it was part of.
 
     Latencies are put together, so that a median is over all calls; the peak memory is the largest, the load time the
-    median. A speedup is over the baseline's calls of the same starts. Intervals of candidates with three starts hold
-    for all of them at once (`families.common_reach`): the winner is one of these.
+    median. A speedup is over the baseline's calls of the same starts. Intervals of candidates with three starts and more
+    hold for all of them at once (`families.common_reach`): the winner is one of these.
     """
     parts = {name: [start[name] for start in starts if name in start] for name in starts[0]}
     merged = {}
@@ -179,9 +185,10 @@ def _seen(parts: Mapping[str, Sequence[Measurement]], baseline: str, index: int)
     """Of the batch size with that index, by those that were started often enough.
 
     A process's spread is the mean over them, known with the degrees of freedom of one, since all share the baseline's
-    processes; never more than what is assumed where none was seen.
+    processes; never more than what is assumed where none was seen. Of one that crashed there are fewer starts: then all
+    count with its number.
     """
-    squares, variances = [], []
+    squares, variances, counts = [], [], []
     for name, measurements in parts.items():
         known = [m for m in measurements if index < len(m.timings)]
         if name == baseline or len(known) < stats.FEW_PROCESSES:
@@ -189,9 +196,10 @@ def _seen(parts: Mapping[str, Sequence[Measurement]], baseline: str, index: int)
         own = _joined([m.timings[index] for m in known])
         base_rounds, rounds = _same_rounds(_joined([m.timings[index] for m in parts[baseline][: len(known)]]), own)
         quotients = stats.log_quotients(base_rounds, rounds, own.processes)
+        counts.append(len(quotients))
         squares.append(float(quotients.var(ddof=1)) / 2)
         variances.append(stats.variance_over_starts(base_rounds, rounds, own.processes[: len(rounds)]))
     if not squares:
         return _Seen(stats.ASSUMED_SPREAD, reach=0.0)
-    spread = stats.Spread(log_sd=float(np.sqrt(np.mean(squares))), freedom=stats.FEW_PROCESSES - 1)
-    return _Seen(min(spread, stats.ASSUMED_SPREAD, key=stats.Spread.reach), common_reach(variances))
+    spread = stats.Spread(log_sd=float(np.sqrt(np.mean(squares))), freedom=min(counts) - 1)
+    return _Seen(min(spread, stats.ASSUMED_SPREAD, key=stats.Spread.reach), common_reach(variances, min(counts)))

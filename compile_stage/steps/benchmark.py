@@ -152,7 +152,7 @@ def benchmark(
         measurement.
     """
     models = {BASELINE: baseline, **artifacts}
-    starts = 1 if request.first_look else PROCESSES
+    starts = 1 if request.first_look else MORE_PROCESSES
     measuring = _Measuring(context, request, models, Schedule(request.budget.measure_seconds, starts=starts))
 
     def make(_: Any) -> dict[str, Measurement]:
@@ -225,12 +225,12 @@ class _Measuring:
             for model in self.models.values():
                 if isinstance(model, Artifact):
                     drafts.of(model, self.request.target)  # now: later starts take none of this time
-            starts = [self._start(0, list(self.models), drafts)]
+            starts = [self._start([], list(self.models), drafts)]
             again = [BASELINE, *contenders(starts[0], BASELINE)]
             self.schedule.limit(sum(self.load_s[name] for name in again))
             while len(again) > 1 and len(starts) < self.schedule.starts:
                 left = [name for name in again if name not in self.failures]
-                starts.append(self._start(len(starts), left, drafts))
+                starts.append(self._start(starts, left, drafts))
         if self.request.first_look:
             return starts[0]
         measured = merge(starts, BASELINE, seed=self.request.seed)
@@ -239,9 +239,11 @@ class _Measuring:
             measured[BASELINE] = replace(base, notes=(*base.notes, note))
         return measured
 
-    def _start(self, number: int, members: Sequence[str], drafts: Drafts) -> dict[str, Measurement]:
+    def _start(
+        self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], drafts: Drafts
+    ) -> dict[str, Measurement]:
         """These in fresh processes, in turns at each batch size."""
-        request, target = self.request, self.request.target
+        request, target, number = self.request, self.request.target, len(earlier)
         limits = WorkerLimits.within(request.budget, target.threads)
         with ExitStack() as stack:
             interleaved = Interleaved(self.context, request, stack, drafts)
@@ -258,7 +260,7 @@ class _Measuring:
                     batch_size=batch_size,
                     seconds=left_s / len(target.batch_sizes),
                     seed=request.seed + number,
-                    min_calls=math.ceil(request.min_calls / self.schedule.starts),
+                    min_calls=self._calls_wanted(earlier, members, batch_size),
                     first_look=request.first_look,
                 )
                 interleaved.run(rounds, leads)
@@ -266,6 +268,14 @@ class _Measuring:
             self.schedule.extend(interleaved.overtime_s)
             self.failures.update(interleaved.failures)
             return interleaved.measurements()
+
+    def _calls_wanted(
+        self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], batch_size: int
+    ) -> int:
+        """Of this start: its share of what the earlier ones left, since there may be fewer starts than they thought."""
+        done = [sum(_calls(start, name, batch_size) for start in earlier) for name in members]
+        left = max(0, self.request.min_calls - min(done, default=0))
+        return math.ceil(left / max(1, self.schedule.starts - len(earlier)))
 
     def _begin(self, interleaved: Interleaved) -> list[str] | None:
         """The clock starts; who the others must not be far slower than."""
@@ -276,6 +286,11 @@ class _Measuring:
             sizes = {name: model.size_bytes for name, model in self.models.items() if isinstance(model, Artifact)}
             return interleaved.who_hold(self.request.drop_behind, sizes)
         return [BASELINE] if self.request.first_look else None
+
+
+def _calls(start: Mapping[str, Measurement], name: str, batch_size: int) -> int:
+    timing = start[name].timing(batch_size) if name in start else None
+    return len(timing.latency_s) if timing is not None else 0
 
 
 def _unstable(measured: Mapping[str, Measurement]) -> list[str]:

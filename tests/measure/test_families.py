@@ -68,15 +68,15 @@ def test_a_candidate_whose_starts_agree_by_luck_is_as_uncertain_as_the_others() 
     together = merge(starts, "baseline", seed=0)
     assert half_width(by_itself["lucky"]) == pytest.approx(0.0, abs=1e-9)
     variances = [float(np.log([power(s) for s in slow]).var(ddof=1)) / 3 for power in (abs, np.square, np.reciprocal)]
-    expected = common_reach([0.0, *variances])
+    expected = common_reach([0.0, *variances], 3)
     assert expected <= half_width(together["lucky"]) <= 1.2 * expected  # wider by what neighbouring starts share
     assert half_width(together["b"]) > half_width(together["lucky"])  # its own starts say more
 
 
 def test_of_a_single_candidate_nothing_changes() -> None:
     """Broken: a run with one candidate would pay for a choice that nobody made."""
-    assert common_reach([0.01]) == 0.0
-    assert common_reach([]) == 0.0
+    assert common_reach([0.01], 3) == 0.0
+    assert common_reach([], 3) == 0.0
     one = Interval(value=2.0, low=1.9, high=2.1, confidence=0.95)
     assert widened(one, 0.0) == one
 
@@ -84,7 +84,7 @@ def test_of_a_single_candidate_nothing_changes() -> None:
 @pytest.mark.parametrize("count", [2, 5, 12, 20])
 def test_the_common_measure_costs_hardly_any_width(count: int) -> None:
     """Broken: with many candidates no speedup is known any more (Sidak over the three starts of each: t of 20)."""
-    assert common_reach([1e-4] * count) / 1e-2 == pytest.approx(student_t(2, 0.95), rel=0.1)
+    assert common_reach([1e-4] * count, 3) / 1e-2 == pytest.approx(student_t(2, 0.95), rel=0.1)
 
 
 def test_one_hit_start_does_not_make_all_others_unstable() -> None:

@@ -80,8 +80,12 @@ def measure(tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False) -> M
     compiled.mkdir(exist_ok=True)
     (compiled / "model.onnx").write_text("any")
     fast = {"fast": artifact(job_id="fast", path=str(compiled))}
+<<<<<<< HEAD
     request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=Budget(measure_seconds=3), seed=0)
     return benchmark(context, source(), fast, request)
+=======
+    return benchmark(context, "cpu", source(), fast, SAMPLES, TARGET, Budget(measure_seconds=5), seed=0)
+>>>>>>> 4a29c23 (Five starts where loading is cheap: a longer budget buys a narrower interval of the speedup)
 
 
 @pytest.fixture(autouse=True)
