@@ -67,7 +67,8 @@ class Machine:
     """Two models that would be equally fast on a machine at rest."""
 
     def __init__(self, memory: float, spread: float, generator: np.random.Generator) -> None:
-        self._slowed = WANDERS * np.array([wander(memory, generator, MORE_PROCESSES * (MOST_ROUNDS + GAP)) for _ in range(2)])
+        length = MORE_PROCESSES * (MOST_ROUNDS + GAP)
+        self._slowed = WANDERS * np.array([wander(memory, generator, length) for _ in range(2)])
         self._spread, self._generator = spread, generator
         self._now = 0
 
@@ -86,7 +87,7 @@ class Machine:
 
 
 def ratio_now(machine: Machine, seed: int, starts: int = PROCESSES) -> stats.Interval:
-    """Of several starts, each with as many rounds as the stage takes: pairs of them, until they outlast their memory."""
+    """Of several starts, each with as many rounds as the stage takes: pairs, until they outlast their memory."""
     base: Rounds = []
     own: Rounds = []
     processes: list[int] = []

@@ -104,8 +104,8 @@ def merge(starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: i
     """One measurement for each participant of the first start, of all the starts that it was part of.
 
     Latencies are put together, so that a median is over all calls; the peak memory is the largest, the load time the
-    median. A speedup is over the baseline's calls of the same starts. Intervals of candidates with three starts and more
-    hold for all of them at once (`families.common_reach`): the winner is one of these.
+    median. A speedup is over the baseline's calls of the same starts. Intervals of candidates with three starts or
+    more hold for all of them at once (`families.common_reach`): the winner is one of these.
     """
     parts = {name: [start[name] for start in starts if name in start] for name in starts[0]}
     merged = {}

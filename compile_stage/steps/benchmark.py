@@ -39,7 +39,7 @@ from compile_stage.measure.interleaved import BASELINE as BASELINE
 from compile_stage.measure.interleaved import Interleaved, Rounds
 from compile_stage.measure.performance import calls_needed, check_performance
 from compile_stage.measure.request import MeasurementRequest
-from compile_stage.measure.restarts import PROCESSES, Schedule, contenders, merge
+from compile_stage.measure.restarts import MORE_PROCESSES, Schedule, contenders, merge
 from compile_stage.measure.timed_answers import Proof
 
 

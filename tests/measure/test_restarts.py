@@ -149,9 +149,7 @@ def test_only_who_may_win_is_started_again() -> None:
     assert "far" in contenders(measured, "baseline")
 
 
-@pytest.mark.parametrize(
-    ("restart_s", "starts"), [(0.0, 5), (3.75, 5), (3.8, 3), (15.0, 3), (16.0, 2), (31.0, 1)]
-)
+@pytest.mark.parametrize(("restart_s", "starts"), [(0.0, 5), (3.75, 5), (3.8, 3), (15.0, 3), (16.0, 2), (31.0, 1)])
 def test_loading_takes_at_most_half_of_the_time(restart_s: float, starts: int) -> None:
     """Broken: a network that loads for a minute would be loaded three times in a measurement of a minute; or one that
     loads at once is known to ±12 % where twice as well costs nothing."""

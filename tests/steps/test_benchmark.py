@@ -16,10 +16,11 @@ import pytest
 from factories import artifact, run_context, source
 
 from compile_stage.core.ports import MeteredCall, WorkerLimits, WorkerMemory, WorkerUsage
-from compile_stage.core.records import Budget, SampleSet, Target
+from compile_stage.core.records import Budget, Measurement, SampleSet, Target, Timing
 from compile_stage.measure import disturbance, interleaved, restarts
 from compile_stage.measure.request import MeasurementRequest
-from compile_stage.steps.benchmark import BASELINE, Measured, benchmark
+from compile_stage.measure.restarts import Schedule
+from compile_stage.steps.benchmark import BASELINE, Measured, _Measuring, benchmark
 
 SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
 TARGET = Target(name="cpu", threads=2)
@@ -80,12 +81,8 @@ def measure(tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False) -> M
     compiled.mkdir(exist_ok=True)
     (compiled / "model.onnx").write_text("any")
     fast = {"fast": artifact(job_id="fast", path=str(compiled))}
-<<<<<<< HEAD
-    request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=Budget(measure_seconds=3), seed=0)
+    request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=Budget(measure_seconds=5), seed=0)
     return benchmark(context, source(), fast, request)
-=======
-    return benchmark(context, "cpu", source(), fast, SAMPLES, TARGET, Budget(measure_seconds=5), seed=0)
->>>>>>> 4a29c23 (Five starts where loading is cheap: a longer budget buys a narrower interval of the speedup)
 
 
 @pytest.fixture(autouse=True)
@@ -165,3 +162,17 @@ def test_a_busy_machine_is_noted_and_the_note_is_kept(tmp_path: Path, others: li
     others[0] = 0.0
     assert measure(tmp_path, FakeEngine(noise=0.001)).measurements[BASELINE].notes == (note,)
     assert replace(first, cached=True).measurements["fast"].notes == ()
+
+
+def test_all_calls_that_a_quantile_needs_are_made_though_there_are_fewer_starts_than_thought(tmp_path: Path) -> None:
+    """Broken: a p95 gate would be NOT_RUN for want of calls, each start having made its share of too many starts."""
+    context = run_context(tmp_path, FakeEngine(noise=0.001))
+    request = MeasurementRequest(
+        label="cpu", samples=SAMPLES, target=TARGET, budget=Budget(measure_seconds=5), seed=0, min_calls=900
+    )
+    measuring = _Measuring(context, request, {}, Schedule(5.0, starts=5))
+    assert measuring._calls_wanted([], ["fast"], 1) == 180
+    timing = Timing(latency_s=(0.01,) * 180, batch_size=1, stable=True, environment="")
+    earlier = [{"fast": Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1)}]
+    measuring.schedule.starts = 3
+    assert measuring._calls_wanted(earlier, ["fast"], 1) == 360
