@@ -16,7 +16,7 @@ import numpy as np
 
 from compile_stage.core.ports import Session
 from compile_stage.core.records import Check, Gate, Outcome
-from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.predict import open_outputs, plain_array
 from compile_stage.measure.samples import tensor_files
 from compile_stage.measure.structure import BEHAVIOUR
@@ -217,9 +217,7 @@ def _in_parts(held: Sequence[int], wrong: Sequence[str], refused: Sequence[str])
 
 def _apart_by(gates: Sequence[Gate], own: Mapping[str, str], original: Mapping[str, str], size: int, seed: int) -> str:
     """Why the answers of one call are not those of the original; empty where they are."""
-    checks = check_outputs(
-        gates, open_outputs(own), open_outputs(original), None, batch_size=size, seed=seed, min_samples=1, real=True
-    )
+    checks = check_outputs(gates, open_outputs(own), open_outputs(original), SINGLE_CALL, batch_size=size, seed=seed)
     used, check = worst(checks)
     return f"{check.reason}: {used:.3g} times the tolerance" if used > CALL_FACTOR else ""
 

@@ -57,18 +57,39 @@ exactly its limit is allowed."""
 _FLOAT_METRICS = (*DISTANCE_METRICS, "allclose", *COLUMN_METRICS)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComparedSamples:
+    """What is known of the samples whose outputs are compared.
+
+    Attributes:
+        min_samples: Fewer real samples than this prove nothing: what would have passed or failed is NOT_RUN.
+        real: False for synthetic samples, which prove nothing either.
+        labels: True labels, one row for each sample; None when there are none.
+        groups: Which samples belong together, one value for each: they count as one for `min_samples`, and are drawn
+            together for intervals. None where all are independent.
+        distinct: How many of the samples differ and have a finite baseline; None when all do. These are what
+            `min_samples` counts.
+    """
+
+    min_samples: int
+    real: bool
+    labels: Array | None = None
+    groups: Array | None = None
+    distinct: int | None = None
+
+
+SINGLE_CALL = ComparedSamples(min_samples=1, real=True)
+"""Of a call, or some, made beside the validation set: few rows without labels, and each of them counts."""
+
+
 def check_outputs(
     gates: Sequence[Gate],
     candidate: Mapping[str, Array],
     baseline: Mapping[str, Array],
-    labels: Array | None,
+    samples: ComparedSamples,
     *,
     batch_size: int,
     seed: int,
-    min_samples: int,
-    real: bool,
-    groups: Array | None = None,
-    distinct: int | None = None,
 ) -> tuple[Check, ...]:
     """One check for each gate and output that it applies to, and the structural ones of `STRUCTURE`.
 
@@ -78,21 +99,15 @@ def check_outputs(
     Args:
         candidate: Output name → array (memory-mapped ones are read in pieces), axis 0 being the sample.
         baseline: What the original model answered for the same samples, in the same order.
-        labels: True labels, one row for each sample; None when there are none.
         batch_size: The size that the candidate was run at, for the record.
         seed: Of the bootstrap.
-        min_samples: Fewer real samples than this prove nothing: what would have passed or failed is NOT_RUN.
-        real: False for synthetic samples, which prove nothing either.
-        groups: Which samples belong together, one value for each: they count as one for `min_samples`, and are drawn
-            together for intervals. None where all are independent.
-        distinct: How many of the samples differ and have a finite baseline; None when all do. These are what
-            `min_samples` counts.
     """
+    labels, groups = samples.labels, samples.groups
     numbered = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1].astype(np.int64)
     comparison = _Comparison(candidate, baseline, labels, batch_size, seed, numbered)
     left_out = [gate for gate in gates if gate.options.get(CLASSES_ONLY) and not _classifies(baseline, labels)]
     gates = [gate for gate in gates if gate not in left_out]
-    checks = [comparison.samples(min_samples, real, comparison.count if distinct is None else distinct)]
+    checks = [comparison.samples(samples)]
     if left_out:
         skipped = (
             f"the shipped limit on {listed([gate.metric for gate in left_out])} is left out: the labels are no classes "
@@ -150,10 +165,11 @@ class _Comparison:
 
     # ------------------------------------------------------------------------------------------------------ structure
 
-    def samples(self, min_samples: int, real: bool, distinct: int) -> Check:
+    def samples(self, compared: ComparedSamples) -> Check:
+        min_samples, distinct = compared.min_samples, self.count if compared.distinct is None else compared.distinct
         gate = Gate(metric="samples", limit=float(min_samples), direction="at_least")
         independent = min(self.amount.independent, distinct)
-        if problem := samples_problem(self.amount, distinct, min_samples, real=real):
+        if problem := samples_problem(self.amount, distinct, min_samples, real=compared.real):
             return self._check(gate, Outcome.NOT_RUN, float(independent), problem)
         some = "" if distinct == self.count else f", {distinct} of them different ones that the baseline answers"
         reason = f"{self.amount.real}{some}, at least {min_samples} are asked for"
@@ -203,7 +219,8 @@ class _Comparison:
                 f"output {name!r}: {values_are(strange)} NaN or infinite on one side only, in {samples} of "
                 f"{self.count} samples{note}"
             )
-            return self._check(gate, Outcome.FAIL, float(strange), reason, worst=Measured(0, distances.strange).worst())
+            check = self._check(gate, Outcome.FAIL, float(strange), reason)
+            return replace(check, worst=Measured(0, distances.strange).worst())
         return self._check(gate, Outcome.PASS, 0.0, f"output {name!r} is finite wherever the baseline is{note}")
 
     def distances(self, name: str) -> Distances:
@@ -294,15 +311,10 @@ class _Comparison:
         if ends is not None:
             what += f", its {gate.confidence:.0%} interval's worse end {worse:.4g}"
         reason = f"{what} {sign} {gate.limit:g}{unit} over {self.count} samples"
-        return self._check(
-            gate,
-            Outcome.PASS if holds else Outcome.FAIL,
-            measured.value,
-            f"{reason} ({measured.note})" if measured.note else reason,
-            output=name,
-            interval=ends,
-            worst=measured.worst(),
-        )
+        if measured.note:
+            reason += f" ({measured.note})"
+        check = self._check(gate, Outcome.PASS if holds else Outcome.FAIL, measured.value, reason, name)
+        return replace(check, interval=ends, worst=measured.worst())
 
     def _interval(self, gate: Gate, measured: Measured) -> tuple[float, float] | None:
         if gate.confidence is None:
@@ -365,15 +377,9 @@ class _Comparison:
         if not holds and _holds(gate, result.value, slack):
             outcome, why = of_too_few(gate, result, worse, self.amount)
             reason += why
-        return self._check(
-            gate,
-            outcome,
-            result.value,
-            reason,
-            output=name,
-            interval=ends if result.interval else None,
-            worst=Measured(result.value, result.badness).worst(),
-        )
+        check = self._check(gate, outcome, result.value, reason, name)
+        worst = Measured(result.value, result.badness).worst()
+        return replace(check, interval=ends if result.interval else None, worst=worst)
 
     def unseen(self, name: str) -> Check:
         """The check of an output that no gate looks at."""
@@ -384,18 +390,10 @@ class _Comparison:
         return self.not_run(gate, f"no gate looks at output {name!r}; {advice}", name)
 
     def not_run(self, gate: Gate, reason: str, output: str | None = None) -> Check:
-        return self._check(gate, Outcome.NOT_RUN, None, reason, output=output)
+        return self._check(gate, Outcome.NOT_RUN, None, reason, output)
 
     def _check(
-        self,
-        gate: Gate,
-        outcome: Outcome,
-        measured: float | None,
-        reason: str,
-        *,
-        output: str | None = None,
-        interval: tuple[float, float] | None = None,
-        worst: tuple[int, ...] = (),
+        self, gate: Gate, outcome: Outcome, measured: float | None, reason: str, output: str | None = None
     ) -> Check:
         return Check(
             gate=gate,
@@ -404,9 +402,7 @@ class _Comparison:
             reason=reason,
             output=output if output is not None else gate.output,
             batch_size=self.batch_size,
-            interval=interval,
             samples=self.count,
-            worst=worst,
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from compile_stage.core.ports import Session
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.behaviour import CALL_FACTOR, save_answers
-from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.predict import open_outputs, plain_array
 from compile_stage.measure.structure import SOAK
 from compile_stage.measure.tolerance import worst
@@ -84,16 +84,8 @@ def judge_soak(
     for answer in kept:
         rows = np.asarray(answer["rows"])
         expected = {name: np.asarray(array[rows]) for name, array in reference.items()}
-        checks = check_outputs(
-            gates,
-            open_outputs(answer["outputs"]),
-            expected,
-            None,
-            batch_size=len(rows),
-            seed=seed,
-            min_samples=1,
-            real=True,
-        )
+        own = open_outputs(answer["outputs"])
+        checks = check_outputs(gates, own, expected, SINGLE_CALL, batch_size=len(rows), seed=seed)
         used, check = worst(checks)
         if used > CALL_FACTOR:
             wrong += 1

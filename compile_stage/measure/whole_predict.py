@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compile_stage.core.records import Check, Gate, Outcome
-from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.predict import open_outputs
 from compile_stage.measure.stats import F64, bootstrap, median
 from compile_stage.measure.tolerance import elementwise_gates
@@ -65,7 +65,7 @@ def judge_predict(gates: Sequence[Gate], answers: Mapping[str, Any], seed: int) 
     numbers. A gate that is left out because it names an output of the network does not apply here."""
     own, original = open_outputs(answers["compiled"]), open_outputs(answers["original"])
     general = [gate for gate in elementwise_gates(gates, has_labels=True, few_rows=False) if gate.output is None]
-    checks = check_outputs(general, own, original, None, batch_size=0, seed=seed, min_samples=1, real=True)
+    checks = check_outputs(general, own, original, SINGLE_CALL, batch_size=0, seed=seed)
     judged = [replace(check, batch_size=None, reason=f"predict(): {check.reason}") for check in checks]
     return [*judged, _speedup(answers["seconds"], answers["rows"], seed)]
 

@@ -314,7 +314,7 @@ def _at_batch_size(
     worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet, batch_size: int
 ) -> tuple[Check, ...]:
     from compile_stage.measure.claims import check_claim
-    from compile_stage.measure.metrics import check_outputs
+    from compile_stage.measure.metrics import ComparedSamples, check_outputs
     from compile_stage.measure.predict import open_outputs
     from compile_stage.measure.samples import open_samples
 
@@ -327,18 +327,14 @@ def _at_batch_size(
         validation.demand_unchanged()
         opened = open_samples(samples)
         own, original = open_outputs(written), open_outputs(validation.reference.outputs)
-        checks = check_outputs(
-            gates,
-            own,
-            original,
-            opened.labels,
-            batch_size=batch_size,
-            seed=data.seed,
+        compared = ComparedSamples(
             min_samples=data.min_samples,
             real=samples.real,
+            labels=opened.labels,
             groups=opened.groups,
             distinct=validation.reference.distinct,
         )
+        checks = check_outputs(gates, own, original, compared, batch_size=batch_size, seed=data.seed)
         claim = (check_claim(own, original, batch_size),) if job.scheme.precision == "fp32" else ()
         return (*checks, *claim)
 
@@ -350,7 +346,7 @@ def _at_corners(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: V
     samples, data, expected = validation.samples, validation.data, validation.reference
     if not expected.corners:
         return []
-    from compile_stage.measure.metrics import check_outputs
+    from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
     from compile_stage.measure.predict import open_outputs
     from compile_stage.measure.tolerance import elementwise_gates
 
@@ -375,11 +371,9 @@ def _at_corners(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: V
                 elementwise,
                 open_outputs(by_label[label]),
                 open_outputs(corner["outputs"]),
-                None,
+                SINGLE_CALL,
                 batch_size=0,
                 seed=data.seed,
-                min_samples=1,
-                real=True,
             )
             checks += [
                 replace(c, batch_size=None, reason=f"at the shape corner {label}: {c.reason}") for c in corner_checks
@@ -433,7 +427,7 @@ def _on_other_samples(
     worker: Worker, gates: tuple[Gate, ...], validation: ValidationSet, precision: str
 ) -> Iterator[Check]:
     """One check for each kind of `measure.robustness`."""
-    from compile_stage.measure.metrics import check_outputs
+    from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
     from compile_stage.measure.predict import open_outputs
     from compile_stage.measure.robustness import BEYOND_RANGES, judge_kind, moves_as_much, refused_kind, usual_gates
     from compile_stage.measure.tolerance import elementwise_gates, worst
@@ -458,16 +452,7 @@ def _on_other_samples(
             steady = other.kind in BEYOND_RANGES or not moves_as_much(original, reference)
             suited = elementwise_gates(gates, has_labels=validation.samples.has_labels, few_rows=steady)
             judged = [
-                check_outputs(
-                    wanted,
-                    own,
-                    original,
-                    None,
-                    batch_size=expected.batch_size,
-                    seed=data.seed,
-                    min_samples=1,
-                    real=True,
-                )
+                check_outputs(wanted, own, original, SINGLE_CALL, batch_size=expected.batch_size, seed=data.seed)
                 for wanted in (suited, usual_gates(suited, other.kind, precision))
                 if wanted
             ]

@@ -128,7 +128,7 @@ def _judge(backend: Backend, case: Any, folder: Path, name: str) -> Finding:
 
 def verdict_of(answer: Batch, expected: Batch, *, rtol: float, atol: float) -> Verdict:
     """The verdict of `steps.validate` on one call, which is one sample: floats within the tolerance, all else equal."""
-    from compile_stage.measure.metrics import check_outputs
+    from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
     from compile_stage.measure.predict import plain_array
 
     gates = []
@@ -145,7 +145,7 @@ def verdict_of(answer: Batch, expected: Batch, *, rtol: float, atol: float) -> V
         )
     found = {name: plain_array(name, np.asarray(value))[None] for name, value in answer.items()}
     baseline = {name: plain_array(name, value)[None] for name, value in expected.items()}
-    checks = check_outputs(gates, found, baseline, None, batch_size=1, seed=0, min_samples=1, real=True)
+    checks = check_outputs(gates, found, baseline, SINGLE_CALL, batch_size=1, seed=0)
     return Verdict(checks=checks)
 
 

@@ -11,7 +11,7 @@ import pytest
 from compile_stage.core.records import Gate, Outcome
 from compile_stage.measure.classes import measure_classes
 from compile_stage.measure.columns import COLUMN_METRICS, columns_along_axes, measure_columns
-from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.metrics import ComparedSamples, check_outputs
 from compile_stage.policy.load import load_policy
 
 RANDOM = np.random.default_rng(0)
@@ -58,7 +58,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Gate, .
 def failures(gates: tuple[Gate, ...], candidate: Any, baseline: Any, labels: Any = None) -> set[str]:
     """Metrics of the checks that did not pass, of an output `y`."""
     pair = ({"y": np.asarray(side, np.float32)} for side in (candidate, baseline))
-    checks = check_outputs(gates, *pair, labels, batch_size=1, seed=0, min_samples=32, real=True)
+    samples = ComparedSamples(min_samples=32, real=True, labels=labels)
+    checks = check_outputs(gates, *pair, samples, batch_size=1, seed=0)
     return {check.gate.metric for check in checks if check.outcome is not Outcome.PASS}
 
 
@@ -164,7 +165,8 @@ def test_the_class_that_lost_is_named() -> None:
     scores = np.eye(2)[labels]
     gate = Gate(metric="class_recall", limit=0.5, direction="at_most", confidence=0.95, options={"drop": "max_drop"})
     lost = np.eye(2)[np.zeros(40, dtype=int)]
-    checks = check_outputs((gate,), {"y": lost}, {"y": scores}, labels, batch_size=1, seed=0, min_samples=1, real=True)
+    samples = ComparedSamples(min_samples=1, real=True, labels=labels)
+    checks = check_outputs((gate,), {"y": lost}, {"y": scores}, samples, batch_size=1, seed=0)
     (check,) = [c for c in checks if c.gate.metric == "class_recall"]
     assert check.reason == (
         "class_recall gets worse by 1 (95% bounds 0.7411 to 1), from 1 to 0 over 40 samples; at most 0.5 is allowed "

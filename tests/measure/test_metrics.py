@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_stage.core.records import Check, Gate, Outcome, Verdict, Waiver
-from compile_stage.measure.metrics import apply_waivers, check_outputs
+from compile_stage.measure.metrics import SINGLE_CALL, ComparedSamples, apply_waivers, check_outputs
 
 PASS, FAIL, NOT_RUN = Outcome.PASS, Outcome.FAIL, Outcome.NOT_RUN
 MAX_ABS = Gate(metric="max_abs", limit=0.1, direction="at_most")
@@ -35,9 +35,8 @@ def check(
     min_samples: int = 32,
     real: bool = True,
 ) -> tuple[Check, ...]:
-    return check_outputs(
-        gates or (MAX_ABS,), candidate, baseline, labels, batch_size=4, seed=0, min_samples=min_samples, real=real
-    )
+    samples = ComparedSamples(min_samples=min_samples, real=real, labels=labels)
+    return check_outputs(gates or (MAX_ABS,), candidate, baseline, samples, batch_size=4, seed=0)
 
 
 def passed(checks: tuple[Check, ...]) -> bool:
@@ -101,7 +100,7 @@ def test_synthetic_samples_never_prove() -> None:
 
 
 def test_no_gates_is_no_pass() -> None:
-    checks = check_outputs((), {"y": SCORES}, {"y": SCORES}, None, batch_size=1, seed=0, min_samples=1, real=True)
+    checks = check_outputs((), {"y": SCORES}, {"y": SCORES}, SINGLE_CALL, batch_size=1, seed=0)
     assert not passed(checks)
     assert one(checks, "covered").outcome is NOT_RUN
 
@@ -320,19 +319,13 @@ def test_an_exact_limit_of_a_distance_has_no_slack() -> None:
 def test_min_samples_counts_groups() -> None:
     """Broken: 40 frames of one video would prove as much as 40 videos."""
     for groups, outcome in ((np.arange(40) // 10, NOT_RUN), (np.arange(40), PASS)):
-        checks = check_outputs(
-            (MAX_ABS,), {"y": SCORES[:40]}, {"y": SCORES[:40]}, None, batch_size=1, seed=0, min_samples=5, real=True,
-            groups=groups,
-        )  # fmt: skip
+        samples = ComparedSamples(min_samples=5, real=True, groups=groups)
+        checks = check_outputs((MAX_ABS,), {"y": SCORES[:40]}, {"y": SCORES[:40]}, samples, batch_size=1, seed=0)
         assert one(checks, "samples").outcome is outcome
         assert one(checks, "max_abs").outcome is outcome
-    assert "4 groups of 40 real samples are fewer than the 5" in one(
-        check_outputs(
-            (MAX_ABS,), {"y": SCORES[:40]}, {"y": SCORES[:40]}, None, batch_size=1, seed=0, min_samples=5, real=True,
-            groups=np.arange(40) // 10,
-        ),
-        "samples",
-    ).reason  # fmt: skip
+    samples = ComparedSamples(min_samples=5, real=True, groups=np.arange(40) // 10)
+    checks = check_outputs((MAX_ABS,), {"y": SCORES[:40]}, {"y": SCORES[:40]}, samples, batch_size=1, seed=0)
+    assert "4 groups of 40 real samples are fewer than the 5" in one(checks, "samples").reason
 
 
 def test_one_sample_has_no_interval() -> None:
@@ -364,12 +357,12 @@ def test_large_outputs_are_never_held_whole(tmp_path: Path) -> None:
         import sys
         from compile_stage.core.records import Gate
         from compile_stage.measure.memory import peak_rss_bytes
-        from compile_stage.measure.metrics import check_outputs
+        from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
         from compile_stage.measure.predict import open_outputs
         gates = [Gate(metric=m, limit=1, direction="at_most") for m in ("max_abs", "cosine", "allclose", "agreement")]
         a, b = ({"y": open_outputs({"y": f"{sys.argv[1]}/{n}.npy"})["y"]} for n in "ab")
         before = peak_rss_bytes()
-        check_outputs(gates, a, b, None, batch_size=1, seed=0, min_samples=1, real=True)
+        check_outputs(gates, a, b, SINGLE_CALL, batch_size=1, seed=0)
         print(peak_rss_bytes() - before)
     """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from compile_stage.core.records import Check, Gate, Outcome
-from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.metrics import ComparedSamples, check_outputs
 from compile_stage.measure.proportions import drop_interval
 from compile_stage.measure.recompute import holds
 
@@ -21,10 +21,8 @@ def gate(limit: float = 0.5, confidence: float | None = 0.95) -> Gate:
 
 def check(own: Labels, base: Labels, truth: Labels, limit: Gate | None = None, groups: Labels | None = None) -> Check:
     """Of predicted labels."""
-    checks = check_outputs(
-        (limit or gate(),), {"y": own}, {"y": base}, truth, batch_size=1, seed=0, min_samples=1, real=True,
-        groups=groups,
-    )  # fmt: skip
+    samples = ComparedSamples(min_samples=1, real=True, labels=truth, groups=groups)
+    checks = check_outputs((limit or gate(),), {"y": own}, {"y": base}, samples, batch_size=1, seed=0)
     return next(c for c in checks if c.gate.metric == "class_recall")
 
 

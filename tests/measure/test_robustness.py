@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compile_stage.core.records import Gate, Outcome, SampleSet
-from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.robustness import (
     CODES,
     answered,
@@ -124,9 +124,7 @@ WANTED = RANDOM.normal(size=(8, 10)).astype(np.float32)
 )
 def test_limits_are_generous_and_no_dead_answer_holds_them(answer: Any, outcome: Outcome) -> None:
     """Broken: what is right on the validation set alone would pass, or an int8 network fail beyond its ranges."""
-    checks = check_outputs(
-        INT8, {"y": answer.astype(np.float32)}, {"y": WANTED}, None, batch_size=1, seed=0, min_samples=1, real=True
-    )
+    checks = check_outputs(INT8, {"y": answer.astype(np.float32)}, {"y": WANTED}, SINGLE_CALL, batch_size=1, seed=0)
     check = judge_kind("mixed", checks, 5.0, 8)
     assert check.outcome is outcome, check.reason
     assert (check.gate.metric, check.gate.limit, check.gate.options) == ("robustness", 5.0, {"samples": "mixed"})
@@ -197,7 +195,7 @@ def test_beyond_the_calibrated_ranges_a_tight_policy_asks_for_the_usual_noise() 
     for noise, outcome in ((0.18, Outcome.PASS), (1.0, Outcome.FAIL)):
         answer = (WANTED + noise * RANDOM.normal(size=WANTED.shape)).astype(np.float32)
         found = [
-            check_outputs(gates, {"y": answer}, {"y": WANTED}, None, batch_size=1, seed=0, min_samples=1, real=True)
+            check_outputs(gates, {"y": answer}, {"y": WANTED}, SINGLE_CALL, batch_size=1, seed=0)
             for gates in (tight, usual)
         ]
         assert judge_kind("scaled", found[0], 5.0, 8).outcome is Outcome.FAIL

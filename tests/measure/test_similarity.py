@@ -9,7 +9,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from compile_stage.core.records import Gate, Outcome
 from compile_stage.measure.elementwise import NotMeasurableError
-from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.metrics import ComparedSamples, check_outputs
 from compile_stage.measure.similarity import MOST, measure_similarity
 
 RANDOM = np.random.default_rng(0)
@@ -64,8 +64,7 @@ def test_a_gate_on_rankings_fails_a_model_that_loses_them() -> None:
     ]
     for scale, outcome in ((1e-4, Outcome.PASS), (1.0, Outcome.FAIL)):
         other = (VECTORS + RANDOM.standard_normal(VECTORS.shape) * scale).astype(np.float32)
-        checks = check_outputs(
-            gates, {"v": other}, {"v": VECTORS}, None, batch_size=1, seed=0, min_samples=16, real=True
-        )
+        samples = ComparedSamples(min_samples=16, real=True)
+        checks = check_outputs(gates, {"v": other}, {"v": VECTORS}, samples, batch_size=1, seed=0)
         found = {check.gate.metric: check.outcome for check in checks}
         assert found["similarity_spearman"] == found["nearest_kept"] == outcome

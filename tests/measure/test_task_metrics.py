@@ -15,7 +15,7 @@ from sklearn.metrics import ndcg_score
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.detection import coco_map, read_detections
 from compile_stage.measure.elementwise import NotMeasurableError
-from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.metrics import ComparedSamples, check_outputs
 from compile_stage.measure.tasks import _score, measure_task
 from compile_stage.measure.transcripts import transcripts
 
@@ -29,7 +29,8 @@ def gate(metric: str, limit: float = 0.01, confidence: float | None = 0.95, **op
 
 def judged(asked: Gate, candidate: Any, baseline: Any, labels: Any, groups: Any = None) -> Check:
     own, base = (x if isinstance(x, dict) else {"out": x} for x in (candidate, baseline))
-    checks = check_outputs([asked], own, base, labels, batch_size=1, seed=0, min_samples=2, real=True, groups=groups)
+    samples = ComparedSamples(min_samples=2, real=True, labels=labels, groups=groups)
+    checks = check_outputs([asked], own, base, samples, batch_size=1, seed=0)
     return next(check for check in checks if check.gate.metric == asked.metric)
 
 
@@ -267,12 +268,11 @@ def test_a_detector_that_loses_objects_fails_and_all_its_outputs_are_looked_at()
     lost = {**outputs, "scores": np.where(outputs["labels"] == 1, 0.001, outputs["scores"]).astype(np.float32)}
     asked = gate("coco_map", 0.02)
     assert judged(asked, lost, outputs, truth).outcome is Outcome.FAIL
-    checks = check_outputs([asked], outputs, outputs, truth, batch_size=1, seed=0, min_samples=2, real=True)
+    samples = ComparedSamples(min_samples=2, real=True, labels=truth)
+    checks = check_outputs([asked], outputs, outputs, samples, batch_size=1, seed=0)
     assert [c.reason for c in checks if c.outcome is not Outcome.PASS] == []
-    few = check_outputs(
-        [asked], *({n: o[:40] for n, o in outputs.items()},) * 2, truth[:40], batch_size=1, seed=0, min_samples=2,
-        real=True,
-    )  # fmt: skip
+    samples = ComparedSamples(min_samples=2, real=True, labels=truth[:40])
+    few = check_outputs([asked], *({n: o[:40] for n, o in outputs.items()},) * 2, samples, batch_size=1, seed=0)
     (check,) = [c for c in few if c.gate.metric == "coco_map"]
     assert check.outcome is Outcome.NOT_RUN
     assert "samples, and there are 40" in check.reason

@@ -12,7 +12,7 @@ from sklearn import metrics as sk
 
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.elementwise import NotMeasurableError
-from compile_stage.measure.metrics import check_outputs
+from compile_stage.measure.metrics import ComparedSamples, check_outputs
 from compile_stage.measure.proportions import drop_interval
 from compile_stage.measure.task_intervals import FEW_CHANGES
 from compile_stage.measure.tasks import _score, measure_task, scored_output
@@ -96,7 +96,8 @@ def test_the_order_of_samples_does_not_matter(seed: int, metric: str) -> None:
 
 
 def run(gate: Gate, candidate: dict[str, Any], baseline: dict[str, Any], labels: Any) -> Check:
-    checks = check_outputs((gate,), candidate, baseline, labels, batch_size=1, seed=0, min_samples=1, real=True)
+    samples = ComparedSamples(min_samples=1, real=True, labels=labels)
+    checks = check_outputs((gate,), candidate, baseline, samples, batch_size=1, seed=0)
     return next(c for c in checks if c.gate is gate)
 
 
@@ -113,7 +114,8 @@ def test_a_general_limit_yields_to_that_of_the_output_it_would_read_and_to_no_ot
     general, own = gate("accuracy", 0.1), gate("accuracy", 0.2, output="first")
 
     def read(outputs: dict[str, Any]) -> list[tuple[str | None, float]]:
-        checks = check_outputs((general, own), outputs, outputs, TRUTH, batch_size=1, seed=0, min_samples=1, real=True)
+        samples = ComparedSamples(min_samples=1, real=True, labels=TRUTH)
+        checks = check_outputs((general, own), outputs, outputs, samples, batch_size=1, seed=0)
         return [(check.output, check.gate.limit) for check in checks if check.gate.metric == "accuracy"]
 
     assert read({"first": SOFT, "second": SOFT}) == [("first", 0.2)]  # which of the two is not known
