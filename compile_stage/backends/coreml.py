@@ -28,7 +28,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import OneOf, refuse_options, valid_options
 
 if TYPE_CHECKING:
@@ -147,18 +147,14 @@ class CoreMl(Backend):
         program = _read_program(into / _PACKAGE)
         _demand_signature(program.description, model.signature, target)
         executed, notes = _read_back(program, scheme)
-        return describe(
-            self,
-            model,
-            scheme,
-            job_id,
-            into,
+        compiled = Compiled(
             entry=_ENTRY,
             options={**options, "batch_sizes": sorted({*target.batch_sizes})},
             executed=executed,
             notes=(*notes, *((note,) if note else ())),
             not_runnable_here=_not_run(),
         )
+        return describe(self, model, scheme, job_id, into, compiled)
 
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

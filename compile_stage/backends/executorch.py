@@ -27,7 +27,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
-from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import refuse_options
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class ExecuTorch(Backend):
         largest = {sizes[axis] for sizes, axes in zip(limits, bounds, strict=True) for axis in axes if axis == 0}
         if largest:
             notes += (f"takes batches of at most {min(largest)}, the largest that it was compiled for",)
-        return describe(self, model, scheme, job_id, into, entry=_ENTRY, executed=executed, notes=notes)
+        return describe(self, model, scheme, job_id, into, Compiled(entry=_ENTRY, executed=executed, notes=notes))
 
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

@@ -33,7 +33,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
-from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import FLAG, Option, refuse_options, valid_options
 from compile_stage.plugin_support.torch_programs import free_axes, opened, use_threads
 
@@ -124,9 +124,13 @@ class Inductor(Backend):
             built = _build(model, scheme, options, Path(scratch))
             executed, notes = _read_back(built, scheme)
             _write_package(built, into / _ENTRY)
-        return describe(
-            self, model, scheme, job_id, into, entry=_ENTRY, options=options, executed=executed, notes=notes
+        compiled = Compiled(
+            entry=_ENTRY,
+            options=options,
+            executed=executed,
+            notes=notes,
         )
+        return describe(self, model, scheme, job_id, into, compiled)
 
     def open(self, artifact: Artifact, threads: int) -> AbstractContextManager[Session]:
         return opened(_InductorSession(Path(artifact.path) / artifact.entry, artifact.signature, threads))

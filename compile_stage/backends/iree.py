@@ -32,7 +32,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.plugin_support.artifacts import describe, refuse_form, trial_filler
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, trial_filler
 from compile_stage.plugin_support.options import FLAG, Like, OneOf, Option, PowerOfTwo, refuse_options
 
 if TYPE_CHECKING:
@@ -161,18 +161,14 @@ class Iree(Backend):
             asked, note = compile_module(asked, Path(scratch))
             (into / "model.vmfb").write_bytes((Path(scratch) / "main.vmfb").read_bytes())
         executed, needs, said = read_back(into / "model.vmfb", asked, scheme, source_types(Path(model.path)))
-        artifact = describe(
-            self,
-            model,
-            scheme,
-            job_id,
-            into,
+        compiled = Compiled(
             entry="model.vmfb",
             options={**asked, "needs": needs},
             executed=executed,
             notes=(*((note,) if note else ()), *said),
             not_runnable_here=_refuse_machine(needs) or "",
         )
+        artifact = describe(self, model, scheme, job_id, into, compiled)
         if artifact.not_runnable_here:
             return artifact
         with self.open(artifact, target.threads) as session:

@@ -28,7 +28,7 @@ from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.sample_files import read_index
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.plugin_support.artifacts import describe, refuse_form, without_folders
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, without_folders
 from compile_stage.plugin_support.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.options import refuse_options
 from compile_stage.plugin_support.torch_programs import flat_module
@@ -141,17 +141,13 @@ class LiteRt(Backend):
             found.append(executed)
             notes += [note for note in remarks if note not in notes]
         notes += filter(None, [padding_note(model.signature, shapes)])
-        return describe(
-            self,
-            model,
-            scheme,
-            job_id,
-            into,
+        compiled = Compiled(
             entry=files[0],
             options={"files": [{"file": name, "shapes": one} for name, one in zip(files, shapes, strict=True)]},
             executed=found[0],
             notes=notes,
         )
+        return describe(self, model, scheme, job_id, into, compiled)
 
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

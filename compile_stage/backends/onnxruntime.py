@@ -31,7 +31,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
-from compile_stage.plugin_support.artifacts import describe, refuse_form, refuse_types
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types
 from compile_stage.plugin_support.options import CHECKED_ELSEWHERE, FLAG, MAPPING, OneOf, Option, refuse_options
 
 if TYPE_CHECKING:
@@ -244,12 +244,7 @@ class OnnxRuntime(Backend):
                 signature = sessions.read_signature(session, model.signature)
                 executed, notes = sessions.read_back(session, dump, scheme)
         sessions.demand_same(model.signature, signature)
-        return describe(
-            self,
-            model,
-            scheme,
-            job_id,
-            into,
+        compiled = Compiled(
             entry=entry,
             signature=signature,
             options=asked,
@@ -257,6 +252,7 @@ class OnnxRuntime(Backend):
             notes=notes,
             not_runnable_here=away,
         )
+        return describe(self, model, scheme, job_id, into, compiled)
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

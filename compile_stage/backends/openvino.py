@@ -27,7 +27,7 @@ from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.sample_files import read_batches
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.plugin_support.artifacts import describe, refuse_form, refuse_types
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types
 from compile_stage.plugin_support.options import FLAG, Number, OneOf, Option, refuse_options, valid_options
 
 if TYPE_CHECKING:
@@ -159,18 +159,14 @@ class OpenVino(Backend):
             # it does not.
             options["shapes"] = []
             signature, executed, notes = _executed(into / "model.xml", options, target.threads, model, graph, scheme)
-        return describe(
-            self,
-            model,
-            scheme,
-            job_id,
-            into,
+        compiled = Compiled(
             entry="model.xml",
             signature=signature,
             options=options,
             executed=executed,
             notes=notes,
         )
+        return describe(self, model, scheme, job_id, into, compiled)
 
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

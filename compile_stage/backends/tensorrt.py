@@ -32,7 +32,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import FLAG, TEXT, Number, OneOf, Option, refuse_options, valid_options
 
 if TYPE_CHECKING:
@@ -145,17 +145,13 @@ class TensorRt(Backend):
             raise NothingCompiledError(
                 f"asked for {scheme.precision}, and no layer of the engine computes in it: {took}"
             )
-        return describe(
-            self,
-            model,
-            scheme,
-            job_id,
-            into,
+        compiled = Compiled(
             entry=ENGINE,
             signature=_read_signature(engine, model.signature),
             options=asked,
             executed=executed,
         )
+        return describe(self, model, scheme, job_id, into, compiled)
 
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

@@ -24,7 +24,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
-from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import refuse_options
 from compile_stage.plugin_support.torch_programs import flat_module, opened, use_threads
 
@@ -84,7 +84,7 @@ class TorchScript(Backend):
             traced = _trace(model)
             _write(traced, into / _ENTRY)
             executed = _read_back(traced)
-        return describe(self, model, scheme, job_id, into, entry=_ENTRY, executed=executed)
+        return describe(self, model, scheme, job_id, into, Compiled(entry=_ENTRY, executed=executed))
 
     def open(self, artifact: Artifact, threads: int) -> AbstractContextManager[Session]:
         return opened(_ScriptSession(Path(artifact.path) / artifact.entry, artifact.signature, threads))

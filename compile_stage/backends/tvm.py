@@ -34,7 +34,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, Budget, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.tensors import Signature
-from compile_stage.plugin_support.artifacts import describe, refuse_form, refuse_types, trial_filler
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types, trial_filler
 from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.options import Number, Option, refuse_options, valid_options
 
@@ -180,9 +180,13 @@ class Tvm(Backend):
                 f"time ended tuning after {tuned.trials} trials: with a larger budget.job_minutes it goes on from "
                 "there",
             )
-        return describe(
-            self, model, scheme, job_id, into, entry="model.so", options=options, executed=executed, notes=notes
+        compiled = Compiled(
+            entry="model.so",
+            options=options,
+            executed=executed,
+            notes=notes,
         )
+        return describe(self, model, scheme, job_id, into, compiled)
 
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

@@ -28,7 +28,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
-from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.options import OneOf, refuse_options, valid_options
 
@@ -115,9 +115,13 @@ class Xla(Backend):
         with _open(into / _ENTRY, model.signature, target.threads) as session:
             executed, notes = xla_hlo.read_back(session.programs(), scheme, program.types)
         notes = (*notes, *filter(None, [padding_note(model.signature, buckets(model.signature, target))]))
-        return describe(
-            self, model, scheme, job_id, into, entry=_ENTRY, options=options, executed=executed, notes=notes
+        compiled = Compiled(
+            entry=_ENTRY,
+            options=options,
+            executed=executed,
+            notes=notes,
         )
+        return describe(self, model, scheme, job_id, into, compiled)
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from compile_stage.core.digest import digest_tree, tree_size
 from compile_stage.core.environment import hardware
 from compile_stage.core.ports import Backend
-from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
+from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, record
 from compile_stage.core.tensors import Signature, TensorSpec
 
 _ARRAYS = (
@@ -19,45 +20,47 @@ _ARRAYS = (
 )  # fmt: skip
 
 
-def describe(
-    backend: Backend,
-    model: PortableModel,
-    scheme: Scheme,
-    job_id: str,
-    into: Path,
-    *,
-    entry: str,
-    executed: Mapping[str, Any],
-    signature: Signature | None = None,
-    options: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
-    not_runnable_here: str = "",
-) -> Artifact:
-    """The artifact that `into` holds: the last line of `Backend.compile`.
+@record
+class Compiled:
+    """What a backend says of the folder that it compiled a model into.
 
-    Args:
-        entry: The file in `into` that `Backend.open` loads.
+    Attributes:
+        entry: The file that `Backend.open` loads.
         executed: What the runtime says that it runs (`Artifact.executed`).
         signature: As the runtime reports it; None where it is the model's.
         options: What `Backend.open` needs beside the files.
+        notes: What a reader should know.
         not_runnable_here: Why this machine can't run it, for what was compiled for another.
     """
+
+    entry: str
+    executed: Mapping[str, Any]
+    signature: Signature | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    not_runnable_here: str = ""
+
+
+def describe(
+    backend: Backend, model: PortableModel, scheme: Scheme, job_id: str, into: Path, compiled: Compiled
+) -> Artifact:
+    """The artifact that `into` holds: the last line of `Backend.compile`."""
     return Artifact(
         path=str(into),
-        entry=entry,
+        entry=compiled.entry,
         digest=digest_tree(into),
         job_id=job_id,
         backend=backend.name,
         precision=scheme.precision,
         toolchain=backend.toolchain(),
         hardware=hardware().fingerprint,
-        signature=signature or model.signature,
+        signature=compiled.signature or model.signature,
         size_bytes=tree_size(into),
         made_from=model.digest,
-        options=dict(options or {}),
-        executed=executed,
-        notes=tuple(notes),
-        not_runnable_here=not_runnable_here,
+        options=dict(compiled.options),
+        executed=compiled.executed,
+        notes=tuple(compiled.notes),
+        not_runnable_here=compiled.not_runnable_here,
     )
 
 

@@ -12,7 +12,7 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend
 from compile_stage.core.records import Scheme
-from compile_stage.plugin_support.artifacts import describe, refuse_form
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 
 
 class Reference(Backend):
@@ -44,7 +44,7 @@ class Reference(Backend):
         shutil.copyfile(model.path, into / "model.onnx")
         ops = Counter(node.op_type for node in onnx.load(model.path).graph.node)
         executed = {"providers": {"python": ops.total()}, "ops": dict(ops), "precision": {"all": scheme.precision}}
-        return describe(self, model, scheme, job_id, into, entry="model.onnx", executed=executed)
+        return describe(self, model, scheme, job_id, into, Compiled(entry="model.onnx", executed=executed))
 
     @contextmanager
     def open(self, artifact, threads):
