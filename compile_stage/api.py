@@ -240,9 +240,8 @@ def verify(
             context,
             published,
             policy,
+            verification.Allowed(pickle=allow_pickle, code=allow_code),
             revalidate=revalidate,
-            allow_pickle=allow_pickle,
-            allow_code=allow_code,
             rebuild=rebuild,
         )
 
@@ -285,7 +284,7 @@ def validate(
     with _context(reporter, "local") as context:
         published = verification.open_published(context, receipt.uri, trust)
         return verification.validate(
-            context, receipt, published, signer, allow_pickle=allow_pickle, allow_code=allow_code
+            context, receipt, published, signer, verification.Allowed(pickle=allow_pickle, code=allow_code)
         )
 
 

@@ -86,6 +86,19 @@ class Published:
         return "its signature was not verified: no keys are trusted" if is_signed(self.folder) else "it is not signed"
 
 
+@record
+class Allowed:
+    """What of a published model may run here. The model itself has no say in it.
+
+    Attributes:
+        pickle: Its source may be a pickle, which runs code of its own.
+        code: It may be run though nothing that this machine knows vouches for it.
+    """
+
+    pickle: bool = False
+    code: bool = False
+
+
 def named_trust(trusted_keys: Iterable[str | os.PathLike[str]]) -> Trust | None:
     """What options and `$COMPILE_STAGE_TRUST` name; None where nothing is named, so that no signature is asked for."""
     return merged_trust(trusted_keys, trust_of_environment())
@@ -140,10 +153,9 @@ def verify(
     context: Context,
     published: Published,
     policy: Policy | None,
+    allowed: Allowed,
     *,
     revalidate: bool,
-    allow_pickle: bool,
-    allow_code: bool = False,
     rebuild: bool = False,
 ) -> Verification:
     """Is it what its manifest says, and does it pass: by what was measured when it was published, and, with
@@ -164,29 +176,23 @@ def verify(
         problems += list(_against_policy(context, manifest, policy, rules, tolerances=not revalidate))
         notes.append(_policy_note(manifest, policy))
         manifest = _under(manifest, policy, rules)
-        allow_pickle = allow_pickle or policy.compliance.allow_pickle
+        allowed = replace(allowed, pickle=allowed.pickle or policy.compliance.allow_pickle)
     checks: tuple[Check, ...] = ()
     if revalidate or rebuild:
-        _demand_vouched(published, allow_code=allow_code)
+        _demand_vouched(published, allow_code=allowed.code)
     if rebuild:
-        checks, more_notes = make_again(context, published.manifest, published.folder, allow_pickle=allow_pickle)
+        checks, more_notes = make_again(context, published.manifest, published.folder, allow_pickle=allowed.pickle)
         notes += more_notes
         problems += [check.reason for check in checks if check.outcome is Outcome.FAIL]  # same bytes need no graph
     if revalidate:
-        verdict, more_notes = validate_again(context, manifest, published.folder, allow_pickle=allow_pickle)
+        verdict, more_notes = validate_again(context, manifest, published.folder, allow_pickle=allowed.pickle)
         checks, notes = (*checks, *verdict.checks), [*notes, *more_notes]
         problems += [] if verdict.passed else ["the validation that was run again did not pass"]
     return Verification(uri=published.uri, passed=not problems, checks=checks, notes=(*problems, *notes))
 
 
 def validate(
-    context: Context,
-    receipt: Receipt,
-    published: Published,
-    signer: Signer | None,
-    *,
-    allow_pickle: bool,
-    allow_code: bool = False,
+    context: Context, receipt: Receipt, published: Published, signer: Signer | None, allowed: Allowed
 ) -> Verification:
     """Validate and measure it on this machine, and attach what was found to its version, signed where there is a
     signer. Raises as `revalidation.validate_here`, and UsageError where it must be signed and can't be."""
@@ -200,9 +206,9 @@ def validate(
                 fix="--signing-key KEY, with a key that is trusted",
                 where=published.uri,
             )
-    _demand_vouched(published, allow_code=allow_code)
+    _demand_vouched(published, allow_code=allowed.code)
     version = (published.uri, published.folder)
-    validated = validate_here(context, published.manifest, version, published.trust, allow_pickle=allow_pickle)
+    validated = validate_here(context, published.manifest, version, published.trust, allow_pickle=allowed.pickle)
     envelope = None
     if signer is not None:
         document = plain_validation(validated.document)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -107,6 +107,24 @@ class Trace:
         return next((error for error in self.nodes if error.node == node), None)
 
 
+@record
+class TensorErrors:
+    """How far the candidate's tensors are from the reference's.
+
+    Attributes:
+        measured: Tensor → (SNR as the next nodes see it, SNR before its quantisation, largest distance); SNR in dB.
+        outputs: Output → SNR in dB as the graphs say, and as they are served.
+        samples: Over so many.
+        makers: Tensor → the candidate's node that computes it: of several nodes that were merged, the one that gave its
+            name.
+    """
+
+    measured: Mapping[str, tuple[float, float, float]]
+    outputs: Mapping[str, tuple[float, float]]
+    samples: int
+    makers: Mapping[str, str] = field(default_factory=dict)
+
+
 def trace(
     reference: Graph,
     candidate: Graph,
@@ -157,35 +175,18 @@ def trace(
     outputs = {
         name: (measured[name][0], sums_.snr_db) for name, sums_ in served.items() if name in measured
     }  # fmt: skip
-    return judge(
-        _with_inputs(reference),
-        measured,
-        outputs,
-        makers={name: maker for name, own in shared.items() if (maker := _maker(candidate, own)) is not None},
-        samples=samples,
-        precision=precision or candidate.precision,
-        drop_db=drop_db,
-    )
+    makers = {name: maker for name, own in shared.items() if (maker := _maker(candidate, own)) is not None}
+    errors = TensorErrors(measured=measured, outputs=outputs, samples=samples, makers=makers)
+    return judge(_with_inputs(reference), errors, precision=precision or candidate.precision, drop_db=drop_db)
 
 
-def judge(
-    nodes: Sequence[Node],
-    measured: Mapping[str, tuple[float, float, float]],
-    outputs: Mapping[str, tuple[float, float]],
-    *,
-    samples: int,
-    precision: str,
-    drop_db: float = DROP_DB,
-    makers: Mapping[str, str] | None = None,
-) -> Trace:
+def judge(nodes: Sequence[Node], found: TensorErrors, *, precision: str, drop_db: float = DROP_DB) -> Trace:
     """From errors of tensors to the nodes that cause them.
 
     Args:
         nodes: Of the reference, in the order in which they run; model inputs as nodes without inputs.
-        measured: Tensor → (SNR as the next nodes see it, SNR before its quantisation, largest distance).
-        makers: Tensor → the candidate's node that computes it: of several nodes that were merged, the one that gave its
-            name.
     """
+    measured = found.measured
     ops = {node.name: node.op for node in nodes}
     healthy_db = HEALTHY_DB.get(precision, HEALTHY_DB["int8"])
     producer = {name: node for node in nodes for name in node.outputs}
@@ -197,7 +198,7 @@ def judge(
         tensor = min(own, key=lambda name: measured[name][0])
         snr, computed, max_abs = measured[tensor]
         before, merged = _inputs_of(node, producer, measured)
-        named = _blame(node, merged, (makers or {}).get(tensor, ""), ops)
+        named = _blame(node, merged, found.makers.get(tensor, ""), ops)
         came_in = min([healthy_db, *(measured[name][0] for name in before)])
         errors.append(
             NodeError(
@@ -219,14 +220,14 @@ def judge(
     return Trace(
         nodes=tuple(errors),
         first=first.node if first else None,
-        outputs=outputs,
-        samples=samples,
+        outputs=found.outputs,
+        samples=found.samples,
         precision=precision,
         unmatched=len(ops) - len({name for error in errors for name in (error.node, *error.merged)}),
         drop_db=drop_db,
         consumers=links[0],
         producers=links[1],
-        notes=tuple(_notes(outputs)),
+        notes=tuple(_notes(found.outputs)),
     )
 
 

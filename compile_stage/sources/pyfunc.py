@@ -87,7 +87,7 @@ class PyfuncSource(Exporter):
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         marked = _Marked(source)
-        return torch_source.export_graph(marked.program, marked.inputs, marked.outputs, source, shapes, into)
+        return torch_source.export_graph(marked.program, marked.signature, source, shapes, into)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         marked = _Marked(source)

@@ -106,7 +106,7 @@ class SentenceTransformersSource(Exporter):
         loaded = _Loaded(source)
         graph.demand_shapes(loaded.signature, shapes, source)
         program = _trace(loaded)
-        return torch_source.export_graph(program, loaded.inputs, [OUTPUT], source, {}, into, symbols=_symbols(program))
+        return torch_source.export_graph(program, loaded.signature, source, {}, into, symbols=_symbols(program))
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""

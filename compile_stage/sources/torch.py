@@ -93,8 +93,7 @@ class TorchSource(Exporter):
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         program = _program(source)
-        inputs, outputs = _names(source, program)
-        return export_graph(program, inputs, outputs, source, shapes, into)
+        return export_graph(program, signature_of(program, *_names(source, program)), source, shapes, into)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         program = _program(source)
@@ -214,18 +213,18 @@ def symbol_names(program: ExportedProgram, inputs: Sequence[str]) -> dict[str, s
 
 def export_graph(
     program: ExportedProgram,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
+    signature: Signature,
     source: SourceModel,
     shapes: Mapping[str, ShapeRange],
     into: Path,
     symbols: Mapping[str, str] | None = None,
 ) -> PortableModel:
-    """Write the program as ONNX. `symbols` names dimensions; `symbol_names` by default. Raises SourceError with the
-    exporter's reason."""
+    """Write the program as ONNX, with the signature's names. `symbols` names dimensions; `symbol_names` by default.
+    Raises SourceError with the exporter's reason."""
     import torch
 
-    graph.demand_shapes(signature_of(program, inputs, outputs), shapes, source)
+    graph.demand_shapes(signature, shapes, source)
+    inputs = [spec.name for spec in signature.inputs]
     # The exporter says of every absent optional package what it skips; that is no message for our users.
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = registration.level
@@ -237,8 +236,8 @@ def export_graph(
                 program,
                 dynamo=True,
                 opset_version=graph.OPSET,
-                input_names=list(inputs),
-                output_names=list(outputs),
+                input_names=inputs,
+                output_names=[spec.name for spec in signature.outputs],
                 verbose=False,
             )
     except Exception as error:

@@ -113,10 +113,8 @@ class TransformersSource(Exporter):
         signature = _signature(model, inputs)
         graph.demand_shapes(signature, shapes, source)
         program = _trace(source, model, inputs)
-        outputs = [spec.name for spec in signature.outputs]
-        return torch_source.export_graph(
-            program, inputs, outputs, source, {}, into, symbols=text.axes_of(program, SEQUENCE)
-        )
+        symbols = text.axes_of(program, SEQUENCE)
+        return torch_source.export_graph(program, signature, source, {}, into, symbols=symbols)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, Scheme
 from compile_stage.graph_debug.graphs import INPUT_OP, Node, open_graph
-from compile_stage.graph_debug.trace import DROP_DB, RUNTIME_GAP_DB, judge, rank, trace
+from compile_stage.graph_debug.trace import DROP_DB, RUNTIME_GAP_DB, TensorErrors, judge, rank, trace
 from compile_stage.precision.float16 import Float16
 
 Sabotage = Callable[[PortableModel, str], Path]
@@ -111,8 +112,9 @@ def test_a_runtime_that_adds_error_of_its_own_is_told_from_the_graph() -> None:
         Node(name="n", op="Conv", inputs=("x",), outputs=("y",)),
     ]
     measured = {"x": (math.inf, math.inf, 0.0), "y": (40.0, 40.0, 0.1)}
-    quiet = judge(nodes, measured, {"y": (40.0, 40.0 - RUNTIME_GAP_DB + 1)}, samples=1, precision="int8")
-    loud = judge(nodes, measured, {"y": (40.0, 12.0)}, samples=1, precision="int8")
+    errors = TensorErrors(measured=measured, outputs={"y": (40.0, 40.0 - RUNTIME_GAP_DB + 1)}, samples=1)
+    quiet = judge(nodes, errors, precision="int8")
+    loud = judge(nodes, replace(errors, outputs={"y": (40.0, 12.0)}), precision="int8")
     assert quiet.notes == ()
     assert "kernels" in loud.notes[0]
 
