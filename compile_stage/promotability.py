@@ -19,6 +19,7 @@ from compile_stage.core.errors import CompileStageError, GateError
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.provenance import refuse_code
 from compile_stage.core.records import Budget, Data, DataSpec, FetchedVersion, Job, SampleSet, SourceModel
+from compile_stage.measure.readers import SampleRequest
 from compile_stage.measure.structure import SERVED
 from compile_stage.pipeline.inputs import source_limits
 from compile_stage.serving.manifest import artifact_of, data_folder, validations
@@ -108,10 +109,11 @@ def _samples(context: Context, published: Published, job: Job, budget: Budget) -
     real = replace(data.validation, max_samples=batch_size)
     for spec in (real, DataSpec(source="synthetic", max_samples=batch_size)):
         wanted = replace(data, validation=spec)
+        request = SampleRequest(spec=spec, signature=signature, seed=data.seed, shapes=job.target.shapes)
         try:
             source = _source(context, published, spec)
             with context.worker("samples", source_limits(budget, source, wanted)) as worker:
-                return sample(context, worker, source, "validation", wanted, signature, job.target.shapes)
+                return sample(context, worker, source, "validation", request)
         except CompileStageError:
             continue
     return None

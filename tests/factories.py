@@ -28,6 +28,7 @@ from compile_stage.core.records import (
     Outcome,
     Policy,
     PortableModel,
+    SampleSet,
     Scheme,
     SourceModel,
     Target,
@@ -36,6 +37,8 @@ from compile_stage.core.records import (
     Verdict,
 )
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.measure import samples
+from compile_stage.measure.readers import SampleRequest
 
 COSINE = Gate(metric="cosine", limit=0.99, direction="at_least")
 SIGNATURE = Signature(
@@ -185,3 +188,11 @@ def passed(of: Job | None = None, speedup: float = 2.0, **fields: Any) -> Candid
 def states(candidates: Sequence[Candidate]) -> dict[str, str]:
     """Scheme name → state."""
     return {candidate.job.scheme.name: candidate.state for candidate in candidates}
+
+
+def prepare(spec: DataSpec, signature: Signature, into: Path, *, seed: int, **given: Any) -> SampleSet:
+    """The samples of `spec` in the folder `into`; what is `given` belongs to the request (shapes, dataset) or comes
+    from the model."""
+    asked = {name: given.pop(name) for name in ("shapes", "dataset") if name in given}
+    request = SampleRequest(spec=spec, signature=signature, seed=seed, **asked)
+    return samples.prepare(request, into, samples.FromModel(**given))

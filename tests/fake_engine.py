@@ -21,7 +21,7 @@ from factories import SIGNATURE
 
 from compile_stage.core.digest import digest_of, plain
 from compile_stage.core.ports import MeteredCall, Worker, WorkerLimits, WorkerMemory, WorkerUsage
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Sensitivity
+from compile_stage.core.records import Artifact, Job, PortableModel, SampleSet, Scheme, Sensitivity
 from compile_stage.core.sample_files import LABELS, digest_of_samples, write_index
 from compile_stage.measure.timed_inputs import checked_batch
 from compile_stage.serving.manifest import artifact_of, data_folder, read_manifest
@@ -103,6 +103,8 @@ class FakeWorker:
     def _scheme(self, function: str, arguments: Mapping[str, Any]) -> str:
         if isinstance(scheme := arguments.get("scheme"), Scheme):
             return scheme.name
+        if isinstance(job := arguments.get("job"), Job):
+            return job.scheme.name
         if function in ("open_source", "open_artifact", "open_served"):
             artifact = arguments.get("artifact")
             if function == "open_served":
@@ -142,15 +144,14 @@ class FakeWorker:
             Sensitivity(node=node, op="MatMul", effect=part, cost=1.0) for node, part in self._scenario.effects.items()
         ]
 
-    def _compile_model(
-        self, model: PortableModel, scheme: Scheme, job_id: str, backend: str, into: str, **_: Any
-    ) -> Artifact:
+    def _compile_model(self, model: PortableModel, job: Job, into: str, **_: Any) -> Artifact:
+        scheme = job.scheme
         kept = [node for nodes in model.kept.values() for node in nodes]
         error = self._scenario.errors.get(scheme.name, self._scenario.errors.get(scheme.precision, 0.0))
         left = error * (1 - sum(self._scenario.effects.get(node, 0.0) for node in kept)) if kept else error
         Path(into, "model.bin").write_text(f"{scheme.name} {left}")
         return Artifact(
-            path=into, entry="model.bin", digest="", job_id=job_id, backend=backend, precision=scheme.precision,
+            path=into, entry="model.bin", digest="", job_id=job.id, backend=job.backend, precision=scheme.precision,
             toolchain={}, hardware="", signature=SIGNATURE, size_bytes=0,
             options={"scheme": scheme.name, "error": left},
         )  # fmt: skip

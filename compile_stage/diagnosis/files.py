@@ -15,6 +15,7 @@ from compile_stage.diagnosis.findings import PACKAGES, SAMPLES, with_bundle, wit
 from compile_stage.diagnosis.in_workers import trace
 from compile_stage.graph_debug.comparison import Comparison
 from compile_stage.graph_debug.diagnosis import Diagnosis
+from compile_stage.measure.readers import SampleRequest
 
 
 def diagnose_files(
@@ -33,19 +34,9 @@ def diagnose_files(
     with context.worker(title, replace(WorkerLimits.within(Budget()), reads=reads)) as worker:
         described = revive(PortableModel, worker.call("describe_graph", path=str(shape_of)))
         spec = DataSpec(source=f"file:{Path(data).absolute()}" if data else "synthetic", max_samples=count)
-        samples: SampleSet = revive(
-            SampleSet,
-            worker.call(
-                "prepare_samples",
-                source=None,
-                spec=spec,
-                signature=described.signature,
-                shapes={},
-                dataset=None,
-                seed=0,
-                into=str(context.scratch / "samples"),
-            ),
-        )
+        request = SampleRequest(spec=spec, signature=described.signature, seed=0)
+        answer = worker.call("prepare_samples", source=None, request=request, into=str(context.scratch / "samples"))
+        samples: SampleSet = revive(SampleSet, answer)
         pair = Comparison(title=title, reference=str(reference_file), candidate=str(candidate_file), samples=samples)
         traced = trace(context, worker, pair, count)
         diagnosis = Diagnosis(

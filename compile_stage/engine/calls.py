@@ -21,6 +21,7 @@ from compile_stage.core.records import (
     Artifact,
     Compliance,
     DataSpec,
+    Job,
     PortableModel,
     Predictions,
     SampleSet,
@@ -29,12 +30,12 @@ from compile_stage.core.records import (
     SourceModel,
     Target,
 )
-from compile_stage.core.tensors import Signature
 from compile_stage.engine.fresh_load import load_published, run_batch
 from compile_stage.engine.served import open_as_served
 
 if TYPE_CHECKING:
     from compile_stage.core.ports import Session
+    from compile_stage.measure.samples import FromModel
     from compile_stage.measure.timed_session import TimedSession
 
 _COMPARED = 32  # samples whose texts the published predict() is compared on
@@ -99,28 +100,18 @@ def export_program(source: Any, shapes: Any, into: str) -> PortableModel:
     return exporter.export_program(model, revive(Mapping[str, ShapeRange], shapes), Path(into))
 
 
-def prepare_samples(
-    source: Any, spec: Any, signature: Any, shapes: Any, dataset: str | None, seed: int, into: str
-) -> SampleSet:
+def prepare_samples(source: Any, request: Any, into: str) -> SampleSet:
     """The samples that a policy names, as one `.npy` per input below `into`; of no source for two files alone."""
-    from compile_stage.measure.samples import prepare
+    from compile_stage.measure.readers import SampleRequest
+    from compile_stage.measure.samples import FromModel, prepare
 
-    wanted = revive(DataSpec, spec)
-    of_source = _read_by_source(revive(SourceModel, source), wanted) if source is not None else {}
-    return prepare(
-        wanted,
-        revive(Signature, signature),
-        Path(into),
-        seed=seed,
-        dataset=Path(dataset) if dataset else None,
-        shapes=revive(Mapping[str, ShapeRange], shapes),
-        **of_source,
-    )
+    wanted = revive(SampleRequest, request)
+    model = _read_by_source(revive(SourceModel, source), wanted.spec) if source is not None else FromModel()
+    return prepare(wanted, Path(into), model)
 
 
-def _read_by_source(model: SourceModel, wanted: DataSpec) -> dict[str, Any]:
-    """Arguments of `prepare` that only the source knows: its example, its tokenizer, what its code makes of rows."""
-    from compile_stage.measure.samples import TextReader
+def _read_by_source(model: SourceModel, wanted: DataSpec) -> FromModel:
+    from compile_stage.measure.samples import FromModel, TextReader
 
     exporter = plugins.load("sources", model.flavor)
     example = exporter.example(model) if wanted.source == "input_example" else None
@@ -135,7 +126,7 @@ def _read_by_source(model: SourceModel, wanted: DataSpec) -> dict[str, Any]:
         tokenize=lambda texts: exporter.tokenize(model, texts), class_names=lambda: exporter.class_names(model)
     )
     network_inputs = partial(exporter.network_inputs, model) if raw else None
-    return {"example": example, "network_inputs": network_inputs, "reader": reader}
+    return FromModel(example=example, network_inputs=network_inputs, reader=reader)
 
 
 # ----------------------------------------------------------------------------------------------------- lower, compile
@@ -167,18 +158,17 @@ def mix(model: Any, lowered: Any, keep: list[str], into: str) -> PortableModel:
     return give_back(revive(PortableModel, model), revive(PortableModel, lowered), keep, Path(into))
 
 
-def compile_model(
-    backend: str, model: Any, scheme: Any, target: Any, job_id: str, calibration: Any, into: str
-) -> Artifact:
+def compile_model(job: Any, model: Any, calibration: Any, into: str) -> Artifact:
     """The artifact of one job, in the folder `into`. Raises UsageError with the reason when it is refused."""
-    compiler, portable, where = plugins.load("backends", backend), revive(PortableModel, model), revive(Target, target)
+    asked, portable = revive(Job, job), revive(PortableModel, model)
+    compiler = plugins.load("backends", asked.backend)
     plugins.demand(compiler)
-    if (reason := compiler.refuse(portable, where)) is not None:
+    if (reason := compiler.refuse(portable, asked.target)) is not None:
         raise UsageError(reason)
     samples = revive(SampleSet, calibration) if calibration else None
-    built = compiler.compile(portable, revive(Scheme, scheme), where, job_id, Path(into), calibration=samples)
+    built = compiler.compile(portable, asked.scheme, asked.target, asked.id, Path(into), calibration=samples)
     if not isinstance(built, Artifact):
-        raise TypeError(f"backend {backend!r} answered with {type(built).__name__} instead of an Artifact")
+        raise TypeError(f"backend {asked.backend!r} answered with {type(built).__name__} instead of an Artifact")
     return built
 
 
@@ -222,22 +212,22 @@ def predict(samples: Any, batch_size: int, into: str) -> dict[str, str]:
     return {name: str(path) for name, path in written.items()}
 
 
-def predict_whole(
-    source: Any, columns: Any, artifact: Any, threads: int, batch_size: int, rounds: int, into: str
-) -> dict[str, Any]:
+def predict_whole(source: Any, columns: Any, artifact: Any, target: Any, rounds: int, into: str) -> dict[str, Any]:
     """The original's predict() on rows of samples, with its own network and with a compiled artifact in its place
     (`measure.whole_predict`).
 
     Args:
         columns: `{"path": ...}`, the folder of `measure.samples.open_raw`.
+        target: Its threads, and the first of its batch sizes.
     """
     from compile_stage.measure.samples import open_raw
     from compile_stage.measure.whole_predict import predict_both
 
-    open_artifact(artifact, threads)
-    model = revive(SourceModel, source)
-    with plugins.load("sources", model.flavor).whole(model, threads) as predict:
-        return predict_both(predict, _session().run, open_raw(Path(columns["path"])), batch_size, rounds, Path(into))
+    model, where = revive(SourceModel, source), revive(Target, target)
+    open_artifact(artifact, where.threads)
+    with plugins.load("sources", model.flavor).whole(model, where.threads) as predict:
+        rows, batch_size = open_raw(Path(columns["path"])), where.batch_sizes[0]
+        return predict_both(predict, _session().run, rows, batch_size, rounds, Path(into))
 
 
 def predict_corners(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.core.errors import MissingDependencyError, PolicyError, SourceError
-from compile_stage.core.records import DataSpec, ShapeRange
+from compile_stage.core.records import DataSpec, ShapeRange, record
 from compile_stage.core.table_files import demand_bounded_csv, demand_bounded_text
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 
@@ -62,16 +62,31 @@ class Table:
     notes: tuple[str, ...] = field(default=())
 
 
-def read(
-    spec: DataSpec,
-    signature: Signature,
-    *,
-    seed: int,
-    example: Batch | None,
-    dataset: Path | None,
-    shapes: Mapping[str, ShapeRange],
-) -> Table:
-    """The source that a policy names. Raises PolicyError or SourceError, in words, when it can't be read."""
+@record
+class SampleRequest:
+    """Which samples are asked for.
+
+    Attributes:
+        signature: The model's; its inputs decide names, dtypes and shapes.
+        seed: Chooses which `max_samples` are taken when there are more; they keep their order.
+        shapes: What the policy promises of dynamic inputs; samples outside are refused.
+        dataset: The file of an `mlflow-dataset`, which was fetched.
+    """
+
+    spec: DataSpec
+    signature: Signature
+    seed: int
+    shapes: Mapping[str, ShapeRange] = field(default_factory=dict)
+    dataset: str | None = None
+
+
+def read(request: SampleRequest, example: Batch | None) -> Table:
+    """The source that a policy names. Raises PolicyError or SourceError, in words, when it can't be read.
+
+    Args:
+        example: The input example that was logged with the model.
+    """
+    spec = request.spec
     kind, _, rest = spec.source.partition(":")
     if kind == "input_example":
         if not example:
@@ -84,13 +99,13 @@ def read(
     if kind == "file":
         return _from_file(spec, Path(rest))
     if kind == "mlflow-dataset":
-        if dataset is None:
+        if request.dataset is None:
             raise PolicyError(f"the data set {rest!r} was not fetched", where=spec.source)
-        return _from_file(spec, dataset)
+        return _from_file(spec, Path(request.dataset))
     if kind == "python":
         return _from_function(spec, rest)
     if kind == "synthetic":
-        return _synthetic(spec, signature, seed, shapes)
+        return _synthetic(spec, request.signature, request.seed, request.shapes)
     raise PolicyError(
         f"{spec.source!r} is no source of samples",
         fix="use input_example, file:PATH (.npz, .parquet, .csv), mlflow-dataset:NAME, python:package.module:function "

@@ -22,7 +22,7 @@ from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import DataSpec, SampleSet, ShapeRange
 from compile_stage.core.sample_files import GROUPS, LABELS, RAW, digest_of_samples, read_index, write_index
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.measure.readers import Rows, Table, read
+from compile_stage.measure.readers import Rows, SampleRequest, Table, read
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
@@ -31,40 +31,35 @@ if TYPE_CHECKING:
 # -------------------------------------------------------------------------------------------------------------- prepare
 
 
-def prepare(
-    spec: DataSpec,
-    signature: Signature,
-    into: Path,
-    *,
-    seed: int,
-    example: Batch | None = None,
-    dataset: Path | None = None,
-    shapes: Mapping[str, ShapeRange] | None = None,
-    network_inputs: Callable[[Mapping[str, Array]], Batch] | None = None,
-    reader: TextReader | None = None,
-) -> SampleSet:
-    """Write the samples that a policy names into the folder `into`.
+@dataclass(frozen=True)
+class FromModel:
+    """What only the model itself knows of samples.
 
-    Args:
-        signature: The model's; its inputs decide names, dtypes and shapes.
-        seed: Chooses which `max_samples` are taken when there are more; they keep their order.
-        example: The input example that was logged with the model, for the source `input_example`.
-        dataset: The file of an `mlflow-dataset`, which the caller has fetched.
-        shapes: What the policy promises of dynamic inputs; samples outside are refused.
+    Attributes:
+        example: The input example that was logged with it, for the source `input_example`.
         network_inputs: Of a model whose samples are those of its predict(): columns → the network's inputs. The columns
             are kept (`core.sample_files.RAW`).
         reader: Of a source that reads text, so that samples may be texts.
+    """
+
+    example: Batch | None = None
+    network_inputs: Callable[[Mapping[str, Array]], Batch] | None = None
+    reader: TextReader | None = None
+
+
+def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
+    """Write the samples that a policy names into the folder `into`.
 
     Raises:
         PolicyError: the data can't be read, is empty, or does not fit the model; the message says which input and why.
         SourceError: the model has no input example.
     """
-    shapes = shapes or {}
-    table = read(spec, signature, seed=seed, example=example, dataset=dataset, shapes=shapes)
-    if network_inputs is not None and table.real:
-        table = _through_predict(spec, table, seed, network_inputs, into)
-    if reader is not None:
-        table = _read_texts(spec, table, signature, seed, reader)
+    spec, signature, seed = request.spec, request.signature, request.seed
+    table = read(request, model.example)
+    if model.network_inputs is not None and table.real:
+        table = _through_predict(spec, table, seed, model.network_inputs, into)
+    if model.reader is not None:
+        table = _read_texts(spec, table, signature, seed, model.reader)
     notes = list(table.notes)
     chosen = _choose(spec, _inputs(spec, table, signature, notes), table, seed)
     files = {name: f"inputs/{file}" for name, file in tensor_files([t.name for t in signature.inputs]).items()}
@@ -72,7 +67,7 @@ def prepare(
     symbols: dict[str, tuple[str, int]] = {}
     for tensor, rows in zip(signature.inputs, chosen.inputs, strict=True):
         array = _convert(spec, tensor, rows(), notes)
-        _check_shape(spec, tensor, array.shape, shapes.get(tensor.name), symbols)
+        _check_shape(spec, tensor, array.shape, request.shapes.get(tensor.name), symbols)
         if array.dtype.kind == "f" and (strange := int(np.count_nonzero(~np.isfinite(array)))):
             notes.append(f"input {tensor.name!r} has {strange} values that are NaN or infinite")
         np.save(into / files[tensor.name], array, allow_pickle=False)

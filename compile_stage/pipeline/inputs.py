@@ -30,6 +30,7 @@ from compile_stage.core.records import (
     Target,
     TargetPolicy,
 )
+from compile_stage.measure.readers import SampleRequest
 from compile_stage.steps.export import export, other_forms
 from compile_stage.steps.sample import sample
 from compile_stage.steps.validate import Reference, ValidationSet, reference
@@ -128,8 +129,11 @@ class TargetInputs:
         return model
 
     def _sample(self, role: Literal["validation", "calibration"]) -> SampleSet:
-        signature = self.portable.signature
-        return sample(self._context, self._worker, self.source, role, self.data, signature, self.target.shapes)
+        spec = self.data.validation if role == "validation" else self.data.calibration
+        request = SampleRequest(
+            spec=spec, signature=self.portable.signature, seed=self.data.seed, shapes=self.target.shapes
+        )
+        return sample(self._context, self._worker, self.source, role, request)
 
 
 def prepare(

@@ -25,6 +25,7 @@ from compile_stage.core.ports import Worker
 from compile_stage.core.records import Data, DataSpec, Job, Plan, Refusal, SampleSet, ShapeRange, SourceModel, Target
 from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.core.tensors import Signature
+from compile_stage.measure.readers import SampleRequest
 from compile_stage.pipeline.inputs import source_errors, source_limits
 from compile_stage.steps.export import demand_batch_sizes, inspect
 from compile_stage.steps.sample import sample
@@ -118,7 +119,8 @@ class _Checks:
     ) -> SampleSet | None:
         if spec.source.startswith("python:"):
             return None
-        return sample(self.context, self.worker, self.source, role, self.data, signature, shapes)
+        request = SampleRequest(spec=spec, signature=signature, seed=self.data.seed, shapes=shapes)
+        return sample(self.context, self.worker, self.source, role, request)
 
 
 def _confidence_notes(jobs: Sequence[Job], validation: SampleSet | None) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, revive
 from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
 from compile_stage.core.ports import Worker, WorkerLimits
-from compile_stage.core.records import Data, PortableModel, SampleSet, ShapeRange, SourceModel
-from compile_stage.core.tensors import Signature
+from compile_stage.core.records import PortableModel, SampleSet, SourceModel
 from compile_stage.graph_debug.coverage import Coverage, coverage_note, overlap_note
+from compile_stage.measure.readers import SampleRequest
 
 
 def compare_samples(
@@ -51,22 +51,20 @@ def compare_samples(
     return tuple(note for note in (shared, uncovered) if note is not None)
 
 
-def sample(
-    context: Context,
-    worker: Worker,
-    source: SourceModel,
-    role: str,
-    data: Data,
-    signature: Signature,
-    shapes: Mapping[str, ShapeRange],
-) -> SampleSet:
-    """The samples of one role, `validation` or `calibration`, in the model's own tensor names."""
-    spec, seed = data.validation if role == "validation" else data.calibration, data.seed
+def sample(context: Context, worker: Worker, source: SourceModel, role: str, request: SampleRequest) -> SampleSet:
+    """The samples of one role, `validation` or `calibration`, in the model's own tensor names; a data set of the
+    registry is fetched."""
+    spec = request.spec
     kind, _, name = spec.source.partition(":")
     dataset: Path | None = None
     if kind == "mlflow-dataset":
         dataset = plugins.load("registries", source.registry).dataset(source, name, context.scratch / "datasets")
-    key: dict[str, Any] = {"spec": spec, "seed": seed, "signature": signature, "shapes": shapes}
+    key: dict[str, Any] = {
+        "spec": spec,
+        "seed": request.seed,
+        "signature": request.signature,
+        "shapes": request.shapes,
+    }
     key["source"] = source.identity  # its tokenizer and its classes' names make numbers of texts and labels
     if plugins.load("sources", source.flavor).capabilities.reads_raw_samples:  # its own code makes samples of rows
         key["through"] = plugins.cache_identity("sources", source.flavor)
@@ -78,16 +76,8 @@ def sample(
         key["nonce"] = secrets.token_hex(16)  # what a function answers can't be known without calling it
 
     def make(into: Path) -> SampleSet:
-        answer = worker.call(
-            "prepare_samples",
-            source=source,
-            spec=spec,
-            signature=signature,
-            shapes=shapes,
-            dataset=str(dataset) if dataset else None,
-            seed=seed,
-            into=str(into),
-        )
+        fetched = replace(request, dataset=str(dataset) if dataset else None)
+        answer = worker.call("prepare_samples", source=source, request=fetched, into=str(into))
         prepared: SampleSet = revive(SampleSet, answer)
         return replace(prepared, path=".")
 

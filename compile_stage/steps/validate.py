@@ -396,8 +396,7 @@ def _whole_predict(
                 source=validation.original,
                 columns={"path": str(Path(validation.samples.path) / RAW)},
                 artifact=artifact,
-                threads=job.target.threads,
-                batch_size=job.target.batch_sizes[0],
+                target=job.target,
                 rounds=_PREDICT_ROUNDS,
                 into=folder,
             )

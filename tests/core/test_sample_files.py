@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from factories import prepare
 
 from compile_stage.core.errors import IntegrityError
 from compile_stage.core.records import DataSpec, SampleSet
 from compile_stage.core.sample_files import read_batches, read_index
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
-from compile_stage.measure.samples import prepare
 
 NAME = "serving_default/x:0"
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from factories import prepare
 
 from compile_stage import api
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import DataSpec, SampleSet
 from compile_stage.graph_debug.coverage import coverage, coverage_note, noted_share, overlap_note
-from compile_stage.measure.samples import overlap, prepare
+from compile_stage.measure.samples import overlap
 from compile_stage.precision.peaks import measure_peaks
 from compile_stage.steps.sample import compare_samples
 from compile_stage.testing import models

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+from factories import prepare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from compile_stage.core.errors import IntegrityError, MissingDependencyError, Po
 from compile_stage.core.records import DataSpec, ShapeRange
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.measure.corners import corner_batches
-from compile_stage.measure.samples import open_samples, overlap, prepare, tensor_files
+from compile_stage.measure.samples import open_samples, overlap, tensor_files
 
 
 def signature(*inputs: TensorSpec) -> Signature:
@@ -162,7 +163,7 @@ def test_columns_named_like_inputs_and_lists_in_cells(tmp_path: Path) -> None:
 def test_a_fetched_data_set_is_read_like_a_file(tmp_path: Path) -> None:
     pandas.DataFrame({"a": [1.0], "b": [2.0], "c": [3.0]}).to_csv(tmp_path / "d.csv", index=False)
     source = DataSpec(source="mlflow-dataset:holdout")
-    made = prepare(source, TABLE, tmp_path / "s", seed=0, dataset=tmp_path / "d.csv")
+    made = prepare(source, TABLE, tmp_path / "s", seed=0, dataset=str(tmp_path / "d.csv"))
     assert (made.count, made.source) == (1, "mlflow-dataset:holdout")
 
 

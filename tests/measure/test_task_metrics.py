@@ -435,9 +435,11 @@ def test_relative_drops_of_the_new_metrics_are_shares_of_the_originals() -> None
 
 def test_whole_queries_are_taken(tmp_path: Any) -> None:
     """Broken: a sample of rows would leave a ranking without its relevant item, and another one in place of it."""
+    from factories import prepare
+
     from compile_stage.core.records import DataSpec
     from compile_stage.core.tensors import Signature, TensorSpec
-    from compile_stage.measure.samples import open_samples, prepare
+    from compile_stage.measure.samples import open_samples
 
     data = {"x": np.arange(120, dtype=np.float32)[:, None], "y": np.arange(120), "q": np.arange(120) // 6}
     np.savez(tmp_path / "d.npz", **data)

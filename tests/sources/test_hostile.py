@@ -15,6 +15,7 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
+from factories import prepare
 from onnx import TensorProto, helper, numpy_helper
 
 from compile_stage.core import plugins
@@ -22,7 +23,6 @@ from compile_stage.core.errors import CompileStageError, PolicyError, SourceErro
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import Compliance, DataSpec, SourceModel, Target
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.measure.samples import prepare
 from compile_stage.policy.data_files import read_contents
 from compile_stage.sources.onnx import OnnxSource
 

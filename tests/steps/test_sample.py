@@ -9,8 +9,9 @@ import factories
 import numpy as np
 
 from compile_stage.core.digest import plain
-from compile_stage.core.records import Data, DataSpec, SampleSet
+from compile_stage.core.records import DataSpec, SampleSet
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.measure.readers import SampleRequest
 from compile_stage.steps.sample import sample
 
 SIGNATURE = Signature(
@@ -37,9 +38,9 @@ def test_another_model_makes_its_own_samples_of_the_same_file(tmp_path: Path) ->
     file = tmp_path / "texts.npz"
     np.savez(file, x=np.zeros((4, 4), np.float32))
     spec = DataSpec(source=f"file:{file}")
-    data, context = Data(validation=spec, calibration=spec), factories.run_context(tmp_path)
+    context = factories.run_context(tmp_path)
     worker: Any = CountingWorker()
     one, other = factories.source(digest="sha256:a"), factories.source(digest="sha256:b")
     for source in (one, one, other):
-        sample(context, worker, source, "validation", data, SIGNATURE, {})
+        sample(context, worker, source, "validation", SampleRequest(spec=spec, signature=SIGNATURE, seed=0))
     assert worker.made == 2
