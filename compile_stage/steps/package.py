@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,79 +82,137 @@ def package(
         origin: How the source's pyfunc answers, and what a published predict() needs to answer so too.
         signed_by: Who will sign it; empty for nobody.
     """
-    bundle = partial(_bundle, context, plan, target_result, origin=origin, signed_by=signed_by)
+    packaging = _Packaging(context, plan, target_result, origin, signed_by)
     winner, bundles = target_result.winner, out / "bundles"
     if winner is not None:
         if not _is_validated(winner):
             raise InternalError(f"{winner.job.id} was selected, and its verdict did not pass")
         into = bundles / target_result.policy.target.name
-        return replace(target_result, bundle=bundle(winner, into))
+        return replace(target_result, bundle=packaging.bundle(winner, into))
     unrunnable = [
         c for c in target_result.candidates if c.artifact is not None and c.verdict is None and c.not_runnable_here
     ]
     unvalidated = (
-        UnvalidatedBundle(job_id=c.job.id, bundle=bundle(c, bundles / c.job.id))
+        UnvalidatedBundle(job_id=c.job.id, bundle=packaging.bundle(c, bundles / c.job.id))
         for c in unrunnable
         if c.failure is None
     )
     return replace(target_result, unvalidated=tuple(unvalidated))
 
 
-def _bundle(
-    context: Context,
-    plan: Plan,
-    target_result: TargetResult,
-    chosen: Candidate,
-    into: Path,
-    *,
-    origin: Origin,
-    signed_by: str,
-) -> Bundle:
-    source, policy, target, artifact = plan.source, plan.policy, target_result.policy.target, _artifact(chosen)
-    key = publication_key(plan, target_result, chosen, context.hardware.fingerprint, signed_by)
-    name = plugins.load("registries", source.registry).publication_name(
-        source, policy.publish_name.replace("{model}", source.name)
-    )
-    with context.events.step("package", chosen.job.id):
-        for path in (artifact.path, source.path):
-            demand_present(path)
-        manifest = _manifest(context, plan, target_result, chosen, origin, key)
-        with tempfile.TemporaryDirectory(dir=context.scratch) as staged:
-            (Path(staged) / "artifact").symlink_to(artifact.path)  # copied once, by save_model
-            if origin.processor.text:
-                demand_present(origin.processor.path)
-                (Path(staged) / TOKENIZER_FOLDER).symlink_to(origin.processor.path)
-            shutil.rmtree(into, ignore_errors=True)
-            save_model(
-                staged,
-                into,
-                manifest=manifest,
-                signature=artifact.signature,
-                source_model=source.path,
-                metadata={"compile_stage": {"key": key, "source": source.uri, "policy": policy.digest}},
-                documents={MLBOM: mlbom(manifest, name.rpartition("/")[2], Path(staged))},
-            )
-        manifest = read_manifest(into)
-        digest = digest_tree(into / "data")
-        remember_packaged(digest)
-    return Bundle(
-        path=str(into),
-        digest=digest,
-        key=key,
-        target=target.name,
-        name=name,
-        manifest=manifest,
-        tags=_tags(context, source, policy, chosen, key),
-        metrics=_metrics(chosen),
-        summary=_summary(source, target_result.policy, chosen),
-        params={
-            "precision": chosen.job.scheme.precision,
-            "scheme": chosen.job.scheme.name,
-            "backend": chosen.job.backend,
-            "target": target.name,
-            "threads": str(target.threads),
-        },
-    )
+@dataclass(frozen=True)
+class _Packaging:
+    """The packaging of one target."""
+
+    context: Context
+    plan: Plan
+    target_result: TargetResult
+    origin: Origin
+    signed_by: str
+
+    def bundle(self, chosen: Candidate, into: Path) -> Bundle:
+        context, source, policy = self.context, self.plan.source, self.plan.policy
+        target, artifact = self.target_result.policy.target, _artifact(chosen)
+        key = publication_key(self.plan, self.target_result, chosen, context.hardware.fingerprint, self.signed_by)
+        name = plugins.load("registries", source.registry).publication_name(
+            source, policy.publish_name.replace("{model}", source.name)
+        )
+        processor = self.origin.processor
+        with context.events.step("package", chosen.job.id):
+            for path in (artifact.path, source.path):
+                demand_present(path)
+            manifest = self._manifest(chosen, key)
+            with tempfile.TemporaryDirectory(dir=context.scratch) as staged:
+                (Path(staged) / "artifact").symlink_to(artifact.path)  # copied once, by save_model
+                if processor.text:
+                    demand_present(processor.path)
+                    (Path(staged) / TOKENIZER_FOLDER).symlink_to(processor.path)
+                shutil.rmtree(into, ignore_errors=True)
+                save_model(
+                    staged,
+                    into,
+                    manifest=manifest,
+                    signature=artifact.signature,
+                    source_model=source.path,
+                    metadata={"compile_stage": {"key": key, "source": source.uri, "policy": policy.digest}},
+                    documents={MLBOM: mlbom(manifest, name.rpartition("/")[2], Path(staged))},
+                )
+            manifest = read_manifest(into)
+            digest = digest_tree(into / "data")
+            remember_packaged(digest)
+        return Bundle(
+            path=str(into),
+            digest=digest,
+            key=key,
+            target=target.name,
+            name=name,
+            manifest=manifest,
+            tags=_tags(context, source, policy, chosen, key),
+            metrics=_metrics(chosen),
+            summary=_summary(source, self.target_result.policy, chosen),
+            params={
+                "precision": chosen.job.scheme.precision,
+                "scheme": chosen.job.scheme.name,
+                "backend": chosen.job.backend,
+                "target": target.name,
+                "threads": str(target.threads),
+            },
+        )
+
+    def _manifest(self, winner: Candidate, key: str) -> dict[str, Any]:
+        context, source, policy = self.context, self.plan.source, self.plan.policy
+        target, samples, artifact = self.target_result.policy.target, self.target_result.samples, _artifact(winner)
+        manifest: dict[str, Any] = plain(
+            {
+                "key": key,
+                "artifact": replace(artifact, path="artifact"),
+                "source": {
+                    "uri": source.uri,
+                    "name": source.name,
+                    "version": source.version,
+                    "flavor": source.flavor,
+                    "digest": source.digest,
+                    "registry": source.registry,
+                    **({"toolchain": home} if (home := plugins.source_toolchain(source.flavor)) else {}),
+                },
+                "policy": {"name": policy.name, "digest": policy.digest, "owner": policy.owner},
+                "job": winner.job,
+                "data": {"spec": policy.data, "samples": {role: replace(s, path="") for role, s in samples.items()}},
+                "target": target,
+                "scheme": winner.job.scheme,
+                "kept": winner.portable.kept if winner.portable else {},
+                "hardware": context.hardware,
+                "fingerprint": context.hardware.fingerprint,
+                "toolchain": artifact.toolchain,
+                "runtime": self._runtime(artifact),
+                "python": python_version(),
+                "made_by": made_by(winner.job, source.flavor),
+                "verdict": winner.verdict,
+                "performance": self.target_result.policy.performance,
+                "waivers": [waiver for waiver in policy.waivers if waiver.target == target.name],
+                "budget": policy.budget,
+                "timing": timings(winner.measurement),
+                "answer": _answer(self.origin, target),
+                "threads": target.threads,
+                "batches": proven_batches(winner.verdict, target),
+                "signature": artifact.signature,
+                "confinement": context.confinement(),
+                "on_hardware_mismatch": policy.compliance.on_hardware_mismatch,
+                "signature_required": policy.compliance.require_signature,
+            }
+        )
+        return manifest
+
+    def _runtime(self, artifact: Artifact) -> dict[str, str]:
+        """Distribution → version of what loads it. What made the artifact counts, since the runtime may lie in a
+        toolchain of its own."""
+        wanted = plugins.load("backends", artifact.backend).capabilities.runtime
+        return {
+            **plugins.third_party("backends", artifact.backend),
+            **plugins.package_versions(*wanted),
+            **{name: artifact.toolchain[name] for name in wanted if name in artifact.toolchain},
+            **self.origin.processor.runtime,
+        }
 
 
 def _is_validated(candidate: Candidate) -> bool:
@@ -166,69 +223,6 @@ def _artifact(candidate: Candidate) -> Artifact:
     if candidate.artifact is None:
         raise InternalError(f"{candidate.job.id} is to be packaged, and was not compiled")
     return candidate.artifact
-
-
-def _manifest(
-    context: Context,
-    plan: Plan,
-    target_result: TargetResult,
-    winner: Candidate,
-    origin: Origin,
-    key: str,
-) -> dict[str, Any]:
-    source, policy, target = plan.source, plan.policy, target_result.policy.target
-    artifact, samples = _artifact(winner), target_result.samples
-    backend = plugins.load("backends", artifact.backend)
-    manifest: dict[str, Any] = plain(
-        {
-            "key": key,
-            "artifact": replace(artifact, path="artifact"),
-            "source": {
-                "uri": source.uri,
-                "name": source.name,
-                "version": source.version,
-                "flavor": source.flavor,
-                "digest": source.digest,
-                "registry": source.registry,
-                **({"toolchain": home} if (home := plugins.source_toolchain(source.flavor)) else {}),
-            },
-            "policy": {"name": policy.name, "digest": policy.digest, "owner": policy.owner},
-            "job": winner.job,
-            "data": {"spec": policy.data, "samples": {role: replace(s, path="") for role, s in samples.items()}},
-            "target": target,
-            "scheme": winner.job.scheme,
-            "kept": winner.portable.kept if winner.portable else {},
-            "hardware": context.hardware,
-            "fingerprint": context.hardware.fingerprint,
-            "toolchain": artifact.toolchain,
-            # What made the artifact counts, since the runtime may lie in a toolchain of its own.
-            "runtime": {
-                **plugins.third_party("backends", artifact.backend),
-                **plugins.package_versions(*backend.capabilities.runtime),
-                **{
-                    name: artifact.toolchain[name]
-                    for name in backend.capabilities.runtime
-                    if name in artifact.toolchain
-                },
-                **origin.processor.runtime,
-            },
-            "python": python_version(),
-            "made_by": made_by(winner.job, source.flavor),
-            "verdict": winner.verdict,
-            "performance": target_result.policy.performance,
-            "waivers": [waiver for waiver in policy.waivers if waiver.target == target.name],
-            "budget": policy.budget,
-            "timing": timings(winner.measurement),
-            "answer": _answer(origin, target),
-            "threads": target.threads,
-            "batches": proven_batches(winner.verdict, target),
-            "signature": artifact.signature,
-            "confinement": context.confinement(),
-            "on_hardware_mismatch": policy.compliance.on_hardware_mismatch,
-            "signature_required": policy.compliance.require_signature,
-        }
-    )
-    return manifest
 
 
 def _answer(origin: Origin, target: Target) -> dict[str, Any]:
