@@ -81,14 +81,16 @@ class Context:
     @contextmanager
     def source_worker(self, source: SourceModel, limits: WorkerLimits) -> Iterator[Worker]:
         """The worker that holds the original, which runs in the source's toolchain where it has one. What needs no
-        framework, such as its samples, is made in this environment all the same."""
+        framework, such as its samples, is made in this environment all the same; and what needs nothing of the source,
+        in a process that has imported no third party's."""
         interpreter = plugins.interpreter_of_source(source.flavor)
-        with self.worker("source", limits) as here:
-            if not interpreter:
-                yield here
-                return
-            with self.worker("source--toolchain", replace(limits, interpreter=interpreter)) as there:
-                yield _SourceWorker(here, there)
+        with ExitStack() as stack:
+            here = there = apart = stack.enter_context(self.worker("source", limits))
+            if interpreter:
+                there = stack.enter_context(self.worker("source--toolchain", replace(limits, interpreter=interpreter)))
+            if plugins.third_party("sources", source.flavor):
+                apart = stack.enter_context(self.worker("samples", limits))
+            yield here if here is there and here is apart else _SourceWorker(here, there, apart)
 
     def compile_in(
         self, worker: Worker, job: Job, model: PortableModel, calibration: SampleSet | None, into: Path
@@ -119,12 +121,15 @@ _OF_THE_ORIGINAL = frozenset(
 
 
 class _SourceWorker:
-    """Two workers as one: the framework of the original is in a toolchain, all else in this environment."""
+    """Workers as one: of the framework of the original, which may be in a toolchain, of this environment, and of what
+    is done without the source, such as reading samples that are the network's inputs as they are."""
 
-    def __init__(self, here: Worker, there: Worker) -> None:
-        self._here, self._there = here, there
+    def __init__(self, here: Worker, there: Worker, apart: Worker) -> None:
+        self._here, self._there, self._apart = here, there, apart
 
     def call(self, function: str, /, **arguments: Any) -> Any:
+        if "source" in arguments and arguments["source"] is None:
+            return self._apart.call(function, **arguments)
         return self._worker(function).call(function, **arguments)
 
     def metered(self, function: str, /, **arguments: Any) -> MeteredCall:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
+
+from compile_stage.core.digest import digest_tree
+from compile_stage.core.errors import IntegrityError
+from compile_stage.core.records import PortableModel
 
 _MAX_FILES = 100_000  # the largest known, a sharded language model with its tokenizer, has some hundreds
 _KINDS = {
@@ -13,6 +18,21 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+def written_below(model: PortableModel, into: Path) -> PortableModel:
+    """A model that a plug-in wrote into a folder, its path relative to that. What the plug-in says of its digest is not
+    believed: by it, results of one graph would be taken for another's.
+
+    Raises:
+        IntegrityError: It names no file of that folder, or the folder holds what leads out of it.
+    """
+    if (reason := refuse_tree(into)) is not None:
+        raise IntegrityError(f"what was written for it can't be used: {reason}")
+    path = Path(model.path)
+    if not path.is_relative_to(into) or ".." in path.parts or not path.is_file():
+        raise IntegrityError(f"it is said to be in {model.path}, which is no file that was written for it")
+    return replace(model, path=path.relative_to(into).as_posix(), digest=digest_tree(into))
 
 
 def refuse_tree(folder: str | os.PathLike[str]) -> str | None:

@@ -28,7 +28,7 @@ from compile_stage.core.capabilities import (
 from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import MissingDependencyError, UsageError
 from compile_stage.core.remote_plugins import RemotePlugin, is_ours, is_remote, release
-from compile_stage.core.toolchains import Toolchain, lock_in_force
+from compile_stage.core.toolchains import Toolchain, is_toolchain_name, lock_in_force
 from compile_stage.core.toolchains import find as find_toolchain
 
 if TYPE_CHECKING:
@@ -249,11 +249,23 @@ def missing_for_programs(source: Exporter) -> str | None:
 
 def toolchain_name(plugin: Plugin) -> str:
     """What the toolchain of a backend or source is called: the one that it names, or of a backend its own name. Empty
-    for what has none, whether or not there is a lock file."""
+    for what has none, whether or not there is a lock file.
+
+    Raises:
+        UsageError: It is no plain name. A path would name an interpreter that the plug-in itself brought, and an
+            interpreter starts before anything confines it.
+    """
     declared = plugin.capabilities
     if isinstance(declared, BackendCapabilities):
-        return declared.toolchain or plugin.name
-    return declared.toolchain if isinstance(declared, SourceCapabilities) else ""
+        name = declared.toolchain or plugin.name
+    else:
+        name = declared.toolchain if isinstance(declared, SourceCapabilities) else ""
+    if name and not is_toolchain_name(name):
+        raise UsageError(
+            f"the plug-in {plugin.name!r} names a toolchain {name!r}, which is no plain name",
+            fix="update or uninstall its package; letters, digits, '.', '_' and '-' make a name",
+        )
+    return name
 
 
 def has_toolchain(plugin: Plugin) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,11 @@ def lock_in_force(name: str, shipped: Path) -> Path | None:
 def users_lock(name: str) -> Path:
     """Where the user's own lock of a toolchain lies."""
     return toolchains_root() / "locks" / f"{name}.txt"
+
+
+def is_toolchain_name(name: str) -> bool:
+    """True for what can be a part of a folder's name, and of no path that leads elsewhere."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) is not None
 
 
 def place(name: str, lock: Path) -> Path:

@@ -235,13 +235,15 @@ def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifac
 @contextmanager
 def _workers(target: TargetRun, job: Job, seconds: float | None) -> Iterator[tuple[Worker, Worker]]:
     """The worker that lowers, and the one that compiles and runs: the same, unless the backend has a toolchain of its
-    own, which holds only the backend's packages."""
+    own, which holds only the backend's packages, or the lowering is a third party's, whose code could change what the
+    backend answers in its process."""
     context = target.context
     limits = replace(WorkerLimits.within(target.run_policy.budget, job.target.threads), total_s=seconds)
     interpreter = plugins.interpreter_of(job.backend)
     with ExitStack() as stack:
         here = worker = stack.enter_context(context.worker(job.id, limits))
-        if interpreter:
+        foreign = not job.scheme.native and plugins.third_party("lowerings", job.scheme.precision)
+        if interpreter or foreign:
             worker = stack.enter_context(context.worker(job.id, replace(limits, interpreter=interpreter)))
         yield here, worker
 

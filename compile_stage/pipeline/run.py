@@ -79,7 +79,7 @@ def run(progress: RunState, context: Context, plan: Plan) -> None:
         try:
             with source_errors(plan.source):
                 origin = inspect(context, source_worker, plan.source, policy.compliance)
-            progress.framework, progress.notes = origin.framework, origin.notes
+            progress.framework, progress.notes = origin.framework, (*origin.notes, *_foreign_source(plan.source))
             progress.targets = _run_targets(context, source_worker, plan)
             if origin.processor.text:
                 progress.targets = _predict_originals(context, source_worker, plan.source, progress.targets)
@@ -96,6 +96,13 @@ def run(progress: RunState, context: Context, plan: Plan) -> None:
             if progress.options.promote and progress.outcome.exit_code == EXIT_OK:
                 _promote(progress, context, plan)
         attach_reports(context, plan.source, progress.targets, progress.write_reports())
+
+
+def _foreign_source(source: SourceModel) -> tuple[str, ...]:
+    """Whose word the baseline is, where it is a third party's."""
+    of = " ".join(f"{name} {version}" for name, version in plugins.third_party("sources", source.flavor).items())
+    said = f"what the original answers, and how fast it is, is the word of a third party's source ({of})"
+    return (said,) if of else ()
 
 
 def _run_targets(context: Context, source_worker: Worker, plan: Plan) -> tuple[TargetResult, ...]:

@@ -9,6 +9,7 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree, revive, tree_size
 from compile_stage.core.errors import IntegrityError
+from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Artifact, Job, PortableModel, SampleSet, record
 
@@ -40,7 +41,7 @@ def compile_job(
 
     def make(into: Path) -> dict[str, object]:
         answer, seconds = context.compile_in(worker, job, model, samples, into)
-        return {"artifact": _checked(answer, into), "compile_s": seconds}
+        return {"artifact": _checked(answer, into, job), "compile_s": seconds}
 
     stored = context.cached("compile/1", job.id, key, make)
     artifact: Artifact = revive(Artifact, stored.value["artifact"])
@@ -51,9 +52,16 @@ def compile_job(
     )
 
 
-def _checked(answer: object, into: Path) -> Artifact:
-    """What a backend says of its files is not believed: digest and size are taken here."""
+def _checked(answer: object, into: Path, job: Job) -> Artifact:
+    """What a backend says of its files is not believed: digest and size are taken here, and it is the job's own."""
     artifact: Artifact = revive(Artifact, answer)
-    if not (into / artifact.entry).exists():
+    if artifact.backend != job.backend:  # whether opening it runs code, and whose, follows from the name
+        raise IntegrityError(f"backend {job.backend} says that its artifact is one of {artifact.backend}")
+    if (reason := refuse_tree(into)) is not None:
+        raise IntegrityError(f"what backend {job.backend} wrote can't be used: {reason}")
+    entry = Path(artifact.entry)
+    if entry.is_absolute() or ".." in entry.parts or not (into / entry).exists():
         raise IntegrityError(f"backend {artifact.backend} says it wrote {artifact.entry}, and there is no such file")
-    return replace(artifact, path=".", digest=digest_tree(into), size_bytes=tree_size(into))
+    return replace(
+        artifact, path=".", digest=digest_tree(into), size_bytes=tree_size(into), precision=job.scheme.precision
+    )

@@ -10,7 +10,8 @@ from typing import Any
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import IntegrityError, SourceError
+from compile_stage.core.file_trees import written_below
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import (
     Compliance,
@@ -143,6 +144,12 @@ def demand_batch_sizes(source: SourceModel, signature: Signature, target: Target
 
 
 def _relative(answer: Any, into: Path) -> PortableModel:
-    """A cache entry is moved into place after it is made, so no path of the folder it was made in may stay in it."""
-    model: PortableModel = revive(PortableModel, answer)
-    return replace(model, path=Path(model.path).relative_to(into).as_posix())
+    """A cache entry is moved into place after it is made, so no path of the folder it was made in may stay in it.
+
+    Raises:
+        SourceError: The model is no file of that folder.
+    """
+    try:
+        return written_below(revive(PortableModel, answer), into)
+    except IntegrityError as error:
+        raise SourceError(f"its export can't be used: {error.problem}") from error

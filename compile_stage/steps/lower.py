@@ -9,6 +9,7 @@ from pathlib import Path
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
+from compile_stage.core.file_trees import written_below
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Job, PortableModel, SampleSet
 
@@ -39,8 +40,8 @@ def lower(
         answer = worker.call(
             "lower", scheme=job.scheme, model=model, calibration=samples, keep=list(keep), into=str(into)
         )
-        lowered: PortableModel = revive(PortableModel, answer)
-        return replace(lowered, path=Path(lowered.path).relative_to(into).as_posix())
+        lowered = written_below(revive(PortableModel, answer), into)
+        return replace(lowered, precision=job.scheme.precision, made_from=model.digest)
 
     stored = context.cached("lower/3", job.id, key, make)
     lowered: PortableModel = revive(PortableModel, stored.value)

@@ -455,7 +455,9 @@ def _on_other_samples(
                 for wanted in (suited, usual_gates(suited, other.kind, precision))
                 if wanted
             ]
-            checks = min(judged, key=lambda checks: worst(checks)[0])
+        if not judged:  # of its gates, none held on the validation samples: it has failed
+            continue
+        checks = min(judged, key=lambda checks: worst(checks)[0])
         yield judge_kind(other.kind, checks, data.robustness.factor, len(rows))
 
 
