@@ -131,7 +131,7 @@ def _build(context: Context, recipe: _Recipe, name: str) -> tuple[Rebuilt, Sampl
     compiler = replace(limits, interpreter=plugins.interpreter_of(job.backend))
     plugins.demand(plugins.load("backends", job.backend))
     with (
-        context.worker("source", source_limits(budget, source, data)) as source_worker,
+        context.source_worker(source, source_limits(budget, source, data)) as source_worker,
         context.worker(job.id, limits) as worker,
         context.worker(job.id, compiler) as compiling,
     ):

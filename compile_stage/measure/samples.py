@@ -194,17 +194,23 @@ def _inputs(spec: DataSpec, table: Table, signature: Signature, notes: list[str]
         if isinstance(width, int) and width != len(columns):
             raise PolicyError(
                 f"input {matrix.name!r} takes {width} features, and the samples have {len(columns)} columns beside the "
-                f"labels: {_some(list(columns))}",
+                f"labels: {_some(list(columns))}{_without_groups(spec, table)}",
                 fix="drop the other columns from the file, and name the labels' column as data.*.labels",
                 where=spec.source,
             )
         return [list(columns.values())]
     missing = [name for name in wanted if name not in columns]
     raise PolicyError(
-        f"the samples have no array for input {', '.join(map(repr, missing))}; they have {_some(list(columns))}",
+        f"the samples have no array for input {', '.join(map(repr, missing))}; they have {_some(list(columns))}"
+        f"{_without_groups(spec, table)}",
         fix=f"name the arrays (or columns) like the model's inputs: {', '.join(wanted)}",
         where=spec.source,
     )
+
+
+def _without_groups(spec: DataSpec, table: Table) -> str:
+    """A column too many may be the one that `data.groups` means."""
+    return f"; none is called {spec.groups!r} (data.groups)" if spec.groups and table.groups is None else ""
 
 
 def _choose(spec: DataSpec, inputs: list[list[Rows]], table: Table, seed: int) -> _Chosen:
@@ -366,7 +372,11 @@ def _save_groups(spec: DataSpec, rows: Rows, indices: NDArray[np.int64], into: P
             where=spec.source,
         )
     if groups.dtype.kind == "f" and (missing := int(np.count_nonzero(np.isnan(groups)))):
-        raise PolicyError(f"{missing} of the {len(groups)} samples have no group (NaN)", where=spec.source)
+        raise PolicyError(
+            f"{missing} of the {len(groups)} samples have no group: {spec.groups!r} is NaN there",
+            fix="give each of them its group, or one of its own, or leave them out of the file",
+            where=spec.source,
+        )
     names, numbers = np.unique(groups, return_inverse=True)
     np.save(into / GROUPS, numbers.astype(np.int64), allow_pickle=False)
     return len(names)

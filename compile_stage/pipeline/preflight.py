@@ -152,13 +152,12 @@ def _too_few(samples: SampleSet, data: Data) -> str:
             "its validation samples are synthetic (data.validation.source), which prove nothing, so it could not pass"
         )
     if samples.independent < data.min_samples:
-        counted = (
-            f"{samples.count} validation samples"
-            if not samples.groups
-            else f"{samples.groups} groups of validation samples"
-        )
+        one = samples.independent == 1
+        ending = "" if one else "s"
+        unit = f"group{ending} of validation samples" if samples.groups else f"validation sample{ending}"
+        counted, verb = f"{samples.independent} {unit}", "is" if one else "are"
         return (
-            f"there are {counted}, fewer than the {data.min_samples} that the policy asks for "
+            f"there {verb} {counted}, fewer than the {data.min_samples} that the policy asks for "
             "(data.min_samples), so it could not pass"
         )
     return ""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
 from compile_stage.core.records import RunResult
 from compile_stage.core.redaction import redacted
+
+_CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
+"""What a name or a message of others may hold, and a terminal that shows the file would obey."""
 
 
 def write(result: RunResult, out: Path) -> dict[str, Path]:
@@ -35,13 +39,13 @@ def write(result: RunResult, out: Path) -> dict[str, Path]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Replace a file's content in one step, without the secrets of addresses in it; readable by all whom the umask
-    lets."""
+    """Replace a file's content in one step, without the secrets of addresses and control characters in it; readable by
+    all whom the umask lets."""
     descriptor, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as stream:
             # A lone surrogate in a file's name must not cost the report.
-            stream.write(redacted(text).encode("utf-8", "backslashreplace").decode())
+            stream.write(_CONTROLS.sub("\ufffd", redacted(text)).encode("utf-8", "backslashreplace").decode())
             stream.flush()
             os.fsync(stream.fileno())
         umask = os.umask(0)

@@ -67,7 +67,7 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
 def _data(result: RunResult) -> str:
     sentences = [
         f"{_cell(role).capitalize()}: {samples.count} {'real' if samples.real else '**synthetic**'} samples "
-        f"of {_code(samples.source)}."
+        f"{f'in {samples.groups} groups ' if samples.groups else ''}of {_code(samples.source)}."
         for role, samples in result.samples.items()
     ]
     return " ".join(sentences)

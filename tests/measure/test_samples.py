@@ -104,6 +104,14 @@ def test_a_group_that_is_missing_or_no_single_value_is_refused(tmp_path: Path) -
             prepare(source, TABLE, tmp_path / "s", seed=0)
 
 
+def test_a_column_too_many_may_be_the_groups_under_another_name(tmp_path: Path) -> None:
+    """Broken: a wrong name in data.groups would be told as a model that lacks a feature."""
+    path = npz(tmp_path, **{f"f{i}": np.zeros(4, np.float32) for i in range(4)}, patient=np.arange(4))
+    with pytest.raises(PolicyError, match=r"none is called 'pateint' \(data.groups\)"):
+        prepare(DataSpec(source=path, groups="pateint"), TABLE, tmp_path / "out", seed=0)
+
+
+
 def test_compressed_and_fortran_ordered_arrays(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     np.savez_compressed(tmp_path / "c.npz", features=x)

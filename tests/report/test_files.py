@@ -44,3 +44,8 @@ def test_others_may_read_it_as_the_umask_says(tmp_path: Path) -> None:
 
 def test_a_lone_surrogate_does_not_cost_the_report(tmp_path: Path) -> None:
     assert "\\udcff" in write_text(tmp_path / "x", "name \udcff").read_text()
+
+
+def test_a_terminal_that_shows_a_report_obeys_nothing_in_it(tmp_path: Path) -> None:
+    """Broken: a plug-in's name or message could clear the screen of whoever prints the report, or hide lines of it."""
+    assert write_text(tmp_path / "report.md", "a\x1b[2Jb\x9bc\r\n\td").read_text() == "a\ufffd[2Jb\ufffdc\ufffd\n\td"
