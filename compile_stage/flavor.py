@@ -55,6 +55,7 @@ from compile_stage.serving.manifest import (
     runtime_to_install,
     sealed,
 )
+from compile_stage.serving.media import MediaProcessor
 from compile_stage.serving.mlmodel import LOADER_MODULE, MLMODEL, deciding_fields
 from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
 from compile_stage.serving.python_model import PYFUNC_FOLDER, load_python_model, with_network
@@ -283,8 +284,8 @@ def _lines(lines: Iterable[str]) -> str:
 def _source_contract(source_model: str | Path | None, answer: Mapping[str, Any], graph: Signature) -> Any:
     """The source's `MLmodel`, if clients of the compiled model can keep to its signature; else None.
 
-    A signature of columns fits when we know which input the columns make up; one of text, when the model carries its
-    tokenizer.
+    A signature of columns fits when we know which input the columns make up; one of text, pictures or recordings, when
+    the model takes these.
     """
     from mlflow.models import Model
 
@@ -295,7 +296,7 @@ def _source_contract(source_model: str | Path | None, answer: Mapping[str, Any],
         return None
     inputs = source.signature.inputs
     names = {spec.name for spec in graph.inputs}
-    described = any(answer.get(key) for key in ("columns", "python_model", "text"))
+    described = any(answer.get(key) for key in ("columns", "python_model", "text", "media"))
     fits = inputs.is_tensor_spec() or described or set(inputs.input_names()) == names
     return source if fits else None
 
@@ -366,18 +367,16 @@ class CompiledModel:
         self.signature: Signature = self._session.signature
         self._batches = batches_of(self.manifest, data, trust)
         self._data = data
-        self._processor: TextProcessor | None = None
+        self._processor: TextProcessor | MediaProcessor | None = None
 
     @property
-    def text(self) -> TextProcessor | None:
-        """What stands between texts and the graph; None for a model that takes tensors. Raises MissingDependencyError
-        where the package `tokenizers` is not installed."""
-        how = self.manifest.get("answer", {}).get("text")
-        if not how:
-            return None
+    def processor(self) -> TextProcessor | MediaProcessor | None:
+        """What stands between texts, pictures or recordings and the graph; None for a model that takes tensors alone.
+        Raises MissingDependencyError where a package that it needs is not installed."""
+        answer = self.manifest.get("answer", {})
         with self._lock:
-            if self._processor is None:
-                self._processor = _open_processor(self._data, how, self.signature, self.manifest)
+            if self._processor is None and (answer.get("text") or answer.get("media")):
+                self._processor = _open_processor(self._data, answer, self.signature, self.manifest)
         return self._processor
 
     def run(self, batch: Batch) -> Batch:
@@ -506,15 +505,19 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
 
 
 def _open_processor(
-    data: Path, how: Mapping[str, Any], signature: Signature, manifest: Mapping[str, Any]
-) -> TextProcessor:
+    data: Path, answer: Mapping[str, Any], signature: Signature, manifest: Mapping[str, Any]
+) -> TextProcessor | MediaProcessor:
+    text, media = answer.get("text"), answer.get("media", {})
     try:
-        return TextProcessor(data / TOKENIZER_FOLDER, how, signature, int(how.get("batch_size", 1)))
+        if text:
+            return TextProcessor(data / TOKENIZER_FOLDER, text, signature, int(text.get("batch_size", 1)))
+        return MediaProcessor(media, signature, int(media.get("batch_size", 1)))
     except ModuleNotFoundError as error:
-        version = manifest.get("runtime", {}).get("tokenizers")
+        package = {"PIL": "pillow"}.get(str(error.name), str(error.name))
+        version = manifest.get("runtime", {}).get(package)
         raise MissingDependencyError(
-            "the model takes text, and the package tokenizers is not installed",
-            fix=f"pip install {pin('tokenizers', version) if version else 'tokenizers'}",
+            f"the model takes {'text' if text else 'pictures'}, and the package {package} is not installed",
+            fix=f"pip install {pin(package, version) if version else package}",
         ) from error
 
 
@@ -522,7 +525,7 @@ class _Pyfunc:
     """What MLflow's pyfunc calls."""
 
     def __init__(self, model: CompiledModel) -> None:
-        self._model, self._text = model, model.text
+        self._model, self._processor = model, model.processor
 
     def get_raw_model(self) -> CompiledModel:
         return self._model
@@ -530,11 +533,11 @@ class _Pyfunc:
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
         from mlflow.exceptions import MlflowException
 
-        how, text = self._model.manifest.get("answer", {}), self._text
+        how, processor = self._model.manifest.get("answer", {}), self._processor
         try:
-            if text is not None and text.takes(data):
-                return text.predict(data, params, self._model.run)
-            data = data if text is None else text.tensors(data)
+            if processor is not None and processor.takes(data):
+                return processor.predict(data, params, self._model.run)
+            data = data if processor is None else processor.tensors(data)
             outputs = self._model.run(to_batch(data, self._model.signature, how))
         # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was
         # compiled for.

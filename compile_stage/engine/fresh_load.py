@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +42,12 @@ def load():
     from compile_stage.flavor import CompiledModel
     return CompiledModel(folder / "data", on_hardware_mismatch="ignore"), None
 
-def answer_texts(model, predict):
-    from compile_stage.serving.predictions import plain_prediction
-    defaults = model.manifest["answer"]["text"].get("defaults", {})
-    ids = [list(one.ids) for one in model.text.encode(task["texts"], defaults)]
-    return {"ids": ids, "answer": plain_prediction(predict(task["texts"]))}
+def answer_questions(model, predict):
+    from compile_stage.serving.predictions import answer_items
+    ids, how = [], model.manifest["answer"].get("text")
+    if how:
+        ids = [list(one.ids) for one in model.processor.encode(task["questions"]["texts"], how.get("defaults", {}))]
+    return {"ids": ids, "answer": answer_items(predict, **task["questions"])}
 
 def serve():
     (model, predict), outputs = load(), {}
@@ -56,10 +56,10 @@ def serve():
         for number, (name, value) in enumerate(model.run(batch).items()):
             outputs[name] = str(Path(task["into"]) / f"{number}.npy")
             np.save(outputs[name], np.asarray(value), allow_pickle=False)
-    texts = answer_texts(model, predict) if task["texts"] and predict else None
+    answered = answer_questions(model, predict) if task["questions"] and predict else None
     model.close()
     import compile_stage
-    return {"loader": str(Path(compile_stage.__file__).resolve()), "outputs": outputs, "texts": texts}
+    return {"loader": str(Path(compile_stage.__file__).resolve()), "outputs": outputs, "predictions": answered}
 
 try:
     answer = serve()
@@ -70,20 +70,21 @@ print("\\n" + json.dumps(answer))
 
 
 def load_published(
-    model: Any, samples: Any, batch_size: int, into: str, trust: Any = None, texts: Sequence[str] = ()
+    model: Any, samples: Any, batch_size: int, into: str, trust: Any = None, questions: Any = None
 ) -> dict[str, Any]:
     """Load a published model by MLflow in a new process, run the first batch of the samples there, and have its
-    predict() answer texts.
+    predict() answer questions.
 
     Args:
         model: `{"path": ...}`, its directory.
         samples: None to load it only.
         trust: `{"path": ...}`, the folder of the trust file that its signature is verified with; None for none.
-        texts: For predict(), of a model that takes text.
+        questions: For predict(), of a model that takes more than tensors: `texts`, `column` and `each` of
+            `Predictions`; None for none.
 
     Returns:
-        `outputs`: output name → `.npy` file below `into`; `texts`: the tokens of each text (`ids`) and predict()'s
-        `answer` as plain JSON, None where nothing was asked, or MLflow is not installed there.
+        `outputs`: output name → `.npy` file below `into`; `predictions`: the tokens of each text (`ids`) and
+        predict()'s `answer` as plain JSON, None where nothing was asked, or MLflow is not installed there.
 
     Raises:
         UsageError: It can't be loaded or run; the message has the error.
@@ -91,7 +92,7 @@ def load_published(
     Path(into).mkdir(parents=True, exist_ok=True)
     inputs = _first_batch(samples, batch_size) if samples else {}
     trusted = Path(trust["path"]) / "trust.json" if trust else None
-    return _in_new_process(Path(model["path"]), inputs, list(texts), Path(into), trusted)
+    return _in_new_process(Path(model["path"]), inputs, questions, Path(into), trusted)
 
 
 def run_batch(session: Session, samples: Any, batch_size: int, into: Path) -> dict[str, str]:
@@ -119,7 +120,7 @@ def _first_batch(samples: Any, batch_size: int) -> Batch:
     return {name: np.ascontiguousarray(array[rows]) for name, array in opened.inputs.items()}
 
 
-def _in_new_process(model: Path, inputs: Batch, texts: Sequence[str], into: Path, trust: Path | None) -> dict[str, Any]:
+def _in_new_process(model: Path, inputs: Batch, questions: Any, into: Path, trust: Path | None) -> dict[str, Any]:
     import numpy as np
 
     with tempfile.TemporaryDirectory(prefix="compile-stage-serve-") as folder:
@@ -127,7 +128,7 @@ def _in_new_process(model: Path, inputs: Batch, texts: Sequence[str], into: Path
         for number, (name, array) in enumerate(inputs.items()):
             files[name] = str(Path(folder) / f"{number}.npy")
             np.save(files[name], array, allow_pickle=False)
-        task = {"model": str(model), "inputs": files, "into": str(into), "texts": list(texts)}
+        task = {"model": str(model), "inputs": files, "into": str(into), "questions": questions}
         done = subprocess.run(  # noqa: S603 - our own interpreter and script
             [sys.executable, "-c", _SCRIPT], input=json.dumps(task), capture_output=True, text=True,
             timeout=_TIMEOUT_S, check=False, cwd=folder, env=_environment(folder, trust),
@@ -141,7 +142,7 @@ def _in_new_process(model: Path, inputs: Batch, texts: Sequence[str], into: Path
         raise UsageError(answer["error"])
     if not Path(answer["loader"]).is_relative_to(model.resolve()):
         raise UsageError(f"it was loaded by {answer['loader']}, not by the code that it carries")
-    return {"outputs": answer["outputs"], "texts": answer["texts"]}
+    return {"outputs": answer["outputs"], "predictions": answer["predictions"]}
 
 
 def _environment(folder: str, trust: Path | None) -> dict[str, str]:

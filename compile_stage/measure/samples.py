@@ -123,10 +123,11 @@ def open_raw(folder: Path) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class TextReader:
-    """How samples that are texts become those of a network.
+    """How samples that are texts, pictures or recordings become those of a network.
 
     Attributes:
-        tokenize: Texts, or pairs of them → the network's inputs, a row each; None for a model that reads no text.
+        tokenize: Texts, or pairs of them, or arrays → the network's inputs, a row each; None for a model that reads
+            tensors only.
         class_names: The classes' names in the order of its scores; empty where it has none.
     """
 
@@ -135,15 +136,15 @@ class TextReader:
 
 
 def _read_texts(spec: DataSpec, table: Table, signature: Signature, seed: int, reader: TextReader) -> Table:
-    """The table with tokens in place of its column `text` (and `text_pair`), or of its only column; labels that are
-    names of classes become their numbers. A table that has the network's inputs stays as it is."""
+    """The table with the network's inputs in place of its column `text` (and `text_pair`), `image` or `audio`, or of
+    its only column of texts; labels that are names of classes become their numbers. A table that has the
+    network's inputs stays as it is."""
     names = {tensor.name for tensor in signature.inputs}
-    texts = {name: rows for name, rows in table.columns.items() if rows.dtype.kind == "U" and len(rows.shape) == 1}
-    used = [name for name in ("text", "text_pair") if name in texts] or list(texts)[:1]
-    if names <= set(table.columns) or not used or (used[0] != "text" and len(table.columns) != 1):
+    used = [] if names <= set(table.columns) else _used_columns(table)
+    if not used:
         return table
     chosen = _choose(spec, [[table.columns[name]] for name in used], table, seed)
-    columns = [[str(text) for text in take()] for take in chosen.inputs]
+    columns = [[_plain(item) for item in take()] for take in chosen.inputs]
     tokens = reader.tokenize(columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)))
     if tokens is None:
         return table
@@ -153,8 +154,28 @@ def _read_texts(spec: DataSpec, table: Table, signature: Signature, seed: int, r
         Rows.of(_class_numbers(spec, labels, reader.class_names())) if labels is not None else None,
         Rows.of(table.groups.take(chosen.indices)) if table.groups is not None else None,
         real=table.real,
-        notes=(*table.notes, f"{' and '.join(used)} was tokenized by the model's own tokenizer"),
+        notes=(
+            *table.notes,
+            f"{' and '.join(used)} was prepared by the model's own {_PREPARED_BY.get(used[0], 'tokenizer')}",
+        ),
     )
+
+
+_PREPARED_BY = {"image": "image processor", "audio": "feature extractor"}
+
+
+def _used_columns(table: Table) -> list[str]:
+    texts = {name: rows for name, rows in table.columns.items() if rows.dtype.kind == "U" and len(rows.shape) == 1}
+    if found := [name for name in texts if name in ("text", "text_pair")]:
+        found.sort()
+        return found if found[0] == "text" or len(table.columns) == 1 else []
+    if media := [name for name in _PREPARED_BY if name in table.columns]:
+        return media[:1]
+    return list(texts) if len(table.columns) == 1 else []
+
+
+def _plain(item: Any) -> Any:
+    return str(item) if isinstance(item, str) else item
 
 
 def _class_numbers(spec: DataSpec, labels: Array, names: Sequence[str]) -> Array:

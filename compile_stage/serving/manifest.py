@@ -25,7 +25,8 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     performance, waivers, budget
                           what a validation elsewhere goes by
     answer                how the source's pyfunc answered (`core.ports.Exporter.prediction_format`); `text` in it says
-                          how texts become inputs and outputs answers (`compile_stage.serving.text`)
+                          how texts become inputs and outputs answers (`compile_stage.serving.text`), `media` the same
+                          of pictures and recordings (`compile_stage.serving.media`)
     threads               compute threads
     batches               the batch sizes that were proven (`serving.batches`); missing in those of earlier versions
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime

@@ -46,9 +46,9 @@ def classify(given: Processed) -> Any:
     import pandas as pd
 
     labels, name = given.how["labels"], given.params.get("function_to_apply") or given.how["function"]
-    function = _FUNCTIONS.get(str(name).lower())
+    function = FUNCTIONS.get(str(name).lower())
     if function is None:
-        raise InputRefusedError(f"function_to_apply can be {', '.join(_FUNCTIONS)}, not {name!r}")
+        raise InputRefusedError(f"function_to_apply can be {', '.join(FUNCTIONS)}, not {name!r}")
     scores = [function(logits) for logits in given.arrays()]
     if given.params.get("top_k", "") == "":
         return pd.DataFrame([{"label": labels[int(row.argmax())], "score": row.max().item()} for row in scores])
@@ -170,7 +170,7 @@ def _groups(labels: Sequence[str]) -> list[str]:
     return found
 
 
-_FUNCTIONS: dict[str, Callable[[Array], Any]] = {
+FUNCTIONS: dict[str, Callable[[Array], Any]] = {
     "softmax": _softmax,
     "sigmoid": _sigmoid,
     "none": lambda logits: logits,

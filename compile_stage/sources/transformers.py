@@ -1,12 +1,12 @@
-"""Hugging Face transformers: the model of a text pipeline, behind its tokenizer.
+"""Hugging Face transformers: the model of a pipeline, behind its tokenizer or its processor.
 
-MLflow's signature is of text in and labels out. What can be compiled is the network between the tokenizer and the
-task's own post-processing, so the inputs are token ids and the outputs are the network's.
+MLflow's signature is of text, pictures or recordings in and labels out. What can be compiled is the network between the
+processing and the task's own post-processing, so the inputs are token ids, pixels or samples of sound, and the outputs
+are the network's.
 """
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,25 +26,21 @@ from compile_stage.core.records import (
     SourceModel,
     Target,
 )
-from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
 from compile_stage.serving.text import TextProcessor
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources import torch as torch_source
+from compile_stage.sources import transformers_inputs as network_inputs
+from compile_stage.sources import transformers_media as media
 from compile_stage.sources import transformers_text as text
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
+from compile_stage.sources.transformers_inputs import NetworkInputs
 
 if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
     from compile_stage.core.tensors import Batch
 
-SEQUENCE = "sequence"
-
-_TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-_NO_TENSORS = ("hidden_states", "attentions", "past_key_values")  # asked for by flags that stay off
-_TASKS = (
+_TEXT_TASKS = (
     "text-classification",
     "sentiment-analysis",
     "token-classification",
@@ -53,10 +49,11 @@ _TASKS = (
     "fill-mask",
     "question-answering",
 )
+_TASKS = (*_TEXT_TASKS, *media.TASKS)
 
 
 class TransformersSource(Exporter):
-    """Models that `mlflow.transformers` logged, of tasks with one forward pass over text."""
+    """Models that `mlflow.transformers` logged, of tasks with one forward pass over text, a picture or a recording."""
 
     name = "transformers"
     requires = ("transformers", "torch", "onnxscript")
@@ -68,7 +65,7 @@ class TransformersSource(Exporter):
         configuration = mlmodel.flavor(source, "transformers")
         task = str(configuration.get("task", ""))
         if task not in _TASKS:
-            return f"its task {task!r} is no single pass over text; these can be compiled: {', '.join(_TASKS)}"
+            return f"its task {task!r} is no single pass over its input; these can be compiled: {', '.join(_TASKS)}"
         folder = _model_folder(source)
         if (reason := mlmodel.missing_file(folder / "config.json", source)) is not None:
             return reason
@@ -79,10 +76,14 @@ class TransformersSource(Exporter):
                 "it brings Python code of its own (trust_remote_code): set compliance.allow_pickle in the policy if "
                 "you trust it"
             )
-        if _tokenizer_folder(source) is None:
+        if task in media.TASKS:
+            if (reason := media.refuse(source, task)) is not None:
+                return reason
+        elif _tokenizer_folder(source) is None:
             return "it was logged without a tokenizer, so its inputs are unknown"
         try:
-            _program(source)
+            model = _load(source)
+            _inputs(source, model).trace(source, model)
         except SourceError as error:
             return error.problem
         return None
@@ -95,14 +96,14 @@ class TransformersSource(Exporter):
             use_threads(target.threads)
             model = _load(source)
             inputs = _inputs(source, model)
-            signature = _signature(model, inputs)
+            signature = inputs.signature(model)
             outputs = [spec.name for spec in signature.outputs]
             network = there.module(model)
 
             def call(arrays: Sequence[Any]) -> list[Any]:
                 tensors = [there.tensor(torch.from_numpy(array.copy())) for array in arrays]
                 with torch.no_grad():
-                    predicted = network(**dict(zip(inputs, tensors, strict=True)))
+                    predicted = network(**dict(zip(inputs.names, tensors, strict=True)))
                 return there.arrays([predicted[name] for name in outputs])
 
             yield SourceSession(signature, call)
@@ -110,45 +111,48 @@ class TransformersSource(Exporter):
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         model = _load(source)
         inputs = _inputs(source, model)
-        signature = _signature(model, inputs)
+        signature = inputs.signature(model)
         graph.demand_shapes(signature, shapes, source)
-        program = _trace(source, model, inputs)
-        symbols = text.axes_of(program, SEQUENCE)
-        return torch_source.export_graph(program, signature, source, {}, into, symbols=symbols)
+        program = inputs.trace(source, model)
+        return torch_source.export_graph(program, signature, source, {}, into, symbols=inputs.symbols(program))
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
         model = _load(source)
         inputs = _inputs(source, model)
-        outputs = [spec.name for spec in _signature(model, inputs).outputs]
-        program = _trace(source, model, inputs)
-        signature = torch_source.signature_of(program, inputs, outputs, text.axes_of(program, SEQUENCE))
+        outputs = [spec.name for spec in inputs.signature(model).outputs]
+        program = inputs.trace(source, model)
+        signature = torch_source.signature_of(program, inputs.names, outputs, inputs.symbols(program))
         return torch_source.save_program(program, signature, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
-        """The logged text, through the model's own tokenizer."""
-        raw = mlmodel.raw_example(source)
-        texts = text.example_texts(raw)
+        """What was logged, through the model's own tokenizer or processor."""
+        if (kind := _media(source)) is not None:
+            items = media.example_items(source, kind)
+            return self.tokenize(source, items) if items else None
+        texts = text.example_texts(mlmodel.raw_example(source))
         if not texts:
             return None
         inputs = _inputs(source, _load(source))
         encoded = _tokenizer(source)(texts, padding=True, truncation=True, return_tensors="np")
-        return {name: encoded[name].astype("int64") for name in inputs}
+        return {name: encoded[name].astype("int64") for name in inputs.names}
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
-        """A dict: the source's pyfunc answers text with labels, which the network alone can't."""
+        """A dict: the source's pyfunc answers with labels, which the network alone can't."""
         model = _load(source)
-        outputs = [spec.name for spec in _signature(model, _inputs(source, model)).outputs]
+        outputs = [spec.name for spec in _inputs(source, model).signature(model).outputs]
         return {"kind": "dict", "outputs": outputs, "columns": None, "frame_in_frame_out": False}
 
     def processor(self, source: SourceModel, into: Path) -> Processor:
-        """The tokenizer, and how its pipeline makes answers of the network's outputs; each proven on texts against the
-        original's pyfunc."""
+        """The tokenizer or processor, and how its pipeline makes answers of the network's outputs; each proven against
+        the original's pyfunc."""
+        if _media(source) is not None:
+            with self.open(source, Target(name="cpu")) as session:
+                return media.processor(media.MediaPipeline(source), _load(source), session.signature, session.run)
         if (reason := text.refuse(source, _tokenizer_folder(source) or Path())) is not None:
             return Processor(refusal=reason)
         model, tokenizer = _load(source), _tokenizer(source)
-        inputs = _inputs(source, model)
-        signature = _signature(model, inputs)
+        signature = _inputs(source, model).signature(model)
         try:
             text.write_tokenizer(tokenizer, into)
             how = text.describe(source, model, tokenizer, signature)
@@ -164,7 +168,9 @@ class TransformersSource(Exporter):
         return Processor(refusal=refusal) if refusal else Processor(text=how, runtime=package_versions("tokenizers"))
 
     def predictions(self, source: SourceModel, samples: Batch) -> Predictions | None:
-        """What the original's pyfunc answers to the samples' tokens, as text."""
+        """What the original's pyfunc answers: to the samples' tokens, as text; to pictures or recordings of ours."""
+        if _media(source) is not None:
+            return media.predictions(media.MediaPipeline(source))
         tokenizer = _tokenizer(source)
         task = text.TASKS[str(mlmodel.flavor(source, "transformers").get("task"))]
         tried = text.tried_texts(
@@ -175,11 +181,15 @@ class TransformersSource(Exporter):
         )
 
     def tokenize(self, source: SourceModel, texts: Sequence[Any]) -> Batch:
-        """Texts, or pairs of them, as the network's inputs: padded to the longest, cut at what the network takes."""
-        model, tokenizer = _load(source), _tokenizer(source)
+        """Texts, or pairs of them, as the network's inputs: padded to the longest, cut at what the network takes.
+        Pictures and recordings (arrays, or files as base64 text) by the model's own processor."""
+        model = _load(source)
         inputs = _inputs(source, model)
-        longest = text.longest_input(model, inputs) or text.length_of(tokenizer)
-        return text.tokenized(tokenizer, texts, inputs, longest)
+        if _media(source) is not None:
+            return media.samples(media.MediaPipeline(source), texts, inputs.names)
+        tokenizer = _tokenizer(source)
+        longest = text.longest_input(model, inputs.names) or text.length_of(tokenizer)
+        return text.tokenized(tokenizer, texts, inputs.names, longest)
 
     def class_names(self, source: SourceModel) -> Sequence[str]:
         """The classifier's labels, in the order of its scores."""
@@ -226,72 +236,13 @@ def _load(source: SourceModel) -> Any:
     return model.eval()
 
 
-def _inputs(source: SourceModel, model: Any) -> tuple[str, ...]:
-    """What the tokenizer gives and the network takes, in the network's own order."""
-    given = set(_tokenizer(source).model_input_names)
-    taken = [name for name in inspect.signature(model.forward).parameters if name in _TEXT_INPUTS and name in given]
-    if "input_ids" not in taken:
-        raise SourceError("its network takes no input_ids, so it does not read text", where=source.uri)
-    return tuple(taken)
+def _media(source: SourceModel) -> str | None:
+    """What it reads, where that is no text: `image` or `audio`."""
+    return media.TASKS.get(str(mlmodel.flavor(source, "transformers").get("task")))
 
 
-def _signature(model: Any, inputs: Sequence[str]) -> Signature:
-    """From one small pass: sizes that follow the batch or the sequence are symbols."""
-    import torch
-
-    batch, length = 2, 7
-    with torch.no_grad():
-        answer = model(**{name: torch.ones((batch, length), dtype=torch.int64) for name in inputs})
-        longer = model(**{name: torch.ones((batch, length + 1), dtype=torch.int64) for name in inputs})
-    outputs = []
-    for name, tensor in answer.items():
-        if not isinstance(tensor, torch.Tensor) or name in _NO_TENSORS:
-            continue
-        sizes = [
-            graph.BATCH if axis == 0 else (size if size == longer[name].shape[axis] else SEQUENCE)
-            for axis, size in enumerate(tensor.shape)
-        ]
-        outputs.append(TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=tuple(sizes)))
-    return Signature(
-        inputs=tuple(TensorSpec(name=name, dtype="int64", shape=(graph.BATCH, SEQUENCE)) for name in inputs),
-        outputs=tuple(outputs),
-    )
-
-
-def _program(source: SourceModel) -> ExportedProgram:
-    model = _load(source)
-    return _trace(source, model, _inputs(source, model))
-
-
-def _trace(source: SourceModel, model: Any, inputs: Sequence[str]) -> ExportedProgram:
-    import torch
-
-    example = {name: torch.ones((2, 7), dtype=torch.int64) for name in inputs}
-    sizes = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
-    wrapped = _tensors_only(model)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # deprecations inside the tracer
-            return torch.export.export(wrapped, (example,), dynamic_shapes=(sizes,))
-    except Exception as error:
-        raise SourceError(
-            f"torch.export can't trace it with an open batch and sequence: {mlmodel.first_line(error)}",
-            fix="log it with attn_implementation='eager', or log the network by itself with mlflow.pytorch",
-            where=source.uri,
-        ) from error
-
-
-def _tensors_only(model: Any) -> Any:
-    """The network without the fields of its answer that are no tensors."""
-    import torch
-
-    class Network(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, tensors: dict[str, Any]) -> Any:
-            answer = self.model(**tensors)
-            return {k: v for k, v in answer.items() if isinstance(v, torch.Tensor) and k not in _NO_TENSORS}
-
-    return Network().eval()
+def _inputs(source: SourceModel, model: Any) -> NetworkInputs:
+    if _media(source) is None:
+        return network_inputs.of_text(source, model, _tokenizer(source).model_input_names)
+    pipeline = media.MediaPipeline(source)
+    return network_inputs.of_media(source, model, pipeline.prepared(pipeline.examples()), pipeline.task)

@@ -60,10 +60,20 @@ _TOLERANCE = 1e-4
 
 def refuse(source: SourceModel, tokenizer: Path) -> str | None:
     """The reason why a published model can't take text."""
-    flavor, pyfunc = mlmodel.flavor(source, "transformers"), mlmodel.flavor(source, "python_function")
-    task = str(flavor.get("task", ""))
+    task = str(mlmodel.flavor(source, "transformers").get("task", ""))
     if task not in TASKS:
         return f"there is no text in and out for the task {task!r}"
+    if (reason := refuse_pyfunc(source)) is not None:
+        return reason
+    if strange := sorted(path.name for path in tokenizer.rglob("*") if path.suffix not in _ALLOWED and path.is_file()):
+        return f"beside its tokenizer lie files that are no data of a tokenizer ({', '.join(strange[:3])})"
+    large = [path.name for path in tokenizer.rglob("*") if path.stat().st_size > MAX_TOKENIZER_BYTES]
+    return f"its tokenizer's {large[0]} has more than {MAX_TOKENIZER_BYTES >> 20} MiB" if large else None
+
+
+def refuse_pyfunc(source: SourceModel) -> str | None:
+    """The reason why MLflow's pyfunc of a pipeline is not the one that a published model answers as."""
+    flavor, pyfunc = mlmodel.flavor(source, "transformers"), mlmodel.flavor(source, "python_function")
     if pyfunc.get("loader_module") != "mlflow.transformers" or pyfunc.get("code"):
         return "its pyfunc is not MLflow's own for transformers"
     if elsewhere := [
@@ -74,10 +84,7 @@ def refuse(source: SourceModel, tokenizer: Path) -> str | None:
         return f"transformers has no {foreign}"  # MLflow would load it with trust_remote_code
     if flavor.get("inference_task") or _prompt_template(source):
         return "it was logged with an inference task or a prompt template"
-    if strange := sorted(path.name for path in tokenizer.rglob("*") if path.suffix not in _ALLOWED and path.is_file()):
-        return f"beside its tokenizer lie files that are no data of a tokenizer ({', '.join(strange[:3])})"
-    large = [path.name for path in tokenizer.rglob("*") if path.stat().st_size > MAX_TOKENIZER_BYTES]
-    return f"its tokenizer's {large[0]} has more than {MAX_TOKENIZER_BYTES >> 20} MiB" if large else None
+    return None
 
 
 def write_tokenizer(tokenizer: Any, into: Path) -> None:

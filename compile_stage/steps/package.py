@@ -226,9 +226,11 @@ def _artifact(candidate: Candidate) -> Artifact:
 
 
 def _answer(origin: Origin, target: Target) -> dict[str, Any]:
-    """How predict() takes and gives: as the source's pyfunc, with texts in batches of at most the largest size that was
+    """How predict() takes and gives: as the source's pyfunc, in batches of at most the largest size that was
     validated."""
     text = origin.processor.text
+    if media := origin.processor.media:
+        return {**origin.prediction_format, "media": {**media, "batch_size": max(target.batch_sizes)}}
     if not text:
         return dict(origin.prediction_format)
     bounds = [shape.max[1] for shape in target.shapes.values() if len(shape.max) > 1]

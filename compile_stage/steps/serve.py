@@ -20,7 +20,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import CompileStageError, GateError
 from compile_stage.core.ports import Worker, WorkerLimits
-from compile_stage.core.records import Artifact, FetchedVersion, SampleSet, Target
+from compile_stage.core.records import Artifact, FetchedVersion, Predictions, SampleSet, Target
 from compile_stage.serving.predictions import refuse_prediction
 from compile_stage.serving.signatures import offline_trust
 from compile_stage.serving.trust import Trust, trust_document
@@ -97,7 +97,7 @@ def _looked_at(
             ) from error
         if own is None:
             return "MLflow loads it in a new process; its answers were not compared: there are no samples that it takes"
-        reason = _differs(_read(answers["outputs"]), _read(own)) or _texts_differ(answers["texts"], version)
+        reason = _differs(_read(answers["outputs"]), _read(own)) or _predictions_differ(answers["predictions"], version)
         if reason is not None:
             raise GateError(f"{uri} was published, and answers otherwise when MLflow loads it: {reason}", where=uri)
     kind = "validation" if samples is not None and samples.real else "synthetic"
@@ -142,7 +142,7 @@ def _answers(
         samples=asked,
         batch_size=target.batch_sizes[0],
         into=str(into / "served"),
-        texts=list(version.predictions.texts) if version.predictions is not None else [],
+        questions=_questions(version.predictions) if version.predictions is not None else None,
     )
     if asked is None:
         return answers, None
@@ -174,19 +174,28 @@ def _handed_over(trust: Trust, model_dir: str, folder: Path) -> dict[str, str]:
     return {"path": str(folder)}
 
 
-def _texts_differ(served: Mapping[str, Any] | None, version: FetchedVersion) -> str | None:
-    """What of predict()'s answers to texts is not as the original's: the tokens, and of an FP32 network the answers; of
+def _questions(asked: Predictions) -> dict[str, Any]:
+    return {"texts": list(asked.texts), "column": asked.column, "each": asked.each}
+
+
+def _predictions_differ(served: Mapping[str, Any] | None, version: FetchedVersion) -> str | None:
+    """What of predict()'s answers is not as the original's: the tokens of texts, and of an FP32 network the answers; of
     another, whose answers the gates judge, the form. None where nothing was asked."""
     original = version.predictions
     if original is None or served is None:
         return None
-    for text, found, tokens in zip(original.texts, served["ids"], original.ids, strict=True):
+    for text, found, tokens in zip(original.texts, served["ids"], original.ids, strict=False):
         if tuple(found) != tokens:
             return f"its tokens of {text[:60]!r} are others than the original's"
+    if len(served["ids"]) != len(original.ids):
+        return f"it tokenizes {len(served['ids'])} texts, not {len(original.ids)}"
     ours, theirs = served["answer"], original.answer
     if version.artifact.precision == SOURCE_PRECISION:
         return refuse_prediction(ours, theirs, _MAX_REL)
-    alike = [ours["form"] == theirs["form"], *(len(ours[key]) == len(theirs[key]) for key in ("texts", "numbers"))]
+    alike = [
+        ours["form"] == theirs["form"],
+        *(len(ours[key]) == len(theirs[key]) for key in ("texts", "numbers", "ranks")),
+    ]
     return None if all(alike) else f"predict() answers with a {ours['form']}, not with a {theirs['form']}"
 
 

@@ -42,12 +42,14 @@ class Processor:
     Attributes:
         text: How texts become inputs and outputs become answers, the manifest's `answer.text`
             (`compile_stage.serving.text`); empty where predict() takes the graph's tensors.
+        media: The same of pictures and recordings, the manifest's `answer.media` (`compile_stage.serving.media`).
         runtime: Package → version that it needs where the model is served.
-        refusal: Why there is none though the source's pyfunc takes text; empty otherwise.
+        refusal: Why there is none though the source takes more than tensors; empty otherwise.
         path: Folder of its files.
     """
 
     text: JsonMap = field(default_factory=dict)
+    media: JsonMap = field(default_factory=dict)
     runtime: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
     path: str = ""
@@ -72,22 +74,26 @@ class Origin:
         """What people should know of it."""
         if not self.processor.refusal:
             return ()
-        return (f"the published predict() takes the network's tensors, and no text: {self.processor.refusal}",)
+        return (f"the published predict() takes the network's tensors alone: {self.processor.refusal}",)
 
 
 @record
 class Predictions:
-    """What the original's predict() answers to some texts.
+    """What the original's predict() answers to some texts, pictures or recordings.
 
     Attributes:
-        texts: In one call.
-        ids: The tokens of each, by the original's tokenizer.
+        texts: Or what was written as text (`compile_stage.serving.predictions.answer_items`).
+        ids: The tokens of each, by the original's tokenizer; of texts only.
         answer: As `compile_stage.serving.predictions.plain_prediction` writes it.
+        column: Of the data frame that all were given in; empty for a list.
+        each: They were given one by one.
     """
 
     texts: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
     answer: JsonMap
+    column: str = ""
+    each: bool = False
 
 
 @record
