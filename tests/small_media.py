@@ -1,4 +1,4 @@
-"""Small pipelines for pictures and recordings, logged as a user would: for tests of what predict() takes and answers."""
+"""Small pipelines for pictures and recordings, logged as a user would: for tests of predict(), what goes in and out."""
 
 from __future__ import annotations
 
