@@ -16,15 +16,22 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from compile_stage.backends.iree_compiler import CHIP_FLAGS, ENTRY, compile_module, import_graph, one_line
-from compile_stage.backends.iree_module import read_back, source_types
+from compile_stage.backends.iree_compiler import (
+    CHIP_FLAGS,
+    ENTRY,
+    compile_module,
+    compile_modules,
+    import_graph,
+    one_line,
+)
+from compile_stage.backends.iree_module import read_back, read_back_all, source_types
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -33,6 +40,7 @@ from compile_stage.core.ports import Backend, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, trial_filler
+from compile_stage.plugin_support.buckets import Router, Shapes, padding_note
 from compile_stage.plugin_support.options import FLAG, Like, OneOf, Option, PowerOfTwo, refuse_options
 
 if TYPE_CHECKING:
@@ -82,7 +90,7 @@ class Iree(Backend):
     requires: ClassVar[tuple[str, ...]] = ("iree.compiler", "iree.runtime")
     extra: ClassVar[str] = "iree"
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
-        forms=("onnx",),
+        forms=("stablehlo", "onnx"),
         devices=tuple(_DEVICES.values()),
         precisions=("fp32", "fp16"),
         runtime=("iree-base-runtime",),
@@ -130,6 +138,8 @@ class Iree(Backend):
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := refuse_form(self, model, target)) is not None:
             return reason
+        if model.form == "stablehlo":
+            return None
         import onnx
 
         graph = onnx.load(model.path, load_external_data=False).graph
@@ -157,15 +167,22 @@ class Iree(Backend):
             raise UsageError(reason)
         into.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-            import_graph(Path(model.path), Path(scratch) / "main.mlir")
-            asked, note = compile_module(asked, Path(scratch))
-            (into / "model.vmfb").write_bytes((Path(scratch) / "main.vmfb").read_bytes())
-        executed, needs, said = read_back(into / "model.vmfb", asked, scheme, source_types(Path(model.path)))
+            if model.form == "stablehlo":
+                asked, modules, notes = compile_modules(model, asked, Path(scratch), into)
+                found = read_back_all([into / one["file"] for one in modules], asked, scheme, source_types(model))
+                notes = [*notes, *filter(None, [padding_note(model.signature, [shapes_of(one) for one in modules])])]
+            else:
+                import_graph(Path(model.path), Path(scratch) / "main.mlir")
+                asked, note = compile_module(asked, Path(scratch))
+                (into / "model.vmfb").write_bytes((Path(scratch) / "main.vmfb").read_bytes())
+                modules, notes = [], [note] if note else []
+                found = read_back(into / "model.vmfb", asked, scheme, source_types(model))
+        executed, needs, said = found
         compiled = Compiled(
-            entry="model.vmfb",
-            options={**asked, "needs": needs},
+            entry=modules[-1]["file"] if modules else "model.vmfb",
+            options={**asked, "needs": needs, **({"modules": modules} if modules else {})},
             executed=executed,
-            notes=(*((note,) if note else ()), *said),
+            notes=(*notes, *said),
             not_runnable_here=_refuse_machine(needs) or "",
         )
         artifact = describe(self, model, scheme, job_id, into, compiled)
@@ -180,9 +197,7 @@ class Iree(Backend):
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
         if (reason := _refuse_machine(artifact.options["needs"])) is not None:
             raise NothingCompiledError(f"this artifact can't be run here: {reason}", where=artifact.job_id)
-        session = _IreeSession(
-            Path(artifact.path) / artifact.entry, artifact.options["needs"]["device"], threads, artifact.signature
-        )
+        session = _IreeSession(artifact, threads)
         try:
             yield session
         finally:
@@ -190,30 +205,45 @@ class Iree(Backend):
 
 
 class _IreeSession:
-    """One loaded module. What a call answers lies in the runtime's memory, so what is handed out are copies."""
+    """One loaded module, or one for each shape. What a call answers lies in the runtime's memory, so what is handed out
+    are copies."""
 
-    def __init__(self, path: Path, device: str, threads: int, signature: Signature) -> None:
-        import iree.runtime
-
-        self.signature = signature
+    def __init__(self, artifact: Artifact, threads: int) -> None:
+        self.signature: Signature = artifact.signature
+        folder = Path(artifact.path)
+        modules = artifact.options.get("modules", [])
+        self._router = Router("iree", self.signature, list(map(shapes_of, modules))) if modules else None
+        self._calls: dict[Shapes, Any] = {}
         try:
-            self._device = _device(device, threads)
-            instance = iree.runtime.VmInstance()
-            module = iree.runtime.VmModule.wrap_buffer(instance, _mapped(path))
-            hal = iree.runtime.create_hal_module(instance, self._device)
-            context = iree.runtime.VmContext(instance, [hal, module])
-            self._call = iree.runtime.FunctionInvoker(context, self._device, module.lookup_function(ENTRY))
+            self._device = _device(artifact.options["needs"]["device"], threads)
+            for one in modules or [{"file": artifact.entry, "shapes": []}]:
+                self._calls[shapes_of(one)] = self._load(folder / one["file"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise NothingCompiledError(f"IREE can't load the module: {one_line(str(error))}") from error
 
     def run(self, batch: Batch) -> Batch:
-        if self._call is None:
+        if not self._calls:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        given = [np.asarray(batch[spec.name], order="C") for spec in self.signature.inputs]
+        if self._router is None:
+            return self._run((), [batch[spec.name] for spec in self.signature.inputs])
+        bucket, padded = self._router.fit(batch)
+        return self._router.cut(batch, bucket, self._run(bucket, padded))
+
+    def _load(self, path: Path) -> Any:
+        import iree.runtime
+
+        instance = iree.runtime.VmInstance()
+        module = iree.runtime.VmModule.wrap_buffer(instance, _mapped(path))
+        hal = iree.runtime.create_hal_module(instance, self._device)
+        context = iree.runtime.VmContext(instance, [hal, module])
+        return iree.runtime.FunctionInvoker(context, self._device, module.lookup_function(ENTRY))
+
+    def _run(self, bucket: Shapes, arrays: Sequence[Any]) -> dict[str, Any]:
+        given = [np.asarray(array, order="C") for array in arrays]
         try:
-            answer = self._call(*given)
+            answer = self._calls[bucket](*given)
             several = answer if isinstance(answer, tuple) else () if answer is None else (answer,)
             arrays = [np.array(one.to_host()) for one in several]
         except Exception as error:  # what its runtime raises shares no base class
@@ -223,7 +253,13 @@ class _IreeSession:
         return {spec.name: _own(spec, array) for spec, array in zip(self.signature.outputs, arrays, strict=True)}
 
     def close(self) -> None:
-        self._call = self._device = None
+        self._calls.clear()
+        self._device = None
+
+
+def shapes_of(module: Mapping[str, Any]) -> Shapes:
+    """Of a module's inputs, as an artifact's options keep them."""
+    return tuple(map(tuple, module["shapes"]))
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -292,7 +328,8 @@ def _workers(expected: int) -> int | None:
 def _trials(model: PortableModel, target: Target) -> Iterator[Batch]:
     """Something of every batch size that the target names, where the sizes of all other dimensions are known. A first
     axis of a fixed size is no batch: an operator's weights may be an input."""
-    fill = trial_filler(model)
+    # StableHLO reads no row of a table that is not there, and no size of 1 divides by nothing.
+    fill = trial_filler(model) if model.form == "onnx" else lambda spec, shape: np.ones(shape, spec.dtype)
     for size in target.batch_sizes:
         batch = {}
         for spec in model.signature.inputs:

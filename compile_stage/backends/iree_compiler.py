@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core.errors import NothingCompiledError
+from compile_stage.core.records import PortableModel
 from compile_stage.plugin_support.artifacts import without_folders
+from compile_stage.plugin_support.stablehlo import read_modules
 
 # A large matrix product of a transformer does not fit into the compiler's own default of 32 KiB; a thread of the
 # runtime has 128 KiB.
@@ -65,6 +67,26 @@ def compile_module(asked: Mapping[str, Any], folder: Path) -> tuple[dict[str, An
             named = " and ".join(key.replace("_", " ") for key in changed)
             return options, f"compiled without {named}, since with it: {first}" if changed else ""
     raise AssertionError("there is always a first try")
+
+
+def compile_modules(
+    model: PortableModel, asked: Mapping[str, Any], scratch: Path, into: Path
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    """The modules of a StableHLO model as files in `into`. Returns the options that were used for all of them, file and
+    shapes of each, and what a reader should know.
+
+    The importer takes no sizes that are computed (`dynamic_reshape`), so there is a module for each shape. The largest
+    comes first, since what can't be optimised fails there.
+    """
+    options, modules, notes = dict(asked), [], []
+    for module in reversed(read_modules(model)):
+        (scratch / "main.mlir").write_bytes(module.file.read_bytes())
+        options, note = compile_module(options, scratch)
+        name = f"{module.file.stem}.vmfb"
+        (into / name).write_bytes((scratch / "main.vmfb").read_bytes())
+        modules.append({"file": name, "shapes": [list(shape) for shape in module.shapes]})
+        notes += [note] if note else []
+    return options, modules[::-1], notes
 
 
 def _flags(asked: Mapping[str, Any]) -> list[str]:

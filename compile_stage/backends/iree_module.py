@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core.errors import NothingCompiledError
-from compile_stage.core.records import Scheme
+from compile_stage.core.records import PortableModel, Scheme
+from compile_stage.plugin_support import stablehlo
 
 _FORMATS = {"local": "llvm-cpu", "cuda": "cuda-", "vulkan": "vulkan-", "hip": "rocm-", "metal": "metal-"}
 
@@ -26,7 +27,7 @@ _FEATURES = {
 
 # main$async_dispatch_7_matmul_like_Dx16x32_f32: its number, what it does, its sizes, its types. Some names go on after
 # these.
-_DISPATCH = re.compile(rb"main\$async_dispatch_(\d+)_(\w+)")
+_DISPATCH = re.compile(rb"main(?:\$async)?_dispatch_(\d+)_(\w+)")
 _DOES = re.compile(r"[A-Za-z]\w*?(?=_(?:\d|D|$))")
 _TYPES = re.compile(r"(?<![A-Za-z0-9])(?:(?:\d+|D)x)*((?:(?:bf|f|u?i)\d+x)*(?:bf|f|u?i)\d+)(?![A-Za-z0-9])")
 _TARGET = re.compile(rb'#hal\.executable\.target<"([^"]+)", "([^"]+)", \{(.*?)\}>\]', re.DOTALL)
@@ -35,14 +36,20 @@ _ELEMENT_TYPES = {
     "INT32": "i32", "UINT32": "i32", "INT64": "i64", "UINT64": "i64",
 }  # fmt: skip
 """ONNX's types and the compiler's."""
+_NUMPY_TYPE = re.compile(r"(bfloat|float|uint|int)(\d+)")
+_LETTERS = {"bfloat": "bf", "float": "f", "uint": "i", "int": "i"}
 _MATRIX_KINDS = ("matmul", "conv", "contract", "mmt4d", "batch_matmul", "matvec", "vecmat", "dot", "attention")
 
 
-def source_types(path: Path) -> tuple[str, ...]:
-    """In what the source itself holds its inputs and weights, as the compiler calls the types."""
+def source_types(model: PortableModel) -> tuple[str, ...]:
+    """In what the source itself holds its inputs and weights, as the compiler calls the types; of StableHLO, all of its
+    tensors."""
+    if model.form == "stablehlo":
+        found = filter(None, map(_NUMPY_TYPE.fullmatch, stablehlo.types(model)))
+        return tuple(sorted({f"{_LETTERS[kind]}{bits}" for kind, bits in (one.groups() for one in found)}))
     import onnx
 
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = onnx.load(model.path, load_external_data=False).graph
     held = {tensor.data_type for tensor in graph.initializer} | {
         value.type.tensor_type.elem_type for value in graph.input
     }
@@ -88,6 +95,27 @@ def read_back(
     }
     needs = {"device": device, "chip": str(asked.get("target_chip", "")), "machine": machine, "features": features}
     return executed, needs, check_precision(scheme, heavy, own)
+
+
+def read_back_all(
+    paths: Sequence[Path], asked: Mapping[str, Any], scheme: Scheme, own: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """As `read_back`, of the modules of one artifact together."""
+    every = [read_back(path, asked, scheme, own) for path in paths]
+    executed = dict(every[0][0])
+    for key in ("providers", "ops"):
+        executed[key] = dict(sorted(sum((Counter(one[0][key]) for one in every), Counter[str]()).items()))
+    kinds = ("matrix_and_convolution", "all")
+    executed["precision"] = {
+        kind: dict(sorted(sum((Counter(one[0]["precision"][kind]) for one in every), Counter[str]()).items()))
+        for kind in kinds
+    }
+    features = sorted({name for _, needs, _ in every for name in needs["features"]})
+    return (
+        executed,
+        {**every[0][1], "features": features},
+        list(dict.fromkeys(said for *_, notes in every for said in notes)),
+    )
 
 
 def check_precision(scheme: Scheme, heavy: Counter[str], own: Sequence[str] = ()) -> list[str]:

@@ -58,13 +58,15 @@ class Xla(Backend):
     """The backend."""
 
     name: ClassVar[str] = "xla"
-    requires: ClassVar[tuple[str, ...]] = ("jax", "jaxlib", "torchax", "torch")
+    requires: ClassVar[tuple[str, ...]] = ("jax", "jaxlib")
     extra: ClassVar[str] = "xla"
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
-        forms=("torch-export",),
+        forms=("torch-export", "stablehlo"),
         devices=("cpu",),
         precisions=("fp32", "bf16"),
         runtime=("jax", "jaxlib"),
+        toolchain="jax",
+        form_requires={"torch-export": ("torch", "torchax")},
         opens_with=("jax", "jaxlib"),
         lacks=_LACKS,
         offers_tuning_options=True,
@@ -103,17 +105,22 @@ class Xla(Backend):
         calibration: SampleSet | None = None,  # no scheme here calibrates
     ) -> Artifact:
         from compile_stage.backends import xla_hlo, xla_program
+        from compile_stage.plugin_support import stablehlo
 
         asked = valid_options(self.name, _OPTIONS, target)
         if (reason := refuse_buckets(self.name, model.signature, target)) is not None:
             raise UsageError(reason)
         into.mkdir(parents=True, exist_ok=True)
         options = {"weights": str(asked.get("weights", _OPTIONS["weights"].words[0]))}
-        program = xla_program.read(model.path, model.signature, half=scheme.precision == "bf16")
-        index = _write(program, model.signature, target, into, constants=options["weights"] == "constants")
+        if model.form == "stablehlo":
+            index, types = _write_modules(model, scheme, target, into, options), stablehlo.types(model)
+        else:
+            program = xla_program.read(model.path, model.signature, half=scheme.precision == "bf16")
+            index = _write(program, model.signature, target, into, constants=options["weights"] == "constants")
+            types = program.types
         (into / _ENTRY).write_text(canonical_json(index) + "\n", encoding="utf-8")
         with _open(into / _ENTRY, model.signature, target.threads) as session:
-            executed, notes = xla_hlo.read_back(session.programs(), scheme, program.types)
+            executed, notes = xla_hlo.read_back(session.programs(), scheme, types)
         notes = (*notes, *filter(None, [padding_note(model.signature, buckets(model.signature, target))]))
         compiled = Compiled(
             entry=_ENTRY,
@@ -273,6 +280,28 @@ def _write(program: Any, signature: Signature, target: Target, into: Path, const
         (into / f"{name}.stablehlo.txt").write_text(text, encoding="utf-8")
         (into / f"{name}.xla").write_bytes(_build(client, code))
         index["executables"].append({"file": f"{name}.xla", "shapes": [list(shape) for shape in shapes]})
+    return index
+
+
+def _write_modules(
+    model: PortableModel, scheme: Scheme, target: Target, into: Path, options: Mapping[str, str]
+) -> dict[str, Any]:
+    """As `_write`, of a model that is StableHLO already: a module for each shape, with its weights in it."""
+    from compile_stage.backends import xla_program
+    from compile_stage.plugin_support import stablehlo
+
+    if scheme.precision != "fp32":
+        raise UsageError(f"xla lowers PyTorch programs to {scheme.precision}, and compiles StableHLO as it is")
+    if options["weights"] != "constants":
+        raise UsageError("the weights of a StableHLO program are constants in it, and xla leaves them there")
+    client = _start_client(target.threads)
+    index: dict[str, Any] = {"made_by": _maker(), "threads": target.threads, "weights": [], "executables": []}
+    for module in stablehlo.read_modules(model):
+        code, text = xla_program.from_portable(module.file.read_bytes())
+        name = module.file.stem
+        (into / f"{name}.stablehlo.txt").write_text(text, encoding="utf-8")
+        (into / f"{name}.xla").write_bytes(_build(client, code))
+        index["executables"].append({"file": f"{name}.xla", "shapes": [list(shape) for shape in module.shapes]})
     return index
 
 

@@ -128,6 +128,22 @@ def to_stablehlo(
         raise NothingCompiledError(f"JAX can't trace the program: {_sentence(error)}") from error
 
 
+def from_portable(content: bytes) -> tuple[bytes, str]:
+    """A module in StableHLO's lasting form, as `to_stablehlo` gives one. Raises NothingCompiledError when it can't be
+    read."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir.dialects import stablehlo
+
+    with mlir.make_ir_context() as context:
+        try:
+            module = stablehlo.deserialize_portable_artifact(context, content)
+        except Exception as error:  # MLIR's own errors share no base class
+            raise NothingCompiledError(f"XLA can't read the StableHLO module: {_sentence(error)}") from error
+        code = io.BytesIO()
+        module.operation.write_bytecode(code)
+        return code.getvalue(), module.operation.get_asm(large_elements_limit=16)
+
+
 def _written(module: Any, arguments: int) -> tuple[bytes, str]:
     """Without debug information, which names files of this machine."""
     from jax.extend import mlir as _  # noqa: F401 - makes the module's context known

@@ -53,7 +53,9 @@ class BackendCapabilities(Capabilities):
     """What a backend can do. Where an option or the device of a target narrows it, `Backend.capabilities_for` answers.
 
     Attributes:
-        forms: Portable forms that it takes, preferred first: `onnx`, `torch-export`.
+        forms: Portable forms that it takes, preferred first: `onnx`, `torch-export`, `stablehlo`.
+        form_requires: Form → modules that it needs for models in that form, beside those that the plug-in `requires`.
+            No toolchain holds them: such models are for the current environment.
         devices: Of targets that it serves.
         precisions: That it has somewhere, by itself or by a lowering; for a target, `Backend.schemes` says which.
         runtime: Distributions that a serving environment needs.
@@ -77,6 +79,7 @@ class BackendCapabilities(Capabilities):
     devices: tuple[str, ...]
     precisions: tuple[str, ...]
     runtime: tuple[str, ...]
+    form_requires: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     opens_with: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
     compiles_any_graph: bool = False
@@ -97,7 +100,8 @@ class SourceCapabilities(Capabilities):
     """What a source can give.
 
     Attributes:
-        forms: Portable forms, preferred first: `onnx`, and `torch-export` where `Exporter.export_program` is there.
+        forms: Portable forms, preferred first: `onnx`, `torch-export` where `Exporter.export_program` is there, and
+            `stablehlo` where `Exporter.export_stablehlo` is. A source of the last may have no ONNX of a model.
         devices: On which `Exporter.open` runs the original. A target of another device is refused, since a speedup over
             a baseline on another device is no comparison (`core.baseline`).
         program_requires: Modules that a PyTorch program needs beside those that the plug-in `requires`.

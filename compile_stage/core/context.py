@@ -114,7 +114,16 @@ class Context:
 # worker, such as its samples or a part of its graph, needs what is in this environment.
 _OF_THE_ORIGINAL = frozenset(
     (
-        *("export", "open_source", "predict", "predict_corners", "make_calls", "predict_batch", "soak"),
+        *(
+            "export",
+            "export_stablehlo",
+            "open_source",
+            "predict",
+            "predict_corners",
+            "make_calls",
+            "predict_batch",
+            "soak",
+        ),
         *("warm_up", "quick_turn", "prepare_turn", "time_turn", "end_turn"),
     )
 )

@@ -247,6 +247,19 @@ def missing_for_programs(source: Exporter) -> str | None:
     )
 
 
+def missing_for_form(backend: Backend, form: str) -> str | None:
+    """None when what a backend needs for models in a form is in this environment, or the reason with the exact
+    command."""
+    needed = backend.capabilities.form_requires.get(form, ())
+    elsewhere = bool(needed) and toolchain_of(backend) is not None
+    absent = [module for module in needed if elsewhere or not _importable(module)]
+    if not absent:
+        return None
+    where = "which its toolchain does not hold" if elsewhere else "which is not installed"
+    line = f'pip install "compile-stage[{backend.extra}]"' if backend.extra else f"pip install {' '.join(absent)}"
+    return f"{backend.name} takes {form} with {', '.join(absent)}, {where}: {line}"
+
+
 def toolchain_name(plugin: Plugin) -> str:
     """What the toolchain of a backend or source is called: the one that it names, or of a backend its own name. Empty
     for what has none, whether or not there is a lock file.

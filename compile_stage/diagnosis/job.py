@@ -71,6 +71,8 @@ class _Diagnosing:
     def diagnose(self, candidate: Candidate) -> Diagnosis:
         job, artifact, inputs, context = candidate.job, candidate.artifact, self._target.inputs, self._target.context
         model = candidate.portable or inputs.portable
+        if "stablehlo" in (model.form, inputs.portable.form):
+            raise UsageError(f"{job.id} starts from StableHLO, and debug compares the nodes of ONNX graphs")
         diagnosis = Diagnosis(
             title=job.id,
             precision=job.scheme.precision,

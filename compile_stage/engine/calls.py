@@ -100,6 +100,12 @@ def export_program(source: Any, shapes: Any, into: str) -> PortableModel:
     return exporter.export_program(model, revive(Mapping[str, ShapeRange], shapes), Path(into))
 
 
+def export_stablehlo(source: Any, target: Any, into: str) -> PortableModel:
+    """The source model as StableHLO for a target, in the folder `into`."""
+    model = revive(SourceModel, source)
+    return plugins.load("sources", model.flavor).export_stablehlo(model, revive(Target, target), Path(into))
+
+
 def prepare_samples(source: Any, request: Any, into: str) -> SampleSet:
     """The samples that a policy names, as one `.npy` per input below `into`; of no source for two files alone."""
     from compile_stage.measure.readers import SampleRequest
@@ -446,6 +452,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         inspect_source,
         export,
         export_program,
+        export_stablehlo,
         prepare_samples,
         predict_original,
         lower,

@@ -76,7 +76,8 @@ class TargetInputs:
 
     @cached_property
     def portable(self) -> PortableModel:
-        """The source as ONNX, which lowerings, the searches and the debugger work on."""
+        """The source as ONNX, which lowerings, the searches and the debugger work on; as StableHLO where it has no
+        ONNX, and no job that needs it goes further."""
         return export(self._context, self._worker, self.source, self.target)
 
     @cached_property
@@ -119,7 +120,7 @@ class TargetInputs:
     @cached_property
     def forms(self) -> Mapping[str, PortableModel | str]:
         """The source in the other forms that jobs ask for, or why it has no such form."""
-        return other_forms(self._context, self._worker, self.source, self._jobs)
+        return other_forms(self._context, self._worker, self.source, self._jobs, self.portable.form)
 
     def model_for(self, job: Job) -> PortableModel:
         """What the job's backend starts from. Raises UsageError, with the reason, when the source has no such form."""

@@ -80,11 +80,22 @@ def _unsupported(source: SourceModel) -> SourceError:
 
 
 def export(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
-    """The source as ONNX, for what a target asks for.
+    """The source as ONNX, for what a target asks for; as StableHLO where it has that and no ONNX.
 
     Raises:
         SourceError: It can't be exported, or has fixed a shape that the target wants otherwise.
     """
+    try:
+        model = _as_onnx(context, worker, source, target)
+    except SourceError:
+        if "stablehlo" not in plugins.load("sources", source.flavor).capabilities.forms:
+            raise
+        model = _as_stablehlo(context, worker, source, target)
+    demand_batch_sizes(source, model.signature, target)
+    return model
+
+
+def _as_onnx(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
     shapes = target.shapes
     key = {"source": source.identity, "shapes": shapes, "made_by": plugins.cache_identity("sources", source.flavor)}
     stored = context.cached(
@@ -94,19 +105,19 @@ def export(context: Context, worker: Worker, source: SourceModel, target: Target
         lambda into: _relative(worker.call("export", source=source, shapes=shapes, into=str(into)), into),
     )
     model: PortableModel = revive(PortableModel, stored.value)
-    demand_batch_sizes(source, model.signature, target)
     return replace(model, path=str(Path(stored.path) / model.path))
 
 
 def other_forms(
-    context: Context, worker: Worker, source: SourceModel, jobs: Sequence[Job]
+    context: Context, worker: Worker, source: SourceModel, jobs: Sequence[Job], exported: str = "onnx"
 ) -> dict[str, PortableModel | str]:
-    """The source in each form beside ONNX that one of the jobs, all of one target, asks for; or why it can't be had in
-    it."""
+    """The source in each form, beside the one that it was exported in, that one of the jobs, all of one target, asks
+    for; or why it can't be had in it."""
     forms: dict[str, PortableModel | str] = {}
-    for form in sorted({job.form for job in jobs} - {"onnx"}):
+    make = {"onnx": _as_onnx, "torch-export": _as_program, "stablehlo": _as_stablehlo}
+    for form in sorted({job.form for job in jobs} - {exported}):
         try:
-            forms[form] = _as_program(context, worker, source, jobs[0].target)
+            forms[form] = make[form](context, worker, source, jobs[0].target)
         except SourceError as error:
             forms[form] = f"the source can't be had as {form}: {error.problem}"
     return forms
@@ -125,6 +136,23 @@ def _as_program(context: Context, worker: Worker, source: SourceModel, target: T
         lambda into: _relative(
             worker.call("export_program", source=source, shapes=target.shapes, into=str(into)), into
         ),
+    )
+    model: PortableModel = revive(PortableModel, stored.value)
+    return replace(model, path=str(Path(stored.path) / model.path))
+
+
+def _as_stablehlo(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
+    key = {
+        "source": source.identity,
+        "shapes": target.shapes,
+        "batch_sizes": target.batch_sizes,
+        "made_by": plugins.cache_identity("sources", source.flavor),
+    }
+    stored = context.cached(
+        "export-stablehlo/1",
+        "",
+        key,
+        lambda into: _relative(worker.call("export_stablehlo", source=source, target=target, into=str(into)), into),
     )
     model: PortableModel = revive(PortableModel, stored.value)
     return replace(model, path=str(Path(stored.path) / model.path))

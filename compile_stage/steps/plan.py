@@ -74,7 +74,11 @@ def _expand(
             reason = f"{takes}, and a model of flavor {source.flavor} is given as {' or '.join(given)}"
             yield _refusal(source, target.name, name, "*", reason)
             continue
-        if form != "onnx" and (reason := plugins.missing_for_programs(plugins.load("sources", source.flavor))):
+        if (reason := plugins.missing_for_form(backend, form)) is not None:
+            if not auto:
+                yield _refusal(source, target.name, name, "*", reason)
+            continue
+        if form == "torch-export" and (reason := plugins.missing_for_programs(plugins.load("sources", source.flavor))):
             yield _refusal(source, target.name, name, "*", f"{name} takes {form}: {reason}")
             continue
         if not crosses(name, granted.target) and (reason := refuse_baseline(source.flavor, target)) is not None:

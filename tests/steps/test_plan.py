@@ -225,6 +225,26 @@ def test_a_graph_becomes_a_program_where_what_that_takes_is_installed(monkeypatc
     )
 
 
+def test_a_jax_model_is_given_as_stablehlo_where_a_backend_takes_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: XLA would ask for PyTorch to compile a JAX model, or be planned for programs that it can't read."""
+    if "jax" not in plugins.names("sources"):
+        pytest.skip("the installed compile-stage is older than this clone: make its environment again")
+    policy, real = with_target(backends=("onnxruntime", "xla", "iree"), precisions=("fp32",)), plugins._importable
+    there = ("jax", "jaxlib", "flatbuffers", "iree.compiler", "iree.runtime")
+    monkeypatch.setattr(
+        plugins, "_importable", lambda module: module in there or (module != "torchax" and real(module))
+    )
+    made = plan(replace(SOURCE, flavor="jax"), policy, hardware())
+    assert {job.backend: job.form for job in made.jobs} == {
+        "onnxruntime": "onnx", "xla": "stablehlo", "iree": "stablehlo",
+    }  # fmt: skip
+    (refused,) = plan(replace(SOURCE, flavor="pytorch"), replace(policy), hardware()).refused
+    assert refused.backend == "xla"
+    assert refused.reason == (
+        'xla takes torch-export with torchax, which is not installed: pip install "compile-stage[xla]"'
+    )
+
+
 @pytest.mark.parametrize("backends", [("onnxruntime",), ("auto",)])
 def test_a_source_whose_packages_are_missing_has_no_jobs(
     monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...]

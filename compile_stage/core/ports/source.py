@@ -50,13 +50,20 @@ class Exporter(Plugin, Protocol):
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Write `into/model.onnx` (batch symbolic where the model can) and describe it. Input and output names and
         order are the same as those of `open`'s session. Raises SourceError, with the reason, when the model can't be
-        exported, or when `shapes` asks for a size that the source has fixed."""
+        exported, or when `shapes` asks for a size that the source has fixed. Of a source that gives `stablehlo` the run
+        goes on without ONNX then."""
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Write `into/model.pt2`, as `torch.export.load` reads it, of the form `torch-export`; asked of sources that
         declare that form. The signature names the tensors of the program's flattened inputs and outputs, in order, as
         that of `export` does. Raises SourceError as that."""
         raise SourceError(f"a {self.framework} model is no PyTorch program", where=source.uri)
+
+    def export_stablehlo(self, source: SourceModel, target: Target, into: Path) -> PortableModel:
+        """Write StableHLO modules for the sizes that the target asks for, as `plugin_support.stablehlo` reads them;
+        asked of sources that declare the form `stablehlo`. The signature is that of `open`, symbols included. Raises
+        SourceError as `export`."""
+        raise SourceError(f"a {self.framework} model is no StableHLO", where=source.uri)
 
     @abstractmethod
     def example(self, source: SourceModel) -> Batch | None:

@@ -15,9 +15,10 @@ class PortableModel:
     """A model in a portable form.
 
     Attributes:
-        path: The file (`model.onnx`); external data lies beside it.
+        path: The file (`model.onnx`, `model.pt2`, or the `model.json` that names StableHLO modules); external data lies
+            beside it.
         digest: Of the folder that holds the file.
-        form: `onnx` or `torch-export`.
+        form: `onnx`, `torch-export` or `stablehlo`.
         precision: `fp32`, or what a lowering made of it.
         kept: Per precision, the node names that stay in it although the rest was lowered.
         made_from: Digest of what it was made from.
@@ -26,7 +27,7 @@ class PortableModel:
 
     path: str
     digest: str
-    form: Literal["onnx", "torch-export"]
+    form: Literal["onnx", "torch-export", "stablehlo"]
     opset: int
     precision: str
     signature: Signature
