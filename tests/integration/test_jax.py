@@ -15,7 +15,7 @@ from compile_stage import api
 from compile_stage.core import plugins
 from compile_stage.core.toolchains import Toolchain
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own deprecations
 
 MAKE = """
 import sys
@@ -55,7 +55,10 @@ said = '{"format": 1, "inputs": [%s], "outputs": [%s], "answer": "array"}' % (te
 (folder / "foreign" / "data" / "model.json").write_text(said)
 (folder / "foreign" / "MLmodel").write_text('{"flavors": {"jax": {"data": "data"}}}')
 path = folder / "foreign"
-foreign = SourceModel(uri="m", name="m", version="1", flavor="jax", path=str(path), digest=digest_tree(path))
+described = {"flavors": {"jax": {"data": "data"}}}
+foreign = SourceModel(
+    uri="m", name="m", version="1", flavor="jax", path=str(path), digest=digest_tree(path), mlmodel=described
+)
 try:
     with JaxSource().open(foreign, Target(name="cpu")):
         print("opened")
