@@ -44,7 +44,7 @@ class _Opened(NamedTuple):
 
     Attributes:
         call: Arrays in order → arrays in order, for JAX to trace.
-        wide: It has 64-bit inputs or outputs, which JAX halves unless it is told not to.
+        wide: It has 64-bit inputs or outputs, which JAX halves by default.
     """
 
     signature: Signature
