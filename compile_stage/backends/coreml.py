@@ -25,8 +25,8 @@ from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.digest import canonical_json, digest_file
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.ports import Backend, Samples, Session
+from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import OneOf, refuse_options, valid_options
@@ -126,13 +126,7 @@ class CoreMl(Backend):
         return refuse_form(self, model, target) or _refuse_signature(model.signature, target)
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,  # no scheme here calibrates
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         asked = valid_options(self.name, _OPTIONS, target)
         if (reason := _refuse_signature(model.signature, target)) is not None:

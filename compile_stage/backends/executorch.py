@@ -24,11 +24,11 @@ from compile_stage.backends.executorch_program import DELEGATE, compile_program,
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.ports import Samples, Session
+from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
-from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
-from compile_stage.plugin_support.options import refuse_options
+from compile_stage.plugin_support.artifacts import Compiled, describe
+from compile_stage.plugin_support.compiler import Compiler
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -49,7 +49,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class ExecuTorch(Backend):
+class ExecuTorch(Compiler):
     """The backend."""
 
     name: ClassVar[str] = "executorch"
@@ -68,16 +68,11 @@ class ExecuTorch(Backend):
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("executorch", "torch", "torchao", "numpy")
 
-    def refuse_target(self, target: Target) -> str | None:
-        if (reason := super().refuse_target(target)) is not None:
-            return reason
-        return refuse_options(self.name, {}, target)
-
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         return (_SCHEMES[precision],) if target.device == "cpu" and precision in _SCHEMES else ()
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if (reason := refuse_form(self, model, target)) is not None:
+        if (reason := super().refuse(model, target)) is not None:
             return reason
         try:
             _bounds(model.signature, target)
@@ -86,13 +81,7 @@ class ExecuTorch(Backend):
         return None
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         if (reason := self.refuse_target(target)) is not None:
             raise UsageError(reason)

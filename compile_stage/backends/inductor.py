@@ -19,7 +19,7 @@ import tempfile
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
-from compile_stage.core.errors import NothingCompiledError, UsageError
+from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.ports import Backend, Samples, Session
+from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import FLAG, Option, refuse_options, valid_options
-from compile_stage.plugin_support.torch_programs import free_axes, opened, use_threads
+from compile_stage.plugin_support.torch_programs import TorchSession, free_axes, opened
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array
 
 _ENTRY = "model.pt2"
 
@@ -109,13 +109,7 @@ class Inductor(Backend):
         return refuse_form(self, model, target)
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,  # no scheme here calibrates
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         asked = valid_options(self.name, _OPTIONS, target)
         into.mkdir(parents=True, exist_ok=True)
@@ -124,55 +118,37 @@ class Inductor(Backend):
             built = _build(model, scheme, options, Path(scratch))
             executed, notes = _read_back(built, scheme)
             _write_package(built, into / _ENTRY)
-        compiled = Compiled(
-            entry=_ENTRY,
-            options=options,
-            executed=executed,
-            notes=notes,
-        )
+        compiled = Compiled(entry=_ENTRY, options=options, executed=executed, notes=notes)
         return describe(self, model, scheme, job_id, into, compiled)
 
     def open(self, artifact: Artifact, threads: int) -> AbstractContextManager[Session]:
         return opened(_InductorSession(Path(artifact.path) / artifact.entry, artifact.signature, threads))
 
 
-class _InductorSession:
+class _InductorSession(TorchSession):
     """One loaded package. It allocates new outputs for every call, so they are the caller's."""
 
     def __init__(self, path: Path, signature: Signature, threads: int) -> None:
         import torch
 
-        self.signature = signature
-        self._threads = threads
         try:
             # What `torch._inductor.aoti_load_package` wraps, without the compiler that its module imports (6 s and 90
             # MB): the package holds one model, called `model`, of which one instance runs at a time.
-            self._loaded: Any = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
+            loaded = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
         except RuntimeError as error:
             raise NothingCompiledError(f"PyTorch can't load the package: {_sentence(error)}") from error
+        super().__init__(loaded, signature, threads)
 
-    def run(self, batch: Batch) -> Batch:
+    def _answers(self, arrays: Sequence[Array]) -> Iterator[Array]:
         import torch
 
-        if self._loaded is None:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
-        use_threads(self._threads)
-        arrays = [batch[spec.name] for spec in self.signature.inputs]
         # The generated code reads memory in row-major order, whatever the strides say, and tensors must be writeable.
         tensors = [torch.from_numpy(a if a.flags.c_contiguous and a.flags.writeable else a.copy("C")) for a in arrays]
         with torch.no_grad():
-            answers = self._loaded.run(tensors)
+            answers = self._program.run(tensors)
         given = {tensor.data_ptr() for tensor in tensors}
-        names = (spec.name for spec in self.signature.outputs)
-        return {
-            name: answer.clone().numpy() if answer.data_ptr() in given else answer.numpy()
-            for name, answer in zip(names, answers, strict=True)
-        }
-
-    def close(self) -> None:
-        self._loaded = None
+        for answer in answers:
+            yield answer.clone().numpy() if answer.data_ptr() in given else answer.numpy()
 
 
 # ---------------------------------------------------------------------------------------------- what it needs and takes

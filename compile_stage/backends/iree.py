@@ -36,8 +36,8 @@ from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
+from compile_stage.core.ports import Backend, Samples, Session
+from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, trial_filler
 from compile_stage.plugin_support.buckets import Router, Shapes, padding_note
@@ -154,13 +154,7 @@ class Iree(Backend):
         return None
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,  # the graph carries its calibration: no scheme here calibrates natively
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         asked = dict(target.options.get(self.name, {}))
         if (reason := self.refuse_target(target)) is not None:

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
+from compile_stage.core.ports import Samples, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
 from compile_stage.core.sample_files import read_index
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, without_folders
+from compile_stage.plugin_support.artifacts import Compiled, describe, without_folders
 from compile_stage.plugin_support.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
-from compile_stage.plugin_support.options import refuse_options
+from compile_stage.plugin_support.compiler import Compiler
 from compile_stage.plugin_support.torch_programs import flat_module
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ _MATRIX_OPS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTE
 _NARROWED = {"int64": "int32", "uint64": "uint32"}
 
 
-class LiteRt(Backend):
+class LiteRt(Compiler):
     """The backend."""
 
     name: ClassVar[str] = "litert"
@@ -87,16 +87,11 @@ class LiteRt(Backend):
             "litert-torch", "litert-converter", "ai-edge-quantizer", "ai-edge-litert", "torch", "numpy"
         )
 
-    def refuse_target(self, target: Target) -> str | None:
-        if (reason := super().refuse_target(target)) is not None:
-            return reason
-        return refuse_options(self.name, {}, target)
-
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         return (_SCHEMES[precision],) if target.device == "cpu" and precision in _SCHEMES else ()
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if (reason := refuse_form(self, model, target)) is not None:
+        if (reason := super().refuse(model, target)) is not None:
             return reason
         for spec in (*model.signature.inputs, *model.signature.outputs):
             if spec.dtype == "float64":
@@ -104,13 +99,7 @@ class LiteRt(Backend):
         return refuse_buckets(self.name, model.signature, target)
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         if (reason := self.refuse_target(target)) is not None:
             raise UsageError(reason)

@@ -28,8 +28,8 @@ from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
+from compile_stage.core.ports import Backend, Samples, Session
+from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types
 from compile_stage.plugin_support.options import CHECKED_ELSEWHERE, FLAG, MAPPING, OneOf, Option, refuse_options
@@ -201,13 +201,7 @@ class OnnxRuntime(Backend):
         return None
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,  # the graph carries its calibration: no scheme here calibrates natively
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         asked = target.options.get(self.name, {})
         provider = self._provider(asked) if (reason := self._refuse_options(target)) is None else None

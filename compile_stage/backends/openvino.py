@@ -23,12 +23,13 @@ from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
+from compile_stage.core.ports import Samples, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.sample_files import read_batches
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types
-from compile_stage.plugin_support.options import FLAG, Number, OneOf, Option, refuse_options, valid_options
+from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_types
+from compile_stage.plugin_support.compiler import Compiler
+from compile_stage.plugin_support.options import FLAG, Number, OneOf, Option, valid_options
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -71,12 +72,13 @@ _LACKS = {
 _CALIBRATION_SAMPLES = 300
 
 
-class OpenVino(Backend):
+class OpenVino(Compiler):
     """The backend."""
 
     name: ClassVar[str] = "openvino"
     requires: ClassVar[tuple[str, ...]] = ("openvino",)
     extra: ClassVar[str] = "openvino"
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("onnx",),
         devices=("cpu",),
@@ -90,11 +92,6 @@ class OpenVino(Backend):
 
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("openvino", "nncf", "numpy")
-
-    def refuse_target(self, target: Target) -> str | None:
-        if (reason := super().refuse_target(target)) is not None:
-            return reason
-        return refuse_options(self.name, _OPTIONS, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         if target.device != "cpu":
@@ -115,7 +112,7 @@ class OpenVino(Backend):
         return _tuning_options(target)
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
-        if (reason := refuse_form(self, model, target) or refuse_types(model.signature)) is not None:
+        if (reason := super().refuse(model, target) or refuse_types(model.signature)) is not None:
             return reason
         import openvino
 
@@ -126,13 +123,7 @@ class OpenVino(Backend):
         return None
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         import openvino
 
@@ -159,13 +150,7 @@ class OpenVino(Backend):
             # it does not.
             options["shapes"] = []
             signature, executed, notes = _executed(into / "model.xml", options, target.threads, model, graph, scheme)
-        compiled = Compiled(
-            entry="model.xml",
-            signature=signature,
-            options=options,
-            executed=executed,
-            notes=notes,
-        )
+        compiled = Compiled(entry="model.xml", signature=signature, options=options, executed=executed, notes=notes)
         return describe(self, model, scheme, job_id, into, compiled)
 
     @contextlib.contextmanager

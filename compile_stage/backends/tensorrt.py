@@ -29,8 +29,8 @@ from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.ports import Backend, Samples, Session
+from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import FLAG, TEXT, Number, OneOf, Option, refuse_options, valid_options
@@ -127,13 +127,7 @@ class TensorRt(Backend):
         return None
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,  # the graph carries its calibration
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         asked = valid_options(self.name, _OPTIONS, target)
         into.mkdir(parents=True, exist_ok=True)

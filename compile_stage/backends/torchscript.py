@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.ports import Samples, Session
+from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
-from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
-from compile_stage.plugin_support.options import refuse_options
-from compile_stage.plugin_support.torch_programs import flat_module, opened, use_threads
+from compile_stage.plugin_support.artifacts import Compiled, describe
+from compile_stage.plugin_support.compiler import Compiler
+from compile_stage.plugin_support.torch_programs import TorchSession, flat_module, opened
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array
 
 _ENTRY = "model.pt"
 _LACKS = "TorchScript runs a traced program in the types it was traced in"
@@ -38,7 +38,7 @@ _LACKS = "TorchScript runs a traced program in the types it was traced in"
 _NO_KERNELS = ("prim::", "aten::size", "aten::Int", "aten::ScalarImplicit", "aten::__", "aten::sym_")
 
 
-class TorchScript(Backend):
+class TorchScript(Compiler):
     """Traces, freezes and saves a PyTorch program; fp32 on CPUs only."""
 
     name: ClassVar[str] = "torchscript"
@@ -55,27 +55,13 @@ class TorchScript(Backend):
     def toolchain(self) -> Mapping[str, str]:
         return package_versions("torch", "numpy")
 
-    def refuse_target(self, target: Target) -> str | None:
-        if (reason := super().refuse_target(target)) is not None:
-            return reason
-        return refuse_options(self.name, {}, target)
-
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         if target.device == "cpu" and precision == "fp32":
             return (Scheme(precision="fp32", name="fp32", native=True),)
         return ()
 
-    def refuse(self, model: PortableModel, target: Target) -> str | None:
-        return refuse_form(self, model, target)
-
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,  # no scheme here calibrates
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         if (reason := self.refuse_target(target)) is not None:
             raise UsageError(reason)
@@ -90,45 +76,32 @@ class TorchScript(Backend):
         return opened(_ScriptSession(Path(artifact.path) / artifact.entry, artifact.signature, threads))
 
 
-class _ScriptSession:
+class _ScriptSession(TorchSession):
     """One loaded module. What it answers is the caller's: copied where it is memory of an input or of a weight."""
 
     def __init__(self, path: Path, signature: Signature, threads: int) -> None:
         import torch
 
-        self.signature = signature
-        self._threads = threads
         try:
             with _quiet():
-                self._module: Any = torch.jit.load(str(path), map_location="cpu")
+                loaded = torch.jit.load(str(path), map_location="cpu")
         except RuntimeError as error:
             raise NothingCompiledError(f"PyTorch can't load the module: {_sentence(error)}") from error
-        self._own = {constant.data_ptr() for constant in _constants(self._module)}
+        super().__init__(loaded, signature, threads)
+        self._own = {constant.data_ptr() for constant in _constants(loaded)}
 
-    def run(self, batch: Batch) -> Batch:
+    def _answers(self, arrays: Sequence[Array]) -> Iterator[Array]:
         import torch
 
-        if self._module is None:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
-        use_threads(self._threads)
-        arrays = [batch[spec.name] for spec in self.signature.inputs]
         tensors = [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays]
         # The executor would profile the first calls and then compile anew, for each shape again.
         with torch.no_grad(), torch.jit.optimized_execution(False):
-            answers = self._module(*tensors)
+            answers = self._program(*tensors)
         kept = self._own | {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        names = (spec.name for spec in self.signature.outputs)
-        found = {}
-        for name, answer in zip(names, answers, strict=True):
+        for answer in answers:
             shared = answer.untyped_storage().data_ptr() in kept
             kept.add(answer.untyped_storage().data_ptr())  # two outputs may be one tensor
-            found[name] = answer.clone().numpy() if shared else answer.numpy()
-        return found
-
-    def close(self) -> None:
-        self._module = None
+            yield answer.clone().numpy() if shared else answer.numpy()
 
 
 # -------------------------------------------------------------------------------------------------------------- tracing

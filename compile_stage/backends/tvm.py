@@ -31,8 +31,8 @@ from compile_stage.core.digest import digest_of
 from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
-from compile_stage.core.records import Artifact, Budget, PortableModel, SampleSet, Scheme, Target
+from compile_stage.core.ports import Backend, Samples, Session
+from compile_stage.core.records import Artifact, Budget, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types, trial_filler
 from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
@@ -136,13 +136,7 @@ class Tvm(Backend):
         return None
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         from compile_stage.backends.tvm_tuning import RecordStore, records_key, tune
 
@@ -180,12 +174,7 @@ class Tvm(Backend):
                 f"time ended tuning after {tuned.trials} trials: with a larger budget.job_minutes it goes on from "
                 "there",
             )
-        compiled = Compiled(
-            entry="model.so",
-            options=options,
-            executed=executed,
-            notes=notes,
-        )
+        compiled = Compiled(entry="model.so", options=options, executed=executed, notes=notes)
         return describe(self, model, scheme, job_id, into, compiled)
 
     @contextlib.contextmanager

@@ -25,8 +25,8 @@ from compile_stage.core.digest import canonical_json
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
-from compile_stage.core.ports import Backend, Session
-from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
+from compile_stage.core.ports import Backend, Samples, Session
+from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
@@ -96,13 +96,7 @@ class Xla(Backend):
         return refuse_form(self, model, target) or refuse_buckets(self.name, model.signature, target)
 
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,  # no scheme here calibrates
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         from compile_stage.backends import xla_hlo, xla_program
         from compile_stage.plugin_support import stablehlo
@@ -122,12 +116,7 @@ class Xla(Backend):
         with _open(into / _ENTRY, model.signature, target.threads) as session:
             executed, notes = xla_hlo.read_back(session.programs(), scheme, types)
         notes = (*notes, *filter(None, [padding_note(model.signature, buckets(model.signature, target))]))
-        compiled = Compiled(
-            entry=_ENTRY,
-            options=options,
-            executed=executed,
-            notes=notes,
-        )
+        compiled = Compiled(entry=_ENTRY, options=options, executed=executed, notes=notes)
         return describe(self, model, scheme, job_id, into, compiled)
 
     @contextmanager

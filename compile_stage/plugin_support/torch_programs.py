@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Session
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Signature
+    from compile_stage.core.tensors import Array, Batch, Signature
 
 
 def flat_module(program: Any) -> Any:
@@ -68,12 +70,33 @@ def threads_restored() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Closable(Session, Protocol):
-    def close(self) -> None: ...
+class TorchSession(ABC):
+    """A loaded program that computes in PyTorch. A subclass says what a call of it answers."""
+
+    def __init__(self, program: Any, signature: Signature, threads: int) -> None:
+        self.signature = signature
+        self._program = program
+        self._threads = threads
+
+    @abstractmethod
+    def _answers(self, arrays: Sequence[Array]) -> Iterator[Array]:
+        """The outputs in the signature's order, for inputs in that order; they are the caller's."""
+
+    def run(self, batch: Batch) -> Batch:
+        if self._program is None:
+            raise UsageError("this session is closed; call it inside its context")
+        if (reason := self.signature.refuse(batch)) is not None:
+            raise UsageError(reason)
+        use_threads(self._threads)
+        answers = self._answers([batch[spec.name] for spec in self.signature.inputs])
+        return dict(zip((spec.name for spec in self.signature.outputs), answers, strict=True))
+
+    def close(self) -> None:
+        self._program = None
 
 
 @contextmanager
-def opened(session: _Closable) -> Iterator[Session]:
+def opened(session: TorchSession) -> Iterator[Session]:
     """What `Backend.open` returns for a session that computes in PyTorch: it is closed at the end, and the process has
     its threads back."""
     with threads_restored():

@@ -6,7 +6,7 @@ the methods that need them. It is found by name through an entry point (`core.pl
 on.
 """
 
-from compile_stage.core.ports.backend import Backend, Lowering
+from compile_stage.core.ports.backend import Backend, Lowering, Samples
 from compile_stage.core.ports.engine import (
     Confinement,
     Engine,
@@ -21,6 +21,6 @@ from compile_stage.core.ports.registry import Registry
 from compile_stage.core.ports.source import Exporter
 
 __all__ = [
-    "Backend", "Confinement", "Engine", "Exporter", "Lowering", "MeteredCall", "Plugin", "Registry", "Session",
-    "Worker", "WorkerLimits", "WorkerMemory", "WorkerUsage",
+    "Backend", "Confinement", "Engine", "Exporter", "Lowering", "MeteredCall", "Plugin", "Registry", "Samples",
+    "Session", "Worker", "WorkerLimits", "WorkerMemory", "WorkerUsage",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from compile_stage.core.capabilities import BackendCapabilities, LoweringCapabilities
 from compile_stage.core.ports.plugin import Plugin, Session
@@ -27,6 +27,10 @@ class Lowering(Plugin, Protocol):
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
         """Write `into/model.onnx`. Nodes named in `keep` stay in FP32. Same input, same bytes."""
+
+
+Samples: TypeAlias = SampleSet | None
+"""Samples for a scheme that `calibrates`; None for the others."""
 
 
 class Backend(Plugin, Protocol):
@@ -62,19 +66,10 @@ class Backend(Plugin, Protocol):
 
     @abstractmethod
     def compile(
-        self,
-        model: PortableModel,
-        scheme: Scheme,
-        target: Target,
-        job_id: str,
-        into: Path,
-        calibration: SampleSet | None = None,
+        self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         """Write the artifact's files into the folder `into` and describe them; what really runs is read back
         from the runtime into `Artifact.executed`. Raises when a provider or precision that was asked for was not taken.
-
-        Args:
-            calibration: Samples, for a scheme that `calibrates`.
         """
 
     @abstractmethod
