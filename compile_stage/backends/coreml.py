@@ -30,6 +30,7 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import OneOf, refuse_options, valid_options
+from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -182,10 +183,7 @@ class _CoreMlSession:
     def run(self, batch: Batch) -> Batch:
         import numpy as np
 
-        if self._loaded is None:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
+        demand_call(self.signature, batch, closed=self._loaded is None)
         given: dict[str, Any] = {}
         for spec in self.signature.inputs:
             array = batch[spec.name]

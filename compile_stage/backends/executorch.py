@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +27,7 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe
 from compile_stage.plugin_support.compiler import Compiler
+from compile_stage.plugin_support.sessions import quiet_logs
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -89,7 +88,7 @@ class ExecuTorch(Compiler):
             raise UsageError("int8 needs calibration samples: set data.calibration in the policy")
         bounds = _bounds(model.signature, target)
         into.mkdir(parents=True, exist_ok=True)
-        with _quiet():
+        with quiet_logs():
             program = compile_program(model, scheme, bounds, calibration)
             (into / _ENTRY).write_bytes(program)
             executed, notes = read_back(program, scheme)
@@ -213,7 +212,7 @@ def _runtime() -> Any:
     name = "executorch.extension.pybindings._C"
     if name in sys.modules:
         return sys.modules[name]
-    with _silent(), _quiet():
+    with _silent(), quiet_logs():
         runtime = importlib.import_module(name)
         runtime._threadpool_get_thread_count()  # makes the pool, and tells of the CPU on standard error
     if DELEGATE not in runtime._get_registered_backend_names():
@@ -280,20 +279,6 @@ def _demand_room(bounds: Sequence[Mapping[int, tuple[int, int]]], limits: Sequen
 
 
 # ---------------------------------------------------------------------------------------------------------------- quiet
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings and log lines that PyTorch, torchao and ExecuTorch write about each other when they are
-    imported and called."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(max(before, logging.WARNING))
-        try:
-            yield
-        finally:
-            logging.disable(before)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, trial_filler
 from compile_stage.plugin_support.buckets import Router, Shapes, padding_note
 from compile_stage.plugin_support.options import FLAG, Like, OneOf, Option, PowerOfTwo, refuse_options
+from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -216,10 +217,7 @@ class _IreeSession:
             raise NothingCompiledError(f"IREE can't load the module: {one_line(str(error))}") from error
 
     def run(self, batch: Batch) -> Batch:
-        if not self._calls:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
+        demand_call(self.signature, batch, closed=not self._calls)
         if self._router is None:
             return self._run((), [batch[spec.name] for spec in self.signature.inputs])
         bucket, padded = self._router.fit(batch)

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +29,7 @@ from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, without_folders
 from compile_stage.plugin_support.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.compiler import Compiler
+from compile_stage.plugin_support.sessions import demand_call, quiet_logs
 from compile_stage.plugin_support.torch_programs import flat_module
 
 if TYPE_CHECKING:
@@ -164,10 +163,7 @@ class _LiteRtSession:
         self._closed = False
 
     def run(self, batch: Batch) -> Batch:
-        if self._closed:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
+        demand_call(self.signature, batch, closed=self._closed)
         bucket, arrays = self._router.fit(batch)
         names = (spec.name for spec in self.signature.inputs)
         return self._router.cut(batch, bucket, self._loaded[bucket].run(dict(zip(names, arrays, strict=True))))
@@ -416,14 +412,8 @@ def _judge(scheme: Scheme, products: Counter[str]) -> tuple[str, ...]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the progress, warnings and log lines of the converter and of what it imports."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), _silent():
-        warnings.simplefilter("ignore")
-        logging.disable(max(before, logging.WARNING))
-        try:
-            yield
-        finally:
-            logging.disable(before)
+    with quiet_logs(), contextlib.redirect_stdout(io.StringIO()), _silent():
+        yield
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, 
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types
 from compile_stage.plugin_support.options import CHECKED_ELSEWHERE, FLAG, MAPPING, OneOf, Option, refuse_options
+from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -286,10 +287,7 @@ class _OnnxSession:
         self.signature = sessions.read_signature(session, described)
 
     def run(self, batch: Batch) -> Batch:
-        if self._session is None:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
+        demand_call(self.signature, batch, closed=self._session is None)
         names = [spec.name for spec in self.signature.outputs]
         try:
             outputs = self._session.run(names, dict(batch))

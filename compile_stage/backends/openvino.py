@@ -30,6 +30,7 @@ from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_types
 from compile_stage.plugin_support.compiler import Compiler
 from compile_stage.plugin_support.options import FLAG, Number, OneOf, Option, valid_options
+from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -186,10 +187,7 @@ class _OpenVinoSession:
             self._free = self._free_request()
 
     def run(self, batch: Batch) -> Batch:
-        if self._closed:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
+        demand_call(self.signature, batch, closed=self._closed)
         arrays = [batch[spec.name] for spec in self.signature.inputs]
         request = self._requests.get(tuple(array.shape for array in arrays))
         if request is None:

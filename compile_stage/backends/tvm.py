@@ -37,6 +37,7 @@ from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types, trial_filler
 from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.options import Number, Option, refuse_options, valid_options
+from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -209,10 +210,7 @@ class _TvmSession:
     def run(self, batch: Batch) -> Batch:
         import numpy as np
 
-        if not self._functions:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
+        demand_call(self.signature, batch, closed=not self._functions)
         bucket, arrays = self._router.fit(batch)
         function, buffers, tensors = self._functions[bucket]
         _use_threads(self._threads)

@@ -31,6 +31,7 @@ from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.options import OneOf, refuse_options, valid_options
+from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -162,10 +163,7 @@ class _XlaSession:
     def run(self, batch: Batch) -> Batch:
         import numpy as np
 
-        if not self._executables:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
+        demand_call(self.signature, batch, closed=not self._executables)
         bucket, padded = self._router.fit(batch)
         arrays = [np.asarray(array, order="C") for array in padded]
         results = self._executables[bucket].execute_sharded([*self._weights, *map(self._put, arrays)])

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Session
+from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch, Signature
@@ -83,10 +83,7 @@ class TorchSession(ABC):
         """The outputs in the signature's order, for inputs in that order; they are the caller's."""
 
     def run(self, batch: Batch) -> Batch:
-        if self._program is None:
-            raise UsageError("this session is closed; call it inside its context")
-        if (reason := self.signature.refuse(batch)) is not None:
-            raise UsageError(reason)
+        demand_call(self.signature, batch, closed=self._program is None)
         use_threads(self._threads)
         answers = self._answers([batch[spec.name] for spec in self.signature.inputs])
         return dict(zip((spec.name for spec in self.signature.outputs), answers, strict=True))

@@ -1,0 +1,39 @@
+"""What sessions and compilers of several backends do alike."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from compile_stage.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch, Signature
+
+
+def demand_call(signature: Signature, batch: Batch, *, closed: bool) -> None:
+    """The first line of `Session.run`: the session is open, and the batch is what the signature asks for.
+
+    Raises:
+        UsageError: One of them is not so.
+    """
+    if closed:
+        raise UsageError("this session is closed; call it inside its context")
+    if (reason := signature.refuse(batch)) is not None:
+        raise UsageError(reason)
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Without the warnings and log lines, up to level WARNING, of packages that tell of their own insides."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(max(before, logging.WARNING))
+        try:
+            yield
+        finally:
+            logging.disable(before)
