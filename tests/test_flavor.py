@@ -30,6 +30,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.buckets import Router
+from compile_stage.serving import saving
 from compile_stage.serving.manifest import sealed
 from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
 
@@ -193,13 +194,13 @@ def test_requirements_can_be_had_from_an_index_and_the_manifest_keeps_the_build(
         flavor.load_model(str(path))
 
 
-@pytest.mark.parametrize("backend", sorted(flavor._BACKENDS))
+@pytest.mark.parametrize("backend", sorted(flavor.BACKENDS))
 def test_the_vendored_loader_of_every_backend_imports_with_the_standard_library_alone(
     backend: str, tmp_path: Path
 ) -> None:
     """Broken: a model published by `tvm` asked for filelock, which its requirements do not bring, and loaded nowhere
     but beside compile-stage."""
-    flavor.copy_loader(backend, tmp_path / "compile_stage")
+    saving.copy_loader(backend, tmp_path / "compile_stage")
     script = f"""
 import sys
 class Block:
@@ -211,7 +212,7 @@ sys.meta_path.insert(0, Block())
 sys.path.insert(0, {str(tmp_path)!r})
 from compile_stage import flavor
 assert flavor.__file__.startswith({str(tmp_path)!r})
-module, _, name = flavor._BACKENDS[{backend!r}].partition(":")
+module, _, name = flavor.BACKENDS[{backend!r}].partition(":")
 getattr(__import__(module, fromlist=[name]), name)()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -557,7 +558,7 @@ def test_mlflow_serves_it(served: str) -> None:
 def test_a_loader_that_lacks_the_backend_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two published models of different backends in one process. Broken: the second would end in a bare
     ModuleNotFoundError."""
-    monkeypatch.setitem(flavor._BACKENDS, "litert", "compile_stage.backends.not_in_this_copy:LiteRt")
+    monkeypatch.setitem(flavor.BACKENDS, "litert", "compile_stage.backends.not_in_this_copy:LiteRt")
     with pytest.raises(MissingDependencyError, match="the loader of another published model") as caught:
         flavor._backend("litert", {})
     assert "processes of their own" in caught.value.fix

@@ -30,6 +30,15 @@ from compile_stage.core.records import (
     SourceModel,
     Target,
 )
+from compile_stage.engine.debug_calls import (
+    compare_samples,
+    cut_graph,
+    describe_graph,
+    list_nodes,
+    trace_nodes,
+    write_failure_bundle,
+    write_trace_bundle,
+)
 from compile_stage.engine.fresh_load import load_published, run_batch
 from compile_stage.engine.served import open_as_served
 
@@ -330,81 +339,6 @@ def end_turn(into: str | None) -> list[dict[str, str]]:
     """Write the answers that were kept into the folder, and come to rest; one `{output: file}` for each checked
     batch."""
     return _timed().end(Path(into) if into else None)
-
-
-# ---------------------------------------------------------------------------------------------------------------- debug
-
-
-def compare_samples(model: Any, calibration: Any, validation: Any) -> dict[str, Any]:
-    """How many samples both sets hold, and what of the validation samples' activations lies outside of the calibrated
-    ranges; None for that where the two sets are one."""
-    from compile_stage.core.parallel import granted_threads
-    from compile_stage.graph_debug.coverage import coverage
-    from compile_stage.measure.samples import overlap
-
-    ours, theirs = revive(SampleSet, calibration), revive(SampleSet, validation)
-    return {
-        "overlap": overlap(ours, theirs),
-        "coverage": coverage(revive(PortableModel, model), ours, theirs, granted_threads())
-        if ours.digest != theirs.digest
-        else None,
-    }
-
-
-def trace_nodes(pair: Any, count: int) -> Any:
-    """Two model files side by side on the first samples: a `graph_debug.trace.Trace`."""
-    from compile_stage.graph_debug.comparison import Comparison
-    from compile_stage.graph_debug.graphs import open_graph
-    from compile_stage.graph_debug.trace import trace
-    from compile_stage.measure.samples import open_samples
-
-    compared: Comparison = revive(Comparison, pair)
-    opened, size = open_samples(compared.samples), _fixed_batch(compared.reference) or 1
-    taken = max(size, min(count, opened.count) // size * size)
-    batches = (opened.batch(start, start + size) for start in range(0, taken, size))
-    graphs = open_graph(compared.reference), open_graph(compared.candidate, hint=compared.hint)
-    return trace(*graphs, batches, precision=compared.precision, threads=compared.threads)
-
-
-def describe_graph(path: str) -> PortableModel:
-    """An ONNX file as a portable model. Raises SourceError when an input or output is no tensor."""
-    from compile_stage.graph_debug.reduce import describe
-
-    return describe(Path(path))
-
-
-def list_nodes(path: str) -> list[list[str]]:
-    """Name and operator of every node of an ONNX file, in order."""
-    from compile_stage.graph_debug.reduce import Cutter
-
-    return Cutter(Path(path)).nodes()
-
-
-def cut_graph(path: str, nodes: list[int], into: str) -> PortableModel | None:
-    """Some nodes of an ONNX file as a file of their own; None when that can't be made."""
-    from compile_stage.graph_debug.reduce import Cutter
-
-    return Cutter(Path(path)).write(nodes, Path(into))
-
-
-def write_trace_bundle(pair: Any, tensor: str, facts: dict[str, Any], into: str) -> None:
-    """What is attached to a bug report about a wrong answer."""
-    from compile_stage.graph_debug.bundle import write_trace_bundle as write
-    from compile_stage.graph_debug.comparison import Comparison
-
-    compared: Comparison = revive(Comparison, pair)
-    write(compared, tensor, facts, Path(into), fixed_batch=_fixed_batch(compared.reference))
-
-
-def write_failure_bundle(graph: str, backend: str, facts: dict[str, Any], into: str) -> None:
-    """What is attached to a bug report about a graph that can't be compiled."""
-    from compile_stage.graph_debug.bundle import write_failure_bundle as write
-
-    write(Path(graph), backend, facts, Path(into))
-
-
-def _fixed_batch(path: str) -> int | None:
-    return describe_graph(path).signature.fixed_batch if path.endswith(".onnx") else None
 
 
 # --------------------------------------------------------------------------------------------------------------- within

@@ -16,8 +16,8 @@ from compile_stage.core.digest import list_tree
 from compile_stage.core.leftovers import part_folder, remove_leftovers, temporary_folder
 from compile_stage.core.records import Artifact, Target
 from compile_stage.core.storage import demand_present
-from compile_stage.flavor import copy_loader, save_draft
 from compile_stage.serving.batches import proven_batches
+from compile_stage.serving.saving import copy_loader, save_draft
 
 _INSTALLED = Path(compile_stage.__file__).parent
 

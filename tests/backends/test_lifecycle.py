@@ -22,7 +22,7 @@ from compile_stage.core.digest import canonical_json, digest_file
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.ports import Backend
 from compile_stage.core.records import Target
-from compile_stage.flavor import copy_loader
+from compile_stage.serving.saving import copy_loader
 from compile_stage.testing import Case, models
 from compile_stage.testing.comparing import RELATIVE_ERROR, off
 

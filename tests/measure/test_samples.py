@@ -111,7 +111,6 @@ def test_a_column_too_many_may_be_the_groups_under_another_name(tmp_path: Path) 
         prepare(DataSpec(source=path, groups="pateint"), TABLE, tmp_path / "out", seed=0)
 
 
-
 def test_compressed_and_fortran_ordered_arrays(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     np.savez_compressed(tmp_path / "c.npz", features=x)
