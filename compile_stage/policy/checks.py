@@ -16,7 +16,7 @@ from compile_stage.core import plugins
 from compile_stage.policy.locks import unknown_locks
 from compile_stage.policy.metrics import CUSTOM, METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
-from compile_stage.policy.schema import SHIPPED_PRECISIONS
+from compile_stage.policy.values import SHIPPED_PRECISIONS
 
 # What MLflow takes in no name of a registered model.
 _UNNAMEABLE = re.compile(r"[/:\x00-\x1f\x7f]")

@@ -10,6 +10,7 @@ from compile_stage.core import records
 from compile_stage.core.digest import digest_of, plain
 from compile_stage.policy import schema
 from compile_stage.policy.checks import data_file, gate_name, located
+from compile_stage.policy.limits import Closeness, ColumnLimit, CustomLimit, Drop, Limits, Performance, Tolerance, TopK
 from compile_stage.policy.metrics import METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path
 
@@ -140,7 +141,7 @@ def _target(name: str, target: schema.Target, tree: Node) -> records.TargetPolic
     )
 
 
-def _performance_gates(performance: schema.Performance, tree: Node, path: Path) -> Iterator[records.Gate]:
+def _performance_gates(performance: Performance, tree: Node, path: Path) -> Iterator[records.Gate]:
     for key, name in PERFORMANCE.items():
         limit = getattr(performance, key)
         if limit is not None:
@@ -149,14 +150,14 @@ def _performance_gates(performance: schema.Performance, tree: Node, path: Path) 
             yield records.Gate(metric=name, limit=limit, direction=metric.direction, unit=metric.unit, origin=origin)
 
 
-def _tolerance_gates(tolerance: schema.Tolerance, tree: Node, path: Path) -> Iterator[records.Gate]:
+def _tolerance_gates(tolerance: Tolerance, tree: Node, path: Path) -> Iterator[records.Gate]:
     yield from _limit_gates(tolerance, tree, path, None)
     for output, limits in (tolerance.outputs or {}).items():
         if limits is not None:
             yield from _limit_gates(limits, tree, (*path, "outputs", output), output)
 
 
-def _limit_gates(limits: schema.Limits, tree: Node, path: Path, output: str | None) -> Iterator[records.Gate]:
+def _limit_gates(limits: Limits, tree: Node, path: Path, output: str | None) -> Iterator[records.Gate]:
     values = {name: getattr(limits, name) for name in type(limits).model_fields if name != "outputs"}
     for metric, value in {**values, **(limits.model_extra or {})}.items():
         if value is not None:
@@ -167,7 +168,7 @@ def _limit_gates(limits: schema.Limits, tree: Node, path: Path, output: str | No
 
 
 def _gate(metric: str, value: Any, output: str | None, origin: str) -> records.Gate:
-    if isinstance(value, schema.CustomLimit):
+    if isinstance(value, CustomLimit):
         return records.Gate(
             metric=metric,
             limit=value.limit,
@@ -193,20 +194,20 @@ def _gate(metric: str, value: Any, output: str | None, origin: str) -> records.G
 def _limit(value: Any) -> tuple[float, float | None, dict[str, Any]]:
     """(limit, confidence, options) of one limit in its written-out form."""
     match value:
-        case schema.Drop(max_drop=float(limit)):
+        case Drop(max_drop=float(limit)):
             return limit, value.confidence, {"drop": "max_drop", **_how(value)}
-        case schema.Drop(max_relative_drop=float(limit)):
+        case Drop(max_relative_drop=float(limit)):
             return limit, value.confidence, {"drop": "max_relative_drop", **_how(value)}
-        case schema.Closeness():
+        case Closeness():
             return 1.0, None, {"rtol": value.rtol, "atol": value.atol}
-        case schema.TopK():
+        case TopK():
             return value.limit, None, {"k": value.k}
-        case schema.ColumnLimit():
+        case ColumnLimit():
             return value.limit, None, {"floor": value.floor}
     return float(value), None, {}
 
 
-def _how(drop: schema.Drop) -> dict[str, Any]:
+def _how(drop: Drop) -> dict[str, Any]:
     """The options of the metric of that kind of drop, beside the limit."""
-    own = type(drop).model_fields.keys() - schema.Drop.model_fields.keys()
+    own = type(drop).model_fields.keys() - Drop.model_fields.keys()
     return {key: value for key in sorted(own) if (value := getattr(drop, key)) is not None}

@@ -13,7 +13,8 @@ from compile_stage.core import plugins
 from compile_stage.policy.layers import shipped
 from compile_stage.policy.metrics import tolerance_names
 from compile_stage.policy.nodes import Node
-from compile_stage.policy.schema import FUNCTION_METRIC, SHIPPED_PRECISIONS, PolicyDocument
+from compile_stage.policy.schema import PolicyDocument
+from compile_stage.policy.values import FUNCTION_METRIC, SHIPPED_PRECISIONS
 
 # What has to be said whole where it is said at all; of everything else a file may say a part, and inherit the rest.
 _ALWAYS_WHOLE = {"Waiver", "CustomLimit"}

@@ -11,19 +11,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from compile_stage.core.plugins import did_you_mean
+from compile_stage.policy.limits import CustomLimit, ShareDrop
 from compile_stage.policy.metrics import CUSTOM, METRICS, tolerance_names
 from compile_stage.policy.nodes import Node, Path, Problem, show_path, without
-from compile_stage.policy.schema import (
-    AS_LIST,
-    AS_MAP,
-    AS_NUMBER,
-    AS_WORD,
-    FUNCTION_METRIC,
-    SOURCE,
-    CustomLimit,
-    PolicyDocument,
-    ShareDrop,
-)
+from compile_stage.policy.schema import PolicyDocument
+from compile_stage.policy.values import AS_LIST, AS_MAP, AS_NUMBER, AS_WORD, FUNCTION_METRIC, SOURCE
 
 _TAGS = {AS_LIST, AS_MAP, AS_NUMBER, AS_WORD}
 _KEY = "[key]"  # pydantic's mark of an error in a map's key

@@ -20,24 +20,29 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
-
-from filelock import FileLock
 
 from compile_stage.core import tuning_records
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError, SourceError
 from compile_stage.core.file_trees import refuse_tree
-from compile_stage.core.json_files import read_json_object
 from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.ports import Registry
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
+from compile_stage.registry.folder_files import (
+    checked_name,
+    file_trouble,
+    flush_folder,
+    read_json,
+    replace_file,
+    write_files,
+    write_json,
+    writing,
+)
 from compile_stage.registry.model_files import (
     DATASET_SUFFIXES,
     DIGEST_TAG,
@@ -95,7 +100,7 @@ class FolderRegistry(Registry):
             )
         if not (place.model / "MLmodel").is_file():
             read_model(place.model, exact)  # raises with the reason
-        with _file_trouble(exact):
+        with file_trouble(exact):
             folder = keep(Path(into), exact, lambda part: copy_model(place.model, part / "model", exact))
         files, digest = read_model(folder, exact), payload_digest(folder)
         return SourceModel(
@@ -121,7 +126,7 @@ class FolderRegistry(Registry):
         for file in (home / "datasets" / f"{name}{suffix}" for home in homes for suffix in DATASET_SUFFIXES):
             if file.is_file():
                 Path(into).mkdir(parents=True, exist_ok=True)
-                with _file_trouble(str(file)):
+                with file_trouble(str(file)):
                     return Path(shutil.copy2(file, Path(into) / file.name))
         raise RegistryError(
             f"there is no data set called {name!r}",
@@ -148,7 +153,7 @@ class FolderRegistry(Registry):
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
         home = _home(self.publication_name(source, bundle.name))
         check_name(home.name)
-        with _writing(home):
+        with writing(home):
             if (held := _find(home, bundle.key)) is not None:
                 return held
             version = str(max((int(v) for v in _versions(home)), default=0) + 1)
@@ -159,7 +164,7 @@ class FolderRegistry(Registry):
             remove_leftovers(home)
             with part_folder(home) as part:
                 copy_model(Path(bundle.path), part / "model", bundle.path)
-                _write_files(part / "files", files)
+                write_files(part / "files", files)
                 described = {
                     "name": home.name,
                     "version": version,
@@ -172,25 +177,25 @@ class FolderRegistry(Registry):
                 flush_tree(part)
                 part.chmod(0o755)  # mkdtemp makes it private
                 part.rename(home / version)
-                _flush_folder(home)
+                flush_folder(home)
             return _receipt(home, version, created=True)
 
     def attach(self, receipt: Receipt, files: Mapping[str, Path]) -> None:
         home = _home(receipt.name)
         _demand_version(home, receipt)
-        with _writing(home):
+        with writing(home):
             if has_report(_tags(home, receipt.version), receipt):
                 return
             folder = home / receipt.version / "files"
             for name, path in files.items():
-                _replace_file(folder / _checked_name(name), path, part_in=folder.parent)
+                replace_file(folder / checked_name(name), path, part_in=folder.parent)
             _retag(home, receipt.version, {REPORT_TAG: report_state(receipt)})
 
     def attest(self, receipt: Receipt, validation: Path, tags: Mapping[str, str]) -> None:
         home = _home(receipt.name)
-        with _writing(home):
+        with writing(home):
             folder = home / receipt.version / "model" / "validations"
-            _replace_file(folder / validation.name, validation, part_in=folder.parent.parent)
+            replace_file(folder / validation.name, validation, part_in=folder.parent.parent)
             _retag(home, receipt.version, prefixed(tags))
 
     def current(self, name: str, alias: str) -> Receipt | None:
@@ -203,7 +208,7 @@ class FolderRegistry(Registry):
         check_alias(alias)
         home = _home(receipt.name)
         _demand_version(home, receipt)
-        with _writing(home):
+        with writing(home):
             before = _aliases(home).get(alias, "")
             tag = previous_tag(alias)
             if before == receipt.version:
@@ -222,7 +227,7 @@ class FolderRegistry(Registry):
     def rollback(self, name: str, alias: str) -> Receipt:
         check_alias(alias)
         home = _home(name)
-        with _writing(home):
+        with writing(home):
             now = _aliases(home).get(alias)
             if now is None:
                 raise RegistryError(
@@ -250,7 +255,7 @@ class FolderRegistry(Registry):
         if (reason := refuse_tree(place.model)) is not None:
             raise IntegrityError(f"it is not what was published: {reason}", where=_uri(place))
         shutil.rmtree(into, ignore_errors=True)
-        with _file_trouble(uri):
+        with file_trouble(uri):
             shutil.copytree(place.model, into)  # compiled Python too: what is loaded from here would run it
         if place.version:
             check_published(into, _version(place).get("tags", {}), _uri(place))
@@ -258,14 +263,14 @@ class FolderRegistry(Registry):
 
     def pull_records(self, source: SourceModel, key: str, have: Collection[str], into: Path) -> None:
         folder = self._records(source, key)
-        with _file_trouble(str(folder)):
+        with file_trouble(str(folder)):
             for name in tuning_records.names_in(folder):
                 if name not in have:
                     shutil.copyfile(folder / name, Path(into) / name)
 
     def push_records(self, source: SourceModel, key: str, records: Mapping[str, Path]) -> int:
         folder = self._records(source, key)
-        with _file_trouble(str(folder)):
+        with file_trouble(str(folder)):
             held = set(tuning_records.names_in(folder))
             fresh = {name: path for name, path in records.items() if name not in held}
             for name, path in fresh.items():
@@ -349,27 +354,6 @@ def _root_beside(source: SourceModel) -> Path:
 # -------------------------------------------------------------------------------------------------- reading and writing
 
 
-@contextmanager
-def _file_trouble(where: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RegistryError(
-            f"files of the registry can't be read or written: {error.strerror or error}", where=where
-        ) from error
-
-
-@contextmanager
-def _writing(home: Path) -> Iterator[None]:
-    """Be the only writer of a registered name; what a dead writer left behind is cleared away first."""
-    with _file_trouble(str(home)):
-        home.mkdir(parents=True, exist_ok=True)
-        with FileLock(home / ".lock"):
-            for part in (*home.glob(".part-*"), *home.glob("*/.part-*")):
-                shutil.rmtree(part) if part.is_dir() else part.unlink()
-            yield
-
-
 def _versions(home: Path) -> list[str]:
     return [path.name for path in home.iterdir() if path.name.isdigit()] if home.is_dir() else []
 
@@ -394,7 +378,7 @@ def _receipt(home: Path, version: str, *, created: bool = False) -> Receipt:
 
 
 def _version(place: _Place) -> dict[str, Any]:
-    return _read_json(place.model.parent / "version.json")
+    return read_json(place.model.parent / "version.json")
 
 
 def _demand_version(home: Path, receipt: Receipt) -> None:
@@ -403,76 +387,19 @@ def _demand_version(home: Path, receipt: Receipt) -> None:
 
 
 def _tags(home: Path, version: str) -> dict[str, str]:
-    tags: dict[str, str] = _read_json(home / version / "version.json").get("tags", {})
+    tags: dict[str, str] = read_json(home / version / "version.json").get("tags", {})
     return tags
 
 
 def _aliases(home: Path) -> dict[str, str]:
-    return _read_json(home / "aliases.json")
+    return read_json(home / "aliases.json")
 
 
 def _set_alias(home: Path, alias: str, version: str) -> None:
-    _write_json(home / "aliases.json", {**_aliases(home), alias: version})
+    write_json(home / "aliases.json", {**_aliases(home), alias: version})
 
 
 def _retag(home: Path, version: str, tags: Mapping[str, str]) -> None:
     file = home / version / "version.json"
-    described = _read_json(file)
-    _write_json(file, {**described, "tags": {**described.get("tags", {}), **tags}})
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(file)
-    except FileNotFoundError:
-        return {}  # a model that was put there by hand has no record, a name without aliases no list of them
-    except (OSError, ValueError) as error:
-        raise RegistryError(f"the registry's record can't be read: {error}", where=str(file)) from error
-
-
-def _write_json(file: Path, value: Mapping[str, Any]) -> None:
-    """All of it or nothing, also after a power cut."""
-    descriptor, part = tempfile.mkstemp(prefix=".part-", dir=file.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=2, sort_keys=True)
-        stream.flush()
-        os.fsync(stream.fileno())
-    Path(part).chmod(0o644)
-    Path(part).replace(file)
-    _flush_folder(file.parent)
-
-
-def _write_files(folder: Path, files: Mapping[str, Path]) -> None:
-    for name, path in files.items():
-        (folder / _checked_name(name)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / name)
-
-
-def _checked_name(name: str) -> str:
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise RegistryError(f"{name!r} can't be the name of a published file: it leads out of the version's folder")
-    return name
-
-
-def _replace_file(final: Path, source: Path, part_in: Path) -> None:
-    """Copy a file to its place, all of it or nothing, also after a power cut. The part lies in `part_in`, a folder of
-    the same file system, where `_writing` clears it away."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, part = tempfile.mkstemp(prefix=".part-", dir=part_in)
-    with os.fdopen(descriptor, "wb") as stream, Path(source).open("rb") as content:
-        shutil.copyfileobj(content, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    Path(part).chmod(0o644)
-    Path(part).replace(final)
-    _flush_folder(final.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    """fsync the folder itself: without it, a rename may be undone by a power cut."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    described = read_json(file)
+    write_json(file, {**described, "tags": {**described.get("tags", {}), **tags}})

@@ -18,9 +18,9 @@ from compile_stage.measure.similarity import SIMILARITY_METRICS
 from compile_stage.measure.tasks import HIGHER_IS_BETTER
 from compile_stage.policy import json_schema, reference
 from compile_stage.policy.explain import explain
+from compile_stage.policy.limits import Limits
 from compile_stage.policy.load import lint, load_policy
 from compile_stage.policy.metrics import METRICS, tolerance_names
-from compile_stage.policy.schema import Limits
 
 ROOT = Path(__file__).parents[2]
 POLICIES = sorted((ROOT / "policies").glob("*.yaml"))
