@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from compile_stage.core.errors import NothingCompiledError
-from compile_stage.core.plugins import did_you_mean
+from compile_stage.core.spelling import did_you_mean
 
 CPU = "CPUExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"

@@ -28,6 +28,7 @@ from compile_stage.cli.published import promote, rollback, validate, verify
 from compile_stage.cli.toolchain import toolchain
 from compile_stage.core import errors, plugins
 from compile_stage.core.errors import PolicyError, UsageError
+from compile_stage.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from compile_stage.core.records import Policy, RunResult
@@ -45,7 +46,7 @@ class Commands(click.Group):
         if ctx.resilient_parsing:  # a shell completes a word that isn't finished
             return super().resolve_command(ctx, args)
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            near = plugins.did_you_mean(args[0], list(self.commands))
+            near = did_you_mean(args[0], list(self.commands))
             hint = f"did you mean {near!r}?" if near else f"one of: {', '.join(self.commands)}"
             raise UsageError(f"there is no command {args[0]!r}", fix=hint)
         return super().resolve_command(ctx, args)

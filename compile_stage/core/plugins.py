@@ -7,7 +7,6 @@ stage's own process imports built-in ones only (`core.remote_plugins`).
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 from collections.abc import Mapping
 from functools import cache
@@ -28,6 +27,7 @@ from compile_stage.core.capabilities import (
 from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import MissingDependencyError, UsageError
 from compile_stage.core.remote_plugins import RemotePlugin, is_ours, is_remote, release
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.core.toolchains import Toolchain, is_toolchain_name, lock_in_force
 from compile_stage.core.toolchains import find as find_toolchain
 
@@ -435,12 +435,6 @@ def package_versions(*distributions: str) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def did_you_mean(word: str, allowed: tuple[str, ...] | list[str]) -> str:
-    """The nearest allowed word, or an empty string."""
-    near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
-    return near[0] if near else ""
 
 
 def _suggest(word: str, allowed: tuple[str, ...]) -> str:

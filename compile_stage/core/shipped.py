@@ -44,7 +44,7 @@ def policy_file(named: str | os.PathLike[str]) -> Path:
         return Path(named)
     name = text.removeprefix(PREFIX)
     if name not in policy_names():
-        from compile_stage.core.plugins import did_you_mean
+        from compile_stage.core.spelling import did_you_mean
 
         near = did_you_mean(name, list(policy_names()))
         hint = f"did you mean {PREFIX}{near}?" if near else f"one of: {', '.join(policy_names())}"

@@ -14,6 +14,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Candidate, Check, Job, Outcome, Plan, Sensitivity, Verdict
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.diagnosis.findings import PACKAGES, SAMPLES, with_bundle, with_reduced_graph
 from compile_stage.diagnosis.in_workers import trace
 from compile_stage.graph_debug.comparison import Comparison
@@ -173,6 +174,6 @@ def _nothing_matches(plan: Plan, pattern: str) -> NoReturn:
     if refused is not None:
         raise UsageError(f"{refused.job_id} was refused: {refused.reason}")
     listed = ", ".join(job.id for job in plan.jobs) or "none"
-    near = plugins.did_you_mean(pattern, [job.id for job in plan.jobs])
+    near = did_you_mean(pattern, [job.id for job in plan.jobs])
     hint = f"did you mean {near!r}? " if near else ""
     raise UsageError(f"no job matches {pattern!r}", fix=f"{hint}the policy has {listed}")

@@ -13,6 +13,7 @@ from datetime import date
 from pathlib import Path as FilePath
 
 from compile_stage.core import plugins
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.locks import unknown_locks
 from compile_stage.policy.metrics import CUSTOM, METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
@@ -51,7 +52,7 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
         for index, node in enumerate(target.elements("precisions")):
             if not plugins.is_precision(str(node.value)):
                 known, where = precisions(), show_path((*path, "precisions", index))
-                near = plugins.did_you_mean(str(node.value), known)
+                near = did_you_mean(str(node.value), known)
                 yield Problem(node.place, where, f"unknown value {node.value!r}", f"one of: {', '.join(known)}", near)
         yield from _precision_keys(tree, (*path, "tolerances"))
         yield from _option_names(tree, (*path, "options"))
@@ -139,7 +140,7 @@ def _tolerance_paths(tree: Node) -> Iterator[Path]:
 def _unknown_backend(place: Place, path: Path, name: str) -> Problem:
     known = plugins.names("backends")
     allowed = f"one of: {', '.join(known)}"
-    return Problem(place, show_path(path), f"there is no backend {name!r}", allowed, plugins.did_you_mean(name, known))
+    return Problem(place, show_path(path), f"there is no backend {name!r}", allowed, did_you_mean(name, known))
 
 
 def _backend_names(tree: Node, path: Path) -> Iterator[Problem]:
@@ -180,7 +181,7 @@ def _precision_keys(tree: Node, path: Path) -> Iterator[Problem]:
     for name, _ in tree.items(*path):
         if not plugins.is_precision(name):
             known, place = precisions(), tree.place_of((*path, name), of_key=True)
-            near = plugins.did_you_mean(name, known)
+            near = did_you_mean(name, known)
             yield Problem(place, show_path((*path, name)), "unknown precision", f"one of: {', '.join(known)}", near)
 
 
@@ -311,13 +312,13 @@ def _waiver(tree: Node, waiver: Node, path: Path, today: date) -> Iterator[Probl
     names = [name for name, _ in tree.items("targets")]
     if target.value not in names:
         allowed = f"one of: {', '.join(names) or 'none'}"
-        near = plugins.did_you_mean(str(target.value), names)
+        near = did_you_mean(str(target.value), names)
         yield Problem(target.place, show_path((*path, "target")), f"there is no target {target.value!r}", allowed, near)
         return
     gates = _gates(tree, str(target.value))
     if gate is not None and gate_name(str(gate.value)) not in gates:
         message = f"target {target.value!r} has no gate {gate.value!r}"
-        near = plugins.did_you_mean(str(gate.value), gates)
+        near = did_you_mean(str(gate.value), gates)
         yield Problem(gate.place, show_path((*path, "gate")), message, f"one of: {', '.join(gates)}", near)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path as FilePath
 from typing import TypeAlias
 
 from compile_stage.core.errors import InternalError, UsageError
-from compile_stage.core.plugins import did_you_mean
 from compile_stage.core.shipped import PREFIX, policy_file
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.locks import broken, joined, locks_of, words_of
 from compile_stage.policy.messages import check_schema
 from compile_stage.policy.metrics import METRICS

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from compile_stage.core.errors import PolicyError
-from compile_stage.core.plugins import did_you_mean
 from compile_stage.core.records import Policy
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.checks import check_whole
 from compile_stage.policy.convert import to_policy
 from compile_stage.policy.data_files import data_warnings

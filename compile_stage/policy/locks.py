@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compile_stage.core import plugins
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.messages import keys_at
 from compile_stage.policy.metrics import CUSTOM, tolerance_names
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
@@ -62,7 +63,7 @@ def unknown_locks(tree: Node) -> Iterator[Problem]:
         for depth, word in enumerate(path):
             known = _known(path[:depth])
             if known and word not in known and not (path[0] == "tolerances" and str(word).startswith(CUSTOM)):
-                near = plugins.did_you_mean(str(word), list(known))
+                near = did_you_mean(str(word), list(known))
                 wrong = f"{element.value!r} names nothing that can be locked"
                 allowed = f"after {show_path(path[:depth])}, one of" if depth else "one of"
                 meant = show_path((*path[:depth], near, *path[depth + 1 :])) if near else ""

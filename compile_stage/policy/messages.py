@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from compile_stage.core.plugins import did_you_mean
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.limits import CustomLimit, ShareDrop
 from compile_stage.policy.metrics import CUSTOM, METRICS, tolerance_names
 from compile_stage.policy.nodes import Node, Path, Problem, show_path, without

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compile_stage.core.plugins import did_you_mean
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.nodes import Node, Place, Problem
 
 API_VERSION = "compile-stage/v1"

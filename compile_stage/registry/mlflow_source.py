@@ -13,8 +13,8 @@ from typing import Any
 from compile_stage.core.errors import RegistryError, SourceError
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.leftovers import part_folder, remove_leftovers
-from compile_stage.core.plugins import did_you_mean
 from compile_stage.core.records import SourceModel, record
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.core.storage import disk_full_of_text
 from compile_stage.registry.dataset_sources import demand_allowed
 from compile_stage.registry.mlflow_connection import is_code, trouble

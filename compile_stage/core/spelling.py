@@ -1,0 +1,12 @@
+"""Words that were probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+
+def did_you_mean(word: str, allowed: Sequence[str]) -> str:
+    """The nearest allowed word, or an empty string."""
+    near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
+    return near[0] if near else ""
