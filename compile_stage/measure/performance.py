@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing
 from compile_stage.measure.quantiles import GATED, calls_wanted, effective_calls, quantile_interval
@@ -78,15 +79,8 @@ def _speedup(gate: Gate, timing: Timing) -> Check:
     else:
         outcome = Outcome.FAIL
         reason = f"too uncertain: {measured}; {limit}"
-    return Check(
-        gate=gate,
-        outcome=outcome,
-        measured=timing.speedup,
-        reason=reason,
-        batch_size=timing.batch_size,
-        interval=timing.speedup_interval,
-        samples=len(timing.latency_s),
-    )
+    found = _found(gate, outcome, reason, timing)
+    return replace(found, measured=timing.speedup, interval=timing.speedup_interval)
 
 
 def _latency(gate: Gate, timing: Timing) -> Check:
@@ -113,15 +107,7 @@ def _latency(gate: Gate, timing: Timing) -> Check:
     else:
         outcome = Outcome.FAIL
         reason = f"too uncertain: {measured}; {limit}"
-    return Check(
-        gate=gate,
-        outcome=outcome,
-        measured=value,
-        reason=reason,
-        batch_size=timing.batch_size,
-        interval=(low, high),
-        samples=calls,
-    )
+    return replace(_found(gate, outcome, reason, timing), measured=value, interval=(low, high))
 
 
 def _amount(gate: Gate, size_bytes: int | None, what: str, missing: str) -> Check:
@@ -134,9 +120,13 @@ def _amount(gate: Gate, size_bytes: int | None, what: str, missing: str) -> Chec
 
 
 def _not_run(gate: Gate, reason: str, timing: Timing | None = None) -> Check:
+    return _found(gate, Outcome.NOT_RUN, reason, timing)
+
+
+def _found(gate: Gate, outcome: Outcome, reason: str, timing: Timing | None) -> Check:
     return Check(
         gate=gate,
-        outcome=Outcome.NOT_RUN,
+        outcome=outcome,
         measured=None,
         reason=reason,
         batch_size=timing.batch_size if timing else None,
