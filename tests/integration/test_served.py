@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from compile_stage import api, flavor
+from compile_stage import api
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import GateError
 from compile_stage.core.records import RunResult
+from compile_stage.serving import saving
 from compile_stage.serving.vendoring import copy_modules
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
@@ -44,7 +45,7 @@ def run_with(
         if not (only_packaged and "loaders" in into.parts):
             change(into)
 
-    monkeypatch.setattr(flavor, "copy_modules", copy)
+    monkeypatch.setattr(saving, "copy_modules", copy)
     policy = write_policy("backends: [onnxruntime], precisions: [fp32]", body)
     return api.run(f"folder:{small_model}", policy, out=policy.parent / "out")
 
@@ -195,7 +196,7 @@ def test_a_validation_elsewhere_loads_the_version_too(
         change(into)
 
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(flavor, "copy_modules", copy)
+        elsewhere.setattr(saving, "copy_modules", copy)
         elsewhere.setattr(api, "hardware", lambda: replace(device, cpu="a build machine's"))
         result = api.run(f"folder:{small_model}", write_policy(target, BODY), out=small_model.parent / "out")
     (draft,) = result.targets[0].unvalidated
