@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from compile_stage.backends.openvino_layers import read_back
+from compile_stage.backends.openvino_session import open_model, sentence
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
-from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
+from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Samples, Session
 from compile_stage.core.records import Artifact, PortableModel, SampleSet, Scheme, Target, TuningOption
 from compile_stage.core.sample_files import read_batches
-from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_types
 from compile_stage.plugin_support.compiler import Compiler
 from compile_stage.plugin_support.options import FLAG, Number, OneOf, Option, valid_options
-from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    pass
 
 # Options of a target, and the plug-in's property of each that is one.
 _OPTIONS: Mapping[str, Option] = {
@@ -51,12 +51,6 @@ _PROPERTIES = {
     "hyper_threading": "ENABLE_HYPER_THREADING",
     "partitioner": "TBB_PARTITIONER",
 }
-_DTYPES = {
-    "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "boolean": "bool", "string": "str",
-    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32",
-    "u64": "uint64",
-}  # fmt: skip
-
 # The plug-in's word for what it runs the floating-point part of a graph in.
 _HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 
@@ -157,60 +151,8 @@ class OpenVino(Compiler):
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
         path = Path(artifact.path) / artifact.entry
-        with _open(path, artifact.options, threads, artifact.signature) as session:
+        with open_model(path, artifact.options, threads, artifact.signature) as session:
             yield session
-
-
-class _OpenVinoSession:
-    """One open model: compiled for each of the shapes that are known beforehand, and for free shapes when a batch of
-    another comes.
-
-    An infer request reuses its output buffers, so what is handed out are copies.
-    """
-
-    def __init__(self, core: Any, path: Path, options: Mapping[str, Any], threads: int, described: Signature) -> None:
-        self._core = core
-        self._path = path
-        self._options = options
-        self._threads = threads
-        self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
-        self._free: Any = None
-        self._closed = False
-        self.signature = _read_signature(core.read_model(path), described)
-        self.compiled: Any = None  # the model for the first known shape, or for free ones: what is read back
-        for shapes in options["shapes"]:
-            compiled = self._compile({name: tuple(shape) for name, shape in shapes.items()})
-            self.compiled = self.compiled or compiled
-            key = tuple(tuple(shapes[spec.name]) for spec in self.signature.inputs)
-            self._requests[key] = compiled.create_infer_request()
-        if self.compiled is None:
-            self._free = self._free_request()
-
-    def run(self, batch: Batch) -> Batch:
-        demand_call(self.signature, batch, closed=self._closed)
-        arrays = [batch[spec.name] for spec in self.signature.inputs]
-        request = self._requests.get(tuple(array.shape for array in arrays))
-        if request is None:
-            request = self._free = self._free or self._free_request()
-        # Inputs are shared, not copied: they outlive the call, and the request is not used after they end.
-        try:
-            request.infer(arrays, share_inputs=True)
-        except RuntimeError as error:
-            raise NothingCompiledError(f"OpenVINO could not run the graph: {_sentence(error)}") from error
-        outputs = request.output_tensors
-        return {spec.name: tensor.data.copy() for spec, tensor in zip(self.signature.outputs, outputs, strict=True)}
-
-    def close(self) -> None:
-        self._closed, self._free, self.compiled = True, None, None
-        self._requests.clear()
-
-    def _free_request(self) -> Any:
-        compiled = self._compile(None)
-        self.compiled = self.compiled or compiled
-        return compiled.create_infer_request()
-
-    def _compile(self, shapes: Mapping[str, tuple[int, ...]] | None) -> Any:
-        return _compile(self._core, self._path, self._options, self._threads, shapes)
 
 
 # ------------------------------------------------------------------------------------------------------------ schemes
@@ -331,7 +273,7 @@ def _reaches_matmul(operation: Any, steps: int = 4) -> bool:
     return steps > 0 and any(_reaches_matmul(user, steps - 1) for user in users)
 
 
-# --------------------------------------------------------------------------------------------------------- the session
+# ------------------------------------------------------------------------------------------------- what a session needs
 
 
 def _config(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,87 +297,13 @@ def _known_shapes(signature: Signature, target: Target) -> list[dict[str, tuple[
     return known
 
 
-@contextlib.contextmanager
-def _open(path: Path, options: Mapping[str, Any], threads: int, described: Signature) -> Iterator[_OpenVinoSession]:
-    import openvino
-
-    session = _OpenVinoSession(openvino.Core(), path, options, threads, described)
-    try:
-        yield session
-    finally:
-        session.close()
-
-
-def _compile(
-    core: Any, path: Path, options: Mapping[str, Any], threads: int, shapes: Mapping[str, tuple[int, ...]] | None
-) -> Any:
-    """The compiled model, for these shapes or for free ones, with its execution precision asked for by name and read
-    back."""
-    hint = options["hint"]
-    config = {key: value.upper() if isinstance(value, str) else value for key, value in options["config"].items()}
-    config |= {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
-    for kind, capability in (("bf16", "BF16"), ("f16", "FP16")):
-        if hint == kind and capability not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            raise NothingCompiledError(f"OpenVINO's CPU plug-in says that this machine has no arithmetic in {kind}")
-    try:
-        graph = core.read_model(path)
-        if shapes is not None:
-            graph.reshape({name: list(shape) for name, shape in shapes.items()})
-        compiled = core.compile_model(graph, "CPU", config)
-    except RuntimeError as error:
-        raise NothingCompiledError(f"OpenVINO can't compile the graph: {_sentence(error)}") from error
-    taken = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-    if taken != hint:
-        raise NothingCompiledError(f"OpenVINO was asked to run in {hint} and runs in {taken}")
-    if (devices := compiled.get_property("EXECUTION_DEVICES")) != ["CPU"]:
-        raise NothingCompiledError(f"OpenVINO was asked for the CPU alone and took {', '.join(devices)}")
-    return compiled
-
-
-def _read_signature(graph: Any, described: Signature) -> Signature:
-    """Names, types and shapes as the runtime's own graph reports them, in the model's order; a free dimension keeps the
-    model's name."""
-    return Signature(
-        inputs=_read_specs("input", graph.inputs, described.inputs),
-        outputs=_read_specs("output", graph.outputs, described.outputs),
-    )
-
-
-def _read_specs(word: str, ports: Any, described: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    # An input or output that was lost, renamed, moved or retyped on the way is an error here, not a surprise later.
-    names = [sorted(port.get_names()) for port in ports]
-    kept = len(names) == len(described) and all(
-        spec.name in known for spec, known in zip(described, names, strict=True)
-    )
-    specs = tuple(_read_spec(port, spec) for port, spec in zip(ports, described, strict=True)) if kept else ()
-    if [(spec.name, spec.dtype) for spec in specs] != [(spec.name, spec.dtype) for spec in described]:
-        wanted = "; ".join(map(str, described))
-        found = "; ".join(map(str, specs)) or ", ".join("/".join(known) for known in names)
-        raise IntegrityError(f"the {word}s changed on the way: the model has {wanted}, the runtime {found}")
-    return specs
-
-
-def _read_spec(port: Any, described: TensorSpec) -> TensorSpec:
-    partial = port.get_partial_shape()
-    if partial.rank.is_dynamic:
-        shape = described.shape
-    else:
-        known = described.shape if len(described.shape) == len(partial) else (None,) * len(partial)
-        shape = tuple(
-            dim.get_length() if dim.is_static else str(known[axis] or f"{described.name}_{axis}")
-            for axis, dim in enumerate(partial)
-        )
-    kind = port.get_element_type().to_string()
-    return TensorSpec(name=described.name, dtype=_DTYPES.get(kind, kind), shape=shape)
-
-
 # ------------------------------------------------------------------------------------------------------ what really ran
 
 
 def _executed(
     path: Path, options: Mapping[str, Any], threads: int, model: PortableModel, graph: Any, scheme: Scheme
 ) -> tuple[Signature, dict[str, Any], tuple[str, ...]]:
-    with _open(path, options, threads, model.signature) as session:
+    with open_model(path, options, threads, model.signature) as session:
         return session.signature, *read_back(session.compiled, graph, scheme)
 
 
@@ -447,13 +315,4 @@ def _why_unread(error: RuntimeError) -> str:
     _, found, operators = str(error).partition("No conversion rule found for operations:")
     if found:
         return f"OpenVINO does not know the operators {' '.join(operators.split('--')[0].split())}"
-    return f"OpenVINO can't read the graph: {_sentence(error)}"
-
-
-def _sentence(error: Exception) -> str:
-    """An error of the runtime without the places in its own source."""
-    lines = [" ".join(line.split()) for line in str(error).splitlines()]
-    said = [
-        line for line in lines if line and not line.startswith(("Exception from", "Check '")) and ".cpp:" not in line
-    ]
-    return " ".join(said)[:600] or " ".join(lines)[:600]
+    return f"OpenVINO can't read the graph: {sentence(error)}"

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from compile_stage.backends import openvino as module
-from compile_stage.backends import openvino_layers
+from compile_stage.backends import openvino_layers, openvino_session
 from compile_stage.backends.openvino import OpenVino
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -208,7 +208,7 @@ def test_options_and_threads_are_obeyed_when_opened_too(conv: Any, tmp_path: Pat
     asked = options(performance_hint="throughput", num_streams=1, cpu_pinning=False)
     artifact = OpenVino().compile(conv[0], scheme("fp32"), asked, "job", tmp_path)
     path = Path(artifact.path) / artifact.entry
-    compiled = module._compile(openvino.Core(), path, artifact.options, 2, None)
+    compiled = openvino_session._compile(openvino.Core(), path, artifact.options, 2, None)
     assert compiled.get_property("INFERENCE_NUM_THREADS") == 2
     assert "THROUGHPUT" in str(compiled.get_property("PERFORMANCE_HINT"))
     assert compiled.get_property("NUM_STREAMS") == 1

@@ -1,0 +1,166 @@
+"""An open model of the OpenVINO backend: compiled when it is opened, with what really runs read back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.errors import IntegrityError, NothingCompiledError
+from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.sessions import demand_call
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Batch
+
+_DTYPES = {
+    "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "boolean": "bool", "string": "str",
+    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32",
+    "u64": "uint64",
+}  # fmt: skip
+
+
+class OpenVinoSession:
+    """One open model: compiled for each of the shapes that are known beforehand, and for free shapes when a batch of
+    another comes.
+
+    An infer request reuses its output buffers, so what is handed out are copies.
+    """
+
+    def __init__(self, core: Any, path: Path, options: Mapping[str, Any], threads: int, described: Signature) -> None:
+        self._core = core
+        self._path = path
+        self._options = options
+        self._threads = threads
+        self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
+        self._free: Any = None
+        self._closed = False
+        self.signature = _read_signature(core.read_model(path), described)
+        self.compiled: Any = None  # the model for the first known shape, or for free ones: what is read back
+        for shapes in options["shapes"]:
+            compiled = self._compile({name: tuple(shape) for name, shape in shapes.items()})
+            self.compiled = self.compiled or compiled
+            key = tuple(tuple(shapes[spec.name]) for spec in self.signature.inputs)
+            self._requests[key] = compiled.create_infer_request()
+        if self.compiled is None:
+            self._free = self._free_request()
+
+    def run(self, batch: Batch) -> Batch:
+        demand_call(self.signature, batch, closed=self._closed)
+        arrays = [batch[spec.name] for spec in self.signature.inputs]
+        request = self._requests.get(tuple(array.shape for array in arrays))
+        if request is None:
+            request = self._free = self._free or self._free_request()
+        # Inputs are shared, not copied: they outlive the call, and the request is not used after they end.
+        try:
+            request.infer(arrays, share_inputs=True)
+        except RuntimeError as error:
+            raise NothingCompiledError(f"OpenVINO could not run the graph: {sentence(error)}") from error
+        outputs = request.output_tensors
+        return {spec.name: tensor.data.copy() for spec, tensor in zip(self.signature.outputs, outputs, strict=True)}
+
+    def close(self) -> None:
+        self._closed, self._free, self.compiled = True, None, None
+        self._requests.clear()
+
+    def _free_request(self) -> Any:
+        compiled = self._compile(None)
+        self.compiled = self.compiled or compiled
+        return compiled.create_infer_request()
+
+    def _compile(self, shapes: Mapping[str, tuple[int, ...]] | None) -> Any:
+        return _compile(self._core, self._path, self._options, self._threads, shapes)
+
+
+@contextmanager
+def open_model(path: Path, options: Mapping[str, Any], threads: int, described: Signature) -> Iterator[OpenVinoSession]:
+    """Open an IR file.
+
+    Args:
+        options: Of the artifact: `config`, `hint` and `shapes`.
+        described: The model's signature, which the runtime's must match.
+
+    Raises:
+        NothingCompiledError: It can't be compiled, or was compiled for another precision or device than asked for.
+        IntegrityError: The runtime's inputs or outputs are not the model's.
+    """
+    import openvino
+
+    session = OpenVinoSession(openvino.Core(), path, options, threads, described)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _compile(
+    core: Any, path: Path, options: Mapping[str, Any], threads: int, shapes: Mapping[str, tuple[int, ...]] | None
+) -> Any:
+    """The compiled model, for these shapes or for free ones, with its execution precision asked for by name and read
+    back."""
+    hint = options["hint"]
+    config = {key: value.upper() if isinstance(value, str) else value for key, value in options["config"].items()}
+    config |= {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
+    for kind, capability in (("bf16", "BF16"), ("f16", "FP16")):
+        if hint == kind and capability not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise NothingCompiledError(f"OpenVINO's CPU plug-in says that this machine has no arithmetic in {kind}")
+    try:
+        graph = core.read_model(path)
+        if shapes is not None:
+            graph.reshape({name: list(shape) for name, shape in shapes.items()})
+        compiled = core.compile_model(graph, "CPU", config)
+    except RuntimeError as error:
+        raise NothingCompiledError(f"OpenVINO can't compile the graph: {sentence(error)}") from error
+    taken = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if taken != hint:
+        raise NothingCompiledError(f"OpenVINO was asked to run in {hint} and runs in {taken}")
+    if (devices := compiled.get_property("EXECUTION_DEVICES")) != ["CPU"]:
+        raise NothingCompiledError(f"OpenVINO was asked for the CPU alone and took {', '.join(devices)}")
+    return compiled
+
+
+def _read_signature(graph: Any, described: Signature) -> Signature:
+    """Names, types and shapes as the runtime's own graph reports them, in the model's order; a free dimension keeps the
+    model's name."""
+    return Signature(
+        inputs=_read_specs("input", graph.inputs, described.inputs),
+        outputs=_read_specs("output", graph.outputs, described.outputs),
+    )
+
+
+def _read_specs(word: str, ports: Any, described: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    # An input or output that was lost, renamed, moved or retyped on the way is an error here, not a surprise later.
+    names = [sorted(port.get_names()) for port in ports]
+    kept = len(names) == len(described) and all(
+        spec.name in known for spec, known in zip(described, names, strict=True)
+    )
+    specs = tuple(_read_spec(port, spec) for port, spec in zip(ports, described, strict=True)) if kept else ()
+    if [(spec.name, spec.dtype) for spec in specs] != [(spec.name, spec.dtype) for spec in described]:
+        wanted = "; ".join(map(str, described))
+        found = "; ".join(map(str, specs)) or ", ".join("/".join(known) for known in names)
+        raise IntegrityError(f"the {word}s changed on the way: the model has {wanted}, the runtime {found}")
+    return specs
+
+
+def _read_spec(port: Any, described: TensorSpec) -> TensorSpec:
+    partial = port.get_partial_shape()
+    if partial.rank.is_dynamic:
+        shape = described.shape
+    else:
+        known = described.shape if len(described.shape) == len(partial) else (None,) * len(partial)
+        shape = tuple(
+            dim.get_length() if dim.is_static else str(known[axis] or f"{described.name}_{axis}")
+            for axis, dim in enumerate(partial)
+        )
+    kind = port.get_element_type().to_string()
+    return TensorSpec(name=described.name, dtype=_DTYPES.get(kind, kind), shape=shape)
+
+
+def sentence(error: Exception) -> str:
+    """An error of the runtime without the places in its own source."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    said = [
+        line for line in lines if line and not line.startswith(("Exception from", "Check '")) and ".cpp:" not in line
+    ]
+    return " ".join(said)[:600] or " ".join(lines)[:600]
