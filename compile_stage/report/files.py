@@ -11,7 +11,7 @@ from compile_stage.core.records import RunResult
 from compile_stage.core.redaction import redacted
 
 _CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
-"""What a name or a message of others may hold, and a terminal that shows the file would obey."""
+"""What a name or a message of others may hold, and a terminal that shows the file would act on."""
 
 
 def write(result: RunResult, out: Path) -> dict[str, Path]:
