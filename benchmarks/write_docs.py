@@ -20,6 +20,7 @@ import results  # noqa: E402
 from page import Figure, Page, Row, by_network, number, ordered  # noqa: E402
 from pictures import Bar, bar_chart  # noqa: E402
 from results import Run  # noqa: E402
+from serving_tables import predict_cost  # noqa: E402
 from simulation_tables import neighbour, selection, statistics  # noqa: E402
 
 DOCS = results.ROOT / "docs"
@@ -460,7 +461,7 @@ def versions_words(content: dict[str, Any]) -> str:
 
 SECTIONS = (
     speed_of_winners, every_backend, static_int8, accuracy_control, precisions, option_tuning, tvm_tuning, own_cost,
-    operators, statistics, selection, neighbour, runs,
+    predict_cost, operators, statistics, selection, neighbour, runs,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ of its signature.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +32,12 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any]) -> Batch:
         InputRefusedError: A name, type or shape does not fit, a value would be changed by more than rounding, or is
             infinite.
     """
-    import pandas as pd
-
     columns = how.get("columns")
-    if isinstance(data, pd.Series):
+    if _is_pandas(data, "Series"):
         data = data.to_frame()
     if isinstance(data, Mapping) and columns is not None and set(columns) <= {str(key) for key in data}:
-        data = pd.DataFrame(dict(data))
-    if isinstance(data, pd.DataFrame):
+        given = _from_columns(data, signature, columns)
+    elif _is_pandas(data, "DataFrame"):
         given = _from_frame(data, signature, columns)
     elif isinstance(data, Mapping):
         given = {str(name): _array(str(name), value) for name, value in data.items()}
@@ -78,12 +77,10 @@ def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
         data: What was asked with; a data frame may be answered with one, under its index.
         how: The manifest's `answer` (`core.ports.Exporter.prediction_format`).
     """
-    import pandas as pd
-
     names = how.get("outputs") or list(outputs)
     chosen = {name: outputs[name] for name in names}
     kind = how.get("kind", "dict")
-    framed = isinstance(data, pd.DataFrame)
+    framed = _is_pandas(data, "DataFrame")
     if kind == "dataframe" or (framed and how.get("frame_in_frame_out", False)):
         return _frame(chosen, kind, data.index if framed else None)
     if kind == "array" and len(chosen) == 1:
@@ -91,9 +88,36 @@ def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
     return chosen
 
 
+def _is_pandas(data: Any, kind: str) -> bool:
+    """Whether it is a `Series` or a `DataFrame`; where pandas was never loaded there is none, and it stays so."""
+    wanted = getattr(sys.modules.get("pandas"), kind, None)
+    return wanted is not None and isinstance(data, wanted)
+
+
+def _from_columns(data: Mapping[Any, Any], signature: Signature, columns: list[str]) -> dict[str, Array]:
+    """A dict that has every column: numbers become the input's matrix at once, all else as from a data frame."""
+    import numpy as np
+
+    held = {str(key): value for key, value in data.items()}
+    aligned = any(_is_pandas(value, "Series") for value in held.values())  # by their index, which is pandas' work
+    if len(signature.inputs) == 1 and not aligned:
+        arrays = [np.asarray(held[column]) for column in columns if not isinstance(held[column], str)]
+        plain = len(arrays) == len(columns) > 1 and all(
+            array.ndim == 1 and array.dtype.kind in "iuf" for array in arrays
+        )
+        if plain and len({len(array) for array in arrays}) == 1:
+            return {signature.inputs[0].name: np.column_stack(arrays)}
+    import pandas as pd
+
+    return _from_frame(pd.DataFrame(dict(data)), signature, columns)
+
+
 def _from_frame(frame: Any, signature: Signature, columns: list[str] | None) -> dict[str, Array]:
-    held = {str(column): column for column in frame.columns}
     inputs = signature.inputs
+    names = frame.columns.tolist()
+    if names == columns and len(inputs) == 1:
+        return {inputs[0].name: _matrix(frame, inputs[0])}  # to choose columns costs more than a small model
+    held = dict(zip(map(str, names), frame.columns, strict=True))
     if columns is not None and len(inputs) == 1:
         if missing := [column for column in columns if column not in held]:
             raise InputRefusedError(

@@ -1,0 +1,78 @@
+"""What predict() is given becomes the same inputs by every way, with pandas only where it came in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.serving.prediction_io import InputRefusedError, to_batch
+
+SIGNATURE = Signature(
+    inputs=(TensorSpec(name="X", dtype="float32", shape=("batch", 3)),),
+    outputs=(TensorSpec(name="y", dtype="float32", shape=("batch",)),),
+)
+HOW = {"kind": "array", "outputs": ["y"], "columns": ["a", "b", "c"], "frame_in_frame_out": False}
+FRAME = pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "c": [True, False]})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        FRAME,
+        FRAME[["c", "a", "b"]],
+        FRAME.assign(text="not a column of the model"),
+        FRAME.astype(object),
+        {name: FRAME[name].to_numpy() for name in FRAME},
+        {name: FRAME[name].tolist() for name in reversed(FRAME.columns)},
+        {name: FRAME[name].iloc[::-1] if name == "a" else FRAME[name] for name in FRAME},  # aligned by the index
+        {"a": np.array([1, 2]), "b": np.array([0.5, 1.5]), "c": np.array([1, 0], np.uint8)},
+        FRAME.to_numpy(np.float32),
+        {"X": FRAME.to_numpy(np.float32)},
+    ],
+)
+def test_every_way_gives_the_same_matrix(data: Any) -> None:
+    """Broken: columns in another order, of other types, or as a dict change the model's answer."""
+    batch = to_batch(data, SIGNATURE, HOW)
+    assert batch["X"].dtype == np.float32
+    np.testing.assert_array_equal(batch["X"], [[1, 0.5, 1], [2, 1.5, 0]])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        FRAME.drop(columns="b"),
+        FRAME.assign(a="text"),
+        {"a": [1, 2], "b": ["x", "y"], "c": [1, 2]},
+        {"a": np.zeros((2, 2)), "b": np.zeros((2, 2)), "c": np.zeros((2, 2))},
+    ],
+)
+def test_what_does_not_fit_is_still_refused(data: Any) -> None:
+    """Broken: the short way lets through what the long one refuses."""
+    with pytest.raises((InputRefusedError, ValueError)):
+        to_batch(data, SIGNATURE, HOW)
+
+
+_WITHOUT = """
+import sys
+import numpy as np
+from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.serving.prediction_io import from_outputs, to_batch
+signature = Signature(inputs=(TensorSpec(name="X", dtype="float32", shape=("batch", 2)),), outputs=())
+how = {"kind": "array", "outputs": ["y"], "columns": ["a", "b"], "frame_in_frame_out": True}
+for data in (np.ones((1, 2)), {"X": np.ones((1, 2))}, {"a": [1], "b": np.ones(1)}):
+    assert to_batch(data, signature, how)["X"].shape == (1, 2)
+    assert from_outputs({"y": np.ones(1)}, data, how).shape == (1,)
+print("pandas" in sys.modules)
+"""
+
+
+def test_pandas_is_not_imported_where_none_came_in() -> None:
+    """Broken: a service that hands arrays or dicts over pays for pandas, in memory and in its first answer."""
+    done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.strip() == "False", done.stderr
