@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings as hypothesis_settings
 
 from compile_stage.core.records import RunResult
@@ -52,7 +53,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # kills; compilers. A test belongs to the last that names it.
 SLOW_GROUPS = (
     ("integration", "pipelines", "debug"),
-    ("test_serve_elsewhere", "test_kill", "test_two_stages", "registry", "test_toolchains"),
+    (
+        "test_serve_elsewhere",
+        "test_kill",
+        "test_two_stages",
+        "test_alias_race",
+        "test_tampering",
+        "registry",
+        "test_toolchains",
+    ),
     ("conformance", "examples", "backends", "sources", "test_light_models", "test_program_backends"),
 )
 
@@ -274,13 +283,19 @@ class Server:
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow database: making its tables takes seconds, copying the file does not."""
+    """An empty MLflow database: making its tables takes seconds, copying the file does not. It is made once for all
+    test processes, and only read."""
     from mlflow import MlflowClient
 
-    file = tmp_path_factory.mktemp("template") / "mlflow.db"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow's database layer uses what SQLAlchemy deprecates
-        MlflowClient(f"sqlite:///{file}").search_experiments(max_results=1)
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # of all processes of this session
+    file, part = folder / "template.db", folder / "template.part"
+    with FileLock(folder / "template.lock"):
+        if not file.exists():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # MLflow's database layer uses what SQLAlchemy deprecates
+                MlflowClient(f"sqlite:///{part}").search_experiments(max_results=1)
+            part.rename(file)
     return file
 
 

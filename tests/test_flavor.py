@@ -517,12 +517,14 @@ def served(save: Save, tmp_path: Path) -> Iterator[str]:
             stdout=log, stderr=log, start_new_session=True, env=environment,
         )  # fmt: skip
     try:
-        for _ in range(600):
+        deadline = time.monotonic() + 300  # it starts in 5 s, but on a busy machine in minutes
+        while True:
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=2).close()
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=20).close()
                 break
             except OSError:
                 assert process.poll() is None, (tmp_path / "serve.log").read_text()[-2000:]
+                assert time.monotonic() < deadline, (tmp_path / "serve.log").read_text()[-2000:]
                 time.sleep(0.1)
         yield f"http://127.0.0.1:{port}/invocations"
     finally:
@@ -534,7 +536,7 @@ def served(save: Save, tmp_path: Path) -> Iterator[str]:
 def ask(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=200) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:

@@ -226,7 +226,7 @@ def test_threads_are_those_that_open_says_and_no_core_is_bound(cache: Path, tmp_
 
     (tmp_path / "artifact.json").write_text(canonical_json(artifact))
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, timeout=100
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, timeout=300
     )
     assert json.loads(done.stdout) == [[1, 3, 1], True, False]
 

@@ -38,7 +38,6 @@ def plan_of(result: RunResult) -> Plan:
     return Plan(source=result.source, policy=result.policy, jobs=jobs, refused=result.refused, notes=("a note",))
 
 
-@pytest.mark.timeout(60)
 def test_events_never_wait_for_the_terminal(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: one of ten runs at a terminal hung for ever. The thread that printed the plan held our lock and waited
     for Rich's; the thread that redrew the table held Rich's and waited for ours. So: while anything is printed, another
@@ -55,7 +54,7 @@ def test_events_never_wait_for_the_terminal(result: RunResult, monkeypatch: pyte
         if not waited:
             other = threading.Thread(target=redrawn, daemon=True)
             other.start()
-            other.join(10)
+            other.join(60)
             waited.append(other.is_alive())
         real(self, *objects, **named)  # type: ignore[arg-type]
 
@@ -79,7 +78,7 @@ def test_the_table_is_redrawn_with_one_order_of_locks(result: RunResult, monkeyp
         time.sleep(0.3)  # time for several redraws
         free = threading.Thread(target=lambda: live._lock.acquire() and live._lock.release(), daemon=True)
         free.start()
-        free.join(10)
+        free.join(60)
         assert not free.is_alive()
     display.close()
 
@@ -139,7 +138,7 @@ def test_a_real_terminal(columns: int) -> None:
     assert shown.rows[-1].startswith("report: ") or not shown.rows[-1]
 
 
-def run_in_terminal(command: list[str], columns: int, limit_s: float = 40) -> str:
+def run_in_terminal(command: list[str], columns: int, limit_s: float = 240) -> str:
     """What a program writes to a terminal of so many columns; one that doesn't end is killed, and that is a failure."""
     # Not `pty.fork`: this process has threads of other tests' libraries, and a fork of it may crash before its `exec`.
     descriptor, slave = pty.openpty()

@@ -66,12 +66,12 @@ def allocate_in_child(chunk_mb: int, chunks: int) -> None:
 
 
 def compute(seconds: float, threads: int) -> None:
-    """Keeps so many threads busy, that live on. Hashing lets others run meanwhile."""
+    """So many threads, each of which takes so much CPU time, however long that is, and lives on. Hashing lets others
+    run meanwhile."""
     data, done = bytes(1_000_000), threading.Barrier(threads + 1)
 
     def work() -> None:
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
+        while time.thread_time() < seconds:
             hashlib.sha256(data)
         done.wait()
         time.sleep(600)

@@ -88,7 +88,7 @@ def test_stage_is_killed(tmp_path: Path, then: str, number: int) -> None:
         workers = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
         assert len(pids) == 5
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert gone([*workers, *pids])
     until = time.monotonic() + 60
     while (left := list((tmp_path / "tmp").iterdir())) and time.monotonic() < until:
@@ -101,7 +101,7 @@ def test_stage_leaves_without_a_word(tmp_path: Path) -> None:
     """os._exit skips every `finally`."""
     process, pids = stage("exit", tmp_path / "tmp")
     with process:
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert gone(pids)
 
 
@@ -177,7 +177,7 @@ def test_ctrl_c_during_a_call() -> None:
     """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", INTERRUPTED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.splitlines() == [
         "interrupted",
         "worker 'test' takes no more calls: its last call was interrupted",

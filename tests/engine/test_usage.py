@@ -16,15 +16,15 @@ LIMITS = WorkerLimits(timeout_s=60.0)
 def test_a_metered_call_has_the_time_that_all_threads_ran_or_waited(engine: LocalEngine) -> None:
     """Broken: a runtime that takes more threads than it may would look like one that keeps to the policy."""
     with engine.worker("test", LIMITS) as worker:
+        worker.call("echo", n=0)  # the first call imports what it needs, which is no idling
         idle = worker.metered("echo", n=1)
         assert idle.value == {"n": 1}
-        busy = worker.metered("compute", seconds=0.3, threads=4)
+        busy = worker.metered("compute", seconds=0.1, threads=4)
     ran = busy.after.cpu_s - busy.before.cpu_s
     wanted = ran + waited_between(busy.before, busy.after)
-    assert busy.wall_s >= 0.3
-    assert wanted >= 0.6  # of two of the four threads, at the least
-    assert 0 < ran <= wanted
-    assert threads_that_ran(busy.before.threads, busy.after.threads) >= 3
+    assert busy.wall_s > 0.09
+    assert 0.36 <= ran <= wanted  # of all four threads, less the kernel's ticks
+    assert threads_that_ran(busy.before.threads, busy.after.threads) >= 4
     assert idle.after.cpu_s - idle.before.cpu_s < ran
     assert busy.before.at_s <= busy.after.at_s
 

@@ -34,7 +34,7 @@ def test_an_example_registers_candidates_that_the_stage_can_take(script: str, em
         text=True,
         cwd=tmp_path,
         env=os.environ,
-        timeout=200,
+        timeout=500,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [f"models:/{name}/1" for name, _, _ in MODELS[script]]

@@ -184,11 +184,11 @@ class Trial:
             stage.wait()
         else:
             self.server.kill()
-            first = stage.wait(timeout=180)
+            first = stage.wait(timeout=280)
             assert first in (0, 4), f"with a dead server the stage ended with {first}"
             self.server.start()
         seen = self.look(name)
-        again = self.stage(name).wait(timeout=180)
+        again = self.stage(name).wait(timeout=280)
         assert again == 0, f"running again ended with {again}: {(self.root / 'stage.log').read_text()[-3000:]}"
         assert self.look(name) == "new"
         self.outcomes["after its end" if late else seen] += 1

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations a
 
 # Any successor is fast enough: what is tested is who may replace whom.
 BODY = (
-    "performance: {min_speedup: null}\nbudget: {measure_seconds: 4, soak_seconds: 0.2}\n"
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}\n"
     'promote: {alias: "{target}-prod", max_slowdown: 1000}'
 )
 

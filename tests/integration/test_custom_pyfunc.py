@@ -28,7 +28,8 @@ def run(*arguments: str) -> int:
 def policy(folder: Path, *, allowed: bool = True, precisions: str = "fp32", labels: bool = True) -> Path:
     text = policy_text(
         folder / "texts.csv", f"backends: [onnxruntime], precisions: [{precisions}], batch_sizes: [1, 4]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}\nfallback: {mixed_precision: false}\n"
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0.2}\n"
+        "fallback: {mixed_precision: false}\n"
         + ("compliance: {allow_pickle: true}\n" if allowed else ""),
     )  # fmt: skip
     if labels:

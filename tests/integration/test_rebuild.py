@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import command_line
 
 from compile_stage import api
 from compile_stage.core.digest import digest_file, digest_tree
@@ -20,10 +21,10 @@ from compile_stage.serving.manifest import sealed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
+# OpenVINO writes fp32 by the code that writes int8, from the graph that ort-fp32 has.
 TARGETS = {
     "ort-fp32": "backends: [onnxruntime], precisions: [fp32]",
     "ort-int8": "backends: [onnxruntime], precisions: [int8]",
-    "ov-fp32": "backends: [openvino], precisions: [fp32]",
     "ov-int8": "backends: [openvino], precisions: [int8]",
 }
 
@@ -90,10 +91,8 @@ budget: {{measure_seconds: 0.3, soak_seconds: 0}}
     return found
 
 
-def rebuild(version: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "compile_stage", "verify", f"folder:{version}", "--rebuild", "--no-revalidate"]
-    whole = {**os.environ, "COLUMNS": "200", **environment}
-    return subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=whole)
+def rebuild(version: Path) -> subprocess.CompletedProcess[str]:
+    return command_line("verify", f"folder:{version}", "--rebuild", "--no-revalidate")
 
 
 def copied(version: Path, folder: Path) -> Path:
@@ -118,7 +117,11 @@ def seal_again(version: Path, change: Callable[[dict[str, Any]], None] = lambda 
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_the_source_gives_the_same_bytes_again(target: str, versions: dict[str, Path]) -> None:
     """Broken: an honest version could not be told from a forged one."""
-    done = rebuild(versions[target])
+    # A process of its own: the order of a set, and so perhaps the bytes, differs from process to process.
+    command = [sys.executable, "-m", "compile_stage", "verify", f"folder:{versions[target]}", "--rebuild"]
+    done = subprocess.run(
+        [*command, "--no-revalidate"], capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for check in ("rebuilt_graph", "rebuilt_artifact"):
         assert f"passed  {check}" in done.stdout
@@ -137,8 +140,8 @@ def test_weights_that_were_changed_and_sealed_again_are_found(
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     seal_again(version)
-    digests = [sys.executable, "-m", "compile_stage", "verify", f"folder:{version}", "--no-revalidate"]
-    assert subprocess.run(digests, capture_output=True, check=False).returncode == 0  # all of it agrees with itself
+    digests = command_line("verify", f"folder:{version}", "--no-revalidate")
+    assert digests.returncode == 0  # all of it agrees with itself
     done = rebuild(version)
     assert done.returncode == 7, done.stdout + done.stderr
     assert f"artifact/{file}: {'onnxruntime' if file == 'model.onnx' else 'openvino'} writes other bytes" in done.stdout

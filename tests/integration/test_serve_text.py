@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import small_texts
-from elsewhere import ask, importable, install, run, served
+from elsewhere import ask, importable, install, served
+
+from compile_stage import api
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,7 +30,7 @@ targets:
   cpu: {backends: [onnxruntime], precisions: [fp32], batch_sizes: [1, 4], threads: 1}
 performance: {min_speedup: null}
 promote: {alias: "{target}-prod"}
-budget: {measure_seconds: 0.5}
+budget: {measure_seconds: 0.5, soak_seconds: 0.2}
 """
 
 
@@ -49,8 +51,8 @@ def test_a_published_text_model_answers_text_without_pytorch(free_port: int, tmp
     labels = original._model_impl.predict(texts, params={"truncation": True})["label"]
     pd.DataFrame({"text": texts, "label": labels}).to_csv(tmp_path / "texts.csv", index=False)
     (tmp_path / "policy.yaml").write_text(POLICY)
-    run("-m", "compile_stage", "run", f"folder:{source}", "-p", "policy.yaml", "--out", tmp_path / "out", cwd=tmp_path)
-
+    ran = api.run(f"folder:{source}", tmp_path / "policy.yaml", out=tmp_path / "out")
+    assert ran.exit_code == 0, ran.problem
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["status"] == "passed"
     (bundle,) = (tmp_path / "out" / "bundles").iterdir()

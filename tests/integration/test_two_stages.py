@@ -44,7 +44,7 @@ def test_two_stages_that_publish_the_same_thing_at_once_make_one_version(
         )  # fmt: skip
 
     stages = [start(number) for number in range(2)]
-    answers = [stage.communicate(timeout=200) for stage in stages]
+    answers = [stage.communicate(timeout=500) for stage in stages]
     assert [stage.returncode for stage in stages] == [0, 0], [err[-2000:] for _, err in answers]
 
     receipts = [json.loads(out)["targets"][0]["receipt"] for out, _ in answers]

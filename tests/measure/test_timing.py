@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -113,24 +112,51 @@ def test_the_rule_looks_at_the_width_only(value: float, half: float) -> None:
     assert is_within(found, 0.02) == (half <= 0.02) or half == pytest.approx(0.02)
 
 
-def test_warm_up_goes_on_while_a_model_gets_faster() -> None:
-    """A fixed number of warm-up calls would time the compiler, not the model."""
+class Clock:
+    """A clock on which a runtime's thread keeps a core busy until `rest`; it moves on by what a test sleeps. The real
+    one on a busy machine says how busy that is, and a core that is kept busy needs one of its own to be seen, which a
+    test can't ask for: `docs/decisions/0018` tells what was measured."""
+
+    def __init__(self, rest: float = 0.0) -> None:
+        self.rest, self.now = rest, 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def process_time(self) -> float:
+        return min(self.now, self.rest)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(timing, "time", made)
+    return made
+
+
+def test_warm_up_goes_on_while_a_model_gets_faster(clock: Clock) -> None:
+    """Broken: a fixed number of warm-up calls would time the compiler, not the model."""
     calls = 0
 
     def call() -> None:
         nonlocal calls
         calls += 1
-        time.sleep(max(0.0, 0.01 - calls * 0.0005))  # twenty calls until it is warm
-        time.sleep(0.002)
+        clock.sleep(max(0.0, 0.01 - calls * 0.0005))  # twenty calls until it is warm
+        clock.sleep(0.002)
 
     found = warm_up(call, max_seconds=5)
     assert found["steady"]
     assert found["calls"] == calls > 20
 
 
-def test_warm_up_ends_at_its_limit_and_says_so() -> None:
+def test_warm_up_ends_at_its_limit_and_says_so(clock: Clock) -> None:
+    """Broken: a model that never becomes steady would be warmed up for ever."""
     growing = iter(range(10_000))
-    found = warm_up(lambda: time.sleep(0.0005 * next(growing)), max_seconds=0.3)
+    found = warm_up(lambda: clock.sleep(0.0005 * next(growing)), max_seconds=0.3)
     assert not found["steady"]
     assert found["seconds"] < 1
     assert warm_up(lambda: None, max_seconds=0.0)["calls"] == 1
@@ -152,10 +178,12 @@ def right(seen: list[int]) -> Callable[[Any], Any]:
     return run
 
 
-def test_a_turn_is_bounded_and_leaves_the_collector_as_it_was() -> None:
+def test_a_turn_is_bounded_and_leaves_the_collector_as_it_was(clock: Clock) -> None:
+    """Broken: a turn would be as long as its inputs last, or time the garbage collector too."""
     collecting: list[bool] = []
 
     def run(batch: Any) -> Any:
+        clock.sleep(0.001)
         collecting.append(gc.isenabled())
         return {}
 
@@ -164,7 +192,7 @@ def test_a_turn_is_bounded_and_leaves_the_collector_as_it_was() -> None:
     assert gc.isenabled()
 
     def slow(batch: Any) -> Any:
-        time.sleep(0.01)
+        clock.sleep(0.01)
         return {}
 
     (latency,) = turn(slow, count(), seconds=0.0)
@@ -212,39 +240,18 @@ def test_every_turn_has_as_many_calls_however_slow_the_machine_is() -> None:
     assert calls_of_a_turn(1e-9) == MOST_CALLS
 
 
-class Spinning:
-    """A clock on which a runtime's thread keeps a core busy until `rest`. The real thing needs a core of its own to be
-    seen, which a test can't ask for: `docs/decisions/0018` tells what was measured."""
-
-    def __init__(self, rest: float) -> None:
-        self.rest, self.now = rest, 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def perf_counter(self) -> float:
-        self.now += 1e-6
-        return self.now
-
-    def process_time(self) -> float:
-        return min(self.now, self.rest)
-
-
 @pytest.mark.parametrize(("rest", "ends"), [(0.0, 0.002), (0.055, 0.057), (9.0, SETTLE_S)])
-def test_a_turn_ends_when_the_runtime_is_at_rest(monkeypatch: pytest.MonkeyPatch, rest: float, ends: float) -> None:
+def test_a_turn_ends_when_the_runtime_is_at_rest(clock: Clock, rest: float, ends: float) -> None:
     """Broken: threads that wait for the next call in a busy loop would take a core from whoever comes next, and
     candidates would be called slower by their place in the order; or one that never rests would hold up the measurement
     for ever."""
-    clock = Spinning(rest)
-    monkeypatch.setattr(timing, "time", clock)
+    clock.rest = rest
     settle()
     assert ends <= clock.now <= ends + 0.003
 
 
-def test_latencies_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latencies_are_in_order(clock: Clock) -> None:
     """Broken: what is told of the first calls of a turn would be those of the last."""
-    clock = Spinning(0.0)
-    monkeypatch.setattr(timing, "time", clock)
     durations = [0.002, 0.006, 0.012]
 
     def run(seconds: Any) -> Any:

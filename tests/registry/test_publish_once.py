@@ -17,7 +17,7 @@ LogModel = Callable[..., str]
 
 def run_writers(*arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, str(WRITERS), *arguments], capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, str(WRITERS), *arguments], capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -240,7 +240,6 @@ def xgboost_document() -> str:
     )
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("flavor", ["lightgbm", "xgboost"])
 def test_a_file_with_huge_counts_ends_in_its_worker(tmp_path: Path, flavor: str) -> None:
     """Broken: a file of some lines would take all memory of the machine, or crash the stage."""

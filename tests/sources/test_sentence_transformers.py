@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from compile_stage.sources.sentence_transformers import SentenceTransformersSour
 
 from .conftest import Proof, source_of
 
-sentence_transformers = pytest.importorskip(
-    "sentence_transformers", reason='pip install "compile-stage[sentence-transformers]"'
+# Importing it takes seconds, and each test process collects every file.
+pytestmark = pytest.mark.skipif(
+    not importlib.util.find_spec("sentence_transformers"), reason='pip install "compile-stage[sentence-transformers]"'
 )
 
 
 def save(folder: Path, length: int = 32) -> SourceModel:
+    from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, Pooling, Transformer
 
     tokenizer = small_texts.word_pieces()
@@ -30,7 +33,7 @@ def save(folder: Path, length: int = 32) -> SourceModel:
     network.save_pretrained(folder / "network")
     tokenizer.save_pretrained(folder / "network")
     transformer = Transformer(str(folder / "network"), max_seq_length=length)
-    model = sentence_transformers.SentenceTransformer(
+    model = SentenceTransformer(
         modules=[transformer, Pooling(transformer.get_embedding_dimension()), Normalize()], device="cpu"
     )
     mlflow.sentence_transformers.save_model(

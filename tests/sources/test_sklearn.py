@@ -11,7 +11,6 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
-import skops.io
 from mlflow.models import infer_signature
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_breast_cancer, load_diabetes
@@ -149,6 +148,8 @@ def test_skops_types_that_nobody_declared_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_can_not_vouch_for_code_of_another_package(tmp_path: Path) -> None:
+    import skops.io  # takes seconds, and each test process collects every file
+
     class Odd(LogisticRegression):
         pass
 
@@ -203,6 +204,8 @@ def test_functions_of_numpy_and_scikit_learn_that_run_what_they_are_given_are_re
     tmp_path: Path, name: str
 ) -> None:
     """Broken: a skops file of which all types are NumPy's and scikit-learn's would run its author's code."""
+    import skops.io
+
     model = make_pipeline(FunctionTransformer(np.log1p), LogisticRegression(max_iter=500)).fit(X, Y)
     source = save(tmp_path / "model", model)
     honest = saved.refuse(Path(source.path) / "model.skops", "skops", TRUSTED, Compliance())
