@@ -281,7 +281,8 @@ class DiesLater(_Liar):
 
 
 class Ladder(_Fake):
-    """Right, takes 3 ms a call and 80 MB more than it needs; its settings change that, or its answers."""
+    """Right, takes 10 ms a call and 80 MB more than it needs; its settings change that, or its answers. A busy machine
+    adds some ms to each call, which must not hide the difference."""
 
     name = "fake-ladder"
 
@@ -293,8 +294,8 @@ class Ladder(_Fake):
         return (
             # Wrong, and the fastest of all.
             TuningOption(kind="tuning", name="broken", options={"bent": True, "wait_ms": 0}),
-            TuningOption(kind="tuning", name="slower", options={"wait_ms": 9}),
-            TuningOption(kind="tuning", name="quick", options={"wait_ms": 1}),
+            TuningOption(kind="tuning", name="slower", options={"wait_ms": 30}),
+            TuningOption(kind="tuning", name="quick", options={"wait_ms": 3}),
             TuningOption(kind="tuning", name="too-late", options={"wait_ms": 0}),
             TuningOption(kind="memory", name="no-ballast", options={"ballast_mb": 0}),
         )
@@ -310,7 +311,7 @@ class Ladder(_Fake):
         ballast = np.ones(int(asked.get("ballast_mb", 80) * 1e6 / 8))
 
         def change(outputs: dict[str, Any]) -> dict[str, Any]:
-            time.sleep(asked.get("wait_ms", 3) * 1e-3)
+            time.sleep(asked.get("wait_ms", 10) * 1e-3)
             return {name: -value for name, value in outputs.items()} if asked.get("bent") else outputs
 
         with super().open(replace(artifact, options={}), threads) as inner:

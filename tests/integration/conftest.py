@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from factories import policy_text
 from small_net import write_small_net
 
+from compile_stage import api
 from compile_stage.core import plugins
+from compile_stage.core.cache import cache_root
 from compile_stage.core.errors import MissingDependencyError
 from compile_stage.core.toolchains import Toolchain
 from compile_stage.engine import toolchains
@@ -39,10 +42,46 @@ def fake_backends(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
     assert not imported or "served_here" in request.fixturenames, "a plug-in is imported in workers only"
 
 
+@pytest.fixture(scope="session")
+def small_net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `small_model` is a copy of: `small-net`, and its samples `data.npz`."""
+    folder = tmp_path_factory.mktemp("small-net")
+    write_small_net(folder)
+    return folder
+
+
 @pytest.fixture
-def small_model(tmp_path: Path) -> Path:
-    """An MLflow model directory with a two-layer network: x [batch, 8] → y [batch, 4] and z [batch, 2]."""
-    return write_small_net(tmp_path)
+def small_model(small_net: Path, tmp_path: Path) -> Path:
+    """An MLflow model directory with a two-layer network: x [batch, 8] → y [batch, 4] and z [batch, 2]. The same bytes
+    in each test."""
+    return Path(shutil.copytree(small_net, tmp_path, dirs_exist_ok=True)) / "small-net"
+
+
+# What is made of the model and its samples, whatever is compiled of them.
+OF_THE_ORIGINAL = ("inspect", "export", "sample", "reference")
+
+
+@pytest.fixture(scope="session")
+def cache_of_the_original(small_net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that a run of `small_net` left."""
+    folder = tmp_path_factory.mktemp("known")
+    policy = folder / "policy.yaml"
+    body = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0}"
+    policy.write_text(policy_text(small_net / "data.npz", "backends: [onnxruntime], precisions: [fp32]", body))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HOME", str(folder))
+        environment.setenv("COMPILE_STAGE_CACHE", str(folder / "cache"))
+        result = api.run(f"folder:{small_net / 'small-net'}", policy, out=folder / "out", publish=False)
+    assert result.exit_code == 0, result.problem
+    return folder / "cache"
+
+
+@pytest.fixture
+def known_original(cache_of_the_original: Path, isolated_home: Path) -> None:
+    """The cache of the test already knows `small_model` itself, which two workers need seconds to get to know: for
+    tests of what comes after that. Nothing that is compiled of it is known, and nothing that is measured."""
+    for step in OF_THE_ORIGINAL:
+        shutil.copytree(cache_of_the_original / step, cache_root() / step)
 
 
 @pytest.fixture

@@ -16,7 +16,10 @@ from compile_stage.core.records import RunResult
 from compile_stage.serving import saving
 from compile_stage.serving.vendoring import copy_modules
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
+pytestmark = [
+    pytest.mark.usefixtures("known_original"),
+    pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
+]
 
 BODY = (
     "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2}\n"

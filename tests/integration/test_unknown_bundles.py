@@ -16,7 +16,7 @@ from compile_stage.core.errors import UsageError
 from compile_stage.serving.manifest import sealed
 
 pytestmark = [
-    pytest.mark.usefixtures("fake_backends"),
+    pytest.mark.usefixtures("fake_backends", "known_original"),
     pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
 ]
 
