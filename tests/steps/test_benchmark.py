@@ -75,13 +75,14 @@ class FakeEngine:
         return nullcontext()
 
 
-def measure(tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False) -> Measured:
+def measure(tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False, seconds: float = 5) -> Measured:
     context = run_context(tmp_path, engine, remeasure=remeasure)
     compiled = tmp_path / "compiled"
     compiled.mkdir(exist_ok=True)
     (compiled / "model.onnx").write_text("any")
     fast = {"fast": artifact(job_id="fast", path=str(compiled))}
-    request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=Budget(measure_seconds=5), seed=0)
+    budget = Budget(measure_seconds=seconds)
+    request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=budget, seed=0)
     return benchmark(context, source(), fast, request)
 
 
@@ -126,13 +127,13 @@ def test_a_quiet_measurement_is_stable_kept_and_explained_by_its_medians(tmp_pat
 def test_an_unstable_measurement_has_no_headline_and_comes_from_the_cache_with_a_note(tmp_path: Path) -> None:
     """Broken: what a busy machine yielded once would be a headline, and be served for ever without a word."""
     engine = FakeEngine(noise=3.0)
-    first = measure(tmp_path, engine)
+    first = measure(tmp_path, engine, seconds=1)
     (timing,) = first.measurements["fast"].timings
     assert not timing.stable
     assert timing.headline_speedup is None
     assert timing.speedup_interval is not None
     assert first.measurements[BASELINE].notes == ()
-    again = measure(tmp_path, engine)
+    again = measure(tmp_path, engine, seconds=1)
     (note,) = again.measurements[BASELINE].notes
     assert note == (
         "The measurement of cpu comes from the cache, and the speedup of fast is unstable: on a quieter machine, run "
@@ -142,13 +143,13 @@ def test_an_unstable_measurement_has_no_headline_and_comes_from_the_cache_with_a
 
 def test_remeasure_measures_and_replaces_what_the_cache_has(tmp_path: Path) -> None:
     """Broken: the advice of that note would not work."""
-    assert not measure(tmp_path, FakeEngine(noise=3.0)).measurements["fast"].timings[0].stable
+    assert not measure(tmp_path, FakeEngine(noise=3.0), seconds=1).measurements["fast"].timings[0].stable
     engine = FakeEngine(noise=0.001)
-    fresh = measure(tmp_path, engine, remeasure=True)
+    fresh = measure(tmp_path, engine, remeasure=True, seconds=1)
     assert engine.turns
     assert not fresh.cached
     assert fresh.measurements["fast"].timings[0].stable
-    later = measure(tmp_path, FakeEngine(noise=3.0))
+    later = measure(tmp_path, FakeEngine(noise=3.0), seconds=1)
     assert later.cached
     assert later.measurements == fresh.measurements
 
