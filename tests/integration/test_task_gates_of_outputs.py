@@ -11,10 +11,7 @@ import pytest
 from compile_stage import api
 from compile_stage.core.records import Candidate, Outcome
 
-pytestmark = [
-    pytest.mark.usefixtures("known_original"),
-    pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
 FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}"
 Write = Callable[..., Path]

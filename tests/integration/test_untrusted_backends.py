@@ -11,7 +11,7 @@ from compile_stage import api
 from compile_stage.core.records import Candidate, Outcome, RunResult
 
 pytestmark = [
-    pytest.mark.usefixtures("fake_backends", "known_original"),
+    pytest.mark.usefixtures("fake_backends"),
     pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
 ]
 
