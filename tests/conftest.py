@@ -28,8 +28,10 @@ from hypothesis import settings as hypothesis_settings
 
 from compile_stage.core.records import RunResult
 
-# Other processes share the machine: how long an example takes says nothing of the code.
-hypothesis_settings.register_profile("compile-stage", deadline=None)
+# Other processes share the machine: how long an example takes says nothing of the code. The same examples in each run:
+# one that chance finds in CI says nothing of the change that CI looks at. `--hypothesis-profile=search` looks for more.
+hypothesis_settings.register_profile("compile-stage", deadline=None, derandomize=True)
+hypothesis_settings.register_profile("search", deadline=None)
 hypothesis_settings.load_profile("compile-stage")
 
 # A shell without job control starts `pytest &` with SIGINT ignored, and every process below inherits that: a stage that
