@@ -210,7 +210,8 @@ class Target(Section):
         description="By input name; empty when the model's own shapes are enough. Axis 0 is the batch."
     )
     batch_sizes: Annotated[list[Size], Field(min_length=1)] = Field(
-        description="Each is validated and measured; selection looks at the first."
+        description="Each is validated and measured; selection looks at the first. More rows are served in parts "
+        "of the largest: name what users send."
     )
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = Field(
         description="Compute threads of the runtime, and of the baseline too."

@@ -275,7 +275,7 @@ IN_A_FILE = {
     "empty list": (
         "targets: {t: {batch_sizes: []}}",
         "p.yaml:4:28: targets.t.batch_sizes: is empty; at least one entry: Each is validated and measured; selection "
-        "looks at the first",
+        "looks at the first. More rows are served in parts of the largest: name what users send",
     ),
     "data file that isn't there": (
         TARGET + "data: {validation: {source: 'file:/none/val.npz'}}",
