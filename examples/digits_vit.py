@@ -50,7 +50,7 @@ def train(inputs: torch.Tensor, labels: np.ndarray, epochs: int) -> transformers
             label2id={label: number for number, label in enumerate(LABELS)},
         )
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     order = torch.Generator().manual_seed(SEED)
     model.train()
     for _ in range(epochs):
@@ -69,7 +69,7 @@ def encoded(picture: np.ndarray) -> str:
     return base64.b64encode(content.getvalue()).decode()
 
 
-def train_and_register(name: str = NAME, epochs: int = 12) -> str:
+def train_and_register(name: str = NAME, epochs: int = 40) -> str:
     """Train, log, register under the alias `candidate`. Returns `models:/NAME/VERSION`."""
     images, labels = pictures()
     train_x, test_x, train_y, test_y = train_test_split(
