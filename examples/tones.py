@@ -32,7 +32,7 @@ def waves(count: int, seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
     cycle = phase % 1
     shapes = np.stack([np.sin(2 * np.pi * cycle), np.sign(cycle - 0.5), 2 * cycle - 1, random.normal(size=cycle.shape)])
     loud = shapes[labels, np.arange(count)] * random.uniform(0.1, 0.5, (count, 1))
-    return (loud + 0.05 * random.normal(size=cycle.shape)).astype(np.float32), labels.astype(np.int64)
+    return (loud + 0.01 * random.normal(size=cycle.shape)).astype(np.float32), labels.astype(np.int64)
 
 
 def extractor() -> transformers.ASTFeatureExtractor:
@@ -50,7 +50,7 @@ def train(inputs: torch.Tensor, labels: np.ndarray, epochs: int) -> transformers
             id2label=dict(enumerate(LABELS)), label2id={label: number for number, label in enumerate(LABELS)},
         )
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     order = torch.Generator().manual_seed(SEED)
     model.train()
     for _ in range(epochs):
@@ -62,7 +62,7 @@ def train(inputs: torch.Tensor, labels: np.ndarray, epochs: int) -> transformers
     return model.eval()
 
 
-def train_and_register(name: str = NAME, epochs: int = 8) -> str:
+def train_and_register(name: str = NAME, epochs: int = 40) -> str:
     """Train, log, register under the alias `candidate`. Returns `models:/NAME/VERSION`."""
     sounds, labels = waves(1200)
     train_x, test_x, train_y, test_y = train_test_split(
