@@ -91,7 +91,7 @@ class Iree(Backend):
     requires: ClassVar[tuple[str, ...]] = ("iree.compiler", "iree.runtime")
     extra: ClassVar[str] = "iree"
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
-        forms=("stablehlo", "onnx"),
+        forms=("onnx", "stablehlo"),
         devices=tuple(_DEVICES.values()),
         precisions=("fp32", "fp16"),
         runtime=("iree-base-runtime",),

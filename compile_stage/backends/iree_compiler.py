@@ -11,7 +11,7 @@ from typing import Any
 from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.records import PortableModel
 from compile_stage.plugin_support.artifacts import without_folders
-from compile_stage.plugin_support.stablehlo import read_modules
+from compile_stage.plugin_support.fixed_shapes import read_modules
 
 # A large matrix product of a transformer does not fit into the compiler's own default of 32 KiB; a thread of the
 # runtime has 128 KiB.

@@ -11,7 +11,7 @@ from typing import Any
 
 from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.records import PortableModel, Scheme
-from compile_stage.plugin_support import stablehlo
+from compile_stage.plugin_support import fixed_shapes
 
 _FORMATS = {"local": "llvm-cpu", "cuda": "cuda-", "vulkan": "vulkan-", "hip": "rocm-", "metal": "metal-"}
 
@@ -45,7 +45,7 @@ def source_types(model: PortableModel) -> tuple[str, ...]:
     """In what the source itself holds its inputs and weights, as the compiler calls the types; of StableHLO, all of its
     tensors."""
     if model.form == "stablehlo":
-        found = filter(None, map(_NUMPY_TYPE.fullmatch, stablehlo.types(model)))
+        found = filter(None, map(_NUMPY_TYPE.fullmatch, fixed_shapes.types(model)))
         return tuple(sorted({f"{_LETTERS[kind]}{bits}" for kind, bits in (one.groups() for one in found)}))
     import onnx
 

@@ -29,6 +29,7 @@ from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, without_folders
 from compile_stage.plugin_support.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.compiler import Compiler
+from compile_stage.plugin_support.fixed_shapes import read_modules
 from compile_stage.plugin_support.sessions import demand_call, quiet_logs
 from compile_stage.plugin_support.torch_programs import flat_module
 
@@ -72,7 +73,7 @@ class LiteRt(Compiler):
     requires: ClassVar[tuple[str, ...]] = ("litert_torch", "ai_edge_quantizer", "ai_edge_litert", "torch")
     extra: ClassVar[str] = ""
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
-        forms=("torch-export",),
+        forms=("torch-export", "tflite"),
         devices=("cpu",),
         precisions=tuple(_SCHEMES),
         runtime=("ai-edge-litert",),
@@ -240,6 +241,8 @@ def _narrowed(spec: TensorSpec, array: Any, dtype: Any) -> Any:
 
 def _convert(model: PortableModel, shapes: Sequence[tuple[int, ...]]) -> bytes:
     """The file's bytes, in float32, for inputs of these shapes."""
+    if model.form == "tflite":
+        return next(one.file.read_bytes() for one in read_modules(model) if one.shapes == tuple(map(tuple, shapes)))
     import litert_torch
     import torch
 

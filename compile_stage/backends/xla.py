@@ -100,7 +100,7 @@ class Xla(Backend):
         self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         from compile_stage.backends import xla_hlo, xla_program
-        from compile_stage.plugin_support import stablehlo
+        from compile_stage.plugin_support import fixed_shapes
 
         asked = valid_options(self.name, _OPTIONS, target)
         if (reason := refuse_buckets(self.name, model.signature, target)) is not None:
@@ -108,7 +108,7 @@ class Xla(Backend):
         into.mkdir(parents=True, exist_ok=True)
         options = {"weights": str(asked.get("weights", _OPTIONS["weights"].words[0]))}
         if model.form == "stablehlo":
-            index, types = _write_modules(model, scheme, target, into, options), stablehlo.types(model)
+            index, types = _write_modules(model, scheme, target, into, options), fixed_shapes.types(model)
         else:
             program = xla_program.read(model.path, model.signature, half=scheme.precision == "bf16")
             index = _write(program, model.signature, target, into, constants=options["weights"] == "constants")
@@ -275,7 +275,7 @@ def _write_modules(
 ) -> dict[str, Any]:
     """As `_write`, of a model that is StableHLO already: a module for each shape, with its weights in it."""
     from compile_stage.backends import xla_program
-    from compile_stage.plugin_support import stablehlo
+    from compile_stage.plugin_support import fixed_shapes
 
     if scheme.precision != "fp32":
         raise UsageError(f"xla lowers PyTorch programs to {scheme.precision}, and compiles StableHLO as it is")
@@ -283,7 +283,7 @@ def _write_modules(
         raise UsageError("the weights of a StableHLO program are constants in it, and xla leaves them there")
     client = _start_client(target.threads)
     index: dict[str, Any] = {"made_by": _maker(), "threads": target.threads, "weights": [], "executables": []}
-    for module in stablehlo.read_modules(model):
+    for module in fixed_shapes.read_modules(model):
         code, text = xla_program.from_portable(module.file.read_bytes())
         name = module.file.stem
         (into / f"{name}.stablehlo.txt").write_text(text, encoding="utf-8")

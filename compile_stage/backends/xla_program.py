@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # What the program demands of its sizes; they are fixed and known here, and PyTorch checked them when it exported.
 _CHECKS = ("_assert", "sym_constrain")
 
+_BYTECODE = b"ML\xefR"
+
 # Operators that do the arithmetic of a network: in bf16 they get bfloat16, as under PyTorch's autocast.
 _MATRIX_OPS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "linear", "matmul", "mv", "dot")
 
@@ -129,14 +131,18 @@ def to_stablehlo(
 
 
 def from_portable(content: bytes) -> tuple[bytes, str]:
-    """A module in StableHLO's lasting form, as `to_stablehlo` gives one. Raises NothingCompiledError when it can't be
-    read."""
+    """A module in StableHLO's lasting form, or its text, as `to_stablehlo` gives one. Raises NothingCompiledError when
+    it can't be read."""
     from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
 
     with mlir.make_ir_context() as context:
         try:
-            module = stablehlo.deserialize_portable_artifact(context, content)
+            if content.startswith(_BYTECODE):
+                module = stablehlo.deserialize_portable_artifact(context, content)
+            else:
+                module = ir.Module.parse(content.decode())
         except Exception as error:  # MLIR's own errors share no base class
             raise NothingCompiledError(f"XLA can't read the StableHLO module: {_sentence(error)}") from error
         code = io.BytesIO()

@@ -53,7 +53,7 @@ class BackendCapabilities(Capabilities):
     """What a backend can do. Where an option or the device of a target narrows it, `Backend.capabilities_for` answers.
 
     Attributes:
-        forms: Portable forms that it takes, preferred first: `onnx`, `torch-export`, `stablehlo`.
+        forms: Portable forms that it takes, preferred first: `onnx`, `torch-export`, `stablehlo`, `tflite`.
         form_requires: Form → modules that it needs for models in that form, beside those that the plug-in `requires`.
             No toolchain holds them: such models are for the current environment.
         devices: Of targets that it serves.
@@ -101,7 +101,8 @@ class SourceCapabilities(Capabilities):
 
     Attributes:
         forms: Portable forms, preferred first: `onnx`, `torch-export` where `Exporter.export_program` is there, and
-            `stablehlo` where `Exporter.export_stablehlo` is. A source of the last may have no ONNX of a model.
+            `stablehlo` and `tflite` where `Exporter.export_for` is. One that prefers `stablehlo` may have no ONNX of a
+            model.
         devices: On which `Exporter.open` runs the original. A target of another device is refused, since a speedup over
             a baseline on another device is no comparison (`core.baseline`).
         program_requires: Modules that a PyTorch program needs beside those that the plug-in `requires`.

@@ -116,7 +116,7 @@ _OF_THE_ORIGINAL = frozenset(
     (
         *(
             "export",
-            "export_stablehlo",
+            "export_for",
             "open_source",
             "predict",
             "predict_corners",

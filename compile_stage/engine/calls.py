@@ -109,10 +109,10 @@ def export_program(source: Any, shapes: Any, into: str) -> PortableModel:
     return exporter.export_program(model, revive(Mapping[str, ShapeRange], shapes), Path(into))
 
 
-def export_stablehlo(source: Any, target: Any, into: str) -> PortableModel:
-    """The source model as StableHLO for a target, in the folder `into`."""
+def export_for(form: str, source: Any, target: Any, into: str) -> PortableModel:
+    """The source model in a form of fixed shapes for a target, in the folder `into`."""
     model = revive(SourceModel, source)
-    return plugins.load("sources", model.flavor).export_stablehlo(model, revive(Target, target), Path(into))
+    return plugins.load("sources", model.flavor).export_for(form, model, revive(Target, target), Path(into))
 
 
 def prepare_samples(source: Any, request: Any, into: str) -> SampleSet:
@@ -386,7 +386,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         inspect_source,
         export,
         export_program,
-        export_stablehlo,
+        export_for,
         prepare_samples,
         predict_original,
         lower,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.buckets import bucket_name, buckets, refuse_buckets
-from compile_stage.plugin_support.stablehlo import ENTRY
+from compile_stage.plugin_support.fixed_shapes import ENTRY, element_types
 from compile_stage.sources import graph, jax_export, mlmodel
 from compile_stage.sources.jax_export import EXPORTED, RefusedError, Settings
 from compile_stage.sources.session import SourceSession
@@ -59,7 +58,7 @@ class JaxSource(Exporter):
     requires = ("jax", "jaxlib", "flatbuffers", "onnx")
     extra = "jax"
     framework: ClassVar[str] = "JAX (jit)"
-    capabilities = SourceCapabilities(forms=("onnx", "stablehlo"), toolchain="jax")
+    capabilities = SourceCapabilities(forms=("stablehlo", "onnx"), toolchain="jax")
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         folder = _folder(source)
@@ -107,7 +106,7 @@ class JaxSource(Exporter):
         _demand_closed(model, described, source)
         return graph.finish(model, source, shapes, into)
 
-    def export_stablehlo(self, source: SourceModel, target: Target, into: Path) -> PortableModel:
+    def export_for(self, form: str, source: SourceModel, target: Target, into: Path) -> PortableModel:
         jax = _jax(target.threads)
         opened = _open(source)
         graph.demand_shapes(opened.signature, target.shapes, source)
@@ -299,20 +298,10 @@ def _static_module(opened: _Opened, given: Sequence[Any], source: SourceModel) -
             # Debug information names files of the machine that it was traced on.
             passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
             text = module.operation.get_asm(large_elements_limit=1)
-            return stablehlo.serialize_portable_artifact(module, stablehlo.get_minimum_version()), _types(text)
+            return stablehlo.serialize_portable_artifact(module, stablehlo.get_minimum_version()), element_types(text)
     except Exception as error:
         raise SourceError(
             f"JAX can't make its program for the sizes {', '.join(str(list(one.shape)) for one in given)}: "
             f"{type(error).__name__}: {mlmodel.first_line(error)}",
             where=source.uri,
         ) from error
-
-
-_NUMPY = {"i": "int", "ui": "uint", "f": "float", "bf": "bfloat"}
-
-
-def _types(text: str) -> set[str]:
-    found = set()
-    for letters, bits in re.findall(r"tensor<(?:[\dx?]+x)?(i|ui|f|bf)(\d+)>", text):
-        found.add("bool" if letters + bits == "i1" else f"{_NUMPY[letters]}{bits}")
-    return found

@@ -63,7 +63,7 @@ class TensorFlowSource(Exporter):
     requires = ("tensorflow", "keras", "tf2onnx", "onnx")
     extra = "tensorflow"
     framework: ClassVar[str] = "TensorFlow (graph)"
-    capabilities = SourceCapabilities(toolchain="tensorflow")
+    capabilities = SourceCapabilities(forms=("onnx", "tflite", "stablehlo"), toolchain="tensorflow")
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         settings = mlmodel.flavor(source, self.name)
@@ -97,6 +97,13 @@ class TensorFlowSource(Exporter):
             graph.demand_shapes(network.signature, shapes, source)
             model = tf2onnx_graph.convert(network.function, network.specs, network.signature, source)
         return graph.finish(model, source, shapes, into)
+
+    def export_for(self, form: str, source: SourceModel, target: Target, into: Path) -> PortableModel:
+        from compile_stage.sources import tensorflow_modules
+
+        _tensorflow()
+        with _opened(source, self.name) as network:
+            return tensorflow_modules.write(form, network, source, target, into)
 
     def example(self, source: SourceModel) -> Batch | None:
         declared = _declared_inputs(source, _payload(source, self.name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,9 +88,9 @@ def export(context: Context, worker: Worker, source: SourceModel, target: Target
     try:
         model = _as_onnx(context, worker, source, target)
     except SourceError:
-        if "stablehlo" not in plugins.load("sources", source.flavor).capabilities.forms:
+        if plugins.load("sources", source.flavor).capabilities.forms[0] != "stablehlo":
             raise
-        model = _as_stablehlo(context, worker, source, target)
+        model = _for_target("stablehlo")(context, worker, source, target)
     demand_batch_sizes(source, model.signature, target)
     return model
 
@@ -114,10 +114,10 @@ def other_forms(
     """The source in each form, beside the one that it was exported in, that one of the jobs, all of one target, asks
     for; or why it can't be had in it."""
     forms: dict[str, PortableModel | str] = {}
-    make = {"onnx": _as_onnx, "torch-export": _as_program, "stablehlo": _as_stablehlo}
+    make = {"onnx": _as_onnx, "torch-export": _as_program}
     for form in sorted({job.form for job in jobs} - {exported}):
         try:
-            forms[form] = make[form](context, worker, source, jobs[0].target)
+            forms[form] = make.get(form, _for_target(form))(context, worker, source, jobs[0].target)
         except SourceError as error:
             forms[form] = f"the source can't be had as {form}: {error.problem}"
     return forms
@@ -141,21 +141,28 @@ def _as_program(context: Context, worker: Worker, source: SourceModel, target: T
     return replace(model, path=str(Path(stored.path) / model.path))
 
 
-def _as_stablehlo(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
-    key = {
-        "source": source.identity,
-        "shapes": target.shapes,
-        "batch_sizes": target.batch_sizes,
-        "made_by": plugins.cache_identity("sources", source.flavor),
-    }
-    stored = context.cached(
-        "export-stablehlo/1",
-        "",
-        key,
-        lambda into: _relative(worker.call("export_stablehlo", source=source, target=target, into=str(into)), into),
-    )
-    model: PortableModel = revive(PortableModel, stored.value)
-    return replace(model, path=str(Path(stored.path) / model.path))
+def _for_target(form: str) -> Callable[[Context, Worker, SourceModel, Target], PortableModel]:
+    """Makes a form whose files are for the shapes that a target asks for."""
+
+    def make(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
+        key = {
+            "source": source.identity,
+            "shapes": target.shapes,
+            "batch_sizes": target.batch_sizes,
+            "made_by": plugins.cache_identity("sources", source.flavor),
+        }
+        stored = context.cached(
+            f"export-{form}/1",
+            "",
+            key,
+            lambda into: _relative(
+                worker.call("export_for", form=form, source=source, target=target, into=str(into)), into
+            ),
+        )
+        model: PortableModel = revive(PortableModel, stored.value)
+        return replace(model, path=str(Path(stored.path) / model.path))
+
+    return make
 
 
 def demand_batch_sizes(source: SourceModel, signature: Signature, target: Target) -> None:

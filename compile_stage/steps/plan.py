@@ -68,7 +68,10 @@ def _expand(
         if unread is not None:
             yield _refusal(source, target.name, name, "*", unread)
             continue
-        form = next((form for form in backend.capabilities.forms if form in given), None)
+        taken = backend.capabilities.forms
+        # Of a model that starts as StableHLO, ONNX is what may not be there.
+        order = given if given[0] == "stablehlo" else taken
+        form = next((form for form in order if form in given and form in taken), None)
         if form is None:
             takes = f"{name} takes {' or '.join(backend.capabilities.forms)}"
             reason = f"{takes}, and a model of flavor {source.flavor} is given as {' or '.join(given)}"

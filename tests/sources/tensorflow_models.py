@@ -208,6 +208,11 @@ def prove(source: SourceModel, folder: Path) -> dict[str, Any]:
             arrays = {f"in:{name}": array for name, array in batch.items()}
             np.savez(folder / f"batch-{size}.npz", **arrays, **{f"out:{name}": a for name, a in answers.items()})
         opened = plain(session.signature)
+    if source.path.endswith("sequential/model"):
+        target = Target(name="cpu", batch_sizes=(1, 3))
+        for form in ("tflite", "stablehlo"):
+            twice = [reader.export_for(form, source, target, folder / f"{form}-{time}") for time in (1, 2)]
+            found[form] = [plain(made.signature) == opened and made.digest for made in twice]
     return {**found, "digests": [m.digest for m in models], "exported": plain(models[0].signature), "opened": opened}
 
 

@@ -253,6 +253,24 @@ def test_flatten_has_a_constant_shape(proofs: tuple[Path, dict[str, Any]]) -> No
 
 
 @pytest.mark.slow
+def test_tflite_and_stablehlo_are_written_for_each_shape(proofs: tuple[Path, dict[str, Any]]) -> None:
+    """Broken: LiteRT or XLA would have no file for a batch size of the target, files would differ from run to run, or
+    the weights and folders of the machine would be asked for or told."""
+    folder, said = proofs
+    for form, suffix in (("tflite", "tflite"), ("stablehlo", "mlir")):
+        first, again = said["sequential"][form]
+        assert first, "the form has other names, types or shapes than the original"
+        assert first == again
+        written = folder / "sequential" / f"{form}-1"
+        index = json.loads((written / "model.json").read_text())
+        assert [one["shapes"] for one in index["modules"]] == [[[1, 8, 8, 3]], [[3, 8, 8, 3]]]
+        assert sorted(path.name for path in written.glob(f"*.{suffix}")) == [f"batch_1.{suffix}", f"batch_3.{suffix}"]
+    text = (folder / "sequential" / "stablehlo-1" / "batch_3.mlir").read_text()
+    assert "site-packages" not in text
+    assert text.partition("func.func @main(")[2].partition(")")[0].count("tensor<") == 1
+
+
+@pytest.mark.slow
 def test_images_stay_as_their_callers_have_them(proofs: tuple[Path, dict[str, Any]]) -> None:
     """Broken: whoever calls the compiled model would have to transpose the images that the original took."""
     (image,) = proofs[1]["sequential"]["opened"]["inputs"]

@@ -245,6 +245,16 @@ def test_a_jax_model_is_given_as_stablehlo_where_a_backend_takes_that(monkeypatc
     )
 
 
+def test_a_keras_model_is_given_to_litert_and_xla_in_forms_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: LiteRT and XLA would refuse Keras models, or IREE would lose the free batch that ONNX keeps."""
+    policy = with_target(backends=("onnxruntime", "litert", "xla", "iree"), precisions=("fp32",))
+    monkeypatch.setattr(plugins, "missing", lambda plugin: None)
+    made = plan(replace(SOURCE, flavor="keras"), policy, hardware())
+    assert {job.backend: job.form for job in made.jobs} == {
+        "onnxruntime": "onnx", "litert": "tflite", "xla": "stablehlo", "iree": "onnx",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("backends", [("onnxruntime",), ("auto",)])
 def test_a_source_whose_packages_are_missing_has_no_jobs(
     monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...]

@@ -59,11 +59,11 @@ class Exporter(Plugin, Protocol):
         that of `export` does. Raises SourceError as that."""
         raise SourceError(f"a {self.framework} model is no PyTorch program", where=source.uri)
 
-    def export_stablehlo(self, source: SourceModel, target: Target, into: Path) -> PortableModel:
-        """Write StableHLO modules for the sizes that the target asks for, as `plugin_support.stablehlo` reads them;
-        asked of sources that declare the form `stablehlo`. The signature is that of `open`, symbols included. Raises
-        SourceError as `export`."""
-        raise SourceError(f"a {self.framework} model is no StableHLO", where=source.uri)
+    def export_for(self, form: str, source: SourceModel, target: Target, into: Path) -> PortableModel:
+        """Write a file for each shape that the target asks for, as `plugin_support.fixed_shapes` reads them; asked of
+        sources that declare the form, `stablehlo` or `tflite`. The signature is that of `open`, symbols included.
+        Raises SourceError as `export`."""
+        raise SourceError(f"a {self.framework} model is not given as {form}", where=source.uri)
 
     @abstractmethod
     def example(self, source: SourceModel) -> Batch | None:

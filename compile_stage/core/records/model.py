@@ -18,7 +18,7 @@ class PortableModel:
         path: The file (`model.onnx`, `model.pt2`, or the `model.json` that names StableHLO modules); external data lies
             beside it.
         digest: Of the folder that holds the file.
-        form: `onnx`, `torch-export` or `stablehlo`.
+        form: `onnx`, `torch-export`, `stablehlo` or `tflite`.
         precision: `fp32`, or what a lowering made of it.
         kept: Per precision, the node names that stay in it although the rest was lowered.
         made_from: Digest of what it was made from.
@@ -27,7 +27,7 @@ class PortableModel:
 
     path: str
     digest: str
-    form: Literal["onnx", "torch-export", "stablehlo"]
+    form: Literal["onnx", "torch-export", "stablehlo", "tflite"]
     opset: int
     precision: str
     signature: Signature

@@ -108,7 +108,7 @@ class Job:
 
     Attributes:
         id: Readable and stable: `fraud-7--cpu-server--openvino--int8-sym`.
-        form: The portable form that the backend is given: `onnx`, `torch-export` or `stablehlo`.
+        form: The portable form that the backend is given: `onnx`, `torch-export`, `stablehlo` or `tflite`.
         tuning_options: Names of the settings that were laid over the target's options, in order.
         not_runnable_here: Why what it compiles is not for this machine, and so is not validated here; empty when it is.
     """
