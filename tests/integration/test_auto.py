@@ -17,7 +17,7 @@ from compile_stage.pipeline import pruning
 from compile_stage.report.result import result_json_schema
 
 pytestmark = [
-    pytest.mark.usefixtures("fake_backends"),
+    pytest.mark.usefixtures("fake_backends", "known_original"),
     pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
 ]
 

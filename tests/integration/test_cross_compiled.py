@@ -17,7 +17,7 @@ from compile_stage.core.plugins import load, missing, registry_for
 from compile_stage.core.records import RunResult
 
 pytestmark = [
-    pytest.mark.usefixtures("fake_backends"),
+    pytest.mark.usefixtures("fake_backends", "known_original"),
     pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
 ]
 
