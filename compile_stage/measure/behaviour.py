@@ -66,22 +66,24 @@ def parts_of(calls: Sequence[Mapping[str, Any]], batch_sizes: Sequence[int]) -> 
 
 
 def make_calls(session: Session, samples: Samples, calls: Sequence[Mapping[str, Any]], into: Path) -> dict[str, Any]:
-    """Make the calls with the open model, the first one three times over.
+    """Make the calls with the open model, and the first once more after all others.
 
     Returns:
         `answers`: for each call the outputs' files below `into`, or None where the model refused the call, then
-        `refusals` says why. `repeated`: output → how far the second of two equal calls is from the first
+        `refusals` says why. `repeated`: output → how far the first call's second answer is from its first
         (`REPEAT_LIMIT`). `changed_inputs` and `changed_answers`: names of arrays that a call changed: its own inputs,
         or the answers of the call before it.
     """
     made = _Calls(session)
     answers: list[dict[str, str] | None] = []
     refusals: dict[str, str] = {}
+    one: Mapping[str, Array] = {}
     for number, call in enumerate(calls):
         outputs, refusal = _attempt(made, _batch(samples, call["rows"]), call.get("parts", ()))
+        one = one if number else outputs
         answers.append(save_answers(outputs, into / str(number)) if not refusal else None)
         refusals |= {str(number): refusal} if refusal else {}
-    one, other = (_attempt(made, _batch(samples, calls[0]["rows"]))[0] for _ in range(2))
+    other, _ = _attempt(made, _batch(samples, calls[0]["rows"]))
     return {
         "answers": answers,
         "refusals": refusals,

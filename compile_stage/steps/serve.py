@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,18 +55,20 @@ def demand_served(
     """
     key = {
         "files": digest_tree(version.path),
-        "artifact": version.artifact,
+        "artifact": replace(version.artifact, path=""),  # perhaps among the files, which are fetched to another folder
         "predictions": version.predictions,
         "samples": samples.digest if samples is not None else "",
         "target": target,
-        "packages": plugins.package_versions("mlflow", "numpy", *_runtime(version.artifact)),
+        "packages": plugins.package_versions("mlflow", "numpy", "pandas", *_runtime(version.artifact)),
         "made_by": plugins.cache_identity("backends", version.artifact.backend),
         "hardware": context.hardware,
+        # Where less was closed, it may have loaded with the help of a file that is no part of it.
+        "confinement": context.confinement(),
         # A signature holds for days that the trust file names.
         "trust": [trust_document(trust), context.today] if trust is not None else [],
     }
     made = context.cached(
-        "serve/1", target.name, key, lambda _: _looked_at(context, version, target, samples, limits, trust)
+        "serve/2", target.name, key, lambda _: _looked_at(context, version, target, samples, limits, trust)
     )
     return str(made.value)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,36 +29,13 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.core.sample_files import RAW, digest_of_samples
+from compile_stage.measure.behaviour import calls_to_compare
+from compile_stage.measure.beyond import Beyond, ask_original, check_calls, check_other_samples, not_looked_at
 
-_STEP = "validate/6"
+_STEP = "validate/7"
+_LONG_S = 10.0  # for the original to answer all samples; two more calls in the largest batch would take seconds
 _PREDICT_ROUNDS = 31  # pairs of calls of predict()
 _OUTPUTS = Gate(metric="outputs", limit=0.0, direction="at_most")  # how many outputs may be lost, renamed or misshapen
-
-
-@record
-class Calls:
-    """Attributes:
-    made: `{"check", "rows"}` each.
-    answers: What `measure.behaviour.make_calls` says of the original.
-    """
-
-    made: tuple[Mapping[str, Any], ...]
-    answers: Mapping[str, Any]
-
-
-@record
-class OtherSamples:
-    """One kind of `measure.robustness`.
-
-    Attributes:
-        outputs: Output name → `.npy` file of the original's answers.
-        rows: Those that have a finite answer.
-    """
-
-    kind: str
-    samples: SampleSet
-    outputs: Mapping[str, str]
-    rows: tuple[int, ...]
 
 
 @record
@@ -69,10 +47,11 @@ class Reference:
         corners: The same at each corner of the policy's shapes that the samples do not have themselves, and between
             them.
         path: The folder of all these files, whose digest it is.
-        sample_s: Seconds that a warm call took for each of its samples: an idea, no measurement.
+        sample_s: Seconds that a call takes for each of its samples: an idea, no measurement. Of a warm call, or, where
+            all samples took long, their mean.
         distinct: How many samples differ, and have a finite answer.
-        calls: The calls that show how a model behaves (`measure.behaviour`), and what the original made of them.
-        robustness: Samples beyond those of the validation set, by kind, and the original's answers.
+        beyond: What it answers in other calls and to other samples; None where the samples prove nothing, so that no
+            artifact is asked either.
     """
 
     outputs: Mapping[str, str]
@@ -82,8 +61,7 @@ class Reference:
     sample_s: float
     path: str
     distinct: int
-    calls: Calls
-    robustness: tuple[OtherSamples, ...]
+    beyond: Beyond | None
 
 
 def reference(
@@ -101,8 +79,6 @@ def reference(
         data: What the policy says of samples: the seed, and how many are made beside them.
         target: Its device is where the original runs (`core.baseline.reference_target`).
     """
-    from compile_stage.measure.behaviour import calls_to_compare
-
     calls = calls_to_compare(samples.count, target.batch_sizes, data.seed)
     batch_sizes = list(target.batch_sizes)
     batch_size = max(batch_sizes)
@@ -112,6 +88,7 @@ def reference(
         "batch_size": batch_size,
         "batch_sizes": batch_sizes,
         "calls": calls,
+        "min_samples": data.min_samples,
         "seed": data.seed,
         "robustness": data.robustness.samples if data.robustness else 0,
         "shapes": target.shapes,
@@ -126,24 +103,29 @@ def reference(
         from compile_stage.measure.samples import count_distinct, open_samples
 
         worker.call("open_source", source=source, target=target)
+        began = time.monotonic()
         outputs = worker.call("predict", samples=samples, batch_size=batch_size, into=str(into))
-        turn = worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=0.0)
+        sample_s = (time.monotonic() - began) / samples.count
+        if sample_s * samples.count < _LONG_S:  # then the start of the first call is in it
+            turn = worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=0.0)
+            sample_s = min(turn) / batch_size
         corners = worker.call(
             "predict_corners", samples=samples, shapes=target.shapes, batch_sizes=batch_sizes, into=str(into)
         )
-        return {
+        distinct = count_distinct(open_samples(samples), open_outputs(outputs))
+        made: dict[str, Any] = {
             "outputs": _below(outputs, into),
             "corners": [{**c, "outputs": _below(c["outputs"], into)} for c in corners],
-            "sample_s": min(turn) / batch_size,
-            "distinct": count_distinct(open_samples(samples), open_outputs(outputs)),
-            "calls": _answers_below(
-                worker.call("make_calls", samples=samples, calls=calls, into=str(into / "calls")), into
-            ),
-            "robustness": list(_other_samples(worker, samples, data, batch_size, into)),
+            "sample_s": sample_s,
+            "distinct": distinct,
+            "beyond": None,
         }
+        if samples.real and min(samples.independent, distinct) >= data.min_samples:
+            made["beyond"] = ask_original(worker, samples, data, batch_sizes, outputs, into).below(into)
+        return made
 
-    stored = context.cached("reference/6", "", key, make)
-    here = Path(stored.path)
+    stored = context.cached("reference/7", "", key, make)
+    here, beyond = Path(stored.path), stored.value["beyond"]
     return Reference(
         outputs=_above(stored.value["outputs"], here),
         corners=tuple({**c, "outputs": _above(c["outputs"], here)} for c in stored.value["corners"]),
@@ -152,54 +134,8 @@ def reference(
         batch_size=batch_size,
         sample_s=stored.value["sample_s"],
         distinct=stored.value["distinct"],
-        calls=Calls(made=tuple(calls), answers=_answers_above(stored.value["calls"], here)),
-        robustness=tuple(_placed(revive(OtherSamples, kind), here) for kind in stored.value["robustness"]),
+        beyond=revive(Beyond, beyond).above(here) if beyond is not None else None,
     )
-
-
-def _other_samples(
-    worker: Worker, samples: SampleSet, data: Data, batch_size: int, into: Path
-) -> Iterator[OtherSamples]:
-    """Each kind with the original's answers, paths being relative to `into`. A kind that the original refuses, such as
-    values that it was not trained for, is left out."""
-    if data.robustness is None or not samples.real or samples.count == 0:
-        return
-    from compile_stage.measure.predict import open_outputs
-    from compile_stage.measure.robustness import answered, other_samples, write_samples
-    from compile_stage.measure.samples import open_samples
-
-    count = min(data.robustness.samples, max(10, samples.count // 4))
-    for kind, batch in other_samples(open_samples(samples), count, data.seed).items():
-        made = write_samples(batch, samples, into / "robustness" / kind)
-        try:
-            # Not below the samples' folder: that is handed to whoever runs the candidate.
-            answers = str(into / "robustness-answers" / kind)
-            outputs = worker.call("predict", samples=made, batch_size=batch_size, into=answers)
-        except WorkerError as error:
-            if error.kind != "exception":
-                raise
-            continue
-        except SourceError:
-            continue
-        rows = tuple(int(row) for row in answered(open_outputs(outputs)).nonzero()[0])
-        if rows:
-            below = replace(made, path=Path(made.path).relative_to(into).as_posix())
-            yield OtherSamples(kind=kind, samples=below, outputs=_below(outputs, into), rows=rows)
-
-
-def _placed(other: OtherSamples, root: Path) -> OtherSamples:
-    samples = replace(other.samples, path=str(root / other.samples.path))
-    return replace(other, samples=samples, outputs=_above(other.outputs, root))
-
-
-def _answers_below(made: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    answers = [files and _below(files, root) for files in made["answers"]]
-    return {**made, "answers": answers}
-
-
-def _answers_above(made: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    answers = [files and _above(files, root) for files in made["answers"]]
-    return {**made, "answers": answers}
 
 
 @record
@@ -250,12 +186,7 @@ def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, val
             checks += _at_batch_size(worker, job, gates, validation, batch_size)
         checks += _at_corners(worker, job, gates, validation)
         checks += _whole_predict(worker, job, artifact, gates, validation)
-        if not any(c.gate.metric in ("outputs", "shape") and c.outcome is not Outcome.PASS for c in checks):
-            # What failed has said so: here a gate shows what is wrong with other calls and other samples alone.
-            failed = [c.gate for c in checks if c.outcome is not Outcome.PASS]
-            sound = tuple(gate for gate in gates if gate not in failed)
-            checks += _between_calls(worker, job, sound, validation)
-            checks += _on_other_samples(worker, sound, validation, job.scheme.precision)
+        checks += _beyond(worker, job, gates, validation, checks)
         validation.demand_unchanged()
         if any(check.outcome is Outcome.NOT_RUN for check in checks):
             raise _NotRunError(tuple(checks))
@@ -267,6 +198,28 @@ def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, val
         return Validated(verdict=_located(not_run.checks, job.gates), cached=False)
     verdict: Verdict = revive(Verdict, stored.value)
     return Validated(verdict=_located(verdict.checks, job.gates), cached=stored.hit)
+
+
+def _beyond(
+    worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet, checks: Sequence[Check]
+) -> Iterator[Check]:
+    """Other calls and other samples than those of the validation set. They can take as long as all others, so they are
+    not looked at where a check was not run already, which keeps the verdict from a pass whatever these say."""
+    if any(c.gate.metric in ("outputs", "shape") and c.outcome is Outcome.FAIL for c in checks):
+        return
+    samples, data, beyond = validation.samples, validation.data, validation.reference.beyond
+    unproven = next((c for c in checks if c.outcome is Outcome.NOT_RUN), None)
+    if unproven is not None:
+        yield from not_looked_at(f"{unproven.gate.metric} was not run: {unproven.reason}", data)
+        return
+    if beyond is None:
+        yield from not_looked_at("the original was not asked either, since the samples prove nothing", data)
+        return
+    # What failed has said so: here a gate shows what is wrong with other calls and other samples alone.
+    failed = [c.gate for c in checks if c.outcome is not Outcome.PASS]
+    sound = tuple(gate for gate in gates if gate not in failed)
+    yield from check_calls(worker, job, sound, beyond, samples, data.seed)
+    yield from check_other_samples(worker, job, sound, beyond, samples, data)
 
 
 def validated_before(context: Context, job: Job, artifact: Artifact, validation: ValidationSet) -> bool:
@@ -406,59 +359,6 @@ def _whole_predict(
             gate = Gate(metric=PREDICT, limit=0.0, direction="at_most")
             return [replace(_not_run(gate, f"predict() can't be called around it: {error.problem}"))]
         return judge_predict(gates, answers, validation.data.seed)
-
-
-def _between_calls(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet) -> list[Check]:
-    """How the artifact behaves from call to call, beside the original."""
-    from compile_stage.measure.behaviour import judge_calls, parts_of
-    from compile_stage.measure.tolerance import elementwise_gates
-
-    samples, calls = validation.samples, validation.reference.calls
-    suited = elementwise_gates(gates, has_labels=samples.has_labels, few_rows=True)
-    with temporary_folder("calls") as folder:
-        answers = worker.call(
-            "make_calls", samples=samples, calls=parts_of(calls.made, job.target.batch_sizes), into=folder
-        )
-        return judge_calls(suited, calls.made, answers, calls.answers, validation.data.seed)
-
-
-def _on_other_samples(
-    worker: Worker, gates: tuple[Gate, ...], validation: ValidationSet, precision: str
-) -> Iterator[Check]:
-    """One check for each kind of `measure.robustness`."""
-    from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
-    from compile_stage.measure.predict import open_outputs
-    from compile_stage.measure.robustness import BEYOND_RANGES, judge_kind, moves_as_much, refused_kind, usual_gates
-    from compile_stage.measure.tolerance import elementwise_gates, worst
-
-    data, expected = validation.data, validation.reference
-    if data.robustness is None:
-        return
-    reference = open_outputs(expected.outputs)
-    for other in expected.robustness:
-        rows = list(other.rows)
-        with temporary_folder("robustness") as folder:
-            try:
-                written = worker.call("predict", samples=other.samples, batch_size=expected.batch_size, into=folder)
-            except (SourceError, WorkerError) as error:
-                if isinstance(error, WorkerError) and error.kind != "exception":
-                    raise
-                yield refused_kind(other.kind, data.robustness.factor, len(rows), error.problem)
-                continue
-            own, original = (
-                {name: array[rows] for name, array in open_outputs(files).items()} for files in (written, other.outputs)
-            )
-            steady = other.kind in BEYOND_RANGES or not moves_as_much(original, reference)
-            suited = elementwise_gates(gates, has_labels=validation.samples.has_labels, few_rows=steady)
-            judged = [
-                check_outputs(wanted, own, original, SINGLE_CALL, batch_size=expected.batch_size, seed=data.seed)
-                for wanted in (suited, usual_gates(suited, other.kind, precision))
-                if wanted
-            ]
-        if not judged:  # of its gates, none held on the validation samples: it has failed
-            continue
-        checks = min(judged, key=lambda checks: worst(checks)[0])
-        yield judge_kind(other.kind, checks, data.robustness.factor, len(rows))
 
 
 def _located(checks: tuple[Check, ...], gates: tuple[Gate, ...]) -> Verdict:

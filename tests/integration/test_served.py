@@ -6,15 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from compile_stage import api
+from compile_stage.core.context import Context
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import GateError
-from compile_stage.core.records import RunResult
+from compile_stage.core.records import FetchedVersion, RunResult
 from compile_stage.serving import saving
 from compile_stage.serving.vendoring import copy_modules
+from compile_stage.steps import serve
 
 pytestmark = [
     pytest.mark.usefixtures("known_original"),
@@ -135,6 +138,32 @@ def test_what_answers_otherwise_in_serving_is_not_promoted(
     (tmp_path / "data.npz").unlink()  # a machine that has no samples
     with pytest.raises(GateError, match="answers otherwise when MLflow loads it"):
         api.promote(receipt.uri, "by-hand")
+
+
+def test_the_very_files_are_loaded_once_and_others_anew(
+    small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: each run that finds all in the cache would pay for loading MLflow, or what was looked at in one version
+    would be believed of another with other files."""
+    looked: list[str] = []
+    look = serve._looked_at
+
+    def looked_at(context: Context, version: FetchedVersion, *given: Any) -> str:
+        looked.append(version.uri)
+        return look(context, version, *given)
+
+    monkeypatch.setattr(serve, "_looked_at", looked_at)
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", BODY)
+    for _ in range(2):
+        result = api.run(f"folder:{small_model}", policy, out=policy.parent / "out")
+        receipt = result.targets[0].receipt
+        assert receipt is not None
+        assert receipt.promoted_to == "cpu-prod"
+        assert looked == [receipt.uri]
+    body = f'{BODY}\npublish: {{name: "another"}}'  # the same artifact, samples and machine, and one other file
+    broken = run_with(negate, small_model, write_policy, monkeypatch, body=body)
+    assert "answers otherwise when MLflow loads it: output 'y' is off by" in broken.problem
+    assert len(looked) == 2
 
 
 def test_promoting_by_hand_says_what_the_answers_were_compared_on(

@@ -16,7 +16,7 @@ import pytest
 from compile_stage import api
 from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import GateError, IntegrityError
-from compile_stage.core.records import Artifact, Candidate, RunResult
+from compile_stage.core.records import Artifact, Candidate, Outcome, RunResult
 from compile_stage.pipeline import run as pipeline
 from compile_stage.serving.manifest import sealed
 
@@ -125,6 +125,22 @@ def test_the_largest_batch_that_the_shapes_promise_is_proven(
     target = result.targets[0]
     assert target.selection.winner == only(result, "onnxruntime").job.id
     assert "at the shape corner max (x 32x8)" in target.selection.reasons[only(result, "fake-large-batch").job.id]
+
+
+def test_what_can_not_pass_is_not_asked_for_more(small_model: Path, write_policy: Write, tmp_path: Path) -> None:
+    """Broken: too few samples of an expensive network would cost half as much again for what changes no verdict, or a
+    report would not tell what was left out."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
+    result = run(small_model, policy, tmp_path / "out", sets=["data.min_samples=1000"])
+    assert result.exit_code == 3
+    verdict = only(result, "onnxruntime").verdict
+    assert verdict is not None
+    left_out = {c.gate.metric: c for c in verdict.checks if "were not looked at" in c.reason}
+    assert left_out.keys() == {"permuted_batch", "robustness"}
+    for check in left_out.values():
+        assert check.outcome is Outcome.NOT_RUN
+        assert "samples was not run: 64 real samples are fewer than the 1000" in check.reason
+    assert "repeatable" not in {check.gate.metric for check in verdict.checks}
 
 
 def test_without_calibration_samples_only_what_needs_them_is_refused(

@@ -20,7 +20,7 @@ from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.option_tuning import Tuning, lay_out
 from compile_stage.pipeline.pruning import WORTH_S, quick_comparison, to_validate
 from compile_stage.steps.select import select
-from compile_stage.steps.validate import Calls, Reference
+from compile_stage.steps.validate import Reference
 
 TARGET = target(backends=("auto",), batch_sizes=(2, 8))
 POLICY = target_policy(TARGET)
@@ -63,8 +63,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
         batch_size=1,
         sample_s=SAMPLE_S,
         distinct=1,
-        calls=Calls(made=(), answers={}),
-        robustness=(),
+        beyond=None,
     )
     inputs: Any = SimpleNamespace(source=factories.source(), validation=SAMPLES, reference=reference)
     run = TargetRun(run_context(tmp_path), plan=None, policy=POLICY, inputs=inputs)  # type: ignore[arg-type]

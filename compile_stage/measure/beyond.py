@@ -1,0 +1,170 @@
+"""Calls and samples beyond the validation set: asked of the original once, and of each artifact that may still pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core.errors import SourceError, WorkerError
+from compile_stage.core.leftovers import temporary_folder
+from compile_stage.core.ports import Worker
+from compile_stage.core.records import Check, Data, Gate, Job, Outcome, SampleSet, record
+from compile_stage.measure import robustness
+from compile_stage.measure.behaviour import calls_to_compare, judge_calls, parts_of
+from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
+from compile_stage.measure.predict import open_outputs
+from compile_stage.measure.samples import open_samples
+from compile_stage.measure.structure import BEHAVIOUR
+from compile_stage.measure.tolerance import elementwise_gates, worst
+
+
+@record
+class OtherSamples:
+    """One kind of `measure.robustness`.
+
+    Attributes:
+        batch_size: In which the original answered them.
+        outputs: Output name → `.npy` file of the original's answers.
+        rows: Those that have a finite answer.
+        steady: Only the whole output is judged: the answers lie out of the calibrated ranges, or hardly differ.
+    """
+
+    kind: str
+    batch_size: int
+    samples: SampleSet
+    outputs: Mapping[str, str]
+    rows: tuple[int, ...]
+    steady: bool
+
+
+@record
+class Beyond:
+    """What was asked of the original, and its answers.
+
+    Attributes:
+        calls: `{"check", "rows"}` each (`measure.behaviour`).
+        answers: What `measure.behaviour.make_calls` says of the original.
+        kinds: Samples beyond those of the validation set.
+    """
+
+    calls: tuple[Mapping[str, Any], ...]
+    answers: Mapping[str, Any]
+    kinds: tuple[OtherSamples, ...]
+
+    def below(self, root: Path) -> Beyond:
+        """With paths relative to `root`."""
+        return self._moved(lambda path: Path(path).relative_to(root).as_posix())
+
+    def above(self, root: Path) -> Beyond:
+        """With paths that were relative to `root`."""
+        return self._moved(lambda path: str(root / path))
+
+    def _moved(self, move: Any) -> Beyond:
+        def files(outputs: Mapping[str, str]) -> dict[str, str]:
+            return {name: move(path) for name, path in outputs.items()}
+
+        answers = [outputs and files(outputs) for outputs in self.answers["answers"]]
+        kinds = (
+            replace(kind, samples=replace(kind.samples, path=move(kind.samples.path)), outputs=files(kind.outputs))
+            for kind in self.kinds
+        )
+        return replace(self, answers={**self.answers, "answers": answers}, kinds=tuple(kinds))
+
+
+def ask_original(
+    worker: Worker, samples: SampleSet, data: Data, batch_sizes: Sequence[int], outputs: Mapping[str, str], into: Path
+) -> Beyond:
+    """Make the calls with the original, which the worker has open, and have it answer other samples.
+
+    Args:
+        outputs: Output name → `.npy` file: what it answers to the validation samples.
+        into: A folder for all files.
+    """
+    calls = calls_to_compare(samples.count, batch_sizes, data.seed)
+    answers = worker.call("make_calls", samples=samples, calls=calls, into=str(into / "calls"))
+    kinds = _other_samples(worker, samples, data, batch_sizes, outputs, into)
+    return Beyond(calls=tuple(calls), answers=answers, kinds=tuple(kinds))
+
+
+def _other_samples(
+    worker: Worker, samples: SampleSet, data: Data, batch_sizes: Sequence[int], outputs: Mapping[str, str], into: Path
+) -> Iterator[OtherSamples]:
+    """Each kind with the original's answers. A kind that the original refuses, such as values that it was not trained
+    for, is left out. They run in the largest batch that they fill by half: the rest of a larger one would be copies."""
+    if data.robustness is None:
+        return
+    reference = open_outputs(outputs)
+    count = min(data.robustness.samples, max(10, samples.count // 4))
+    for kind, batch in robustness.other_samples(open_samples(samples), count, data.seed).items():
+        made = robustness.write_samples(batch, samples, into / "robustness" / kind)
+        batch_size = max((size for size in batch_sizes if size <= 2 * made.count), default=min(batch_sizes))
+        # Not below the samples' folder: that is handed to whoever runs the candidate.
+        folder = str(into / "robustness-answers" / kind)
+        try:
+            answered = worker.call("predict", samples=made, batch_size=batch_size, into=folder)
+        except (SourceError, WorkerError) as error:
+            if isinstance(error, WorkerError) and error.kind != "exception":
+                raise
+            continue
+        answers = open_outputs(answered)
+        rows = tuple(int(row) for row in robustness.answered(answers).nonzero()[0])
+        if rows:
+            finite = {name: array[list(rows)] for name, array in answers.items()}
+            steady = kind in robustness.BEYOND_RANGES or not robustness.moves_as_much(finite, reference)
+            yield OtherSamples(
+                kind=kind, batch_size=batch_size, samples=made, outputs=answered, rows=rows, steady=steady
+            )
+
+
+def check_calls(
+    worker: Worker, job: Job, gates: Sequence[Gate], beyond: Beyond, samples: SampleSet, seed: int
+) -> list[Check]:
+    """How the artifact, which the worker has open, behaves from call to call, beside the original."""
+    suited = elementwise_gates(gates, has_labels=samples.has_labels, few_rows=True)
+    with temporary_folder("calls") as folder:
+        parts = parts_of(beyond.calls, job.target.batch_sizes)
+        answers = worker.call("make_calls", samples=samples, calls=parts, into=folder)
+        return judge_calls(suited, beyond.calls, answers, beyond.answers, seed)
+
+
+def check_other_samples(
+    worker: Worker, job: Job, gates: Sequence[Gate], beyond: Beyond, samples: SampleSet, data: Data
+) -> Iterator[Check]:
+    """One check for each kind."""
+    if data.robustness is None:
+        return
+    for other in beyond.kinds:
+        rows = list(other.rows)
+        with temporary_folder("robustness") as folder:
+            try:
+                written = worker.call("predict", samples=other.samples, batch_size=other.batch_size, into=folder)
+            except (SourceError, WorkerError) as error:
+                if isinstance(error, WorkerError) and error.kind != "exception":
+                    raise
+                yield robustness.refused_kind(other.kind, data.robustness.factor, len(rows), error.problem)
+                continue
+            own, original = (
+                {name: array[rows] for name, array in open_outputs(files).items()} for files in (written, other.outputs)
+            )
+            suited = elementwise_gates(gates, has_labels=samples.has_labels, few_rows=other.steady)
+            judged = [
+                check_outputs(wanted, own, original, SINGLE_CALL, batch_size=other.batch_size, seed=data.seed)
+                for wanted in (suited, robustness.usual_gates(suited, other.kind, job.scheme.precision))
+                if wanted
+            ]
+        if not judged:  # of its gates, none held on the validation samples: it has failed
+            continue
+        checks = min(judged, key=lambda checks: worst(checks)[0])
+        yield robustness.judge_kind(other.kind, checks, data.robustness.factor, len(rows))
+
+
+def not_looked_at(because: str, data: Data) -> Iterator[Check]:
+    """In place of both, where they can't make the verdict a pass."""
+    kinds = [(BEHAVIOUR[0], "calls in another order and in other batch sizes")]
+    kinds += [(robustness.ROBUSTNESS, "samples beyond the validation set")] if data.robustness is not None else []
+    for metric, what in kinds:
+        gate = Gate(metric=metric, limit=0.0, direction="at_most")
+        reason = f"{what} were not looked at: {because}"
+        yield Check(gate=gate, outcome=Outcome.NOT_RUN, measured=None, reason=reason)
