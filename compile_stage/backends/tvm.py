@@ -454,6 +454,9 @@ def _use_threads(threads: int) -> None:
 
 def _load_runtime() -> None:
     os.environ.setdefault("TVM_BIND_THREADS", "0")  # TVM reads it whenever it makes or configures a pool
+    # A worker without a task yields 300,000 times before it sleeps: for ever on a busy machine, where each yield waits.
+    # A thousand, half a millisecond, outlast the gap between two kernels.
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
     if "tvm" in sys.modules:
         return
     import ctypes

@@ -232,6 +232,31 @@ def test_threads_are_those_that_open_says_and_no_core_is_bound(cache: Path, tmp_
 
 
 @needs_tvm
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/schedstat").exists(), reason="the kernel does not count what threads run"
+)
+def test_threads_without_work_sleep() -> None:
+    """Broken: the pool's idle threads would take the cores from whatever runs beside them, and an honest artifact fail
+    for computing after its answer."""
+    script = """
+        import pathlib, time
+        from compile_stage.backends.tvm import _use_threads
+
+        def ran():
+            files = pathlib.Path("/proc/self/task").glob("*/schedstat")
+            return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+        _use_threads(1)
+        time.sleep(1)  # a thousand yields of each are over
+        before = ran()
+        time.sleep(1)
+        print(ran() - before)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 0.1
+
+
+@needs_tvm
 def test_operators_that_it_lacks_are_refused_by_name(tmp_path: Path) -> None:
     """Broken: a plan would show a page of TVM's insides, or the job would fail late."""
     import onnx
