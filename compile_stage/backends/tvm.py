@@ -63,9 +63,6 @@ _SHARE_ALL_CORES = -3  # of runtime.config_threadpool: no thread is bound to a c
 _ROOM = (
     8  # workers that a pool has at least, sleeping or not: another session may want more threads than there are cores
 )
-# How often a worker of the pool yields its core before it sleeps. TVM's own 300,000 are seconds on a busy machine, for
-# every worker, used or not: seven of them counted as at work between the turns of a session with one thread.
-_SPINS, _SHORT_SPINS = "TVM_THREAD_POOL_SPIN_COUNT", "3000"
 _ALIGNMENT = 64  # bytes; what TVM's kernels assume of a tensor
 
 
@@ -439,7 +436,6 @@ def _use_threads(threads: int) -> None:
     _load_runtime()
     import tvm_ffi
 
-    os.environ.setdefault(_SPINS, "0" if threads == 1 else _SHORT_SPINS)
     room = [str(core) for core in range(max(threads, available_cores(), _ROOM))]
     tvm_ffi.get_global_func("runtime.config_threadpool")(_SHARE_ALL_CORES, threads, room)
     taken = int(tvm_ffi.get_global_func("runtime.NumThreads")())
@@ -454,8 +450,9 @@ def _use_threads(threads: int) -> None:
 
 def _load_runtime() -> None:
     os.environ.setdefault("TVM_BIND_THREADS", "0")  # TVM reads it whenever it makes or configures a pool
-    # A worker without a task yields 300,000 times before it sleeps: for ever on a busy machine, where each yield waits.
-    # A thousand, half a millisecond, outlast the gap between two kernels.
+    # A worker without a task, used or not, yields 300,000 times before it sleeps: seconds on a busy machine, where each
+    # yield waits, so that it counted as at work between turns. A thousand, half a millisecond, outlast the gap between
+    # two kernels.
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
     if "tvm" in sys.modules:
         return
