@@ -33,6 +33,7 @@ _TROUBLE = (
     "occurred while",
     "not in a valid JSON format",  # cut off where the server gave no length
 )
+_BOTH_WROTE = ("IntegrityError", "UniqueViolation")  # of SQLAlchemy and psycopg2, which MLflow tells as BAD_REQUEST
 _ANSWER_S = 150.0  # for a whole answer; a server that is alive answers within seconds, a loaded one within a minute
 _TRANSFER_S = 300.0  # for files, beside what follows from their size
 _SLOWEST_BYTES_PER_S = 50_000
@@ -137,15 +138,16 @@ def repeatable(operation: Callable[P, R]) -> Callable[P, R]:
 
 
 def failed_on_the_way(error: Exception) -> bool:
-    """True for an error of the network, a gateway (500, 502, 503, 504) or a server that was too busy; false where the
-    registry itself answered."""
+    """True for an error of the network, a gateway (500, 502, 503, 504) or a server that was too busy, and where two
+    clients set a tag for the first time at once: MLflow inserts both, and the database refuses the later. False where
+    the registry itself answered."""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, UnreachableError | json.JSONDecodeError):  # given up, or cut off
         return True
     if not isinstance(error, MlflowException):
         return type(error).__module__.partition(".")[0] in ("requests", "urllib3")
-    if error.error_code == "TEMPORARILY_UNAVAILABLE":
+    if error.error_code == "TEMPORARILY_UNAVAILABLE" or any(word in str(error) for word in _BOTH_WROTE):
         return True
     return error.error_code == "INTERNAL_ERROR" and any(word in str(error) for word in _TROUBLE)
 

@@ -65,7 +65,7 @@ def demand_served(
         # Where less was closed, it may have loaded with the help of a file that is no part of it.
         "confinement": context.confinement(),
         # A signature holds for days that the trust file names.
-        "trust": [trust_document(trust), context.today] if trust is not None else [],
+        "trust": [trust_document(trust), context.today.isoformat()] if trust is not None else [],
     }
     made = context.cached(
         "serve/2", target.name, key, lambda _: _looked_at(context, version, target, samples, limits, trust)
