@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
+from compile_stage.core.cache import Cached
 from compile_stage.core.context import Context, cache_key
 from compile_stage.core.digest import canonical_json, digest_tree, revive
 from compile_stage.core.errors import IntegrityError, SourceError, WorkerError
@@ -103,12 +104,7 @@ def reference(
         from compile_stage.measure.samples import count_distinct, open_samples
 
         worker.call("open_source", source=source, target=target)
-        began = time.monotonic()
-        outputs = worker.call("predict", samples=samples, batch_size=batch_size, into=str(into))
-        sample_s = (time.monotonic() - began) / samples.count
-        if sample_s * samples.count < _LONG_S:  # then the start of the first call is in it
-            turn = worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=0.0)
-            sample_s = min(turn) / batch_size
+        outputs, sample_s = _predicted(worker, samples, batch_size, into)
         corners = worker.call(
             "predict_corners", samples=samples, shapes=target.shapes, batch_sizes=batch_sizes, into=str(into)
         )
@@ -124,7 +120,22 @@ def reference(
             made["beyond"] = ask_original(worker, samples, data, batch_sizes, outputs, into).below(into)
         return made
 
-    stored = context.cached("reference/7", "", key, make)
+    return _placed(context.cached("reference/7", "", key, make), batch_size)
+
+
+def _predicted(worker: Worker, samples: SampleSet, batch_size: int, into: Path) -> tuple[dict[str, str], float]:
+    """The files of the outputs, and what a warm call takes in seconds for each sample."""
+    began = time.monotonic()
+    outputs: dict[str, str] = worker.call("predict", samples=samples, batch_size=batch_size, into=str(into))
+    took_s = time.monotonic() - began
+    if took_s >= _LONG_S:  # the start of the first call is hardly any of it
+        return outputs, took_s / max(1, samples.count)
+    turn = worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=0.0)
+    return outputs, min(turn) / batch_size
+
+
+def _placed(stored: Cached, batch_size: int) -> Reference:
+    """The reference with the paths of its files in the cache."""
     here, beyond = Path(stored.path), stored.value["beyond"]
     return Reference(
         outputs=_above(stored.value["outputs"], here),
