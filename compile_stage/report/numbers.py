@@ -65,12 +65,14 @@ def ratio(value: float | None) -> str:
 
 
 def span(interval: tuple[float, float] | None) -> str:
-    """`6.40 to 6.61`, with as many digits as tell the ends apart; empty for None."""
+    """`6.40 to 6.61`, with as many digits as tell the ends apart, and `831 to 22,070`; empty for None."""
     if interval is None:
         return ""
     low, high = interval
     if 0.1 <= abs(high) < 1000 and f"{low:.2f}" != f"{high:.2f}":
         return f"{low:.2f} to {high:.2f}"
+    if 1000 <= abs(high) < math.inf:  # no powers of ten, and no decimals beside thousands
+        return f"{f'{low:.3g}' if abs(low) < 999.5 else f'{low:,.0f}'} to {high:,.0f}"
     return f"{quantity(low)} to {quantity(high)}"
 
 

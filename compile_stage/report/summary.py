@@ -125,13 +125,17 @@ def speedup_text(timing: Timing | None, *, interval: bool = True) -> str:
 
 
 def baseline_text(result: RunResult, target: TargetResult) -> str:
-    """What every speedup of a target is over: `baseline pytorch: 2.02 ms at batch 1`; empty where it was not
-    measured."""
+    """What every speedup of a target is over: `baseline pytorch: 2.02 ms at batch 1`, or `123 ms at batch 1, in only 4
+    calls`; empty where it was not measured."""
+    from compile_stage.measure import stats
+
     timing = main_timing(target, baseline_of(result, target))
-    if timing is None:
+    if timing is None or not timing.latency_s:
         return ""
-    name = f"baseline {result.baseline_framework}".rstrip()
-    return f"{name}: {numbers.duration(median_s(timing))} at batch {timing.batch_size}"
+    name, few = f"baseline {result.baseline_framework}".rstrip(), ""
+    if median_s(timing) is None:  # the speedups are over it all the same
+        few = f", in only {numbers.count(len(timing.latency_s), 'call')}"
+    return f"{name}: {numbers.duration(stats.median(timing.latency_s))} at batch {timing.batch_size}{few}"
 
 
 def _agrees(timing: Timing, quotient: float) -> bool:

@@ -38,6 +38,9 @@ def test_sizes_are_in_powers_of_ten(size: int | None, text: str) -> None:
 def test_the_ends_of_an_interval_can_be_told_apart() -> None:
     assert numbers.span((6.4, 6.612)) == "6.40 to 6.61"
     assert numbers.span((0.9991, 0.9993)) == "0.9991 to 0.9993"
+    assert numbers.span((831.3, 22070.4)) == "831 to 22,070"
+    assert numbers.span((0.6, 1234.0)) == "0.6 to 1,234"
+    assert numbers.span((1200.3, 3400.9)) == "1,200 to 3,401"
     assert numbers.span(None) == ""
 
 
