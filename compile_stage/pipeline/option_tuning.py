@@ -213,10 +213,12 @@ def _steps_to(base: Candidate, chosen: str, candidates: Sequence[Candidate]) -> 
 
 
 def _gained(step: OptimizationStep, own: Timing, before: Timing | None) -> OptimizationStep:
-    """The step with its speedup over the one before, where both ran in the same rounds."""
-    if before is None or not own.turns or len(own.turns) != len(before.turns):
+    """The step with its speedup over the one before, in the rounds that both ran: the first ones, since the slower of
+    two that are far apart is not started again."""
+    if before is None or not own.turns or not before.turns:
         return step
-    ratio = stats.ratio_interval(stats.by_round(before), stats.by_round(own), seed=0)
+    shared = min(len(own.turns), len(before.turns))
+    ratio = stats.ratio_interval(stats.by_round(before)[:shared], stats.by_round(own)[:shared], seed=0)
     return replace(step, speedup=ratio.value, speedup_interval=(ratio.low, ratio.high))
 
 

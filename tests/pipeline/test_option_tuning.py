@@ -167,6 +167,18 @@ def test_a_kept_setting_that_did_not_live_through_the_measurement_is_not_climbed
     assert "not measured" in found[-1].reason
 
 
+def test_the_gain_over_what_was_not_started_again_is_that_of_the_rounds_that_both_ran() -> None:
+    """Broken: an option that makes the model three times as fast has no figure in the report, since only the faster of
+    the two was started again."""
+    lean = tuned_job(job(), NO_ARENA)
+    step = OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="accepted: ...")
+    again = measurement(timings=(timing(6.0, rounds=36),))
+    found = ladder(
+        Tuning(base=job().id, steps=(step,)), candidate(job(), 2.0), replace(candidate(lean), measurement=again)
+    )
+    assert found[-1].speedup == pytest.approx(3.0, rel=0.01)
+
+
 def test_without_a_lower_precision_or_a_candidate_the_ladder_says_so() -> None:
     """Broken: a step that is missing would be missing without a word."""
     stays = ladder(Tuning(base=job().id, reason="mine offers no settings"), candidate(job()))
