@@ -163,7 +163,7 @@ class _Seen:
 
 
 def _with_speedup(own: Timing, base: Timing, seen: _Seen, seed: int) -> Timing:
-    base_rounds, rounds = _same_rounds(base, own)
+    base_rounds, rounds = shared_rounds(base, own)
     ratio = stats.ratio_interval(base_rounds, rounds, seed=seed, processes=own.processes, spread=seen.spread)
     if len(set(own.processes)) >= stats.FEW_PROCESSES:
         ratio = widened(ratio, seen.reach)
@@ -175,9 +175,11 @@ def _with_speedup(own: Timing, base: Timing, seen: _Seen, seed: int) -> Timing:
     )
 
 
-def _same_rounds(base: Timing, own: Timing) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+def shared_rounds(base: Timing, own: Timing) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """Seconds per call of the rounds that both ran, which are the first ones: whoever was dropped, or is not started
+    again, has fewer."""
     base_rounds, rounds = stats.by_round(base), stats.by_round(own)
-    kept = min(len(rounds), len(base_rounds))  # it was dropped after a few rounds, or a round was cut short
+    kept = min(len(rounds), len(base_rounds))
     return base_rounds[:kept], rounds[:kept]
 
 
@@ -194,7 +196,7 @@ def _seen(parts: Mapping[str, Sequence[Measurement]], baseline: str, index: int)
         if name == baseline or len(known) < stats.FEW_PROCESSES:
             continue
         own = _joined([m.timings[index] for m in known])
-        base_rounds, rounds = _same_rounds(_joined([m.timings[index] for m in parts[baseline][: len(known)]]), own)
+        base_rounds, rounds = shared_rounds(_joined([m.timings[index] for m in parts[baseline][: len(known)]]), own)
         quotients = stats.log_quotients(base_rounds, rounds, own.processes)
         counts.append(len(quotients))
         squares.append(float(quotients.var(ddof=1)) / 2)

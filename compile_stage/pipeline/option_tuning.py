@@ -26,6 +26,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure import stats
 from compile_stage.measure.request import MeasurementRequest
+from compile_stage.measure.restarts import shared_rounds
 from compile_stage.pipeline.evaluate import EvaluationOptions, evaluate, fastest
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.tuning_options import is_better, options_of, refuse_option, tuned_job
@@ -213,12 +214,11 @@ def _steps_to(base: Candidate, chosen: str, candidates: Sequence[Candidate]) -> 
 
 
 def _gained(step: OptimizationStep, own: Timing, before: Timing | None) -> OptimizationStep:
-    """The step with its speedup over the one before, in the rounds that both ran: the first ones, since the slower of
-    two that are far apart is not started again."""
+    """The step with its speedup over the one before, in the rounds that both ran: the slower of two that are far apart
+    is not started again."""
     if before is None or not own.turns or not before.turns:
         return step
-    shared = min(len(own.turns), len(before.turns))
-    ratio = stats.ratio_interval(stats.by_round(before)[:shared], stats.by_round(own)[:shared], seed=0)
+    ratio = stats.ratio_interval(*shared_rounds(before, own), seed=0)
     return replace(step, speedup=ratio.value, speedup_interval=(ratio.low, ratio.high))
 
 
