@@ -1,15 +1,17 @@
-# Two environments, each made once and remade only when what it is made of changes:
+# Environments, each made once and remade only when what it is made of changes:
 #   .venv      what a user installs for the demo        .venv-dev  the test suite and the linters
+#   .venv-docs what builds the documentation's site
 #
 #   make demo                                     the whole stage on small real models
 #   make test PYTEST_ARGS="tests/core -k digest"  the suite, or part of it
 #   make lint                                     ruff, mypy, import contracts
+#   make docs                                     the documentation as a site with a search: build/site/index.html
 #
 # Another interpreter: `make test PYTHON=/path/to/python3.12`. Another torch build, for instance one with CUDA: `TORCH=...`.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test lint lint-ruff lint-format lint-types lint-layers clean
+.PHONY: demo test docs lint lint-ruff lint-format lint-types lint-layers clean
 
 # The first of these that really runs and is new enough (a pyenv shim may be on the path and still refuse to run).
 CANDIDATES := python3 python3.13 python3.12 python3.11
@@ -29,7 +31,10 @@ PYTEST_ARGS ?=
 demo: .venv/.installed
 	.venv/bin/compile-stage demo
 
+# Compiled once: workers may not write into the package, and each of the hundreds that a run of the suite starts would
+# compile what it imports.
 test: .venv-dev/.installed
+	@.venv-dev/bin/python -m compileall -q compile_stage
 	.venv-dev/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # `make -k lint` runs all four, whatever one of them finds.
@@ -41,14 +46,28 @@ lint-ruff: .venv-dev/.installed
 lint-format: .venv-dev/.installed
 	.venv-dev/bin/ruff format --check .
 
+# What runs on devices, some of which are Windows.
+ON_DEVICES := $(addprefix compile_stage/,$(addprefix devices/,agent.py bootstrap.py calls.py meter.py worker.py) engine/open_model.py engine/usage.py)
 lint-types: .venv-dev/.installed
 	.venv-dev/bin/mypy
+	.venv-dev/bin/mypy --platform win32 $(ON_DEVICES)
 
 lint-layers: .venv-dev/.installed
 	.venv-dev/bin/lint-imports
 
+# A broken link or anchor, and a page of the contents that is not there, fail it.
+docs: .venv-docs/.installed
+	$(PYTHON) docs/site/build.py
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --config-file docs/site/mkdocs.yml
+	@echo "build/site/index.html; with the search: python3 -m http.server --directory build/site"
+
+.venv-docs/.installed: requirements/docs.txt
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --disable-pip-version-check --no-input -qq -r $<
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-dev build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-dev .venv-docs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/.installed: EXTRA := demo
 .venv-dev/.installed: EXTRA := dev

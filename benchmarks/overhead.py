@@ -32,12 +32,12 @@ import int8 as nets  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
 
-from compile_stage import api  # noqa: E402
 from compile_stage.core import plugins  # noqa: E402
 from compile_stage.core.digest import digest_tree, plain  # noqa: E402
 from compile_stage.core.errors import CompileStageError  # noqa: E402
 from compile_stage.core.ports import WorkerLimits  # noqa: E402
 from compile_stage.core.records import Job, PortableModel, Target  # noqa: E402
+from compile_stage.core.run_context import open_context  # noqa: E402
 from compile_stage.steps.compile import compile_job  # noqa: E402
 
 THREADS = 2
@@ -90,7 +90,7 @@ def by_script(job: Job, model: PortableModel, work: Path) -> float:
 def by_stage(job: Job, model: PortableModel, work: Path) -> float:
     with tempfile.TemporaryDirectory(dir=work) as cache:
         os.environ["COMPILE_STAGE_CACHE"] = cache
-        with api._context(None, "local") as context:
+        with open_context(None, "local") as context:
             limits = WorkerLimits(cpus=THREADS, interpreter=plugins.interpreter_of(job.backend))
             began = time.monotonic()
             with context.worker(job.id, limits) as worker:

@@ -7,7 +7,7 @@ from page import Figure, Page, Row
 
 
 def statistics(page: Page) -> None:
-    """Three tables: speedups, accuracy, p95."""
+    """Four tables: speedups, accuracy, p95, tokens."""
     page.section(
         "Do intervals and gates hold what they say?",
         "Simulated with the stage's own functions, so the hardware has no say. Before: those of commit c17ed4a. What "
@@ -17,6 +17,7 @@ def statistics(page: Page) -> None:
     speedups(page, [figure for figure in figures if figure.row["question"] == "speedup"])
     accuracy(page, [figure for figure in figures if figure.row["question"] == "accuracy"])
     percentiles(page, [figure for figure in figures if figure.row["question"] == "p95"])
+    tokens(page, [figure for figure in figures if figure.row["question"] == "tokens"])
 
 
 def speedups(page: Page, figures: list[Figure]) -> None:
@@ -65,6 +66,15 @@ def percentiles(page: Page, figures: list[Figure]) -> None:
     head = ["calls", "of a call's variance, its round's", "a p95 5 % above the limit passes", "before"]
     rows = [
         [str(row["calls"]), f"{row['shared']:.0%}", percent(row, "passes"), percent(row, "before_passes")]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def tokens(page: Page, figures: list[Figure]) -> None:
+    head = ["prompts", "spread from prompt to prompt", "the bound on `token_kl` is too low", "if tokens counted"]
+    rows = [
+        [str(row["count"]), f"{row['prompts']:g}", percent(row, "too_low"), percent(row, "by_tokens")]
         for row in (figure.row for figure in figures)
     ]
     page.table(head, rows, figures)

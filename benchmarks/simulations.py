@@ -15,6 +15,9 @@ Seeded: the same figures on every machine.
   share their fate.
 - **p95**: an artifact whose p95 is 5 % above its limit, of lognormal latencies (0.5). Calls come in rounds of 6; the
   share of a call's spread that its round decides is `shared`.
+- **Tokens**: how often the upper bound of a language model's mean divergence is below the true one, where it is taken
+  over prompts, and where all tokens count as independent. Divergences are lognormal; the logarithm of a token's has the
+  standard deviation 1, an autocorrelation of 0.9 from token to token, and `prompts` from prompt to prompt beside it.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from compile_stage.measure.performance import check_performance  # noqa: E402
 from compile_stage.measure.restarts import MORE_PROCESSES, PROCESSES  # noqa: E402
 from compile_stage.measure.tasks import measure_task  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS  # noqa: E402
+from compile_stage.measure.tokens import divergence_interval  # noqa: E402
 
 MOST_ROUNDS, GAP = 24, 10
 WANDERS, CALL_NOISE, CALLS = 0.02, 0.03, 5
@@ -279,6 +283,33 @@ def p95_rows(trials: int) -> list[dict[str, Any]]:
     return rows
 
 
+def tokens_rows(trials: int) -> list[dict[str, Any]]:
+    rows = []
+    for count in (32, 64, 128, 512):
+        for spread in (0.5, 1.0, 1.5):
+            over_prompts, over_tokens = too_low(count, spread, trials)
+            row = {"question": "tokens", "count": count, "prompts": spread}
+            rows.append({**row, "too_low": over_prompts, "by_tokens": over_tokens})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def too_low(prompts: int, spread: float, trials: int, tokens: int = 32) -> tuple[float, float]:
+    """How often the bound over prompts, and that over tokens, is below the true mean."""
+    generator, truth = np.random.default_rng([prompts, int(10 * spread)]), np.exp(spread**2 / 2 + 0.5)
+    low = [0, 0]
+    for trial in range(trials):
+        logs = np.empty((prompts, tokens))
+        logs[:, 0] = generator.standard_normal(prompts)
+        for place in range(1, tokens):
+            logs[:, place] = 0.9 * logs[:, place - 1] + np.sqrt(1 - 0.81) * generator.standard_normal(prompts)
+        nats = np.exp(logs + spread * generator.standard_normal((prompts, 1)))
+        low[0] += bool(divergence_interval(nats.mean(axis=1), 0.95, seed=trial).high < truth)
+        half = 1.96 * nats.std(ddof=1) / np.sqrt(nats.size)  # of so many tokens the bootstrap's is the normal's
+        low[1] += bool(nats.mean() + half < truth)
+    return low[0] / trials, low[1] / trials
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the rows, and save them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -286,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
-    parser.add_argument("--question", choices=("speedup", "accuracy", "p95"), help="only this one")
+    parser.add_argument("--question", choices=("speedup", "accuracy", "p95", "tokens"), help="only this one")
     results.add_save_option(parser)
     options = parser.parse_args(arguments)
     before = Before(options.before) if options.before else None
@@ -298,6 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += accuracy_rows(options.trials, before)
         if options.question in (None, "p95"):
             record.rows += p95_rows(options.trials)
+        if options.question in (None, "tokens"):
+            record.rows += tokens_rows(options.trials)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,15 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent)]
 
 import results  # noqa: E402
+from cache_tables import cache_hits  # noqa: E402
+from fleet_tables import fleets  # noqa: E402
+from language_tables import language_models  # noqa: E402
 from page import Figure, Page, Row, by_network, number, ordered  # noqa: E402
 from pictures import Bar, bar_chart  # noqa: E402
+from ray_tables import ray_overhead  # noqa: E402
 from results import Run  # noqa: E402
-from serving_tables import predict_cost  # noqa: E402
+from rewrite_tables import graph_rewrites  # noqa: E402
+from serving_tables import predict_cost, served  # noqa: E402
 from simulation_tables import neighbour, selection, statistics  # noqa: E402
 
 DOCS = results.ROOT / "docs"
@@ -460,8 +465,9 @@ def versions_words(content: dict[str, Any]) -> str:
 
 
 SECTIONS = (
-    speed_of_winners, every_backend, static_int8, accuracy_control, precisions, option_tuning, tvm_tuning, own_cost,
-    predict_cost, operators, statistics, selection, neighbour, runs,
+    speed_of_winners, every_backend, static_int8, accuracy_control, precisions, graph_rewrites,
+    option_tuning, tvm_tuning, own_cost, predict_cost, served, language_models, operators, statistics,
+    selection, neighbour, fleets, cache_hits, ray_overhead, runs,
 )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 _FUNCTIONS = (
-    "compare", "debug", "doctor", "lint", "plan", "promote", "rollback", "run", "validate", "verify",
+    "compare", "debug", "doctor", "lint", "plan", "profile", "promote", "rollback", "run", "validate", "validate_on",
+    "verify",
 )  # fmt: skip
 _RECORDS = (
     "Artifact", "Bundle", "Candidate", "Check", "Gate", "Job", "Measurement", "Outcome", "Plan", "Policy", "Receipt",

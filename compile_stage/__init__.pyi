@@ -4,10 +4,12 @@ from compile_stage.api import debug as debug
 from compile_stage.api import doctor as doctor
 from compile_stage.api import lint as lint
 from compile_stage.api import plan as plan
+from compile_stage.api import profile as profile
 from compile_stage.api import promote as promote
 from compile_stage.api import rollback as rollback
 from compile_stage.api import run as run
 from compile_stage.api import validate as validate
+from compile_stage.api import validate_on as validate_on
 from compile_stage.api import verify as verify
 from compile_stage.core.records import Artifact as Artifact
 from compile_stage.core.records import Bundle as Bundle

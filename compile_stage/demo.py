@@ -61,7 +61,7 @@ def demo(out: Path, reporter: Reporter | None = None) -> list[RunResult]:
                 f"models:/{name}@candidate",
                 policy,
                 out=out / name,
-                sets=[f"budget.measure_seconds={MEASURE_SECONDS}"],
+                sets=[f"budget.measure_seconds={MEASURE_SECONDS}", "report.samples=true"],
                 reporter=listener,
             )
             for name in MODELS

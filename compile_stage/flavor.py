@@ -12,6 +12,7 @@ serves where compile-stage is not installed: there must be MLflow, NumPy and the
     data/artifact/                   what the backend compiled
     data/pyfunc/                     of a custom pyfunc: its own model directory (`compile_stage.serving.python_model`)
     data/tokenizer/                  of a model that takes text
+    data/variants/                   of a version that holds several artifacts: the others (`serving.variants`)
     data/manifest.json               what it is, what it was made from, the digest of every file (`serving.manifest`)
 """
 
@@ -19,19 +20,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import shutil
 import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from compile_stage.core import plugins
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.tensors import Signature
+from compile_stage.serving.generation import opened_as_called
 from compile_stage.serving.manifest import (
     DATA_NAME,
     MANIFEST_SCHEMA,
@@ -51,11 +55,19 @@ from compile_stage.serving.python_model import PYFUNC_FOLDER, load_python_model,
 from compile_stage.serving.saving import BACKENDS, FLAVOR_NAME, save_model
 from compile_stage.serving.signatures import verify_model
 from compile_stage.serving.text import TOKENIZER_FOLDER, TextProcessor
+from compile_stage.serving.text_generation import TASK as GENERATION
+from compile_stage.serving.text_generation import GenerationProcessor
 from compile_stage.serving.trust import TRUST_VARIABLE, Trust, trust_of_environment
+from compile_stage.serving.variant_files import shares_files
+from compile_stage.serving.variants import Chosen, choose, holds_variants
 
 if TYPE_CHECKING:
     from compile_stage.core.ports import Backend
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
+
+    Processor: TypeAlias = TextProcessor | GenerationProcessor | MediaProcessor
+
+_log = logging.getLogger(__name__)
 
 __all__ = [
     "FLAVOR_NAME",
@@ -75,38 +87,55 @@ class CompiledModel:
     """A published model, open and ready to run. Safe for several threads; close it, or use it as a context manager.
 
     Attributes:
-        manifest: What was published.
+        manifest: What was published; of a version that holds several artifacts, the manifest of the one that is open.
+        variant: The id of that one (docs/variants.md); empty where the version holds one artifact.
+        variant_reason: Why that one, as a sentence.
         signature: As the runtime reports it.
     """
 
     def __init__(
-        self, model_dir: str | Path, *, threads: int | None = None, on_hardware_mismatch: str | None = None
+        self,
+        model_dir: str | Path,
+        *,
+        threads: int | None = None,
+        on_hardware_mismatch: str | None = None,
+        variant: str | None = None,
     ) -> None:
         data = data_folder(model_dir)
         trust = trust_of_environment()
         if trust is not None:
             verify_model(data.parent, trust)  # before anything of it is read
-        self.manifest = check_integrity(data)
+        self.manifest: Mapping[str, Any] = check_integrity(data)
         _demand_trust(self.manifest, trust, data)
         mode = on_hardware_mismatch or self.manifest.get("on_hardware_mismatch", "error")
-        _accept_machine(self.manifest, data, mode, trust)
+        self.variant = self.variant_reason = ""
+        if holds_variants(self.manifest):
+            chosen = _choose(self.manifest, data, _known_mode(mode), trust, variant)
+            self.manifest, self.variant_reason = chosen.manifest, chosen.reason
+            self.variant = str(chosen.manifest["variant"])
+        else:
+            _accept_machine(self.manifest, data, _known_mode(mode), trust)
         threads = threads if threads is not None else self.manifest.get("threads", 1)
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise UsageError(f"threads must be a whole number from 1, not {threads!r}")
-        artifact = artifact_of(self.manifest, data)
         self._stack = ExitStack()
         self._downloaded = self._stack.enter_context(ExitStack())  # ends last: the runtime may have mapped the files
-        self._session = self._stack.enter_context(_backend(artifact.backend, self.manifest).open(artifact, threads))
+        with ExitStack() as opening:
+            artifact = artifact_of(self.manifest, data, _folder_for(self.manifest, opening))
+            backend = _backend(artifact.backend, self.manifest)
+            session = opening.enter_context(opened_as_called(backend, artifact, threads))
+            self._stack.push(opening.pop_all())
+        self._session = session
         # A session promises nothing about threads, and one call already uses all the compute threads it was given.
         self._lock = threading.Lock()
         self._end = weakref.finalize(self, self._stack.close)  # for those who never close it
         self.signature: Signature = self._session.signature
         self._batches = batches_of(self.manifest, data, trust)
         self._data = data
-        self._processor: TextProcessor | MediaProcessor | None = None
+        self._processor: Processor | None = None
 
     @property
-    def processor(self) -> TextProcessor | MediaProcessor | None:
+    def processor(self) -> Processor | None:
         """What stands between texts, pictures or recordings and the graph; None for a model that takes tensors alone.
         Raises MissingDependencyError where a package that it needs is not installed."""
         answer = self.manifest.get("answer", {})
@@ -123,15 +152,39 @@ class CompiledModel:
             UsageError: It does not fit the signature; or it has another number of rows than the batches that were
                 proven, and parts of a batch may not be answered by themselves.
         """
+        return self._in_batches(self._run, batch)
+
+    @property
+    def first(self) -> Callable[[Batch], Batch] | None:
+        """Of a language model, what answers as `run` does, for the first new token alone (`serving.generation`); None
+        for any other model."""
+        return partial(self._in_batches, self._first) if hasattr(self._session, "first") else None
+
+    def _in_batches(self, run: Callable[[Batch], Batch], batch: Batch) -> Batch:
         if self._batches is None or self._batches.takes(_rows(batch)):
-            return self._run(batch)
+            return run(batch)
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        return self._batches.run(self._run, batch)
+        return self._batches.run(run, batch)
+
+    def generate(self, ids: Array, new_tokens: int, **settings: Any) -> list[list[int]]:
+        """Of a language model: what it writes after prompts [batch, tokens] of one length
+        (`compile_stage.serving.generation.GenerationSession.generate`). Raises UsageError of any other model."""
+        if not hasattr(self._session, "generate"):
+            raise UsageError("this model is no language model, so it generates nothing; call run")
+        with self._lock:
+            tokens: list[list[int]] = self._session.generate(ids, new_tokens, **settings)
+        return tokens
 
     def _run(self, batch: Batch) -> Batch:
         with self._lock:
-            return self._session.run(batch)
+            outputs: Batch = self._session.run(batch)
+        return outputs
+
+    def _first(self, batch: Batch) -> Batch:
+        with self._lock:
+            outputs: Batch = self._session.first(batch)
+        return outputs
 
     def close(self) -> None:
         """Give the runtime's memory back. A second call does nothing."""
@@ -159,6 +212,7 @@ def load_model(
     threads: int | None = None,
     on_hardware_mismatch: str | None = None,
     dst_path: str | Path | None = None,
+    variant: str | None = None,
 ) -> CompiledModel:
     """Open a published model by URI (`models:/...`, `runs:/...`) or by the path of its folder.
 
@@ -167,13 +221,15 @@ def load_model(
         on_hardware_mismatch: `error`, `warn` or `ignore`; the manifest's when None.
         dst_path: Where to download to; a temporary folder, which ends with the model, when None. A local folder is used
             where it is.
+        variant: Of a version that holds several artifacts, the id of the one to open; that which is the fastest and
+            proven for this machine when None.
 
     Raises:
         IntegrityError: A file is not what was published, or this is another machine and that is an error.
         MissingDependencyError: The runtime is not installed.
     """
     if Path(model_uri).is_dir():
-        return CompiledModel(model_uri, threads=threads, on_hardware_mismatch=on_hardware_mismatch)
+        return CompiledModel(model_uri, threads=threads, on_hardware_mismatch=on_hardware_mismatch, variant=variant)
     import mlflow.artifacts
 
     with ExitStack() as stack:
@@ -182,9 +238,32 @@ def load_model(
             stack.callback(shutil.rmtree, dst_path, ignore_errors=True)
         Path(dst_path).mkdir(parents=True, exist_ok=True)
         local = mlflow.artifacts.download_artifacts(artifact_uri=model_uri, dst_path=str(dst_path))
-        model = CompiledModel(local, threads=threads, on_hardware_mismatch=on_hardware_mismatch)
+        model = CompiledModel(local, threads=threads, on_hardware_mismatch=on_hardware_mismatch, variant=variant)
         model._downloaded.push(stack.pop_all())
         return model
+
+
+def _known_mode(mode: str) -> str:
+    if mode not in ("error", "warn", "ignore"):
+        raise UsageError(f"on_hardware_mismatch can't be {mode!r}; it can be error, warn or ignore")
+    return mode
+
+
+def _choose(whole: Mapping[str, Any], data: Path, mode: str, trust: Trust | None, wanted: str | None) -> Chosen:
+    """The variant that this machine loads, said in one line of the log."""
+    chosen = choose(whole, data, mode=mode, trust=trust, wanted=wanted)
+    _log.info("variant %s: %s", chosen.manifest["variant"], chosen.reason)
+    if chosen.doubt and mode != "ignore":
+        text = f"{chosen.doubt}; loaded is {chosen.manifest['variant']}, whose accuracy and speed are not known here"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    return chosen
+
+
+def _folder_for(manifest: Mapping[str, Any], stack: ExitStack) -> Path | None:
+    """A folder for an artifact that must be put together, which ends with the stack; None for any other."""
+    if not shares_files(str(manifest.get("folder", "")), manifest.get("stored") or {}):
+        return None
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compile-stage-variant-")))
 
 
 def _demand_trust(manifest: Mapping[str, Any], trust: Trust | None, data: Path) -> None:
@@ -197,8 +276,6 @@ def _demand_trust(manifest: Mapping[str, Any], trust: Trust | None, data: Path) 
 
 
 def _accept_machine(manifest: Mapping[str, Any], data: Path, mode: str, trust: Trust | None) -> None:
-    if mode not in ("error", "warn", "ignore"):
-        raise UsageError(f"on_hardware_mismatch can't be {mode!r}; it can be error, warn or ignore")
     if mode == "ignore" or (reason := refuse_machine(manifest, data, trust)) is None:
         return
     problem = f"the model was compiled and validated elsewhere ({reason}), so its accuracy and speed are not known here"
@@ -242,9 +319,11 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
 
 def _open_processor(
     data: Path, answer: Mapping[str, Any], signature: Signature, manifest: Mapping[str, Any]
-) -> TextProcessor | MediaProcessor:
+) -> Processor:
     text, media = answer.get("text"), answer.get("media", {})
     try:
+        if text and text.get("task") == GENERATION:
+            return GenerationProcessor(data / TOKENIZER_FOLDER, text)
         if text:
             return TextProcessor(data / TOKENIZER_FOLDER, text, signature, int(text.get("batch_size", 1)))
         return MediaProcessor(media, signature, int(media.get("batch_size", 1)))
@@ -272,6 +351,8 @@ class _Pyfunc:
         how, processor = self._model.manifest.get("answer", {}), self._processor
         try:
             if processor is not None and processor.takes(data):
+                if isinstance(processor, GenerationProcessor):
+                    return processor.predict(data, params, self._model.generate)
                 return processor.predict(data, params, self._model.run)
             data = data if processor is None else processor.tensors(data)
             outputs = self._model.run(to_batch(data, self._model.signature, how))
@@ -304,7 +385,10 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> _P
         )
     settings = model_config or {}
     model = CompiledModel(
-        path, threads=settings.get("threads"), on_hardware_mismatch=settings.get("on_hardware_mismatch")
+        path,
+        threads=settings.get("threads"),
+        on_hardware_mismatch=settings.get("on_hardware_mismatch"),
+        variant=settings.get("variant"),
     )
     how = model.manifest.get("answer", {}).get("python_model")
     return _Wrapped(model, how, Path(path) / PYFUNC_FOLDER) if how else _Pyfunc(model)

@@ -16,13 +16,16 @@ from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, GateError
+from compile_stage.core.generation import call_signature
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.provenance import refuse_code
 from compile_stage.core.records import Budget, Data, DataSpec, FetchedVersion, Job, SampleSet, SourceModel
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.measure.structure import SERVED
 from compile_stage.pipeline.inputs import source_limits
+from compile_stage.serving.approval import demand_approved
 from compile_stage.serving.manifest import artifact_of, data_folder, validations
+from compile_stage.serving.variants import every_variant, holds_variants
 from compile_stage.steps.promote import demand_passed
 from compile_stage.steps.resolve import resolve
 from compile_stage.steps.sample import sample
@@ -35,21 +38,23 @@ _BY_THE_SOURCE = ("input_example", "mlflow-dataset")  # samples that come with i
 def demand_promotable(
     context: Context, published: Published, *, allow_code: bool = False, serve_check: bool = True
 ) -> str:
-    """Raise GateError unless what was measured of a version makes it pass today, and MLflow loads it in a new process
-    and answers there as what was proven. Returns how the latter is known, as a sentence.
+    """Raise GateError unless what was measured of a version makes it pass today, who must approve it did, and MLflow
+    loads it in a new process and answers there as what was proven. Returns how the latter is known, as a sentence.
 
     Args:
         allow_code: Its artifact may be run here though nothing that this machine knows vouches for it.
         serve_check: False: it is neither loaded nor asked for a validation that loaded it.
     """
     manifest, folder, trust = published.manifest, published.folder, published.trust
-    demand_passed(manifest, folder, context.today, published.uri, trust)
+    for one in _that_must_pass(published):
+        demand_passed(one, folder, context.today, published.uri, trust)
+    demand_approved(manifest, published.tags, published.uri)
     if not serve_check:
         return "it was not loaded, as the option says"
     passed = [one for one in validations(manifest, folder, trust) if one["passed"]]
     machines = {one["fingerprint"] for one in passed}
     machines |= {manifest["fingerprint"]} if manifest["verdict"] is not None else set()
-    reason = _refuse_here(context, published, allow_code=allow_code)
+    reason = refuse_here(context, published, allow_code=allow_code)
     if reason is None and context.hardware.fingerprint in machines:
         return _load_here(context, published)
     if (elsewhere := next(filter(_was_served, passed), None)) is not None:
@@ -64,7 +69,14 @@ def demand_promotable(
     )
 
 
-def _refuse_here(context: Context, published: Published, *, allow_code: bool) -> str | None:
+def _that_must_pass(published: Published) -> list[Mapping[str, Any]]:
+    """Of several variants those that a run proved; where it proved none, one that a validation must have."""
+    if not holds_variants(published.whole):
+        return [published.manifest]
+    return [one for one in every_variant(published.whole) if one["verdict"] is not None] or [published.manifest]
+
+
+def refuse_here(context: Context, published: Published, *, allow_code: bool) -> str | None:
     """None when the artifact may be run and can run on this machine, or the reason."""
     manifest, data = published.manifest, data_folder(published.folder)
     artifact, target = artifact_of(manifest, data), revive(Job, manifest["job"]).target
@@ -90,24 +102,26 @@ def _load_here(context: Context, published: Published) -> str:
     manifest = published.manifest
     job: Job = revive(Job, manifest["job"])
     version = FetchedVersion(
-        uri=published.uri, path=str(published.folder), artifact=artifact_of(manifest, data_folder(published.folder))
+        uri=published.uri,
+        path=str(published.folder),
+        artifact=artifact_of(manifest, data_folder(published.folder)),
+        variant=manifest.get("variant", ""),
     )
     budget = revive(Budget, manifest.get("budget", {}))
     limits = WorkerLimits.within(budget, job.target.threads, plugins.interpreter_of(job.backend))
     context = replace(context, cache=Cache(context.scratch / "cache"))  # no result of another run is believed
-    samples = _samples(context, published, job, budget)
+    samples = published_samples(context, published, job, budget, job.target.batch_sizes[0])
     return demand_served(context, version, job.target, samples, limits, published.trust)
 
 
-def _samples(context: Context, published: Published, job: Job, budget: Budget) -> SampleSet | None:
-    """As many of the validation samples as a batch has; where they can't be had here, synthetic ones; None where these
-    can't be made either."""
+def published_samples(context: Context, published: Published, job: Job, budget: Budget, count: int) -> SampleSet | None:
+    """At most `count` of the validation samples; where they can't be had here, synthetic ones; None where these can't
+    be made either."""
     manifest = published.manifest
     data: Data = revive(Data, manifest["data"]["spec"])
-    signature = artifact_of(manifest, data_folder(published.folder)).signature
-    batch_size = job.target.batch_sizes[0]
-    real = replace(data.validation, max_samples=batch_size)
-    for spec in (real, DataSpec(source="synthetic", max_samples=batch_size)):
+    signature = call_signature(artifact_of(manifest, data_folder(published.folder)))
+    real = replace(data.validation, max_samples=count)
+    for spec in (real, DataSpec(source="synthetic", max_samples=count)):
         wanted = replace(data, validation=spec)
         request = SampleRequest(spec=spec, signature=signature, seed=data.seed, shapes=job.target.shapes)
         try:

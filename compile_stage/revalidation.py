@@ -17,7 +17,7 @@ from compile_stage.core import plugins
 from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree, plain, revive
-from compile_stage.core.environment import python_version
+from compile_stage.core.environment import Hardware, python_version
 from compile_stage.core.errors import GateError, IntegrityError, UsageError
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import (
@@ -31,6 +31,7 @@ from compile_stage.core.records import (
     Gate,
     Job,
     Outcome,
+    PortableModel,
     SampleSet,
     SourceModel,
     TargetPolicy,
@@ -72,8 +73,12 @@ class Revalidation:
 
 
 @record
-class _Validated:
-    """A published model's artifact as a candidate, validated here."""
+class Validated:
+    """A published model's artifact as a candidate, validated.
+
+    Attributes:
+        portable: The source as ONNX, or in the form that it has (`TargetInputs.portable`); None where nobody asked.
+    """
 
     candidate: Candidate
     artifact: Artifact
@@ -81,6 +86,7 @@ class _Validated:
     samples: SampleSet
     data: Data
     proof: Proof
+    portable: PortableModel | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -107,8 +113,8 @@ def validate_again(
         SourceError: The source is refused, or the samples can't be had any more.
     """
     context = replace(context, cache=Cache(context.scratch / "cache"))
-    validated = _validate(context, manifest, model_dir, Budget(), allow_pickle=allow_pickle)
-    return validated.verdict, (*_waived(validated.verdict), *_other_samples(manifest, validated.samples))
+    validated = compare(context, manifest, model_dir, Budget(), allow_pickle=allow_pickle)
+    return validated.verdict, (*waived_notes(validated.verdict), *sample_notes(manifest, validated.samples))
 
 
 def validate_here(
@@ -137,23 +143,42 @@ def validate_here(
     _demand_this_machine(context, manifest, job)
     context = replace(context, cache=Cache(context.scratch / "cache"))
     budget: Budget = revive(Budget, manifest["budget"])
-    validated = _validate(context, manifest, model_dir, budget, allow_pickle=allow_pickle)
-    notes = _other_samples(manifest, validated.samples)
+    validated = compare(context, manifest, model_dir, budget, allow_pickle=allow_pickle)
+    notes = sample_notes(manifest, validated.samples)
     if validated.verdict.passed:
-        validated = _served(
-            context, FetchedVersion(uri=uri, path=str(model_dir), artifact=validated.artifact), validated, budget, trust
+        loaded = FetchedVersion(
+            uri=uri, path=str(model_dir), artifact=validated.artifact, variant=manifest.get("variant", "")
         )
+        validated = _served(context, loaded, validated, budget, trust)
     if validated.verdict.passed:
-        validated, failures = _measure(context, manifest, budget, validated)
+        validated, failures = measure(context, manifest, budget, validated)
         notes += failures
+    return attachable(context.hardware, manifest, validated, notes)
+
+
+def attachable(
+    hardware: Hardware,
+    manifest: Mapping[str, Any],
+    validated: Validated,
+    notes: tuple[str, ...],
+    found: Mapping[str, Any] | None = None,
+) -> Revalidation:
+    """What is attached to the version.
+
+    Args:
+        hardware: Of the machine that ran it.
+        found: What else that machine says of itself: `runtime` and `python` where it is not this one.
+    """
     verdict, measurement = validated.verdict, validated.candidate.measurement
     passed = verdict.passed and measurement is not None
+    job: Job = validated.candidate.job
     document: dict[str, Any] = plain(
         {
             "key": manifest["key"],
+            **({"variant": manifest["variant"]} if "variant" in manifest else {}),
             "artifact": manifest["artifact"]["digest"],
-            "hardware": context.hardware,
-            "fingerprint": context.hardware.fingerprint,
+            "hardware": hardware,
+            "fingerprint": hardware.fingerprint,
             "passed": passed,
             "verdict": verdict,
             "batches": proven_batches(verdict, job.target),
@@ -163,17 +188,14 @@ def validate_here(
             "python": python_version(),
             "compile_stage": plugins.package_versions("compile-stage").get("compile-stage", ""),
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **(found or {}),
         }
     )
-    return Revalidation(passed=passed, verdict=verdict, document=document, notes=(*notes, *_waived(verdict)))
+    return Revalidation(passed=passed, verdict=verdict, document=document, notes=(*notes, *waived_notes(verdict)))
 
 
 def _demand_this_machine(context: Context, manifest: Mapping[str, Any], job: Job) -> None:
-    if "budget" not in manifest:
-        raise UsageError(
-            "an earlier compile-stage published it, and its manifest does not name the performance gates",
-            fix="run the stage again with its policy",
-        )
+    demand_gates(manifest)
     if (reason := context.hardware.refuse(dict(job.target.hardware))) is not None:
         raise UsageError(
             f"this machine is not what the model is for: {reason}", fix="run this where the model will be served"
@@ -181,9 +203,30 @@ def _demand_this_machine(context: Context, manifest: Mapping[str, Any], job: Job
     plugins.demand(plugins.load("backends", job.backend))
 
 
-def _validate(
-    context: Context, manifest: Mapping[str, Any], model_dir: Path, budget: Budget, *, allow_pickle: bool
-) -> _Validated:
+def demand_gates(manifest: Mapping[str, Any]) -> None:
+    """Raise UsageError for a manifest of before it named what a validation goes by."""
+    if "budget" not in manifest:
+        raise UsageError(
+            "an earlier compile-stage published it, and its manifest does not name the performance gates",
+            fix="run the stage again with its policy",
+        )
+
+
+def compare(
+    context: Context,
+    manifest: Mapping[str, Any],
+    model_dir: Path,
+    budget: Budget,
+    *,
+    there: Context | None = None,
+    allow_pickle: bool,
+) -> Validated:
+    """The artifact's answers, compared with those of the original here.
+
+    Args:
+        there: Where the artifact runs, when that is not here.
+    """
+    run_by = there or context
     job, data = revive(Job, manifest["job"]), revive(Data, manifest["data"]["spec"])
     artifact, target = artifact_of(manifest, data_folder(model_dir)), job.target
     source = resolve(context, manifest["source"]["uri"])
@@ -193,24 +236,31 @@ def _validate(
         raise IntegrityError("the artifact's files do not have the digest that was validated", where=artifact.path)
     with (
         context.source_worker(source, source_limits(budget, source, data)) as source_worker,
-        context.worker(
+        run_by.worker(
             job.id, WorkerLimits.within(budget, target.threads, plugins.interpreter_of(job.backend))
         ) as worker,
     ):
         inspect(context, source_worker, source, Compliance(allow_pickle=allow_pickle))
         inputs = TargetInputs(context, source_worker, source, data, target, (job,))
-        checks = validate(context, worker, job, artifact, inputs.validation_set).verdict.checks
-        expected = inputs.reference
+        validation, expected = inputs.validation_set, inputs.reference
+        checks = validate(run_by, worker, job, artifact, validation).verdict.checks
+        portable = inputs.portable if there is not None else None
     candidate = judge_tolerances(Candidate(job=job, artifact=artifact), checks, _waivers(manifest), context.today)
     proof = Proof.of([candidate], expected.outputs, expected.digest)
-    return _Validated(
-        candidate=candidate, artifact=artifact, source=source, samples=inputs.validation, data=data, proof=proof
+    return Validated(
+        candidate=candidate,
+        artifact=artifact,
+        source=source,
+        samples=inputs.validation,
+        data=data,
+        proof=proof,
+        portable=portable,
     )
 
 
 def _served(
-    context: Context, version: FetchedVersion, validated: _Validated, budget: Budget, trust: Trust | None
-) -> _Validated:
+    context: Context, version: FetchedVersion, validated: Validated, budget: Budget, trust: Trust | None
+) -> Validated:
     """With the check that serving loads it and answers as what was validated."""
     candidate, target = validated.candidate, validated.candidate.job.target
     limits = WorkerLimits.within(budget, target.threads, plugins.interpreter_of(candidate.job.backend))
@@ -224,11 +274,19 @@ def _served(
     return replace(validated, candidate=replace(candidate, verdict=Verdict(checks=checks)))
 
 
-def _measure(
-    context: Context, manifest: Mapping[str, Any], budget: Budget, validated: _Validated
-) -> tuple[_Validated, tuple[str, ...]]:
-    """With its measurement beside the original, and the performance gates in its verdict; and a note where it
-    failed."""
+def measure(
+    context: Context,
+    manifest: Mapping[str, Any],
+    budget: Budget,
+    validated: Validated,
+    baseline: SourceModel | Artifact | None = None,
+) -> tuple[Validated, tuple[str, ...]]:
+    """With its measurement beside the original, and the performance gates in its verdict; and a note where it failed.
+
+    Args:
+        baseline: What it is measured beside in the original's place. Its own artifact is nothing to be faster than:
+            then no speedup is known.
+    """
     candidate, job = validated.candidate, validated.candidate.job
     gates: tuple[Gate, ...] = revive(tuple[Gate, ...], manifest["performance"])
     request = MeasurementRequest(
@@ -240,8 +298,12 @@ def _measure(
         min_calls=calls_needed(gates),
         proof=validated.proof,
     )
-    measured = benchmark(context, validated.source, {job.id: validated.artifact}, request)
-    candidate = replace(candidate, measurement=measured.measurements.get(job.id))
+    measured = benchmark(context, baseline or validated.source, {job.id: validated.artifact}, request)
+    measurement = measured.measurements.get(job.id)
+    if measurement is not None and baseline == validated.artifact:
+        alone = (replace(timing, speedup=None, speedup_interval=None, stable=True) for timing in measurement.timings)
+        measurement = replace(measurement, timings=tuple(alone))
+    candidate = replace(candidate, measurement=measurement)
     policy = TargetPolicy(target=job.target, tolerances={}, performance=gates)
     judged = judge_performance(candidate, policy, _waivers(manifest), context.today)
     failure = measured.failures.get(job.id)
@@ -257,11 +319,13 @@ def _waivers(manifest: Mapping[str, Any]) -> tuple[Waiver, ...]:
     return published.waivers
 
 
-def _waived(verdict: Verdict) -> tuple[str, ...]:
+def waived_notes(verdict: Verdict) -> tuple[str, ...]:
+    """The waivers that it passes under."""
     return tuple(f"under a waiver of {w.gate} until {w.expires} ({w.owner}): {w.reason}" for w in verdict.waivers)
 
 
-def _other_samples(manifest: Mapping[str, Any], samples: SampleSet) -> tuple[str, ...]:
+def sample_notes(manifest: Mapping[str, Any], samples: SampleSet) -> tuple[str, ...]:
+    """That they are not those of before, where they are not."""
     if samples.digest == manifest["data"]["samples"]["validation"]["digest"]:
         return ()
     return ("the validation samples are not those that it was published with",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from compile_stage.core.digest import plain, revive
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import IntegrityError, RegistryError, UsageError
 from compile_stage.core.file_trees import refuse_tree
+from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY, fitting_gates, has_language_gates
 from compile_stage.core.provenance import demand_no_code
 from compile_stage.core.records import (
     Check,
@@ -33,16 +34,15 @@ from compile_stage.core.records import (
     Verification,
     record,
 )
-from compile_stage.measure.metrics import CLASSES_ONLY, apply_waivers
+from compile_stage.measure.gates import CLASSES_ONLY
+from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.recompute import describe, holds, refuse_verdict
 from compile_stage.rebuilding import rebuild as make_again
-from compile_stage.revalidation import validate_again, validate_here
+from compile_stage.revalidation import validate_again
 from compile_stage.serving.manifest import (
     check_integrity,
     data_folder,
-    plain_validation,
     read_manifest,
-    write_validation,
 )
 from compile_stage.serving.signatures import (
     SIGNATURE_FOLDER,
@@ -54,9 +54,8 @@ from compile_stage.serving.signatures import (
     verify_model,
 )
 from compile_stage.serving.trust import TRUST_VARIABLE, Trust, merged_trust, trust_of_environment
+from compile_stage.serving.variants import every_variant, for_machine
 from compile_stage.serving.version_tags import TAG, check_tags
-from compile_stage.signing import statements
-from compile_stage.signing.signers import KEY_VARIABLE, Signer
 from compile_stage.steps.resolve import refuse_policy, resolve
 
 _LAXITY = ("error", "warn", "ignore")
@@ -68,8 +67,11 @@ class Published:
 
     Attributes:
         folder: The MLflow model directory.
+        manifest: Of a version that holds several artifacts, that of the one which this machine loads.
+        whole: As it was published.
         signed_by: None where nobody signed, or nothing says whose signatures are trusted.
         trust: Whose signatures count for it; None where none is asked for.
+        tags: Of its version; empty of a bundle on disk.
     """
 
     uri: str
@@ -77,6 +79,8 @@ class Published:
     manifest: Mapping[str, Any]
     signed_by: SignedBy | None
     trust: Trust | None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def signature_note(self) -> str:
@@ -142,7 +146,13 @@ def open_published(
     manifest = check_integrity(folder, beside=True)
     check_tags(manifest, tags, uri_or_bundle)
     published = Published(
-        uri=uri_or_bundle, folder=folder, manifest=manifest, signed_by=signed_by, trust=trust if demanded else None
+        uri=uri_or_bundle,
+        folder=folder,
+        manifest=for_machine(manifest, folder, context.hardware, trust if demanded else None),
+        whole=manifest,
+        signed_by=signed_by,
+        trust=trust if demanded else None,
+        tags=tags,
     )
     if signed_by is not None and trust is not None:
         _compare_verdict(published, trust)
@@ -169,17 +179,21 @@ def verify(
     manifest = published.manifest
     notes = ["every file has the digest that the manifest gives it", published.signature_note]
     notes += _machine_note(context, manifest)
-    problems = list(_recorded(context, manifest))
+    variants = list(every_variant(published.whole))
+    problems = [_of(one, problem) for one in variants for problem in _recorded(context, one)]
     if policy is not None:
         rules = _target_of(policy, manifest)
         _demand_meant(context, policy, manifest, resolved=revalidate)
-        problems += list(_against_policy(context, manifest, policy, rules, tolerances=not revalidate))
+        for one in variants:
+            judged = not revalidate or one.get("variant") != manifest.get("variant")
+            against = _against_policy(context, one, policy, _target_of(policy, one), tolerances=judged)
+            problems += [_of(one, problem) for problem in against]
         notes.append(_policy_note(manifest, policy))
         manifest = _under(manifest, policy, rules)
         allowed = replace(allowed, pickle=allowed.pickle or policy.compliance.allow_pickle)
     checks: tuple[Check, ...] = ()
     if revalidate or rebuild:
-        _demand_vouched(published, allow_code=allowed.code)
+        demand_vouched(published, allow_code=allowed.code)
     if rebuild:
         checks, more_notes = make_again(context, published.manifest, published.folder, allow_pickle=allowed.pickle)
         notes += more_notes
@@ -189,42 +203,6 @@ def verify(
         checks, notes = (*checks, *verdict.checks), [*notes, *more_notes]
         problems += [] if verdict.passed else ["the validation that was run again did not pass"]
     return Verification(uri=published.uri, passed=not problems, checks=checks, notes=(*problems, *notes))
-
-
-def validate(
-    context: Context, receipt: Receipt, published: Published, signer: Signer | None, allowed: Allowed
-) -> Verification:
-    """Validate and measure it on this machine, and attach what was found to its version, signed where there is a
-    signer. Raises as `revalidation.validate_here`, and UsageError where it must be signed and can't be."""
-    if published.trust is not None:
-        reason = (
-            f"there is no key to sign it with ({KEY_VARIABLE})" if signer is None else signer.refuse(published.trust)
-        )
-        if reason is not None:
-            raise UsageError(
-                f"the validation would count for nothing: signatures are required, and {reason}",
-                fix="--signing-key KEY, with a key that is trusted",
-                where=published.uri,
-            )
-    _demand_vouched(published, allow_code=allowed.code)
-    version = (published.uri, published.folder)
-    validated = validate_here(context, published.manifest, version, published.trust, allow_pickle=allowed.pickle)
-    envelope = None
-    if signer is not None:
-        document = plain_validation(validated.document)
-        envelope = signer.sign_statement(statements.validation(document, published.manifest, published.folder))
-    file = write_validation(validated.document, context.scratch / "validation", envelope)
-    word, fingerprint = "passed" if validated.passed else "failed", context.hardware.fingerprint
-    tags = {f"validated.{fingerprint}": f"{word} on {validated.document['at']}"}
-    plugins.registry_for(published.uri).attest(receipt, file, tags)
-    by = f", signed by {signer.signed_by.name}" if signer is not None else ""
-    attached = f"attached to {receipt.uri} as the validation of {fingerprint}: {word}{by}"
-    return Verification(
-        uri=published.uri,
-        passed=validated.passed,
-        checks=validated.verdict.checks,
-        notes=(*validated.notes, attached),
-    )
 
 
 def named_alias(uri: str, alias: str | None) -> tuple[str, str, str]:
@@ -281,7 +259,7 @@ def _fetch(uri_or_bundle: str, into: Path) -> tuple[Path, Mapping[str, str]]:
     return registry.fetch(uri_or_bundle, into), tags
 
 
-def _demand_vouched(published: Published, *, allow_code: bool) -> None:
+def demand_vouched(published: Published, *, allow_code: bool) -> None:
     """Raise UsageError where it would run code that nobody vouches for; the signature of somebody trusted does."""
     if not allow_code and published.signed_by is None:
         demand_no_code(published.uri, data_folder(published.folder), published.manifest)
@@ -290,8 +268,13 @@ def _demand_vouched(published: Published, *, allow_code: bool) -> None:
 def _compare_verdict(published: Published, trust: Trust) -> None:
     file = published.folder / SIGNATURE_FOLDER / VERDICT
     statement = read_statement(file, trust, TEST_PREDICATE)
-    if statement["predicate"].get("verdict") != published.manifest["verdict"]:
+    if statement["predicate"].get("verdict") != published.whole["verdict"]:
         raise IntegrityError("the signed verdict is not the manifest's", fix="fetch the model again", where=str(file))
+
+
+def _of(manifest: Mapping[str, Any], problem: str) -> str:
+    """A problem of a variant, with its id."""
+    return f"{manifest['variant']}: {problem}" if "variant" in manifest else problem
 
 
 def _machine_note(context: Context, manifest: Mapping[str, Any]) -> list[str]:
@@ -331,7 +314,7 @@ def _demand_meant(context: Context, policy: Policy, manifest: Mapping[str, Any],
         resolved: The registry is asked for the source's name as well as for its tags; else the manifest's name counts.
     """
     applies_to, made_from = policy.applies_to, manifest["source"]
-    if not applies_to.names and not applies_to.tags:
+    if not (applies_to.names or applies_to.tags or applies_to.flavors):
         return
     if applies_to.tags or resolved:
         source = resolve(context, made_from["uri"])
@@ -372,7 +355,7 @@ def _against_policy(
         yield f"it was validated on a machine that the policy does not mean: {reason}"
     if precision not in rules.tolerances:
         yield f"the policy has no tolerances for {precision}"
-    gates = (*(rules.tolerances.get(precision, ()) if tolerances else ()), *rules.performance)
+    gates = (*(_tolerances(manifest, rules) if tolerances else ()), *rules.performance)
     checks = tuple(_judged(gates, manifest, rules))
     for check in apply_waivers(checks, policy.waivers, rules.target.name, context.today):
         if check.outcome is not Outcome.PASS and check.waived is None:
@@ -391,9 +374,19 @@ def _judged(gates: Iterable[Gate], manifest: Mapping[str, Any], rules: TargetPol
             outcome = Outcome.PASS if holds(again) else Outcome.FAIL
             yield replace(again, outcome=outcome, reason=describe(again))
         # The very gate that it was published with had nothing to look at: labels that are no classes, or no floats.
-        if not same and _bare(gate) not in looked_at and not gate.options.get(CLASSES_ONLY):
+        if not same and _bare(gate) not in looked_at and not any(gate.options.get(option) for option in _ONLY):
             reason = f"{gate.metric} was not measured as the policy asks for it when the model was published"
             yield Check(gate=gate, outcome=Outcome.NOT_RUN, measured=None, reason=reason)
+
+
+_ONLY = (CLASSES_ONLY, LANGUAGE_MODELS_ONLY)
+
+
+def _tolerances(manifest: Mapping[str, Any], rules: TargetPolicy) -> tuple[Gate, ...]:
+    """The policy's gates for the published precision that are meant for such a model."""
+    job: Job = revive(Job, manifest["job"])
+    gates = rules.tolerances.get(manifest["scheme"]["precision"], ())
+    return fitting_gates(gates, language_model=has_language_gates(job.gates))
 
 
 def _measures(check: Check, gate: Gate) -> bool:
@@ -403,7 +396,7 @@ def _measures(check: Check, gate: Gate) -> bool:
 
 
 def _options(gate: Gate) -> dict[str, Any]:
-    return {name: value for name, value in gate.options.items() if name != CLASSES_ONLY}
+    return {name: value for name, value in gate.options.items() if name not in _ONLY}
 
 
 def _bare(gate: Gate) -> str:
@@ -412,7 +405,7 @@ def _bare(gate: Gate) -> str:
 
 def _under(manifest: Mapping[str, Any], policy: Policy, rules: TargetPolicy) -> dict[str, Any]:
     """The manifest with a policy's gates, target, data and waivers in place of those that it was published with."""
-    gates = rules.tolerances.get(manifest["scheme"]["precision"], ())
+    gates = _tolerances(manifest, rules)
     job = {**manifest["job"], "gates": plain(gates), "target": plain(rules.target)}
     waivers = [plain(waiver) for waiver in policy.waivers if waiver.target == rules.target.name]
     data = {**manifest["data"], "spec": plain(policy.data)}

@@ -34,7 +34,7 @@ def register(
 
     Args:
         log_model: Logs the model with its flavor (it is called inside of the run) and returns MLflow's ModelInfo.
-        validation: Model input name → array, and `y`.
+        validation: Model input name → array, and `y` where there are labels.
         calibration: The same, from the training data.
     """
     mlflow.set_experiment("compile-stage-examples")
@@ -45,7 +45,7 @@ def register(
             with saved(role, arrays) as path:
                 mlflow.log_artifact(str(path), "datasets")
             features = {key: value for key, value in arrays.items() if key != "y"}
-            record = mlflow.data.from_numpy(features, targets=arrays["y"], name=f"{name}-{role}")
+            record = mlflow.data.from_numpy(features, targets=arrays.get("y"), name=f"{name}-{role}")
             mlflow.log_input(record, context=role)
         logged = log_model()
     client = mlflow.MlflowClient()

@@ -48,10 +48,10 @@ def train(images: np.ndarray, labels: np.ndarray, epochs: int = 8) -> keras.Mode
         [
             keras.Input((8, 8, 1), name="image"),
             keras.layers.Conv2D(32, 3, padding="same"),
-            keras.layers.BatchNormalization(),
+            keras.layers.BatchNormalization(momentum=0.9),
             keras.layers.ReLU(),
             keras.layers.Conv2D(64, 3, padding="same"),
-            keras.layers.BatchNormalization(),
+            keras.layers.BatchNormalization(momentum=0.9),
             keras.layers.ReLU(),
             keras.layers.MaxPooling2D(),
             keras.layers.Conv2D(64, 3, padding="same", activation="relu"),

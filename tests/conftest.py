@@ -58,6 +58,7 @@ SLOW_GROUPS = (
     (
         "test_serve_elsewhere",
         "test_kill",
+        "test_fleets",
         "test_two_stages",
         "test_alias_race",
         "test_tampering",

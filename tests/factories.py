@@ -62,7 +62,7 @@ targets:
 
 
 def policy_text(data: Path, target: str, body: str = "", *, calibrated: int = 64) -> str:
-    """A policy that validates and calibrates on the file `data`.
+    """A policy that validates and calibrates on the file `data`, and asks for no profiles.
 
     Args:
         target: Keys of its one target, as YAML in one line.
@@ -77,6 +77,7 @@ owner: tests
 data:
   validation: {{source: "file:{data}", max_samples: 64}}
   calibration: {{source: "file:{data}", max_samples: {calibrated}}}
+report: {{profile: false}}
 targets:
   cpu: {{device: cpu, threads: 1, {target}}}
 {body}

@@ -128,6 +128,9 @@ class FakeWorker:
         written = SampleSet(path=into, digest="", count=SAMPLES, real=True, source="input_example")
         return replace(written, digest=digest_of_samples(written))
 
+    def _rewrite_graph(self, model: PortableModel, **_: Any) -> PortableModel:
+        return model
+
     def _compare_samples(self, **_: Any) -> Any:
         return {"overlap": 0, "coverage": None}
 

@@ -10,6 +10,14 @@ from typing import Any
 
 import numpy as np
 
+TASKS = {
+    "vit": "image-classification",
+    "resnet": "image-classification",
+    "detr": "object-detection",
+    "features": "image-feature-extraction",
+    "ast": "audio-classification",
+    "wav2vec2": "audio-classification",
+}
 LABELS = [f"kind {number}" for number in range(7)]  # more than the five that a pipeline names of pictures
 RATE = 8000
 
@@ -55,6 +63,22 @@ def network(kind: str) -> Any:
     torch.manual_seed(0)
     if kind == "vit":
         made = transformers.ViTForImageClassification(transformers.ViTConfig(image_size=32, patch_size=8, **wide))
+    elif kind == "features":  # as from a checkpoint that was trained without the pooler
+        made = transformers.ViTModel(
+            transformers.ViTConfig(image_size=32, patch_size=8, **small, initializer_range=0.5), add_pooling_layer=False
+        )
+    elif kind == "detr":
+        backbone = transformers.ResNetConfig(
+            embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+        )
+        layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 32, "num_queries": 6}
+        made = transformers.DetrForObjectDetection(
+            transformers.DetrConfig(
+                use_timm_backbone=False, backbone=None, backbone_config=backbone, init_std=0.5,
+                **layers, **heads, **labels,
+            )
+        )  # fmt: skip
     elif kind == "resnet":
         made = transformers.ResNetForImageClassification(
             transformers.ResNetConfig(
@@ -77,8 +101,10 @@ def processor(kind: str) -> Any:
     """The one that goes with `network`."""
     import transformers
 
-    if kind == "vit":
+    if kind in ("vit", "features"):
         return transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
+    if kind == "detr":
+        return transformers.DetrImageProcessorPil(size={"height": 32, "width": 32}, do_pad=False)
     if kind == "resnet":
         return transformers.ConvNextImageProcessorPil(size={"shortest_edge": 32})
     if kind == "ast":
@@ -91,9 +117,8 @@ def save(path: Path, kind: str, example: Any = None, **settings: Any) -> Path:
     import mlflow
     import transformers
 
-    pictures = kind in ("vit", "resnet")
-    part = {"image_processor" if pictures else "feature_extractor": processor(kind)}
-    task = "image-classification" if pictures else "audio-classification"
+    task = TASKS[kind]
+    part = {"feature_extractor" if task == "audio-classification" else "image_processor": processor(kind)}
     pipeline = transformers.pipeline(task, model=network(kind), **part)
     mlflow.transformers.save_model(
         pipeline, path, task=task, input_example=example, pip_requirements=["transformers"], **settings

@@ -86,10 +86,15 @@ def test_compare_says_what_changed(result: RunResult, tmp_path: Path) -> None:
     )
     (tmp_path / "result.json").write_text(result_text(result))
     comparison = compile_stage.compare(tmp_path, after)
-    assert "cpu-server: openvino--int8-sym: slower beyond the noise: 6.52× (6.32 to 6.65) -> 3.26×" in str(comparison)
+    assert (
+        "cpu-server: openvino--int8-sym: slower beyond the noise: 6.52× -> 3.26× over the original, 0.50× of "
+        in str(comparison)
+    )
+    assert comparison.regressed
+    assert not compile_stage.compare(after, tmp_path).regressed
     unstable = replace(changed, measurement=replace(winner.measurement, timings=(replace(slower[0], stable=False),)))
     doubtful = replace(result, targets=(replace(target, candidates=(unstable, *target.candidates[1:])),))
     assert "an unstable measurement: speeds are not compared" in str(compile_stage.compare(result, doubtful))
     (tmp_path / "result.json").write_text(json.dumps({"schema": "another"}))
-    with pytest.raises(UsageError, match="it is no compile-stage/result/v1"):
+    with pytest.raises(UsageError, match="it is not a compile-stage/result/v1"):
         compile_stage.compare(tmp_path, result)

@@ -36,7 +36,7 @@ from compile_stage.plugin_support.options import CHECKED_ELSEWHERE, FLAG, MAPPIN
 from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
 
 # Options of a target. `config` hands entries to the session untouched.
 _OPTIONS: Mapping[str, Option] = {
@@ -82,6 +82,8 @@ class OnnxRuntime(Backend):
         compiles_any_graph=True,
         cross_compiles=True,
         offers_tuning_options=True,
+        caches=True,
+        profiler="compile_stage.backends.onnxruntime_profile:profile_artifact",
     )
     default_provider: ClassVar[str] = providers.CPU
 
@@ -163,6 +165,7 @@ class OnnxRuntime(Backend):
             precisions=self.capabilities.precisions if on_cpu else provider.precisions,
             lacks=self._lacks(provider, mobile.file_format(asked, target.device, provider)),
             compiles_any_graph=on_cpu,
+            runs_anywhere=on_cpu and mobile.file_format(asked, target.device, provider) == "onnx",
             cross_compiles=mobile.is_written_for(provider, target.device),
             offers_tuning_options=on_cpu and target.device not in mobile.DEVICES,
         )
@@ -294,6 +297,15 @@ class _OnnxSession:
         except Exception as error:  # onnxruntime's own errors share no base class
             raise NothingCompiledError(f"ONNX Runtime could not run the graph: {sessions.sentence(error)}") from error
         return dict(zip(names, outputs, strict=True))
+
+    def step(self, inputs: Batch, cache: Any) -> tuple[Array, Any]:
+        """One call of a graph with a cache (`core.generation`): the runtime's own values are handed on."""
+        if self._session is None:
+            raise UsageError("this session is closed; call it inside its context")
+        try:
+            return sessions.step(self._session, self.signature, inputs, cache)
+        except Exception as error:  # onnxruntime's own errors share no base class
+            raise NothingCompiledError(f"ONNX Runtime could not run the graph: {sessions.sentence(error)}") from error
 
     def close(self) -> None:
         self._session = None

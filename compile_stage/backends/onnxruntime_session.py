@@ -13,6 +13,7 @@ from typing import Any
 
 from compile_stage.backends import onnxruntime_providers as providers
 from compile_stage.core.errors import IntegrityError, NothingCompiledError
+from compile_stage.core.generation import INPUT_IDS, LOGITS, empty_cache, present_of
 from compile_stage.core.records import Scheme
 from compile_stage.core.tensors import Signature, TensorSpec
 
@@ -170,6 +171,24 @@ def demand_same(model: Signature, runtime: Signature) -> None:
             raise IntegrityError(
                 f"the {word} changed on the way: the model has {'; '.join(map(str, wanted))}, the runtime {listed}"
             )
+
+
+def step(session: Any, signature: Signature, inputs: Mapping[str, Any], cache: Any) -> tuple[Any, Any]:
+    """One call of a graph with a cache: the logits as an array, and the new cache, which stays the runtime's and is
+    not copied.
+
+    Args:
+        cache: Name → value of the runtime, of the call before; None for the first.
+    """
+    from onnxruntime import OrtValue
+
+    if cache is None:
+        rows = len(inputs[INPUT_IDS])
+        cache = {name: OrtValue.ortvalue_from_numpy(array) for name, array in empty_cache(signature, rows).items()}
+    given = {name: OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
+    names = list(cache)
+    logits, *held = session.run_with_ort_values([LOGITS, *map(present_of, names)], {**given, **cache})
+    return logits.numpy(), dict(zip(names, held, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------ what really ran

@@ -83,6 +83,8 @@ class OpenVino(Compiler):
         artifact_is_code=False,
         compiles_any_graph=True,
         offers_tuning_options=True,
+        caches=True,
+        profiler="compile_stage.backends.openvino_profile:profile_artifact",
     )
 
     def toolchain(self) -> Mapping[str, str]:

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.core.errors import IntegrityError, NothingCompiledError
+from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
+from compile_stage.core.generation import INPUT_IDS, LOGITS, empty_cache, present_of
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
 
 _DTYPES = {
     "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "boolean": "bool", "string": "str",
@@ -35,6 +36,7 @@ class OpenVinoSession:
         self._threads = threads
         self._requests: dict[tuple[tuple[int, ...], ...], Any] = {}
         self._free: Any = None
+        self._turns: tuple[Any, ...] = ()  # of a graph with a cache
         self._closed = False
         self.signature = _read_signature(core.read_model(path), described)
         self.compiled: Any = None  # the model for the first known shape, or for free ones: what is read back
@@ -49,9 +51,7 @@ class OpenVinoSession:
     def run(self, batch: Batch) -> Batch:
         demand_call(self.signature, batch, closed=self._closed)
         arrays = [batch[spec.name] for spec in self.signature.inputs]
-        request = self._requests.get(tuple(array.shape for array in arrays))
-        if request is None:
-            request = self._free = self._free or self._free_request()
+        request = self.request_for(batch)
         # Inputs are shared, not copied: they outlive the call, and the request is not used after they end.
         try:
             request.infer(arrays, share_inputs=True)
@@ -60,8 +60,46 @@ class OpenVinoSession:
         outputs = request.output_tensors
         return {spec.name: tensor.data.copy() for spec, tensor in zip(self.signature.outputs, outputs, strict=True)}
 
+    def request_for(self, batch: Batch) -> Any:
+        """The infer request that a batch of these shapes goes to."""
+        request = self._requests.get(tuple(batch[spec.name].shape for spec in self.signature.inputs))
+        if request is None:
+            request = self._free = self._free or self._free_request()
+        return request
+
+    def step(self, inputs: Batch, cache: Any) -> tuple[Array, Any]:
+        """One call of a graph with a cache (`core.generation`). Two infer requests take turns: what one answers with is
+        read by the other where it lies.
+
+        Args:
+            cache: Which request answered last, and its tensors by the names of the inputs that they become; None for
+                the first call.
+        """
+        if self._closed:
+            raise UsageError("this session is closed; call it inside its context")
+        from openvino import Tensor
+
+        if not self._turns:
+            self._free = self._free or self._free_request()  # a cache's length is free, so it is there already
+            self._turns = (self._free, self._free.get_compiled_model().create_infer_request())
+        turn, held = cache or (1, {})
+        if cache is None:
+            empty = empty_cache(self.signature, len(inputs[INPUT_IDS]))
+            held = {name: Tensor(array) for name, array in empty.items()}
+        request = self._turns[1 - turn]
+        try:
+            for name, array in inputs.items():
+                request.set_tensor(name, Tensor(array))
+            for name, tensor in held.items():
+                request.set_tensor(name, tensor)
+            request.infer()
+        except RuntimeError as error:
+            raise NothingCompiledError(f"OpenVINO could not run the graph: {sentence(error)}") from error
+        answered = {name: request.get_tensor(present_of(name)) for name in held}
+        return request.get_tensor(LOGITS).data.copy(), (1 - turn, answered)
+
     def close(self) -> None:
-        self._closed, self._free, self.compiled = True, None, None
+        self._closed, self._free, self.compiled, self._turns = True, None, None, ()
         self._requests.clear()
 
     def _free_request(self) -> Any:

@@ -50,6 +50,7 @@ class TorchScript(Compiler):
         precisions=("fp32",),
         runtime=("torch",),
         lacks={"*": _LACKS},
+        profiler="compile_stage.plugin_support.torch_profiler:profile_artifact",
     )
 
     def toolchain(self) -> Mapping[str, str]:

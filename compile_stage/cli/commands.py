@@ -12,26 +12,39 @@ from typing import TYPE_CHECKING
 import click
 
 from compile_stage import __version__
+from compile_stage.cli.cache import cache
+from compile_stage.cli.compare import compare
 from compile_stage.cli.debug import debug
+from compile_stage.cli.doctor import doctor
+from compile_stage.cli.export import export
+from compile_stage.cli.fleet import fleet
+from compile_stage.cli.lint import init, lint, rule
+from compile_stage.cli.load_test import load_test
 from compile_stage.cli.options import display as _display
 from compile_stage.cli.options import example as _example
+from compile_stage.cli.options import json_log as _json_log
 from compile_stage.cli.options import json_option as _json
+from compile_stage.cli.options import log_format_option as _log_format
 from compile_stage.cli.options import policy_option as _policy
 from compile_stage.cli.options import quiet_option as _quiet
 from compile_stage.cli.options import roots_option as _roots
 from compile_stage.cli.options import sets_option as _sets
+from compile_stage.cli.options import shared_cache_option as _shared_cache
 from compile_stage.cli.options import signing_key_option as _signing_key
 from compile_stage.cli.options import targets_option as _targets
 from compile_stage.cli.options import verbose_option as _verbose
-from compile_stage.cli.output import print_error, print_json, print_text
+from compile_stage.cli.output import print_json, print_text
+from compile_stage.cli.profile import profile
 from compile_stage.cli.published import promote, rollback, validate, verify
 from compile_stage.cli.toolchain import toolchain
+from compile_stage.cli.watch import watch
 from compile_stage.core import errors, plugins
-from compile_stage.core.errors import PolicyError, UsageError
+from compile_stage.core.error_codes import Code
+from compile_stage.core.errors import UsageError
 from compile_stage.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from compile_stage.core.records import Policy, RunResult
+    from compile_stage.core.records import RunResult
 
 
 class Commands(click.Group):
@@ -48,7 +61,7 @@ class Commands(click.Group):
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             near = did_you_mean(args[0], list(self.commands))
             hint = f"did you mean {near!r}?" if near else f"one of: {', '.join(self.commands)}"
-            raise UsageError(f"there is no command {args[0]!r}", fix=hint)
+            raise UsageError(f"unknown command {args[0]!r}", fix=hint, code=Code.UNKNOWN_COMMAND)
         return super().resolve_command(ctx, args)
 
 
@@ -88,8 +101,10 @@ def cli() -> None:
 @click.option("--promote/--no-promote", default=True, show_default=True, help="Move the policy's alias.")
 @click.option("--engine", default="local", show_default=True, metavar="NAME", help="Where workers run.")
 @click.option("--remeasure", is_flag=True, help="Measure again what the cache holds measurements of.")
+@_shared_cache
 @_signing_key
 @_json
+@_log_format
 @_quiet
 @_verbose
 def run(
@@ -103,8 +118,10 @@ def run(
     promote: bool,
     engine: str,
     remeasure: bool,
+    shared_cache: str | None,
     signing_key: str | None,
     as_json: bool,
+    log_format: str,
     quiet: int,
     verbose: int,
 ) -> int:
@@ -114,9 +131,11 @@ def run(
     What is finished is kept: running again after an interruption goes on from there.
     """
     from compile_stage import api
+    from compile_stage.cli.next_step import Asked
 
     results: list[RunResult] = []
-    with _display(as_json, quiet, verbose) as display:
+    log = _json_log(verbose) if log_format == "json" else _display(as_json, quiet, verbose)
+    with log as display:
         try:
             result = api.run(
                 model_uri,
@@ -129,6 +148,7 @@ def run(
                 promote=promote,
                 engine=engine,
                 remeasure=remeasure,
+                shared_cache=shared_cache,
                 signing_key=signing_key,
                 reporter=display,
                 on_result=results.append,
@@ -137,7 +157,8 @@ def run(
             display.close()
             if as_json and results:
                 _print_result(results[-1])
-        display.show_result(result, out or api.default_out(result.source, result.policy))
+        asked = Asked(policy_path, policy_roots, sets, publish)
+        display.show_result(result, out or api.default_out(result.source, result.policy), asked)
     return result.exit_code
 
 
@@ -150,6 +171,7 @@ def run(
 @_roots
 @_targets
 @_sets
+@_shared_cache
 @_json
 @_verbose
 def plan(
@@ -158,6 +180,7 @@ def plan(
     policy_roots: tuple[Path, ...],
     targets: tuple[str, ...],
     sets: tuple[str, ...],
+    shared_cache: str | None,
     as_json: bool,
     verbose: int,
 ) -> int:
@@ -169,7 +192,9 @@ def plan(
     from compile_stage import api
 
     with _display(as_json, 0, verbose) as display:
-        the_plan = api.plan(model_uri, policy_path, targets=targets, sets=sets, policy_roots=policy_roots)
+        the_plan = api.plan(
+            model_uri, policy_path, targets=targets, sets=sets, policy_roots=policy_roots, shared_cache=shared_cache
+        )
         if as_json:
             print_json(the_plan)
         else:
@@ -177,35 +202,9 @@ def plan(
     return the_plan.exit_code
 
 
-@cli.command(short_help="Check policy files.", epilog=_example("compile-stage lint policies/*.yaml"))
-@click.argument("policies", nargs=-1, required=True, type=click.Path(path_type=Path))
-@_roots
-@_sets
-@_quiet
-def lint(policies: tuple[Path, ...], policy_roots: tuple[Path, ...], sets: tuple[str, ...], quiet: int) -> int:
-    """Check policy files; every mistake is listed with file:line:column."""
-    from compile_stage.core.shipped import policy_file
-    from compile_stage.policy.load import load_policy, warnings
-
-    wrong = 0
-    seen: set[str] = set()  # a base that several policies extend is reported only once
-    for path in policies:
-        try:
-            policy = load_policy(policy_file(path), sets, base=True, roots=policy_roots)
-        except PolicyError as error:
-            wrong += 1
-            print_error(error, seen)
-        else:
-            for warning in warnings(policy_file(path), sets, policy_roots):
-                if warning not in seen:
-                    click.echo(f"warning: {warning}", err=True)
-                seen.add(warning)
-            if not quiet:
-                click.echo(f"{path}: ok ({policy.name}, {_targets_named(policy)})")
-    if wrong:
-        click.echo(f"{wrong} of {len(policies)} policies are invalid", err=True)
-        return errors.EXIT_USAGE
-    return errors.EXIT_OK
+cli.add_command(init)
+cli.add_command(lint)
+cli.add_command(rule)
 
 
 @cli.command(
@@ -269,27 +268,46 @@ def schema(document: str) -> None:
         print_json(result_json_schema())
 
 
-@cli.command(short_help="Show this machine, and what is missing on it.", epilog=_example("compile-stage doctor"))
-@_json
-def doctor(as_json: bool) -> None:
-    """Show this machine, the installed backends and sources, the registry, and how to get what is missing."""
+@cli.command(
+    short_help="Make the reports of a run again from its result.json.",
+    epilog=_example(
+        "compile-stage report compile-stage-out/fraud-7/cpu-server",
+        "compile-stage report result.json --format md --out -",
+    ),
+)
+@click.argument("result", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "kind", type=click.Choice(["html", "md", "junit"]), default="html", show_default=True,
+    help="The page, Markdown, or JUnit's XML.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(), help="The file; - for standard output.  [default: beside result.json]")
+def report(result: Path, kind: str, out: str | None) -> None:
+    """Make a report again from RESULT, a result.json or the folder that holds it. Nothing is run."""
     from compile_stage import api
 
-    report = api.doctor()
-    if as_json:
-        print_json(report)
-        return
-    with _display(False, 0, 0) as display:
-        display.show_doctor(report)
+    if out == "-":
+        print_text(api.report_text(result, kind))
+    else:
+        click.echo(str(api.write_report(result, kind, out)))
+
+
+cli.add_command(compare)
+
+
+cli.add_command(doctor)
 
 
 for command in (verify, validate):
     cli.add_command(command)
 cli.add_command(debug)
+cli.add_command(profile)
+cli.add_command(export)
+cli.add_command(load_test)
 cli.add_command(toolchain)
+cli.add_command(cache)
 
 
-for command in (promote, rollback):
+for command in (promote, rollback, watch, fleet):
     cli.add_command(command)
 
 
@@ -330,12 +348,6 @@ def version(verbose: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what they share
-
-
-def _targets_named(policy: Policy) -> str:
-    """`2 targets`; a file that names none is fine as a base, and can't be run."""
-    count = len(policy.targets)
-    return f"{count} target{'s' if count != 1 else ''}" if count else "a base for others: it names no target"
 
 
 def _print_result(result: RunResult) -> None:

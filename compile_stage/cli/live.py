@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -62,6 +62,8 @@ class JobProgress:
         running: How many of its steps run now.
         began: When the first of these began, of `time.monotonic`.
         seconds: Of the steps that ended.
+        worked: One of them did not come from the cache.
+        ended: All that it does on its own: it was validated, or failed.
     """
 
     job_id: str
@@ -71,6 +73,8 @@ class JobProgress:
     running: int = 0
     began: float = 0.0
     seconds: float = 0.0
+    worked: bool = False
+    ended: bool = False
 
     @property
     def elapsed_s(self) -> float:
@@ -78,18 +82,45 @@ class JobProgress:
         return self.seconds + (time.monotonic() - self.began if self.running else 0.0)
 
 
+_LAST = "validate"  # what comes then, the measurement, all jobs of a target share
+_MEASURED = "benchmark"
+_UNKNOWN_LENGTH = frozenset({"search"})
+_FEWEST = 2  # jobs that ended with work of their own, before the others are guessed to take as long
+_OVERDUE = 3.0  # times the mean: a job that takes longer shows that the guess is none
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a run has to do, as far as that is known beforehand.
+
+    Attributes:
+        jobs: Job id → its target.
+        measure_s: Seconds that the measurement of one target may take (`budget.measure_seconds`).
+        compiled_only: Jobs that are not validated here.
+        foreseeable: False where a policy asks for more that nobody knows the length of.
+    """
+
+    jobs: Mapping[str, str] = field(default_factory=dict)
+    measure_s: float = 0.0
+    compiled_only: frozenset[str] = frozenset()
+    foreseeable: bool = False
+
+
 class ProgressBoard:
     """What every job does at the moment. Any thread may write, any may ask."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobProgress] = {}
+        self._work = Work()
+        self._lanes = 1
         self._lock = threading.Lock()
 
-    def planned(self, job_ids: Iterable[str]) -> None:
+    def planned(self, work: Work) -> None:
         """These jobs, and the run itself, are what is shown from now on."""
-        new = {job_id: JobProgress(job_id) for job_id in job_ids}
+        new = {job_id: JobProgress(job_id) for job_id in work.jobs}
         with self._lock:
             self._jobs = {"": self._jobs.get("", JobProgress(""))} | new
+            self._work, self._lanes = work, 1
 
     def began(self, step: str, job_id: str) -> None:
         """A step of a job runs."""
@@ -99,6 +130,8 @@ class ProgressBoard:
             self._jobs[job_id] = replace(
                 job, step=step, message="", outcome="", running=job.running + 1, began=job.began if job.running else now
             )
+            at_once = sum(self._jobs[name].running > 0 for name in self._work.jobs)
+            self._lanes = max(self._lanes, at_once)
 
     def progressed(self, step: str, job_id: str, message: str) -> None:
         """How far a step is."""
@@ -111,7 +144,8 @@ class ProgressBoard:
             job = self._of(job_id)
             self._jobs[job_id] = replace(
                 job, step=step, message="", outcome=outcome, running=max(0, job.running - 1),
-                seconds=job.seconds + seconds,
+                seconds=job.seconds + seconds, worked=job.worked or outcome == "done",
+                ended=job.ended or step == self._last_step(job_id) or outcome not in ("done", "cached"),
             )  # fmt: skip
 
     def snapshot(self) -> tuple[JobProgress, ...]:
@@ -119,8 +153,55 @@ class ProgressBoard:
         with self._lock:
             return tuple(self._jobs.values())
 
+    def counted(self) -> tuple[int, int]:
+        """How many of the plan's jobs ended, and how many there are."""
+        with self._lock:
+            return sum(self._has_ended(name) for name in self._work.jobs), len(self._work.jobs)
+
+    def left_s(self) -> float | None:
+        """Seconds until the last target is measured, if the other jobs take as long as those that ended; None where
+        that would be a guess: too few ended, one is overdue, or a search of unknown length runs."""
+        with self._lock:
+            work, jobs = self._work, dict(self._jobs)
+            ended = {name: self._has_ended(name) for name in work.jobs}
+            lanes = self._lanes
+        took = [jobs[name].seconds for name, has in ended.items() if has and jobs[name].worked]
+        unknown = any(job.running and job.step in _UNKNOWN_LENGTH for job in jobs.values())
+        if not work.foreseeable or unknown or len(took) < _FEWEST:
+            return None
+        mean = sum(took) / len(took)
+        spent = [jobs[name].elapsed_s for name, has in ended.items() if not has]
+        measuring = [jobs.get(target, JobProgress(target)) for target in dict.fromkeys(work.jobs.values())]
+        to_measure = [work.measure_s - one.elapsed_s for one in measuring if not _is_measured(one)]
+        if any(seconds > _OVERDUE * mean for seconds in spent) or any(seconds <= 0 for seconds in to_measure):
+            return None
+        if not spent and not to_measure:
+            return None
+        return sum(max(0.0, mean - seconds) for seconds in spent) / lanes + sum(to_measure)
+
+    def _last_step(self, job_id: str) -> str:
+        return "compile" if job_id in self._work.compiled_only else _LAST
+
+    def _has_ended(self, job_id: str) -> bool:
+        """With the lock held."""
+        target = self._jobs.get(self._work.jobs[job_id])
+        return self._of(job_id).ended or (target is not None and (_is_measured(target) or target.step == _MEASURED))
+
     def _of(self, job_id: str) -> JobProgress:
         return self._jobs.get(job_id) or JobProgress(job_id)
+
+
+def _is_measured(target: JobProgress) -> bool:
+    """Whether a target's own row is past its measurement."""
+    return bool(target.step) and not (target.running and target.step == _MEASURED)
+
+
+def left_text(seconds: float | None) -> str:
+    """`about 2 min left`, `less than a minute left`; empty for None."""
+    if seconds is None:
+        return ""
+    minutes = round(seconds / 60)
+    return f"about {minutes} min left" if minutes else "less than a minute left"
 
 
 class LiveTable:

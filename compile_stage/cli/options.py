@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from compile_stage.cli import exits
+from compile_stage.core.errors import CompileStageError
 from compile_stage.core.redaction import redacted
 
 if TYPE_CHECKING:
+    from compile_stage.cli.json_log import JsonLog
     from compile_stage.cli.render import Display
 
 
@@ -69,6 +71,12 @@ trusted_keys_option: Decorator = click.option(
     help="Demand a signature by these public keys, certificate authorities or trust file; besides COMPILE_STAGE_TRUST. "
     "Repeatable.",
 )
+shared_cache_option: Decorator = click.option(
+    "--shared-cache",
+    metavar="URL",
+    help="A cache that machines share, behind this one's: s3://, gs://, az:// or file://.  [default: "
+    "COMPILE_STAGE_SHARED_CACHE]",
+)
 signing_key_option: Decorator = click.option(
     "--signing-key",
     metavar="FILE",
@@ -80,6 +88,15 @@ json_option: Decorator = click.option(
 )
 quiet_option: Decorator = click.option("-q", "--quiet", count=True, help="Say only how it ended.")
 verbose_option: Decorator = click.option("-v", "--verbose", count=True, help="Say more; -vv shows the libraries' logs.")
+
+log_format_option: Decorator = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    envvar="COMPILE_STAGE_LOG_FORMAT",
+    help="json: one object a line on standard error, nothing else.  [env: COMPILE_STAGE_LOG_FORMAT]",
+)
 
 
 class _StandardErrorHandler(logging.StreamHandler[Any]):
@@ -96,6 +113,24 @@ class _StandardErrorHandler(logging.StreamHandler[Any]):
     def format(self, record: logging.LogRecord) -> str:
         """The line, without the secrets of addresses that a library logs."""
         return redacted(super().format(record))
+
+
+@contextmanager
+def json_log(verbose: int) -> Iterator[JsonLog]:
+    """The log of a run for programs; what ends it is the last line of that log too."""
+    from compile_stage.cli.json_log import JsonHandler, JsonLog
+
+    log = JsonLog()
+    logging.basicConfig(
+        level=(logging.WARNING, logging.INFO, logging.DEBUG)[min(2, verbose)], handlers=[JsonHandler(log)]
+    )
+    if not verbose:
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
+    try:
+        yield log
+    except CompileStageError as error:
+        log.show_error(error)
+        raise click.exceptions.Exit(error.exit_code) from error
 
 
 @contextmanager

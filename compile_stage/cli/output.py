@@ -12,21 +12,15 @@ import click
 from compile_stage.core.errors import CompileStageError, PolicyError
 
 
-def print_error(error: CompileStageError, printed: set[str] | None = None) -> None:
-    """`error: where: problem` and `fix: ...` on standard error; the problems of a policy each on its own line.
-
-    Args:
-        printed: Problems that were printed before and are not repeated; grows.
-    """
-    problems = error.problems if isinstance(error, PolicyError) else ()
-    for problem in problems:
-        if printed is None or problem not in printed:
-            click.echo(f"error: {problem}", err=True)
-    if printed is not None:
-        printed.update(problems)
-    if not problems:
+def print_error(error: CompileStageError) -> None:
+    """`error: where: problem [CODE]` and `fix: ...` on standard error; the problems of a policy each on its own line.
+    The code is that of a page in docs/errors.md, which `compile-stage rule CODE` prints."""
+    if isinstance(error, PolicyError) and error.problems:
+        for problem, code in zip(error.problems, error.codes, strict=True):
+            click.echo(f"error: {problem} [{code}]", err=True)
+    else:
         located = f"{error.where}: {error.problem}" if error.where else error.problem
-        click.echo(f"error: {located}", err=True)
+        click.echo(f"error: {located} [{error.code}]", err=True)
     if error.fix:
         click.echo(f"fix: {error.fix}", err=True)
 

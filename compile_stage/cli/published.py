@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -84,9 +85,17 @@ def verify(
 
 @click.command(
     short_help="Validate a published version on this machine.",
-    epilog=_example("compile-stage validate models:/fraud-compiled/4"),
+    epilog=_example(
+        "compile-stage validate models:/fraud-compiled/4",
+        "compile-stage validate models:/fraud-compiled/4 --host board",
+    ),
 )
 @click.argument("uri")
+@click.option("--host", metavar="HOST", help="On this device, not here: a name in the hosts file, or what ssh takes.")
+@click.option(
+    "--hosts", type=click.Path(path_type=Path), metavar="FILE", envvar="COMPILE_STAGE_HOSTS",
+    help="Where devices are named.  [env: COMPILE_STAGE_HOSTS; default: hosts.yaml, where there is one]",
+)  # fmt: skip
 @click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")
 @_allow_code
 @_signing_key
@@ -96,6 +105,8 @@ def verify(
 @_verbose
 def validate(
     uri: str,
+    host: str | None,
+    hosts: Path | None,
     allow_pickle: bool,
     allow_code: bool,
     signing_key: str | None,
@@ -107,23 +118,24 @@ def validate(
     """Validate and measure a published version on this machine, and attach the result to it.
 
     A version that was compiled for hardware that was not there can be promoted once it passed where such hardware is.
+    With --host its artifact runs on a device that is reached over ssh or adb; all is judged here.
     """
     from compile_stage import api
 
     with _display(as_json, quiet, verbose) as display:
-        verification = api.validate(
-            uri,
-            allow_pickle=allow_pickle,
-            allow_code=allow_code,
-            trusted_keys=trusted_keys,
-            signing_key=signing_key,
-            reporter=display,
-        )
+        given: dict[str, Any] = {
+            "allow_pickle": allow_pickle,
+            "allow_code": allow_code,
+            "trusted_keys": trusted_keys,
+            "signing_key": signing_key,
+            "reporter": display,
+        }
+        verification = api.validate_on(uri, host, hosts=hosts, **given) if host else api.validate(uri, **given)
         display.close()
         if as_json:
             print_json(verification)
         else:
-            display.show_verification(verification, "validated here")
+            display.show_verification(verification, f"validated on {host}" if host else "validated here")
     return errors.EXIT_OK if verification.passed else errors.EXIT_GATE
 
 

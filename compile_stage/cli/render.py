@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,24 +20,26 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from compile_stage.cli.live import LiveConsole, LiveTable, ProgressBoard
-from compile_stage.core.records import Job, Plan, Refusal, RunResult, TargetResult
-from compile_stage.report import numbers, summary
+from compile_stage.cli.live import LiveConsole, LiveTable, ProgressBoard, Work, left_text
+from compile_stage.cli.next_step import Asked, next_step
+from compile_stage.cli.step_lines import CachedSteps, StepNames, group_reasons, work_of
+from compile_stage.core.records import Job, Plan, Profiled, Refusal, RunResult, TargetResult
+from compile_stage.report import numbers, profiles, summary
 from compile_stage.report.option_tuning import option_tuning_line
 
 if TYPE_CHECKING:
-    from compile_stage.core.records import Verification
+    from compile_stage.core.records import PolicyValue, Verification
     from compile_stage.graph_debug.diagnosis import Diagnosis
     from compile_stage.graph_debug.trace import Trace
     from compile_stage.installation import DoctorReport
-    from compile_stage.policy.explain import Row
 
 _STATE_STYLES = {"won": "bold green", "failed": "red", "refused": "yellow", "compiled_not_validated": "red"}
 _OUTCOME_STYLES = {"done": "green", "cached": "cyan"}
 _ASCII = str.maketrans({"×": "x", "—": "-", "…": "...", "·": "|", "µ": "u", "∞": "inf", "−": "-", "→": "->"})
-_LOG_WIDTH = 100  # a log has no width of its own; COLUMNS names another
+_LOG_WIDTH = 80  # a log has no width of its own; COLUMNS names another
 _ONE_LINE = 4096
 _ROOM_FOR_WORDS = 36  # columns that a sentence beside a job's id needs to be readable
+_LONG_NAME = 18  # a scheme's name that is longer is folded where the figures beside it would have no room
 _WIDE = 120  # from here on a table has room for a column of sentences
 
 
@@ -48,7 +51,7 @@ class Display:
     ) -> None:
         """Args:
         stream: Standard output, or standard error when output is for a program.
-        width: Columns; None takes the terminal's, those of the environment's COLUMNS, or 100.
+        width: Columns; None takes the terminal's, those of the environment's COLUMNS, or 80.
         """
         asked = width is not None or os.environ.get("COLUMNS", "").isdigit()
         self._folds = asked or Console(file=stream).is_terminal
@@ -61,14 +64,19 @@ class Display:
         self._live = LiveTable(self.console, self._table)
         self._draws_live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
         self._board = ProgressBoard()
+        self._names, self._cached = StepNames(), CachedSteps()
         self._started = time.monotonic()
 
     # ------------------------------------------------------------------------------------------------ Reporter
 
     def planned(self, plan: Plan) -> None:
-        self._board.planned(job.id for job in plan.jobs)
+        jobs, policy = {job.id: job.target.name for job in plan.jobs}, plan.policy
+        elsewhere = frozenset(job.id for job in plan.jobs if job.not_runnable_here)
+        foreseeable = not elsewhere and not any(target.ladder for target in policy.targets)
+        self._board.planned(Work(jobs, policy.budget.measure_seconds, elsewhere, foreseeable))
+        self._names.planned(plan)
         if not self.quiet:
-            self.show_plan(plan)
+            self.show_plan(plan, brief=not self.verbose)
 
     def began(self, step: str, job_id: str) -> None:
         self._board.began(step, job_id)
@@ -86,17 +94,28 @@ class Display:
         self._board.ended(step, job_id, seconds, outcome)
         if self.quiet or self._draws_live:
             return
+        if (held := self._cached.enter(self._names.target(job_id))) is not None:
+            self._line("cache", *held)
+        if outcome == "cached" and not self.verbose:
+            self._cached.add()
+            return
         took = numbers.duration(seconds)
         self._line(step, job_id, f"done in {took}" if outcome == "done" else f"{outcome} ({took})")
 
     def close(self) -> None:
-        """Take the live table away. Calling it twice does no harm."""
+        """Take the live table away, and say what the cache held. Calling it twice does no harm."""
         self._live.stop()
+        if (held := self._cached.end()) is not None:
+            self._line("cache", *held)
 
     # -------------------------------------------------------------------------------------------------- tables
 
-    def show_plan(self, plan: Plan) -> None:
-        """Jobs by target, what is refused and why."""
+    def show_plan(self, plan: Plan, *, brief: bool = False) -> None:
+        """Jobs by target, what is refused and why.
+
+        Args:
+            brief: Without a line for each job: a run's own lines name it.
+        """
         source, policy = plan.source, plan.policy
         self._say(f"{source.uri} ({source.flavor}) · policy {policy.name}", style="bold")
         refused = f", {len(plan.refused)} refused" if plan.refused else ""
@@ -104,20 +123,28 @@ class Display:
         for target_policy in policy.targets:
             target = target_policy.target
             batches = ", ".join(map(str, target.batch_sizes))
+            if not brief:
+                self._say("")
             self._say(
-                f"\ntarget {target.name} · {target.device} · {numbers.count(target.threads, 'thread')} · batch "
-                f"{batches}"
+                f"target {target.name} · {target.device} · {numbers.count(target.threads, 'thread')} · batch {batches}"
             )
             jobs = [job for job in plan.jobs if job.target.name == target.name]
             refusals = [refusal for refusal in plan.refused if refusal.target == target.name]
-            self._show_jobs(plan, jobs, refusals)
+            if brief:
+                self._show_reasons(jobs, refusals)
+            else:
+                self._show_jobs(plan, jobs, refusals)
         for note in plan.notes:
             self._say(f"note: {note}", style="dim")
         if plan.problem:
             self._say(f"a run would fail: {plan.problem}", style="bold red")
 
-    def show_result(self, result: RunResult, folder: Path) -> None:
-        """All candidates by target, the receipts, and where the report is."""
+    def show_result(self, result: RunResult, folder: Path, asked: Asked | None = None) -> None:
+        """All candidates by target, the receipts, where the report is, and what to do next.
+
+        Args:
+            asked: What the run was asked for; None to say nothing of what comes next.
+        """
         if not self.quiet:
             for target in result.targets:
                 self._show_target(result, target)
@@ -133,7 +160,9 @@ class Display:
                 alias = f", {receipt.name}@{receipt.promoted_to} points to it" if receipt.promoted_to else ""
                 self._say(f"{words}: {receipt.uri}{alias}")
                 if receipt.note:
-                    self._say(f"  {receipt.note}")
+                    promoted = summary.promotion(result, target)
+                    stays = promoted is not None and promoted[0] == "failed"
+                    self._say(f"  {receipt.note}", style="bold red" if stays else "")
             for unvalidated in target.unvalidated:
                 if unvalidated.receipt is not None:
                     words = (
@@ -144,8 +173,10 @@ class Display:
                     self._say(f"{words}: {unvalidated.receipt.uri} ({unvalidated.job_id})")
                     self._say(f"  where it will run: compile-stage validate {unvalidated.receipt.uri}", style="dim")
         self._say(f"report: {folder / 'report.html'}")
+        if asked is not None and not self.quiet and (line := next_step(result, folder, asked)):
+            self._say(f"next: {line}")
 
-    def show_values(self, rows: Iterable[Row]) -> None:
+    def show_values(self, rows: Iterable[PolicyValue]) -> None:
         """Resolved policy values; those that the shipped defaults gave are dimmed."""
         table = self._grid("key", "value", "from", whole=("key",))
         for row in rows:
@@ -227,6 +258,32 @@ class Display:
         if diagnosis.bundle:
             self._say(f"to attach to a bug report: {diagnosis.bundle}")
 
+    def show_profiles(self, targets: Mapping[str, Sequence[Profiled]], out: Path | None) -> None:
+        """The kernels with the most time of each model, what was fused, and where the traces are."""
+        for target, profiled in targets.items():
+            self._say(f"\ntarget {target}")
+            for one in profiled:
+                self._show_profile(profiles.view(target, one), out)
+
+    def _show_profile(self, view: profiles.ProfileView, out: Path | None) -> None:
+        self._say(f"\n{view.title}", style="bold")
+        if view.profile is None:
+            self._say(f"no profile: {view.reason}", style="yellow")
+            return
+        table = self._grid(
+            "share", "mean", "runs", "kind", "kernel", right=("share", "mean", "runs"), whole=("share", "mean", "runs")
+        )
+        for operator in view.operators:
+            cells = (numbers.percent(operator.share), numbers.duration(operator.mean_s), str(operator.calls))
+            table.add_row(*map(self._text, (*cells, operator.kind, profiles.operator_name(operator))))
+        self.console.print(table)
+        for fusion in view.fusions if not self.quiet else ():
+            self._say(f"  fused: {fusion}")
+        for text in (*view.lines, *(view.profile.notes if self.verbose else ())):
+            self._say(f"  {text}", style="dim")
+        if view.trace and out is not None:
+            self._say(f"  trace: {out / view.trace}")
+
     # ------------------------------------------------------------------------------------------------- drawing
 
     def _show_trace(self, trace: Trace) -> None:
@@ -247,6 +304,14 @@ class Display:
         for output, (graph_db, served_db) in trace.outputs.items():
             self._say(f"output {output}: {decibels(graph_db)} as the graph says, {decibels(served_db)} as it is served")
 
+    def _show_reasons(self, jobs: Sequence[Job], refusals: Sequence[Refusal]) -> None:
+        """A line for each reason why a job is refused, or is not validated here."""
+        for what, why in group_reasons([(f"{r.backend} {r.precision}", r.reason) for r in refusals]):
+            self._say(f"  refused: {what}: {why}")
+        there = [(f"{job.backend} {job.scheme.name}", job.not_runnable_here) for job in jobs if job.not_runnable_here]
+        for what, why in group_reasons(there):
+            self._say(f"  not validated here: {what}: {why}")
+
     def _show_jobs(self, plan: Plan, jobs: Sequence[Job], refusals: Sequence[Refusal]) -> None:
         """A table where it fits; else a line a job, and what is done with it below."""
         if not jobs and not refusals:
@@ -255,7 +320,7 @@ class Display:
         entries = [
             (("run", "green") if todo else ("cached", "cyan"), job.id, job.scheme.precision, words)
             for job in jobs
-            for todo, words in [_work(job, plan.cached_steps.get(job.id, ()))]
+            for todo, words in [work_of(job, plan.cached_steps.get(job.id, ()))]
         ]
         entries += [(("refused", "yellow"), r.job_id, r.precision, r.reason) for r in refusals]
         taken = sum(max((len(entry[part]) for entry in entries), default=0) for part in (1, 2)) + len("refused   ")
@@ -274,13 +339,15 @@ class Display:
         wide = self.console.width >= _WIDE
         spec = target.policy.target
         self._say(f"\n{spec.name}{'' if spec.required else ' (not required)'}", style="bold")
+        long = max((len(row.scheme) for row in rows), default=0) > _LONG_NAME
         columns = ["state", "backend", "scheme", "p50", "speedup", "error", "size"]
         table = self._grid(
             *columns,
             *(["why"] if wide else []),
             right=("p50", "size"),
-            whole=("state", "backend", "scheme", "p50", "size"),
+            whole=("state", "backend", "p50", "size", *(() if long else ("scheme",))),
         )
+        table.columns[columns.index("speedup")].min_width = table.columns[columns.index("error")].min_width = 7
         for row in rows:
             style = _STATE_STYLES.get(row.state, "")
             cells = [summary.STATE_WORDS[row.state], row.backend, row.scheme, *self._figures(row, wide)]
@@ -298,6 +365,8 @@ class Display:
             self._say(f"note: {line}", style="yellow")
         if line := summary.baseline_text(result, target):
             self._say(line)
+        if line := summary.predict_text(target):
+            self._say(f"  {line}")  # folded: it is longer than a line
         for note in summary.measurement_notes(result, target):
             self._say(f"note: {note}", style="yellow")
         if line := option_tuning_line(result, target):
@@ -331,8 +400,13 @@ class Display:
                 self._text(job.message or state, style),
                 self._text(took),
             )
-        more = self._text(f"  and {len(hidden)} that ended", "dim") if hidden else Text("")
-        return Group(table, more)
+        ended_jobs, all_jobs = self._board.counted()
+        parts = (
+            f"{ended_jobs} of {numbers.count(all_jobs, 'job')}" if all_jobs else "",
+            left_text(self._board.left_s()),
+            f"{len(hidden)} that ended are not shown" if hidden else "",
+        )
+        return Group(table, self._text("  " + " · ".join(filter(None, parts)), "dim"))
 
     def _grid(self, *columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
         """An empty table. The columns `right` hold numbers; a cell of the columns `whole` stays on one line."""
@@ -350,8 +424,11 @@ class Display:
 
     def _line(self, step: str, job_id: str, text: str) -> None:
         elapsed = time.monotonic() - self._started
-        words = f"[{elapsed:6.1f}s] {step:<10} {job_id or '(run)'}  {text}"
-        self.console.print(self._text(words), soft_wrap=True)
+        words = f"[{elapsed:6.1f}s] {step:<10} {self._names.label(job_id)}  {text}"
+        # A name of others may be wider than the line; it stays whole, for whoever searches the log.
+        fold = textwrap.TextWrapper(self.console.width, subsequent_indent=" " * 10, break_long_words=False,
+                                    break_on_hyphens=False)  # fmt: skip
+        self.console.print(self._text(fold.fill(words)), soft_wrap=True)
 
     def _say(self, text: str, style: str = "") -> None:
         lead = len(text) - len(text.lstrip(" "))
@@ -361,17 +438,6 @@ class Display:
     def _text(self, text: str, style: str = "") -> Text:
         clean = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
         return Text(clean if self._unicode else clean.translate(_ASCII), style=style)
-
-
-def _work(job: Job, cached: Sequence[str]) -> tuple[list[str], str]:
-    """The steps of a job that the cache doesn't hold, and all there is to say of its work."""
-    steps = [] if job.scheme.native else ["lower"]
-    checks = [] if job.not_runnable_here else ["validate", "benchmark"]
-    todo = [step for step in (*steps, "compile", *checks) if step not in cached]
-    words = ", ".join(todo) + (f" (cached: {', '.join(cached)})" if cached else "")
-    words = words if todo else "nothing: all of it is in the cache"
-    words += f"; not validated here: {job.not_runnable_here}" if job.not_runnable_here else ""
-    return todo, words
 
 
 def _scalar(value: Any) -> str:

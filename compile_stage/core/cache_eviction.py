@@ -66,6 +66,29 @@ def evict(root: Path, limit: float, *, now: float | None = None) -> int:
     return deleted
 
 
+def entries_of(root: Path) -> Iterator[tuple[Path, int, float]]:
+    """Each folder of a step's result and of a source model: where, how many bytes, when it was last used (seconds since
+    1970)."""
+    if root.is_dir():
+        for entry in sorted(_entries(root)):
+            yield entry, _size(entry), _used(entry)
+
+
+def collect(root: Path, oldest: float, limit: float, *, dry_run: bool = False) -> list[tuple[Path, int]]:
+    """Delete what was last used before `oldest` (seconds since 1970), and then the longest unused until `limit` bytes
+    are left. What was used within a day stays. Returns what was, or would be, deleted, with its bytes."""
+    now, gone = time.time(), []
+    known = sorted((used, entry, size) for entry, size, used in entries_of(root))
+    total = sum(size for _, _, size in known)
+    for used, entry, size in known:
+        if (used >= oldest and total <= limit) or now - used < _KEPT_S:
+            break
+        if dry_run or _delete(entry, now):
+            total -= size
+            gone.append((entry, size))
+    return gone
+
+
 def _looked_lately(root: Path, now: float) -> bool:
     stamp = root / _STAMP
     with suppress(OSError):

@@ -25,10 +25,16 @@ class Capabilities:
         toolchain: The isolated environment in which a backend or a source may run (`core.toolchains`), where it has not
             the backend's own name. A source that names one does `open` and `export` there; what else it is asked, it
             answers in the stage's environment, without the packages that it `requires`.
+        profiler: Of a backend or a source: the function, as `package.module:function`, that reads the profiler of its
+            runtime; empty where it has none. Called in a worker: of a backend as `(backend, artifact, request)`, of a
+            source as `(source plug-in, source model, target, request)`; it answers with a `core.records.Profile`. It
+            opens a session of its own, and stands in a file of its own, since a backend's is published with its
+            artifacts. `request` is a `plugin_support.profiling.ProfileRequest`.
     """
 
     distributions: tuple[str, ...] = ()
     toolchain: str = ""
+    profiler: str = ""
 
 
 @record
@@ -70,9 +76,13 @@ class BackendCapabilities(Capabilities):
         keeps_tuning_records: What it measures while it compiles is kept in files (`core.tuning_records`), which the
             registry hands on to other machines.
         offers_tuning_options: It has settings that are worth a try (`Backend.tuning_options`).
+        caches: Its sessions run graphs that hand on a cache of keys and values (`core.generation`), as language models
+            have.
         artifact_is_code: Opening an artifact runs machine code or a program that stands in it, as a shared library
             does. False for a graph that the runtime's own kernels compute. One of a stranger's is not opened without
             `--allow-code`.
+        runs_anywhere: An fp32 artifact is the graph as it was exported, which the runtime fits to the machine that
+            opens it: what `publish.elsewhere: portable-fp32` loads where no variant is proven.
     """
 
     forms: tuple[str, ...]
@@ -88,7 +98,9 @@ class BackendCapabilities(Capabilities):
     tunes: bool = False
     keeps_tuning_records: bool = False
     offers_tuning_options: bool = False
+    caches: bool = False
     artifact_is_code: bool = True
+    runs_anywhere: bool = False
 
     def why_lacking(self, precision: str) -> str:
         """Why it has no scheme for a precision; empty when it does not say."""
@@ -128,7 +140,9 @@ class RegistryCapabilities(Capabilities):
     Attributes:
         keeps_tuning_records: It has `pull_records` and `push_records`.
         has_place: It has `place`, which `doctor` shows.
+        can_be_watched: It has `versions`, `version` and `register_webhook`, which `watch` uses.
     """
 
     keeps_tuning_records: bool = False
     has_place: bool = False
+    can_be_watched: bool = False

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from compile_stage.core.digest import digest_file, digest_of
 from compile_stage.core.environment import Hardware, python_version
 from compile_stage.core.events import EventLog
 from compile_stage.core.ports import Confinement, Engine, MeteredCall, Worker, WorkerLimits, WorkerMemory
-from compile_stage.core.records import Job, PortableModel, SampleSet, SourceModel
+from compile_stage.core.records import Data, DataSpec, Failure, Job, PortableModel, SampleSet, SourceModel
 from compile_stage.core.storage import removed
 
 
@@ -30,6 +30,8 @@ class Context:
         scratch: A folder that ends with the run.
         today: The day by which waivers are judged.
         remeasure: What the cache holds of measurements is measured anew.
+        files: What the policy names by a path and lies elsewhere on this machine: that path → where it is here.
+        failed: Jobs that failed elsewhere, and would in another attempt too, by id.
     """
 
     cache: Cache
@@ -39,6 +41,20 @@ class Context:
     scratch: Path
     today: date
     remeasure: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, Failure] = field(default_factory=dict)
+
+    def placed(self, data: Data) -> Data:
+        """The policy's samples where they are on this machine."""
+        return replace(
+            data, validation=self.placed_spec(data.validation), calibration=self.placed_spec(data.calibration)
+        )
+
+    def placed_spec(self, spec: DataSpec) -> DataSpec:
+        """One of them."""
+        kind, _, path = spec.source.partition(":")
+        here = self.files.get(path) if kind == "file" else None
+        return replace(spec, source=f"file:{here}") if here is not None else spec
 
     def cached(
         self, step: str, job_id: str, key: Mapping[str, Any], make: Callable[[Path], Any], *, anew: bool = False
@@ -123,8 +139,10 @@ _OF_THE_ORIGINAL = frozenset(
             "make_calls",
             "predict_batch",
             "soak",
+            "profile_source",
         ),
-        *("warm_up", "quick_turn", "prepare_turn", "time_turn", "end_turn"),
+        *("warm_up", "quick_turn", "prepare_turn", "time_turn", "first_tokens", "end_turn", "write_tokens"),
+        *("open_predict", "time_predict", "close_predict"),
     )
 )
 

@@ -49,6 +49,11 @@ class Hardware:
         """Short readable identity: `x86_64-1a2b3c4d5e6f7081`. Equal fingerprints mean that numbers may be compared."""
         return f"{self.machine}-{digest_of(self)[7:23]}"
 
+    def kind_for(self, device: str) -> tuple[object, ...]:
+        """What decides which kernels run on a target's device, and so the answers: not the CPU's model and the number
+        of cores, which change the speed alone, and for `cpu` no accelerator."""
+        return self.system, self.machine, self.features, self.accelerators if device != "cpu" else ()
+
     @property
     def multiplies_bf16(self) -> bool:
         """True where the CPU has instructions for products of bfloat16."""
@@ -67,13 +72,18 @@ class Hardware:
         return self.machine in ("x86_64", "AMD64") and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(self.features)
 
     def refuse(self, wanted: dict[str, str]) -> str | None:
-        """None when this machine has what a target asks for, or the first thing that it lacks."""
+        """None when this machine has what a target asks for, or the first thing that it lacks. `without` names features
+        that it must not have."""
         for key, value in wanted.items():
+            if key == "without":
+                if held_words := sorted(set(value.casefold().split()) & {word.casefold() for word in self.features}):
+                    return f"the target wants a machine without {' '.join(held_words)}, which this machine has"
+                continue
             have = getattr(self, key, None)
             if have is None:
                 return (
                     f"a target can't ask for hardware {key!r}; it can for: fingerprint, system, machine, cpu, "
-                    "features, cores, accelerators"
+                    "features, without, cores, accelerators"
                 )
             words = value.split() if isinstance(have, tuple) else [value]
             held = " ".join(have) if isinstance(have, tuple) else str(have)

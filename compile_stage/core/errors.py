@@ -7,6 +7,7 @@
     ├── StorageError         2   the folder that results, the cache or temporary files were to go to can't take them
     │   └── RemovedError     2   files of the cache, or temporary ones, were removed while they were used
     ├── KilledError          2   somebody ended the process that held the original: SIGKILL, and memory was not short
+    ├── DeviceError          2   a device can't be reached, or can't do what is asked of it
     ├── GateError            3   a required target has no winner, or no target has one
     ├── RegistryError        4   the registry can't be reached, or refuses
     │   └── AliasMovedError  4   somebody else moved an alias while we were about to
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.redaction import redacted
 
 EXIT_OK = 0
@@ -45,14 +47,18 @@ class CompileStageError(Exception):
         problem: What is wrong, as one sentence.
         fix: How to fix it, as one sentence or a command. Empty when nothing can be advised.
         where: `file:line:column`, a URI or a name. Empty when the problem names the place itself.
+        code: Its page in docs/errors.md, where it has one of its own; the class's page otherwise.
     """
 
     exit_code: ClassVar[int] = EXIT_INTERNAL
+    code: Code = Code.INTERNAL
 
-    def __init__(self, problem: str, *, fix: str = "", where: str = "") -> None:
+    def __init__(self, problem: str, *, fix: str = "", where: str = "", code: Code | None = None) -> None:
         self.problem = redacted(problem)
         self.fix = redacted(fix)
         self.where = redacted(where)
+        if code is not None:
+            self.code = code
         super().__init__(self.problem)
 
     def __str__(self) -> str:
@@ -61,39 +67,57 @@ class CompileStageError(Exception):
 
 
 class PolicyError(CompileStageError):
-    """One or more mistakes in policy files; `problems` holds one located line for each."""
+    """One or more mistakes in policy files; `problems` holds one located line for each, `codes` the code of each."""
 
     exit_code = EXIT_USAGE
+    code = Code.POLICY
 
-    def __init__(self, problem: str, *, fix: str = "", where: str = "", problems: tuple[str, ...] = ()) -> None:
-        super().__init__(problem, fix=fix, where=where)
+    def __init__(
+        self,
+        problem: str,
+        *,
+        fix: str = "",
+        where: str = "",
+        code: Code | None = None,
+        problems: tuple[str, ...] = (),
+        codes: tuple[Code, ...] = (),
+    ) -> None:
+        super().__init__(problem, fix=fix, where=where, code=code)
         self.problems = tuple(map(redacted, problems))
+        self.codes = codes or (self.code,) * len(problems)
 
 
 class UsageError(PolicyError):
     """The command line, or an argument of the API, is invalid."""
+
+    code = Code.USAGE
 
 
 class GateError(CompileStageError):
     """A required target has no winner, or an alias may not move to what was published."""
 
     exit_code = EXIT_GATE
+    code = Code.GATE
 
 
 class RegistryError(CompileStageError):
     """The registry is unreachable, refuses, or does not hold what was asked for."""
 
     exit_code = EXIT_REGISTRY
+    code = Code.REGISTRY
 
 
 class AliasMovedError(RegistryError):
     """An alias no longer points to what it was compared with: somebody else moved it meanwhile."""
+
+    code = Code.ALIAS_MOVED
 
 
 class SourceError(CompileStageError):
     """The source model is refused (with the reason) or can't be read."""
 
     exit_code = EXIT_SOURCE
+    code = Code.SOURCE
 
 
 class NothingCompiledError(CompileStageError):
@@ -101,12 +125,14 @@ class NothingCompiledError(CompileStageError):
     ends with this code when it is true of every job."""
 
     exit_code = EXIT_NOTHING_COMPILED
+    code = Code.NOTHING_COMPILED
 
 
 class IntegrityError(CompileStageError):
     """A digest, a signature or a manifest does not hold: the files are not what was published."""
 
     exit_code = EXIT_INTEGRITY
+    code = Code.INTEGRITY
 
 
 class InternalError(CompileStageError):
@@ -123,11 +149,14 @@ class StorageError(CompileStageError):
     """
 
     exit_code = EXIT_USAGE
+    code = Code.STORAGE
 
 
 class RemovedError(StorageError):
     """Files of the cache, or temporary ones, were removed while a run used them. It ends the run: no other candidate
     can do without them."""
+
+    code = Code.FILES_REMOVED
 
 
 class WorkerError(CompileStageError):
@@ -140,6 +169,8 @@ class WorkerError(CompileStageError):
         detail: The traceback or the log's tail, for the report.
         killed: Somebody else ended it with SIGKILL, and memory was not short.
     """
+
+    code = Code.WORKER
 
     def __init__(
         self, kind: FailureKind, problem: str, *, detail: str = "", fix: str = "", killed: bool = False
@@ -154,9 +185,18 @@ class KilledError(CompileStageError):
     """Somebody ended a process of the run with SIGKILL: no fault of the model's."""
 
     exit_code = EXIT_USAGE
+    code = Code.KILLED
+
+
+class DeviceError(CompileStageError):
+    """A device that is reached over ssh or adb can't be reached, was lost, or lacks what a validation needs there."""
+
+    exit_code = EXIT_USAGE
+    code = Code.DEVICE
 
 
 class MissingDependencyError(CompileStageError):
     """A plug-in's package is not installed. The fix is the exact pip line."""
 
     exit_code = EXIT_USAGE
+    code = Code.MISSING_DEPENDENCY

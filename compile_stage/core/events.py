@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -48,9 +48,12 @@ class Mark:
 class EventLog:
     """Passes events on to a reporter and keeps them as records."""
 
-    def __init__(self, reporter: Reporter | None = None) -> None:
+    def __init__(self, reporter: Reporter | None = None, *, elapsed_s: float = 0.0) -> None:
+        """Args:
+        elapsed_s: For how long the run has been under way, elsewhere.
+        """
         self.reporter: Reporter = reporter or Silent()
-        self._started = time.monotonic()
+        self._started = time.monotonic() - elapsed_s
         self._lock = threading.Lock()
         self._events: list[Event] = []
 
@@ -81,6 +84,11 @@ class EventLog:
                 self._events.append(Event(step=step, job_id=job_id, started_s=began, ended_s=ended, cached=mark.cached))
             outcome = mark.problem or ("cached" if mark.cached else "done")
             self.reporter.ended(step, job_id, ended - began, outcome)
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Keep what happened elsewhere, and was reported already."""
+        with self._lock:
+            self._events += events
 
     def progress(self, step: str, job_id: str, message: str) -> None:
         """Say how far a running step is."""

@@ -66,6 +66,7 @@ _ANSWERED: Mapping[str, Mapping[str, tuple[tuple[Any, ...], Any]]] = {
         "refuse": ((SourceModel, Compliance), _REASON),
         "packages": ((), Mapping[str, str]),
         "prediction_format": ((SourceModel,), Mapping[str, Any]),
+        "keeps_cache": ((SourceModel,), bool),
     },
     "lowerings": {"refuse": ((PortableModel, Scheme), _REASON)},
 }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from compile_stage.core.digest import canonical_json, digest_file, digest_of, digest_tree
 from compile_stage.core.errors import IntegrityError
+from compile_stage.core.generation import INPUT_IDS, as_first_call, has_cache
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import SampleSet
 
@@ -84,14 +85,18 @@ def digest_of_samples(samples: SampleSet) -> str:
 
 def read_batches(samples: SampleSet, signature: Signature) -> Iterator[Batch]:
     """The samples in order, in batches of one, or of the batch that the model has fixed; each is read when it is asked
-    for.
+    for. Of a graph with a cache a sample is a window of tokens, which goes in at once, with an empty cache: a token's
+    values inside are those that it has behind a filled one.
 
     The last samples are left out where they do not fill a batch.
     """
     import numpy as np
 
     files, _ = read_index(samples)
-    columns = {spec.name: np.load(files[spec.name], mmap_mode="r", allow_pickle=False) for spec in signature.inputs}
+    cached = has_cache(signature)
+    names = [INPUT_IDS] if cached else [spec.name for spec in signature.inputs]
+    columns = {name: np.load(files[name], mmap_mode="r", allow_pickle=False) for name in names}
     size = signature.fixed_batch or 1
     for start in range(0, samples.count - size + 1, size):
-        yield {name: np.ascontiguousarray(column[start : start + size]) for name, column in columns.items()}
+        batch = {name: np.ascontiguousarray(column[start : start + size]) for name, column in columns.items()}
+        yield as_first_call(signature, batch[INPUT_IDS]) if cached else batch

@@ -12,6 +12,7 @@ from typing import NoReturn
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.errors import UsageError
+from compile_stage.core.generation import has_cache
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Candidate, Check, Job, Outcome, Plan, Sensitivity, Verdict
 from compile_stage.core.spelling import did_you_mean
@@ -74,6 +75,8 @@ class _Diagnosing:
         model = candidate.portable or inputs.portable
         if "stablehlo" in (model.form, inputs.portable.form):
             raise UsageError(f"{job.id} starts from StableHLO, and debug compares the nodes of ONNX graphs")
+        if has_cache(inputs.portable.signature):
+            raise UsageError(f"{job.id} hands on a cache from token to token, and debug compares graphs of one pass")
         diagnosis = Diagnosis(
             title=job.id,
             precision=job.scheme.precision,

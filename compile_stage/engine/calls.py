@@ -1,14 +1,12 @@
 """What a worker can do: the whole list, each a plain function of plain values.
 
-The parent decides, caches and judges; a worker holds the heavy libraries and does one thing at a time. At most one
-model is open in a worker: opening another closes the one before, so that a process's peak memory is one model's.
+The parent decides, caches and judges; a worker holds the heavy libraries and does one thing at a time. What is asked of
+the model that it has open is in `engine.open_model`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +28,7 @@ from compile_stage.core.records import (
     SourceModel,
     Target,
 )
+from compile_stage.engine import predict_calls
 from compile_stage.engine.debug_calls import (
     compare_samples,
     cut_graph,
@@ -39,19 +38,41 @@ from compile_stage.engine.debug_calls import (
     write_failure_bundle,
     write_trace_bundle,
 )
-from compile_stage.engine.fresh_load import load_published, run_batch
-from compile_stage.engine.served import open_as_served
+from compile_stage.engine.export_calls import answer_export
+from compile_stage.engine.fresh_load import close_published, load_published, prepare_published, time_published
+from compile_stage.engine.open_model import (
+    close_model,
+    end_turn,
+    first_tokens,
+    make_calls,
+    open_model,
+    open_served,
+    open_session,
+    predict,
+    predict_batch,
+    predict_corners,
+    prepare_turn,
+    quick_turn,
+    soak,
+    time_turn,
+    warm_up,
+)
+from compile_stage.engine.predict_calls import close_predict, describe_predict, time_predict
+from compile_stage.engine.profile_calls import profile_artifact, profile_source
+from compile_stage.engine.serving_calls import (
+    answer_requests,
+    are_servers_up,
+    make_requests,
+    start_servers,
+    time_predicts,
+)
+from compile_stage.engine.token_calls import prompt_tokens, texts_of_tokens, written_by
+from compile_stage.serving.generation import opened_as_called
 
 if TYPE_CHECKING:
-    from compile_stage.core.ports import Session
     from compile_stage.measure.samples import FromModel
-    from compile_stage.measure.timed_session import TimedSession
 
 _COMPARED = 32  # samples whose texts the published predict() is compared on
-
-_opened: tuple[ExitStack, Session] | None = None
-_timed_session: TimedSession | None = None  # the open one
-
 
 # ------------------------------------------------------------------------------------------------------------ plug-ins
 
@@ -137,6 +158,8 @@ def _read_by_source(model: SourceModel, wanted: DataSpec) -> FromModel:
             where=model.uri,
         )
     raw = exporter.capabilities.reads_raw_samples
+    if exporter.keeps_cache(model):
+        return FromModel(example=example, windows=partial(exporter.token_windows, model))
     reader = TextReader(
         tokenize=lambda texts: exporter.tokenize(model, texts), class_names=lambda: exporter.class_names(model)
     )
@@ -156,6 +179,17 @@ def lower(scheme: Any, model: Any, calibration: Any, keep: list[str], into: str)
         raise UsageError(reason)
     samples = revive(SampleSet, calibration) if calibration else None
     return lowering.lower(portable, wanted, samples, keep, Path(into))
+
+
+def rewrite_graph(source: None, model: Any, samples: Any, into: str) -> PortableModel:
+    """The portable model with the rewrites that hold; itself where there is none.
+
+    Args:
+        source: None: it is done without the original.
+    """
+    from compile_stage.graph_rewrites.apply import rewrite_graph as rewrite
+
+    return rewrite(revive(PortableModel, model), revive(SampleSet, samples), Path(into))
 
 
 def rank_nodes(model: Any, lowered: Any, samples: Any, threads: int) -> list[Any]:
@@ -199,32 +233,14 @@ def open_source(source: Any, target: Any) -> dict[str, Any]:
     if (reason := refuse_baseline(model.flavor, where)) is not None:
         raise SourceError(reason, where=model.uri)
     exporter = plugins.load("sources", model.flavor)
-    return _open(lambda: exporter.open(model, baseline_target(where)))
+    return open_model(lambda: exporter.open(model, baseline_target(where)))
 
 
 def open_artifact(artifact: Any, threads: int) -> dict[str, Any]:
     """Open a compiled artifact; it stays open until another is opened."""
     built = revive(Artifact, artifact)
     backend = plugins.load("backends", built.backend)
-    return _open(lambda: backend.open(built, threads))
-
-
-def open_served(model: Any) -> dict[str, Any]:
-    """Open a model by the loader that it carries (`engine.served`); it stays open until another is opened.
-
-    Args:
-        model: `{"path": ...}`, its directory.
-    """
-    return _open(lambda: open_as_served(Path(model["path"])))
-
-
-def predict(samples: Any, batch_size: int, into: str) -> dict[str, str]:
-    """Run the open model over all samples; output name → `.npy` file below `into`, axis 0 being the sample."""
-    from compile_stage.measure.predict import predict as run_all
-    from compile_stage.measure.samples import open_samples
-
-    written = run_all(_session(), open_samples(revive(SampleSet, samples)), batch_size, Path(into))
-    return {name: str(path) for name, path in written.items()}
+    return open_model(lambda: opened_as_called(backend, built, threads))
 
 
 def predict_whole(source: Any, columns: Any, artifact: Any, target: Any, rounds: int, into: str) -> dict[str, Any]:
@@ -242,140 +258,21 @@ def predict_whole(source: Any, columns: Any, artifact: Any, target: Any, rounds:
     open_artifact(artifact, where.threads)
     with plugins.load("sources", model.flavor).whole(model, where.threads) as predict:
         rows, batch_size = open_raw(Path(columns["path"])), where.batch_sizes[0]
-        return predict_both(predict, _session().run, rows, batch_size, rounds, Path(into))
-
-
-def predict_corners(
-    samples: Any, shapes: Any, batch_sizes: list[int], into: str, labels: list[str] | None = None
-) -> list[dict[str, Any]]:
-    """Run the open model at the smallest and largest shapes that the policy promises, and between them.
-
-    Args:
-        labels: Only those; None for the original, which may refuse a shape in between.
-
-    Returns one `{"label", "outputs": {name: file}}` for each that differs from the samples' own shape, and from the
-    others.
-    """
-    import numpy as np
-
-    from compile_stage.measure.corners import BETWEEN, CORNERS, corner_batches
-    from compile_stage.measure.predict import plain_array
-    from compile_stage.measure.samples import open_samples
-
-    session, found = _session(), []
-    wanted = revive(Mapping[str, ShapeRange], shapes)
-    corners = corner_batches(
-        open_samples(revive(SampleSet, samples)), session.signature, wanted, batch_sizes, (*CORNERS, *BETWEEN)
-    )
-    for number, (label, batch) in enumerate(corners):
-        if labels is not None and label not in labels:
-            continue
-        try:
-            answers = session.run(batch)
-        except Exception:
-            if labels is None and label.startswith(BETWEEN):
-                continue  # whatever the original's framework says of a shape that its network does not take
-            raise
-        outputs = {}
-        for position, (name, array) in enumerate(answers.items()):
-            path = Path(into) / f"corner-{number}-{position}.npy"
-            np.save(path, plain_array(name, np.asarray(array)), allow_pickle=False)
-            outputs[name] = str(path)
-        found.append({"label": label, "outputs": outputs})
-    return found
-
-
-def make_calls(samples: Any, calls: list[Any], into: str) -> dict[str, Any]:
-    """How the open model behaves from call to call (`measure.behaviour`); its answers are below `into`.
-
-    Args:
-        calls: `{"check", "rows"}` each: the numbers of the samples that make up the batch; with `parts`, it is run in
-            batches of these sizes.
-    """
-    from compile_stage.measure.behaviour import make_calls as make
-    from compile_stage.measure.samples import open_samples
-
-    return make(_session(), open_samples(revive(SampleSet, samples)), calls, Path(into))
-
-
-def soak(samples: Any, batch_size: int, seconds: float, seed: int, into: str) -> dict[str, Any]:
-    """Call the open model for about `seconds`; some of the answers are kept below `into` (`measure.soak`)."""
-    from compile_stage.measure.samples import open_samples
-    from compile_stage.measure.soak import run_soak
-
-    return run_soak(_session(), open_samples(revive(SampleSet, samples)), batch_size, seconds, seed, Path(into))
-
-
-def predict_batch(samples: Any, batch_size: int, into: str) -> dict[str, str]:
-    """Run the open model on the first batch of the samples; output name → `.npy` file below `into`."""
-    return run_batch(_session(), samples, batch_size, Path(into))
+        return predict_both(predict, open_session().run, rows, batch_size, rounds, Path(into))
 
 
 # -------------------------------------------------------------------------------------------------------------- measure
 
 
-def warm_up(samples: Any, batch_size: int, seconds: float) -> dict[str, Any]:
-    """Run the open model at one batch size until it is steady (at most `seconds`); says how many calls it took."""
-    return _timed().warm_up(revive(SampleSet, samples), batch_size, seconds)
+def write_tokens(samples: Any, rows: list[int], generation: Any) -> list[list[int]]:
+    """What the open language model writes after the prompts of these samples, the likeliest token each time."""
+    return written_by(open_session(), samples, rows, generation)
 
 
-def quick_turn(samples: Any, batch_size: int, seconds: float) -> list[float]:
-    """Seconds of each call for about `seconds`, at least one: an idea, no measurement."""
-    return _timed().quick_turn(revive(SampleSet, samples), batch_size, seconds)
-
-
-def prepare_turn(samples: Any, batch_size: int, calls: int, seed: int, checked_seed: int | None) -> int:
-    """Make the inputs of one turn of an interleaved measurement, and a call that is not timed; says how many will
-    be."""
-    return _timed().prepare(revive(SampleSet, samples), batch_size, calls, seed, checked_seed)
-
-
-def time_turn(seconds: float) -> list[float]:
-    """Seconds of each call of the prepared turn, for at most about `seconds`."""
-    return _timed().run(seconds)
-
-
-def end_turn(into: str | None) -> list[dict[str, str]]:
-    """Write the answers that were kept into the folder, and come to rest; one `{output: file}` for each checked
-    batch."""
-    return _timed().end(Path(into) if into else None)
-
-
-# --------------------------------------------------------------------------------------------------------------- within
-
-
-def _open(opener: Callable[[], Any]) -> dict[str, Any]:
-    global _opened
-    _close()
-    stack = ExitStack()
-    began = time.perf_counter()
-    session = stack.enter_context(opener())
-    load_s = time.perf_counter() - began
-    _opened = (stack, session)
-    return {"load_s": load_s, "signature": session.signature}
-
-
-def _close() -> None:
-    global _opened, _timed_session
-    _timed_session = None
-    if _opened is not None:
-        stack, _opened = _opened[0], None
-        stack.close()
-
-
-def _session() -> Session:
-    if _opened is None:
-        raise UsageError("no model is open in this worker")
-    return _opened[1]
-
-
-def _timed() -> TimedSession:
-    from compile_stage.measure.timed_session import TimedSession
-
-    global _timed_session
-    if _timed_session is None:
-        _timed_session = TimedSession(_session())
-    return _timed_session
+def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: Any) -> float:
+    """`engine.predict_calls.open_predict`, in place of the model that is open."""
+    close_model()
+    return predict_calls.open_predict(source, compliance, target, samples, how)
 
 
 CALLS: dict[str, Callable[..., Any]] = {
@@ -391,6 +288,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         predict_original,
         lower,
         rank_nodes,
+        rewrite_graph,
         mix,
         compile_model,
         open_source,
@@ -401,12 +299,31 @@ CALLS: dict[str, Callable[..., Any]] = {
         predict_whole,
         make_calls,
         soak,
+        answer_export,
+        profile_artifact,
+        profile_source,
         load_published,
+        prepare_published,
+        time_published,
+        close_published,
+        make_requests,
+        answer_requests,
+        start_servers,
+        are_servers_up,
+        time_predicts,
+        describe_predict,
+        open_predict,
+        time_predict,
+        close_predict,
         predict_batch,
         warm_up,
         quick_turn,
         prepare_turn,
         time_turn,
+        first_tokens,
+        write_tokens,
+        prompt_tokens,
+        texts_of_tokens,
         end_turn,
         compare_samples,
         trace_nodes,

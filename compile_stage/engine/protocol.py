@@ -23,6 +23,7 @@ from typing import Any, cast, get_args
 
 from compile_stage.core import errors
 from compile_stage.core.digest import canonical_json
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import CompileStageError, FailureKind, PolicyError, WorkerError
 from compile_stage.core.storage import disk_full
 
@@ -79,6 +80,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         "problem": str(error.problem),
         "fix": str(error.fix),
         "where": str(error.where),
+        "code": str(error.code),
     }
     if isinstance(error, PolicyError):
         described["problems"] = [str(problem) for problem in error.problems]
@@ -93,7 +95,7 @@ def _of_this_copy(error: BaseException) -> BaseException:
         ours = getattr(errors, cls.__name__, None) if cls.__module__ == errors.__name__ else None
         if isinstance(ours, type) and issubclass(ours, CompileStageError) and not issubclass(ours, WorkerError):
             problem, fix, where = (str(getattr(error, key, "")) for key in ("problem", "fix", "where"))
-            return ours(problem, fix=fix, where=where)
+            return ours(problem, fix=fix, where=where, code=_code(getattr(error, "code", None)))
     return error
 
 
@@ -106,9 +108,18 @@ def revive_error(described: Mapping[str, Any]) -> CompileStageError:
         kind = described.get("kind")
         known = cast("FailureKind", kind) if kind in get_args(FailureKind) else "exception"
         return WorkerError(known, problem, detail=str(described.get("detail", "")), fix=fix)
+    code = _code(described.get("code"))
     if issubclass(cls, PolicyError):
-        return cls(problem, fix=fix, where=where, problems=tuple(map(str, described.get("problems", ()))))
-    return cls(problem, fix=fix, where=where)
+        return cls(problem, fix=fix, where=where, code=code, problems=tuple(map(str, described.get("problems", ()))))
+    return cls(problem, fix=fix, where=where, code=code)
+
+
+def _code(named: Any) -> Code | None:
+    """One that this side knows; None for another release's."""
+    try:
+        return Code(str(named))
+    except ValueError:
+        return None
 
 
 def says_out_of_memory(text: str) -> bool:

@@ -2,25 +2,27 @@
 it.
 
 On Linux the counters of `/proc` are read, in about 0.1 ms for a worker of ten threads; elsewhere psutil gives the CPU
-time of processes, and no threads.
+time of processes, and no threads. On a device (`compile_stage.devices`) there is no psutil: it is imported where it is
+needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from compile_stage.core.ports import WorkerMemory, WorkerUsage
-from compile_stage.engine.watch import own_memory
 from compile_stage.measure.memory import peak_rss_bytes
 
 _PROC = Path("/proc")
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+if sys.platform == "win32":
+    _TICK_S = 0.0  # there is no /proc either
+else:
+    _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def usage_of(guard: int) -> WorkerUsage:
@@ -32,12 +34,12 @@ def usage_of(guard: int) -> WorkerUsage:
     cpu_s = 0.0
     threads: dict[str, float] = {}
     waits: dict[str, float] = {}
-    for pid in (guard, *_below(guard)):
+    for pid in (guard, *descendants_of(guard)):
         own: dict[str, float] = {}
         for thread, ran_s, waited_s in _threads(pid):
             own[thread], waits[thread] = ran_s, waited_s
         threads |= own
-        with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
+        with contextlib.suppress(OSError, ValueError, IndexError):
             process_s, children_s = _process_times(pid)
             cpu_s += max(process_s, sum(own.values())) + children_s
     return WorkerUsage(at_s=time.monotonic(), cpu_s=cpu_s, threads=threads, waits=waits)
@@ -53,25 +55,36 @@ def waited_by_this_thread() -> float:
 
 def memory_of(guard: int) -> WorkerMemory:
     """What the processes below a worker's guard hold; zeros when there are none any more."""
-    peaks = {pid: peak_rss_bytes(pid) for pid in _below(guard)}
+    peaks = {pid: peak_rss_bytes(pid) for pid in descendants_of(guard)}
     if not peaks:
         return WorkerMemory(peak_bytes=0)
     largest = max(peaks, key=lambda pid: peaks[pid])
     others = [pid for pid in peaks if pid != largest]
-    held = 0
-    for pid in others:
-        with contextlib.suppress(psutil.Error):
-            held += own_memory(psutil.Process(pid))
+    held = sum(map(_own_memory, others))
     return WorkerMemory(peak_bytes=peaks[largest], others_bytes=held, others=len(others))
 
 
-def _below(pid: int) -> list[int]:
+def _own_memory(pid: int) -> int:
+    import psutil
+
+    from compile_stage.engine.watch import own_memory
+
+    with contextlib.suppress(psutil.Error):
+        return own_memory(psutil.Process(pid))
+    return 0
+
+
+def descendants_of(pid: int) -> list[int]:
     """All descendants of a process."""
-    if not (_PROC / f"{pid}/task/{pid}/children").exists():  # another system, or a kernel without that file
+    if not (_PROC / "self/stat").exists():
+        import psutil
+
         try:
             return [child.pid for child in psutil.Process(pid).children(recursive=True)]
         except psutil.Error:
             return []
+    if not (_PROC / "self/task" / str(os.getpid()) / "children").exists():
+        return _by_their_parents(pid)  # a kernel without that file
     below: list[int] = []
     waiting = [pid]
     while waiting:
@@ -83,6 +96,19 @@ def _below(pid: int) -> list[int]:
         if parent != pid:
             below.append(parent)
     return below
+
+
+def _by_their_parents(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for process in _PROC.iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(process.name))
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found[1:]
 
 
 def _threads(pid: int) -> Iterator[tuple[str, float, float]]:
@@ -100,8 +126,13 @@ def _threads(pid: int) -> Iterator[tuple[str, float, float]]:
 def _process_times(pid: int) -> tuple[float, float]:
     """CPU seconds of a process with all its threads, and of its children that ended."""
     stat = _PROC / f"{pid}/stat"
-    if not stat.exists():
-        times = psutil.Process(pid).cpu_times()
+    if not (_PROC / "self/stat").exists():
+        import psutil
+
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except psutil.Error as error:
+            raise OSError(f"process {pid} is gone") from error
         return times.user + times.system, times.children_user + times.children_system
     fields = stat.read_text().rpartition(")")[2].split()  # the name before it may hold anything
     user, system, children_user, children_system = (int(fields[number]) for number in (11, 12, 13, 14))

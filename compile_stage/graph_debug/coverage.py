@@ -150,8 +150,8 @@ def overlap_note(shared: int, calibration: int, validation: int) -> str | None:
     if not shared:
         return None
     return (
-        f"{shared} different samples are in both sets ({calibration} for calibration, {validation} for validation): a "
-        "model that is judged on what it was calibrated on flatters itself; give data.calibration samples of its own"
+        f"Calibration and validation share {shared} sample{'' if shared == 1 else 's'} (of {calibration} and "
+        f"{validation}): accuracy will look too good; give data.calibration samples of its own"
     )
 
 

@@ -39,6 +39,8 @@ class Measured:
         parts: `[samples]`, for a metric that is their mean, and can so have an interval; None for one of the worst
             sample.
         interval: Low and high end, where whoever measured it had them.
+        needed: Samples with which the gate's limit could be shown if nothing differed at all; None where it is not
+            known.
     """
 
     value: float
@@ -46,6 +48,7 @@ class Measured:
     note: str = ""
     parts: F64 | None = None
     interval: tuple[float, float] | None = None
+    needed: int | None = None
 
     def worst(self, most: int = 5) -> tuple[int, ...]:
         """The worst samples, worst first; those that are perfect are not among them."""

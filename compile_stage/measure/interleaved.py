@@ -95,6 +95,9 @@ class Interleaved:
         self._runners: dict[str, Participant] = {}
         self._dropped: dict[str, tuple[Participant, str]] = {}
         self._load = disturbance.Load()
+        # A device's engine reads what everybody uses there (`compile_stage.devices`).
+        self._usage_there: Callable[[], disturbance.Usage] | None = getattr(context.engine, "machine_usage", None)
+        self._cores = context.hardware.cores if self._usage_there is not None else None
         self.failures: dict[str, Failure] = {}
         self.overtime_s = 0.0
         self.shares: dict[str, float] = {}
@@ -117,7 +120,10 @@ class Interleaved:
             for batch_size in self._target.batch_sizes:
                 worker.call("warm_up", samples=self._samples, batch_size=batch_size, seconds=0.0)
             share = self.shares.get(name, 1.0)
-            self._runners[name] = Participant(worker, opened["load_s"], worker.memory(), share=share)
+            writes = bool(opened.get("writes_tokens"))
+            self._runners[name] = Participant(
+                worker, opened["load_s"], worker.memory(), share=share, writes_tokens=writes
+            )
         except CompileStageError as error:
             self._drop(name, error)
 
@@ -136,10 +142,13 @@ class Interleaved:
         """Wait a part of the time for measuring, if other processes use the cores; returns the seconds waited."""
 
         def on_wait(foreign: float) -> None:
-            self._progress(f"waiting: other processes use {foreign:.1f} of {available_cores()} cores")
+            cores = self._cores or available_cores()
+            self._progress(f"waiting: other processes use {foreign:.1f} of {cores} cores")
 
         longest = min(disturbance.WAIT_SHARE * seconds, disturbance.WAIT_S)
-        return disturbance.wait_until_quiet(self._threads, longest, on_wait=on_wait)
+        return disturbance.wait_until_quiet(
+            self._threads, longest, on_wait=on_wait, read=self._usage_there, cores=self._cores
+        )
 
     def run(self, wanted: Rounds, leads: Sequence[str] | None = None) -> None:
         """Rounds at one batch size, until every ratio's interval is narrow enough or the time is up.
@@ -225,7 +234,7 @@ class Interleaved:
 
     def _round(self, number: int, wanted: Rounds, answers: AnswerLog, longest_s: float) -> tuple[_Round, bool]:
         """One turn for each, of `longest_s` at most, and whether other processes left us the cores meanwhile."""
-        before, played, participants = disturbance.usage(), {}, len(self._runners)
+        before, played, participants = self._usage(), {}, len(self._runners)
         checked_seed, folder = answers.begin_round() if self._proof is not None else (None, None)
         for place, name in enumerate(timing.schedule(tuple(self._runners), number, wanted.seed)):
             into = folder / str(place) if folder is not None else None
@@ -239,12 +248,15 @@ class Interleaved:
             )
             if (turn := self._guarded(name, take)) is not None:
                 played[name] = turn
-        after = disturbance.usage()
+        after = self._usage()
         if checked_seed is not None and folder is not None:
             answers.end_round(checked_seed, folder, played)
         if len(played) == participants:  # what a process has used is not counted any more when it has ended
             self._load.add(before, after)
-        return played, not disturbance.disturbed(before, after, self._threads)
+        return played, not disturbance.disturbed(before, after, self._threads, self._cores)
+
+    def _usage(self) -> disturbance.Usage:
+        return self._usage_there() if self._usage_there is not None else disturbance.usage()
 
     def _turns(self, rounds: Sequence[_Round]) -> dict[str, list[Turn]]:
         return {name: [played[name] for played in rounds] for name in self._runners}
@@ -254,7 +266,7 @@ class Interleaved:
 
     def measurements(self) -> dict[str, Measurement]:
         """By participant. The baseline's notes tell of all of them."""
-        busy = self._load.note(self._threads)
+        busy = self._load.note(self._threads, self._cores)
         notes = (busy,) if busy else ()
         everybody = {name: (runner, "") for name, runner in self._runners.items()} | self._dropped
         return {
@@ -300,6 +312,8 @@ class Interleaved:
             threads=round(stats.median([float(turn.threads) for turn in turns])),
             stable=True,
         )
+        if first_s := tuple(value for turn in turns for value in turn.first_s):
+            timed = replace(timed, first_s=first_s, new_tokens=self._target.generation.new_tokens)
         if name == BASELINE:
             return timed
         ratio = stats.ratio_interval(base, own, seed=wanted.seed)

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.core.records import Check, Gate, Outcome, Waiver
-from compile_stage.measure.classes import CLASS_METRICS, LOOKS_LIKE_SCORES, has_classes, measure_classes
+from compile_stage.core.sample_sizes import too_few_samples
+from compile_stage.measure.classes import CLASS_METRICS, LOOKS_LIKE_SCORES, measure_classes
 from compile_stage.measure.columns import COLUMN_METRICS, Columns, columns_along_axes, measure_columns
 from compile_stage.measure.detection import read_detections
 from compile_stage.measure.elementwise import (
@@ -29,6 +30,7 @@ from compile_stage.measure.elementwise import (
     allclose,
     distances,
 )
+from compile_stage.measure.gates import FLOAT_METRICS, change_text, fitting, holds, suits, worse_end
 from compile_stage.measure.own_metric import measure_own
 from compile_stage.measure.recall import measure_recall
 from compile_stage.measure.similarity import SIMILARITY_METRICS, measure_similarity
@@ -41,20 +43,23 @@ from compile_stage.measure.structure import (
     values_are,
 )
 from compile_stage.measure.task_intervals import Amount, TaskResult, mean_interval, of_too_few
-from compile_stage.measure.tasks import HIGHER_IS_BETTER, classifies, measure_task, scored_output
+from compile_stage.measure.tasks import HIGHER_IS_BETTER, measure_task, scored_output
+from compile_stage.measure.tokens import (
+    TEXT_METRICS,
+    TOKEN_METRICS,
+    Tokens,
+    compare_tokens,
+    is_text,
+    measure_text,
+    measure_tokens,
+)
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
 
-CLASSES_ONLY = "classes_only"
-"""Option of a task gate that nobody asked for by name: it holds where there are classes, and is left out, with a word,
-for a regression."""
-
 _ROUNDING = 1e-12
 """What float64 may do to a mean, or to the difference of two: 0.96 - 0.95 is more than 0.01 there, and a drop of
 exactly its limit is allowed."""
-
-_FLOAT_METRICS = (*DISTANCE_METRICS, "allclose", *COLUMN_METRICS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +110,9 @@ def check_outputs(
     labels, groups = samples.labels, samples.groups
     numbered = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1].astype(np.int64)
     comparison = _Comparison(candidate, baseline, labels, batch_size, seed, numbered)
-    left_out = [gate for gate in gates if gate.options.get(CLASSES_ONLY) and not _classifies(baseline, labels)]
-    gates = [gate for gate in gates if gate not in left_out]
+    gates, without = fitting(gates, baseline, labels)
     checks = [comparison.samples(samples)]
-    if left_out:
-        skipped = (
-            f"the shipped limit on {listed([gate.metric for gate in left_out])} is left out: the labels are no classes "
-            "of an output"
-        )
-        checks = [replace(checks[0], reason=f"{checks[0].reason}; {skipped}")]
+    checks = [replace(checks[0], reason="; ".join([checks[0].reason, *without]))]
     if comparison.count == 0:
         return (*checks, *(comparison.not_run(gate, "there are no samples") for gate in gates))
     checks += comparison.structure()
@@ -154,6 +153,7 @@ class _Comparison:
     also_read: set[str] = field(default_factory=set)
     _distances: dict[str, Distances] = field(default_factory=dict)
     _columns: dict[str, list[Columns]] = field(default_factory=dict)
+    _tokens: dict[str, Tokens] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -235,19 +235,25 @@ class _Comparison:
             self._columns[name] = columns_along_axes(self.candidate[name], self.baseline[name])
         return self._columns[name]
 
+    def tokens(self, name: str) -> Tokens:
+        """Computed once, for all the metrics of language models."""
+        if name not in self._tokens:
+            self._tokens[name] = compare_tokens(self.candidate[name], self.baseline[name], self.labels)
+        return self._tokens[name]
+
     # ----------------------------------------------------------------------------------------------------------- gates
 
     def gate(self, gate: Gate, gates: Sequence[Gate]) -> Iterator[Check]:
         if gate.output is not None and gate.output not in self.baseline:
             reason = f"{gate.metric} is asked of output {gate.output!r}, and the model has {listed(self.baseline)}"
             yield self.not_run(gate, reason)
-        elif gate.metric in HIGHER_IS_BETTER:
+        elif gate.metric in HIGHER_IS_BETTER or gate.metric in TEXT_METRICS:
             if not self._yields(gate, gates):
                 yield self._task(gate)
         else:
             overridden = {g.output for g in gates if g.metric == gate.metric} if gate.output is None else set()
             named = [gate.output] if gate.output is not None else [n for n in self.baseline if n not in overridden]
-            suited = [name for name in named if gate.output is not None or _suits(gate, self.baseline[name])]
+            suited = [name for name in named if gate.output is not None or suits(gate, self.baseline[name])]
             for name in suited:
                 yield self._measure(gate, name)
             # Floats without an axis of classes are no reason to pass over a gate in silence.
@@ -261,6 +267,8 @@ class _Comparison:
         named = {g.output for g in gates if g.metric == gate.metric} - {None}
         if gate.output is not None or not named or self.labels is None:
             return False
+        if gate.metric in TEXT_METRICS:
+            return True
         try:
             return scored_output(gate.metric, self.baseline, self.labels) in named
         except NotMeasurableError:
@@ -276,7 +284,7 @@ class _Comparison:
 
     def _value(self, gate: Gate, name: str) -> Measured:
         own, expected = self.candidate[name], self.baseline[name]
-        if gate.metric in _FLOAT_METRICS:
+        if gate.metric in FLOAT_METRICS:
             if expected.dtype.kind != "f":
                 raise NotMeasurableError(f"{gate.metric} is for floats, and it holds {expected.dtype}; use agreement")
             distances = self.distances(name)
@@ -293,6 +301,8 @@ class _Comparison:
             return measure_classes(gate.metric, own, expected, gate.options)
         if gate.metric in SIMILARITY_METRICS:
             return measure_similarity(gate.metric, own, expected, gate.options)
+        if gate.metric in TOKEN_METRICS:
+            return measure_tokens(gate, self.tokens(name), seed=self.seed, groups=self.groups)
         if gate.metric == "agreement":
             return agreement(own, expected)
         if gate.metric.startswith("python:"):
@@ -303,18 +313,23 @@ class _Comparison:
         if math.isnan(measured.value):
             return self.not_run(gate, f"output {name!r}: {gate.metric} came out as NaN", name)
         ends = self._interval(gate, measured)
-        worse = measured.value if ends is None else _worse_end(gate, ends)
-        holds = _holds(gate, worse, _ROUNDING if measured.parts is not None else 0.0)
+        worse = measured.value if ends is None else worse_end(gate, ends)
+        held = holds(gate, worse, _ROUNDING if measured.parts is not None else 0.0)
         unit = f" {gate.unit}" if gate.unit else ""
-        sign = {"at_most": ("<=", ">"), "at_least": (">=", "<")}[gate.direction][0 if holds else 1]
+        sign = {"at_most": ("<=", ">"), "at_least": (">=", "<")}[gate.direction][0 if held else 1]
         what = f"{gate.metric} of output {name!r} is {measured.value:.4g}"
         if ends is not None:
             what += f", its {gate.confidence:.0%} interval's worse end {worse:.4g}"
         reason = f"{what} {sign} {gate.limit:g}{unit} over {self.count} samples"
         if measured.note:
             reason += f" ({measured.note})"
-        check = self._check(gate, Outcome.PASS if holds else Outcome.FAIL, measured.value, reason, name)
-        return replace(check, interval=ends, worst=measured.worst())
+        outcome = Outcome.PASS if held else Outcome.FAIL
+        independent = self.amount.independent
+        if not held and measured.needed is not None and independent < measured.needed and holds(gate, measured.value):
+            outcome = Outcome.NOT_RUN
+            reason += f", and {too_few_samples(gate, measured.needed, independent, self.amount.unit)}"
+        check = self._check(gate, outcome, measured.value, reason, name)
+        return replace(check, interval=ends or measured.interval, worst=measured.worst())
 
     def _interval(self, gate: Gate, measured: Measured) -> tuple[float, float] | None:
         if gate.confidence is None:
@@ -337,8 +352,11 @@ class _Comparison:
         name = gate.output
         try:
             name, own, base = self._read(gate)
-            measure = measure_recall if gate.metric == "class_recall" else measure_task
-            result = measure(gate, own, base, self.labels, seed=self.seed, groups=self.groups)
+            if gate.metric in TEXT_METRICS:
+                result = measure_text(gate, self.tokens(name), seed=self.seed, groups=self.groups)
+            else:
+                measure = measure_recall if gate.metric == "class_recall" else measure_task
+                result = measure(gate, own, base, self.labels, seed=self.seed, groups=self.groups)
         except (NotMeasurableError, ValueError) as error:  # scikit-learn says what it can't do as ValueError
             return self.not_run(gate, f"{gate.metric} was not measured: {error}", name)
         if math.isnan(result.value):
@@ -350,6 +368,11 @@ class _Comparison:
         if gate.metric == "coco_map":
             names, base = read_detections(self.baseline, gate.options)
             self.also_read.update(names)
+        elif gate.metric in TEXT_METRICS:
+            texts = [name for name, array in self.baseline.items() if is_text(self.labels, array)]
+            if gate.output is None and len(texts) != 1:
+                raise NotMeasurableError(f"{len(texts)} outputs are logits of the tokens that the labels are")
+            names = (gate.output or texts[0],)
         else:
             names = (gate.output or scored_output(gate.metric, self.baseline, np.asarray(self.labels)),)
         if wrong := [self.broken[name] for name in names if name in self.broken]:
@@ -360,21 +383,21 @@ class _Comparison:
 
     def _judge_task(self, gate: Gate, name: str, result: TaskResult) -> Check:
         ends = (result.interval.low, result.interval.high) if result.interval else (result.value, result.value)
-        worse = _worse_end(gate, (min(ends[0], result.value), max(ends[1], result.value)))
+        worse = worse_end(gate, (min(ends[0], result.value), max(ends[1], result.value)))
         relative = gate.options.get("drop") == "max_relative_drop"
         slack = _ROUNDING * (1.0 if relative else max(abs(result.candidate), abs(result.baseline)))
-        holds = _holds(gate, worse, slack)
+        held = holds(gate, worse, slack)
         word = "bounds" if gate.metric in ("accuracy", "class_recall") else "interval"
         spread = f" ({gate.confidence:.0%} {word} {ends[0]:.4g} to {ends[1]:.4g})" if result.interval else ""
         reason = (
-            f"{gate.metric} {_change(gate, result.value)}{spread}, from {result.baseline:.4g} to "
+            f"{gate.metric} {change_text(gate, result.value)}{spread}, from {result.baseline:.4g} to "
             f"{result.candidate:.4g} over {self.amount}; {gate.direction.replace('_', ' ')} {gate.limit:g} is "
             f"{'allowed' if gate.direction == 'at_most' else 'asked for'}"
         )
         if result.note:
             reason += f" ({result.note})"
-        outcome = Outcome.PASS if holds else Outcome.FAIL
-        if not holds and _holds(gate, result.value, slack):
+        outcome = Outcome.PASS if held else Outcome.FAIL
+        if not held and holds(gate, result.value, slack):
             outcome, why = of_too_few(gate, result, worse, self.amount)
             reason += why
         check = self._check(gate, outcome, result.value, reason, name)
@@ -404,39 +427,6 @@ class _Comparison:
             batch_size=self.batch_size,
             samples=self.count,
         )
-
-
-def _holds(gate: Gate, value: float, slack: float = 0.0) -> bool:
-    return value <= gate.limit + slack if gate.direction == "at_most" else value >= gate.limit - slack
-
-
-def _worse_end(gate: Gate, ends: tuple[float, float]) -> float:
-    return ends[1] if gate.direction == "at_most" else ends[0]
-
-
-def _change(gate: Gate, value: float) -> str:
-    """In words that fit a higher log loss and a lower accuracy alike."""
-    if gate.options.get("drop") is None:
-        return f"is {value:.4g}"
-    if value == 0:
-        return "does not change"
-    share = " of the baseline's" if gate.options["drop"] == "max_relative_drop" else ""
-    return f"gets {'worse' if value > 0 else 'better'} by {abs(value):.4g}{share}"
-
-
-def _suits(gate: Gate, output: Array) -> bool:
-    """Whether a gate that names no output looks at this one."""
-    floats = output.dtype.kind == "f"
-    if gate.metric in (*_FLOAT_METRICS, *SIMILARITY_METRICS):
-        return floats
-    if gate.metric in CLASS_METRICS:
-        return floats and has_classes(output, gate.options)
-    return not floats if gate.metric == "agreement" else True
-
-
-def _classifies(baseline: Mapping[str, Array], labels: Array | None) -> bool:
-    """Without labels nothing is known, and the gate says so itself."""
-    return labels is None or classifies(baseline, np.asarray(labels))
 
 
 def _not_judged(check: Check, why: str) -> Check:

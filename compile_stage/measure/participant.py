@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from compile_stage.core.errors import WorkerError
 from compile_stage.core.ports import Worker, WorkerMemory, WorkerUsage
 from compile_stage.core.records import SampleSet, Timing, record
 from compile_stage.measure import timing
@@ -32,6 +33,9 @@ class Turn:
         idle_s: From the end of its turn before, at rest, to the beginning of this one; 0 for the first.
         idle_cpu_s: CPU time that it used meanwhile, or waited for a core to use.
         answers: By number of the checked batch: output name → `.npy` file.
+        first_s: Of a language model: seconds of each call for the first token alone, by the worker's clock, made in
+            turns with those of `latency_s`.
+        first_answers: To these, as `answers`.
     """
 
     latency_s: tuple[float, ...]
@@ -44,6 +48,13 @@ class Turn:
     idle_s: float = 0.0
     idle_cpu_s: float = 0.0
     answers: tuple[Mapping[str, str], ...] = ()
+    first_s: tuple[float, ...] = ()
+    first_answers: tuple[Mapping[str, str], ...] = ()
+
+    @property
+    def claimed_s(self) -> float:
+        """All latencies of the turn."""
+        return sum(self.latency_s) + sum(self.first_s)
 
 
 @dataclass
@@ -54,6 +65,7 @@ class Participant:
         memory: What it held when it had run once at each batch size.
         calls: Of a turn, at the batch size that is measured.
         share: Of a whole turn's calls: less than 1 where turns had to become shorter (`rounds.Pace`).
+        writes_tokens: It is a language model.
     """
 
     worker: Worker
@@ -61,6 +73,7 @@ class Participant:
     memory: WorkerMemory
     calls: int = 1
     share: float = 1.0
+    writes_tokens: bool = False
     timings: list[Timing] = field(default_factory=list)
     _rested: WorkerUsage | None = None
 
@@ -103,7 +116,13 @@ class Participant:
             checked_seed=checked_seed,
         )  # fmt: skip
         timed = self.worker.metered("time_turn", seconds=longest_s)
-        ended = self.worker.metered("end_turn", into=str(into) if into else None)
+        folder = str(into) if into else None
+        first = self.worker.call("first_tokens", into=folder) if self.writes_tokens else {}
+        ended = self.worker.metered("end_turn", into=folder)
+        first_s = tuple(first.get("latency_s", ()))
+        if self.writes_tokens and len(first_s) != len(timed.value):
+            problem = f"it timed {len(first_s)} first tokens beside {len(timed.value)} generations"
+            raise WorkerError("exception", problem)
         rested, self._rested = self._rested, ended.after
         return Turn(
             latency_s=tuple(timed.value),
@@ -116,6 +135,8 @@ class Participant:
             idle_s=prepared.before.at_s - rested.at_s if rested else 0.0,
             idle_cpu_s=_wanted(rested, prepared.before) if rested else 0.0,
             answers=tuple(ended.value),
+            first_s=first_s,
+            first_answers=tuple(first.get("answers", ())),
         )
 
     def look_at_memory(self) -> None:

@@ -5,27 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing
+from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing, is_ratio_known
+from compile_stage.measure import stats
 from compile_stage.measure.quantiles import GATED, calls_wanted, effective_calls, quantile_interval
-from compile_stage.measure.stats import RESOLUTION, by_round, samples_needed
+from compile_stage.measure.served_load import SERVED_GATES
+from compile_stage.measure.stats import RESOLUTION, samples_needed
+from compile_stage.measure.token_times import FIRST, NEXT, rounds_of, tokens_per_s
+
+PERCENTILES = ("p95_latency_ms", "ttft_p95_ms", "tpot_p95_ms")
+"""Gates on a 95th percentile."""
+
+_TIMED = ("speedup", *PERCENTILES, "tokens_per_s")
+
+_OF_TOKENS = {"ttft_p95_ms": ("time to the first token", FIRST), "tpot_p95_ms": ("time per output token", NEXT)}
 
 
 def calls_needed(gates: Sequence[Gate]) -> int:
     """Independent calls of each participant that the gates ask for: a gate on a percentile wants as many as bring its
     upper bound near to it."""
-    return calls_wanted(GATED) if any(gate.metric == "p95_latency_ms" for gate in gates) else 0
+    return calls_wanted(GATED) if any(gate.metric in PERCENTILES for gate in gates) else 0
 
 
 def check_performance(
     gates: Sequence[Gate], measurement: Measurement | None, size_bytes: int | None
 ) -> tuple[Check, ...]:
-    """One check for each gate; `speedup` has one for each batch size that was measured.
+    """One check for each gate; `speedup` has one for each batch size that was measured. Gates on what is served are
+    left out: `measure.served_load.judge_served` looks at them.
 
     Args:
         measurement: Of the candidate; None when it was not measured, which makes its gates NOT_RUN.
         size_bytes: Of the artifact on disk.
     """
-    return tuple(check for gate in gates for check in _check(gate, measurement, size_bytes))
+    own = (gate for gate in gates if gate.metric not in SERVED_GATES)
+    return tuple(check for gate in own for check in _check(gate, measurement, size_bytes))
 
 
 def is_too_uncertain(check: Check) -> bool:
@@ -34,7 +46,7 @@ def is_too_uncertain(check: Check) -> bool:
     if check.outcome is not Outcome.FAIL or check.interval is None:
         return False
     low, high = check.interval
-    return check.gate.metric in ("speedup", "p95_latency_ms") and low <= check.gate.limit <= high
+    return check.gate.metric in (*_TIMED, *SERVED_GATES) and low <= check.gate.limit <= high
 
 
 def _check(gate: Gate, measurement: Measurement | None, size_bytes: int | None) -> Iterator[Check]:
@@ -44,15 +56,22 @@ def _check(gate: Gate, measurement: Measurement | None, size_bytes: int | None) 
     elif gate.metric == "memory_mb":
         peak = measurement.peak_memory_bytes if measurement is not None else None
         yield _amount(gate, peak, "the peak memory of a process that runs it", "its memory was not measured")
-    elif gate.metric not in ("speedup", "p95_latency_ms"):
+    elif gate.metric not in _TIMED:
         yield _not_run(gate, f"there is no performance metric {gate.metric!r}")
     elif not timings:
         yield _not_run(gate, "it was not measured")
     elif gate.metric == "speedup":
         yield from (_speedup(gate, timing) for timing in timings)
-    else:
+    elif gate.metric == "p95_latency_ms":
         # The first batch size is the one that is served; a larger one naturally takes longer.
-        yield _latency(gate, timings[0])
+        yield _latency(gate, timings[0], stats.by_round(timings[0]) or [(c,) for c in timings[0].latency_s], "")
+    elif gate.metric == "tokens_per_s":
+        yield _throughput(gate, max(timings, key=lambda timing: timing.batch_size))
+    elif not timings[0].first_s:
+        yield _not_run(gate, "it is no language model that was measured token by token", timings[0])
+    else:
+        what, which = _OF_TOKENS[gate.metric]
+        yield _latency(gate, timings[0], rounds_of(timings[0], which), f" of the {what}")
 
 
 def ratio_text(ratio: float) -> str:
@@ -68,6 +87,8 @@ def _speedup(gate: Gate, timing: Timing) -> Check:
         return _not_run(gate, f"{at} it was not compared with the baseline", timing)
     low, high = timing.speedup_interval
     interval = f"95 % interval {ratio_text(low)} to {ratio_text(high)}"
+    if not is_ratio_known(timing.speedup_interval):
+        interval = "the ends of its 95 % interval are a factor of 100 or more apart"
     measured = f"{ratio_text(timing.speedup)} times the baseline's speed ({interval})"
     limit = f"the limit is {gate.limit:g}"
     if high < gate.limit:
@@ -83,10 +104,25 @@ def _speedup(gate: Gate, timing: Timing) -> Check:
     return replace(found, measured=timing.speedup, interval=timing.speedup_interval)
 
 
-def _latency(gate: Gate, timing: Timing) -> Check:
+def _throughput(gate: Gate, timing: Timing) -> Check:
+    """Passes when the lower bound holds the limit."""
+    interval = tokens_per_s(timing)
+    if interval is None:
+        why = f"{len(timing.latency_s)} calls are too few" if timing.new_tokens else "it is no language model"
+        return _not_run(gate, f"tokens a second are not known: {why}", timing)
+    measured = (
+        f"{interval.value:.4g} output tokens/s (95 % bounds {interval.low:.4g} to {interval.high:.4g}) with "
+        f"{timing.batch_size} sequences at a time; at least {gate.limit:g} are asked for"
+    )
+    sure = interval.low >= gate.limit or interval.value < gate.limit
+    outcome = Outcome.PASS if interval.low >= gate.limit else Outcome.FAIL
+    found = _found(gate, outcome, measured if sure else f"too uncertain: {measured}", timing)
+    return replace(found, measured=interval.value, interval=(interval.low, interval.high))
+
+
+def _latency(gate: Gate, timing: Timing, rounds: Sequence[Sequence[float]], of: str) -> Check:
     """Passes when the upper bound of the p95 holds the limit: the p95 of so many calls by itself is as often below the
     true one as above."""
-    rounds = by_round(timing) or [(call,) for call in timing.latency_s]
     interval, calls = quantile_interval(rounds, GATED), len(timing.latency_s)
     if interval is None:
         tell = effective_calls(rounds, GATED)
@@ -99,9 +135,8 @@ def _latency(gate: Gate, timing: Timing) -> Check:
         )
     value, low, high = (end * 1e3 for end in (interval.value, interval.low, interval.high))
     limit = f"at most {gate.limit:g} ms is allowed"
-    measured = (
-        f"p95 is {value:.4g} ms (95 % bounds {low:.4g} to {high:.4g}) at batch {timing.batch_size} over {calls} calls"
-    )
+    bounds = f"95 % bounds {low:.4g} to {high:.4g}"
+    measured = f"p95{of} is {value:.4g} ms ({bounds}) at batch {timing.batch_size} over {calls} calls"
     if high <= gate.limit or value > gate.limit:
         outcome, reason = (Outcome.PASS if high <= gate.limit else Outcome.FAIL), f"{measured}; {limit}"
     else:

@@ -145,6 +145,7 @@ def _joined(timings: Sequence[Timing]) -> Timing:
         disturbed=sum(timing.disturbed for timing in timings),
         cpu_s=tuple(seconds for timing in timings for seconds in timing.cpu_s),
         threads=round(stats.median([float(timing.threads) for timing in timings])),
+        first_s=tuple(call for timing in timings for call in timing.first_s),
         processes=tuple(number for number, timing in enumerate(timings) for _ in timing.turns),
     )
 

@@ -24,6 +24,7 @@ from compile_stage.core.sample_files import GROUPS, LABELS, RAW, digest_of_sampl
 from compile_stage.core.tensors import Signature
 from compile_stage.measure.fitting import check_shape, convert
 from compile_stage.measure.readers import Rows, SampleRequest, Table, read
+from compile_stage.measure.windows import Windows, cut, with_new_tokens_as_labels
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
@@ -41,11 +42,13 @@ class FromModel:
         network_inputs: Of a model whose samples are those of its predict(): columns → the network's inputs. The columns
             are kept (`core.sample_files.RAW`).
         reader: Of a source that reads text, so that samples may be texts.
+        windows: Of a language model: texts, and a number of tokens → of each text its windows of so many.
     """
 
     example: Batch | None = None
     network_inputs: Callable[[Mapping[str, Array]], Batch] | None = None
     reader: TextReader | None = None
+    windows: Windows | None = None
 
 
 def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
@@ -61,6 +64,8 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
         table = _through_predict(spec, table, seed, model.network_inputs, into)
     if model.reader is not None:
         table = _read_texts(spec, table, signature, seed, model.reader)
+    if model.windows is not None and table.real:
+        table = _read_windows(request, table, model.windows)
     notes = list(table.notes)
     chosen = _choose(spec, _inputs(spec, table, signature, notes), table, seed)
     files = {name: f"inputs/{file}" for name, file in tensor_files([t.name for t in signature.inputs]).items()}
@@ -134,6 +139,17 @@ class TextReader:
 
     tokenize: Callable[[Sequence[Any]], Batch | None]
     class_names: Callable[[], Sequence[str]]
+
+
+def _read_windows(request: SampleRequest, table: Table, windows: Windows) -> Table:
+    """Windows of tokens in place of texts, and the tokens that the model has to find as labels; those that the table
+    has itself stay. Raises PolicyError where no text is long enough."""
+    spec, name = request.spec, request.signature.inputs[0].name
+    if name not in table.columns and (used := _used_columns(table)):
+        chosen = _choose(spec, [[table.columns[used[0]]]], replace(table, labels=None), request.seed)
+        groups = table.groups.take(chosen.indices) if table.groups is not None else None
+        table = cut(request, [str(text) for text in chosen.inputs[0]()], groups, windows)
+    return with_new_tokens_as_labels(request, table)
 
 
 def _read_texts(spec: DataSpec, table: Table, signature: Signature, seed: int, reader: TextReader) -> Table:

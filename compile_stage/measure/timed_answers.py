@@ -23,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.core.records import Candidate, Gate, record
+from compile_stage.measure.elementwise import NotMeasurableError
 from compile_stage.measure.participant import Turn
 from compile_stage.measure.predict import open_outputs
 from compile_stage.measure.timed_inputs import checked_batch
+from compile_stage.measure.tokens import compare_tokens
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -42,6 +44,7 @@ UNJUDGED_ROWS = 0.5
 """So many rows may be off of an output that no elementwise gate looks at: where the policy cares for labels or its own
 metric alone, boxes may come in another order, and scores may be scaled."""
 
+_DIVERGES = 64.0  # times the limit on `token_kl`
 _REFERENCE_ROWS = 64  # of the original's answers when the candidate was proven, for their range and their usual size
 _FOLDER_BYTES = 500_000_000  # of kept answers; beyond it, those of a random round are dropped
 
@@ -109,7 +112,7 @@ class AnswerLog:
         while len(self.rounds) > 2 and sum(self._bytes[s] for s, _ in self.rounds) > _FOLDER_BYTES:
             _, dropped = self.rounds.pop(secrets.randbelow(len(self.rounds)))
             for turn in dropped.values():
-                for path in (path for answer in turn.answers for path in answer.values()):
+                for path in (path for answer in (*turn.answers, *turn.first_answers) for path in answer.values()):
                     Path(path).unlink(missing_ok=True)
 
     def refuse(self, name: str, baseline: str, proof: Proof) -> str:
@@ -119,10 +122,22 @@ class AnswerLog:
             for seed, turns in self.rounds:
                 if name in turns and baseline in turns:
                     self._add(rows, seed, turns[name], turns[baseline])
-            problem = rows.refuse(proof.gates[name], math.inf if name in proof.waived else FURTHEST)
+            furthest = math.inf if name in proof.waived else FURTHEST
+            problem = rows.refuse(proof.gates[name], furthest) or self._refuse_first(name, baseline, proof, furthest)
         except _DifferentError as different:
             problem = str(different)
         return f"answered differently while it was timed: {problem} (batch {self.batch_size})" if problem else ""
+
+    def _refuse_first(self, name: str, baseline: str, proof: Proof, furthest: float) -> str:
+        """The same of a language model's answers to its prompts alone, beside the original's."""
+        rows = _Rows({})
+        for _, turns in self.rounds:
+            if name in turns and baseline in turns:
+                pairs = zip(turns[name].first_answers, turns[baseline].first_answers, strict=False)
+                for answered, expected in pairs:
+                    rows.add(open_outputs(answered), open_outputs(expected), None)
+        problem = rows.refuse(proof.gates[name], furthest)
+        return f"of the first token, {problem}" if problem else ""
 
     def _add(self, rows: _Rows, seed: int, own: Turn, baseline: Turn) -> None:
         for number, (answered, expected) in enumerate(zip(own.answers, baseline.answers, strict=False)):
@@ -197,8 +212,12 @@ class _Rows:
             return f"output {name!r} holds {a.dtype}, the original's {b.dtype}"
         if b.dtype.kind != "f":
             return _unequal(name, a, b, gates)
-        off, worst = _far_off(a, b, gates, self._scale(name, b), furthest)
-        if any(gate.metric in (*_LIMITS, "allclose") for gate in gates):
+        divergences = [gate.limit for gate in gates if gate.metric == "token_kl" and b.ndim == 3]
+        if divergences:
+            off, worst = _diverges(a, b, min(divergences), furthest)
+        else:
+            off, worst = _far_off(a, b, gates, self._scale(name, b), furthest)
+        if divergences or any(gate.metric in (*_LIMITS, "allclose") for gate in gates):
             allowed = 0 if plain else max(1, math.floor(CHANGED_ROWS * len(b)))
         else:
             allowed = math.floor(UNJUDGED_ROWS * len(b))
@@ -261,6 +280,22 @@ def _far_off(
         return off, "NaN or infinite where the original is not, or the other way round"
     worst = int(np.argmax(np.where(off, far, -1)))
     return off, f"by up to {far[worst]:.3g} times the size of the original's answer"
+
+
+def _diverges(a: Array, b: Array, limit: float, furthest: float) -> tuple[NDArray[np.bool_], str]:
+    """Rows of logits `[rows, tokens, vocabulary]` whose distributions are further off than the mean of the validation
+    set may be: 64 times, which is 8 times the error of a logit, as of any mean; and never further than a share of what
+    the original's answers to other rows are. Logits that are all shifted alike are the same distribution."""
+    try:
+        nats = compare_tokens(a, b, None)
+        others = compare_tokens(np.roll(b, 1, axis=0), b, None)
+    except NotMeasurableError as error:
+        return np.ones(len(b), dtype=bool), str(error)
+    each, unrelated = (found.kl / np.maximum(found.count, 1) for found in (nats, others))
+    off = each > _DIVERGES * limit
+    if unrelated.any() and math.isfinite(furthest):
+        off |= each > furthest * unrelated.mean()
+    return off, f"by up to {each.max(initial=0):.3g} nats a token"
 
 
 def _room(gate: Gate, y: F64) -> F64:

@@ -158,6 +158,10 @@ class KeptAnswers:
         self._answers: list[Batch] = []
         self._left = _KEPT_BYTES
 
+    def of_same_turn(self) -> KeptAnswers:
+        """An empty one, for other answers to the same batches."""
+        return KeptAnswers(self._inputs, self._turn, self._seed)
+
     def keep(self, place: int, answer: Batch) -> None:
         """Copy what a call answered, if it is one that is kept and memory is left."""
         number = self._turn.checked.get(place)

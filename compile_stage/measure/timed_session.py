@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from compile_stage.measure.timed_inputs import KeptAnswers, TimedInputs, TurnInp
 if TYPE_CHECKING:
     from compile_stage.core.ports import Session
     from compile_stage.core.records import SampleSet
+    from compile_stage.core.tensors import Batch
 
 _WARM_UP_BATCHES = 256  # at most, and as many as a turn holds
 
@@ -29,6 +31,13 @@ class TimedSession:
         self._inputs: TimedInputs | None = None
         self._inputs_of: tuple[str, int] | None = None
         self._turn: tuple[TurnInputs, KeptAnswers] | None = None
+        self._first: Callable[[Batch], Batch] | None = getattr(session, "first", None)
+        self._first_tokens: tuple[list[float], KeptAnswers] | None = None
+
+    @property
+    def writes_tokens(self) -> bool:
+        """It is a language model's: each call of a turn is made for its first token alone too."""
+        return self._first is not None
 
     def warm_up(self, samples: SampleSet, batch_size: int, seconds: float) -> dict[str, Any]:
         """Call until it is steady (at most `seconds`), as `timing.warm_up` says. With no seconds, one call: no further
@@ -57,7 +66,21 @@ class TimedSession:
         """Seconds of each call of the prepared turn, which ends after about `seconds`. It does nothing else, so that
         the stage's own clock can tell whether they are true."""
         turn, kept = self._prepared()
-        return timing.turn(self._session.run, turn.batches, seconds=seconds, keep=kept.keep)
+        if self._first is None:
+            return timing.turn(self._session.run, turn.batches, seconds=seconds, keep=kept.keep)
+        first = kept.of_same_turn()
+        runs, keeps = (self._session.run, self._first), (kept.keep, first.keep)
+        latencies, first_s = timing.turn_of_each(runs, turn.batches, seconds=seconds, keep=keeps)
+        self._first_tokens = first_s, first
+        return latencies
+
+    def first_tokens(self, into: Path | None) -> dict[str, Any]:
+        """Of the turn that was timed: seconds of each call for the first token alone (`latency_s`), and what they
+        answered (`answers`, as `end` says of the others)."""
+        if self._first_tokens is None:
+            raise UsageError("no turn of a language model was timed in this worker")
+        (latency_s, kept), self._first_tokens = self._first_tokens, None
+        return {"latency_s": latency_s, "answers": _written(kept, into, "first-")}
 
     def end(self, into: Path | None) -> list[dict[str, str]]:
         """Write the answers that were kept into the folder, and come to rest.
@@ -66,13 +89,7 @@ class TimedSession:
         """
         _, kept = self._prepared()
         self._turn = None
-        written: list[dict[str, str]] = []
-        if into is not None:
-            for number, answer in enumerate(kept.arrays()):
-                files = {name: into / f"{number}-{place}.npy" for place, name in enumerate(answer)}
-                for name, path in files.items():
-                    np.save(path, answer[name], allow_pickle=False)
-                written.append({name: str(path) for name, path in files.items()})
+        written = _written(kept, into)
         timing.settle()
         return written
 
@@ -86,3 +103,14 @@ class TimedSession:
         if self._turn is None:
             raise UsageError("no turn was prepared in this worker")
         return self._turn
+
+
+def _written(kept: KeptAnswers, into: Path | None, prefix: str = "") -> list[dict[str, str]]:
+    """By number of the checked batch: output name → `.npy` file."""
+    written: list[dict[str, str]] = []
+    for number, answer in enumerate(kept.arrays() if into is not None else ()):
+        files = {name: Path(into or "") / f"{prefix}{number}-{place}.npy" for place, name in enumerate(answer)}
+        for name, path in files.items():
+            np.save(path, answer[name], allow_pickle=False)
+        written.append({name: str(path) for name, path in files.items()})
+    return written

@@ -119,9 +119,27 @@ def turn(
         batches: At least one; an endless iterator ends with the time.
         keep: Given each answer, with its place in the turn, outside of the clock.
     """
+    return turn_of_each((run,), batches, seconds=seconds, keep=(keep,))[0]
+
+
+def turn_of_each(
+    runs: Sequence[Callable[[Batch], Batch]],
+    batches: Iterable[Batch],
+    *,
+    seconds: float,
+    keep: Sequence[Callable[[int, Batch], object]],
+) -> list[list[float]]:
+    """The same of several ways to call a model: each batch by each of them, in one order and then in the other, so that
+    what is warm after a call favours none.
+
+    Returns:
+        Of each way, seconds of each call; as many of all.
+    """
     from compile_stage.measure.predict import require_arrays
 
-    latencies: list[float] = []
+    latencies: list[list[float]] = [[] for _ in runs]
+    ways = list(zip(runs, latencies, keep, strict=True))
+    orders = ways, ways[::-1]
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -129,12 +147,13 @@ def turn(
         for place, batch in enumerate(batches):
             if place and time.perf_counter() >= ends:
                 break
-            before = time.perf_counter()
-            answer = run(batch)
-            require_arrays(answer)
-            latencies.append(time.perf_counter() - before)
-            keep(place, answer)
-            del answer  # its memory is freed here, not within the next call's time
+            for run, taken, kept in orders[place % 2]:
+                before = time.perf_counter()
+                answer = run(batch)
+                require_arrays(answer)
+                taken.append(time.perf_counter() - before)
+                kept(place, answer)
+                del answer  # its memory is freed here, not within the next call's time
     finally:
         if collecting:
             gc.enable()

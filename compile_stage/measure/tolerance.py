@@ -14,6 +14,9 @@ from compile_stage.measure.similarity import SIMILARITY_METRICS
 _CHANGED_ROWS = 2
 """So many rows may have another label, however few there are: one row of eight is no share of anything."""
 
+_MEANS_ONLY = ("python:", "token_")
+"""Metrics whose intervals say nothing of few rows, or take a thousand calls."""
+
 _DEAD = {"column_nrmse": 0.95, "top1_regret": 0.9, "column_spread": 0.02, "max_rel": 0.95}
 """Where a metric says that the answer has nothing of the baseline's, whatever multiple of the tolerance that is."""
 
@@ -26,7 +29,7 @@ def elementwise_gates(gates: Iterable[Gate], *, has_labels: bool, few_rows: bool
         few_rows: Gates on the spread over samples, and on classes, are left out too.
     """
     return tuple(
-        replace(gate, confidence=None) if gate.metric.startswith("python:") else gate  # a thousand calls, for few rows
+        replace(gate, confidence=None) if gate.metric.startswith(_MEANS_ONLY) else gate
         for gate in gates
         if "drop" not in gate.options
         and not (few_rows and gate.metric in (*COLUMN_METRICS, *SIMILARITY_METRICS, LOOKS_LIKE_SCORES))
@@ -61,6 +64,8 @@ def _used(gate: Gate, value: float, rows: int) -> float:
         return float(10 ** ((gate.limit - value) / 20)) if value > -math.inf else math.inf
     if "cosine" in gate.metric:  # 1 - cosine is a power
         return _over(math.sqrt(max(1 - value, 0)), math.sqrt(max(1 - gate.limit, 0)))
+    if gate.metric == "token_kl":  # a divergence grows with the square of the logits' error
+        return _over(math.sqrt(max(value, 0)), math.sqrt(gate.limit))
     if gate.metric.endswith("agreement"):
         return _over(1 - value, max(1 - gate.limit, _CHANGED_ROWS / max(rows, 1)))
     if gate.direction == "at_least":

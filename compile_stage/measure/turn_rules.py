@@ -87,7 +87,7 @@ def _rest(own: Sequence[Turn]) -> str:
 
 
 def _claimed(turn: Turn) -> float:
-    return sum(turn.latency_s)
+    return turn.claimed_s
 
 
 def _wall(turn: Turn) -> float:
@@ -97,6 +97,11 @@ def _wall(turn: Turn) -> float:
 def _unexplained(turn: Turn) -> float:
     """Seconds of a turn beyond its latencies and beyond what the stage itself waited for a core, less the share of the
     turn in which the participant did: that much of it is the machine's doing."""
-    seconds = turn.wall_s - turn.stage_waited_s - _claimed(turn) - UNEXPLAINED_CALL_S * len(turn.latency_s)
+    seconds = (
+        turn.wall_s
+        - turn.stage_waited_s
+        - _claimed(turn)
+        - UNEXPLAINED_CALL_S * (len(turn.latency_s) + len(turn.first_s))
+    )
     waiting = min(1.0, turn.waited_s / turn.wall_s) if turn.wall_s > 0 else 0.0
     return seconds * (1 - waiting)

@@ -92,6 +92,8 @@ def evaluate(target: TargetRun, job: Job, options: EvaluationOptions = _TO_THE_E
         late = f"not started: the budget of {budget.minutes:g} minutes (budget.minutes) was used up"
         failure = Failure(kind="timeout", step=NOT_STARTED, problem=late)
         return Evaluation(candidate=Candidate(job=job).failed(failure))
+    if (known := target.context.failed.get(job.id)) is not None:
+        return Evaluation(candidate=Candidate(job=job).failed(known))
     steps = _Steps(target, job, options)
     try:
         quick_latency_s = steps.run()
@@ -163,7 +165,11 @@ class _Steps:
     def _validate(self, worker: Worker, artifact: Artifact) -> None:
         context, inputs = self._target.context, self._target.inputs
         validated = validate(context, worker, self._job, artifact, inputs.validation_set)
-        candidate = replace(self.candidate, cache={**self.candidate.cache, "validate": _cache_state(validated.cached)})
+        candidate = replace(
+            self.candidate,
+            cache={**self.candidate.cache, "validate": _cache_state(validated.cached)},
+            errors=validated.errors,
+        )
         waivers = self._target.run_policy.waivers
         self.candidate = judge_tolerances(candidate, validated.verdict.checks, waivers, context.today)
 
@@ -172,6 +178,14 @@ class _Steps:
             return _time_quickly(self._target, worker, self._job, artifact)
         except CompileStageError:  # it was validated: that it can't be timed alone does not change its verdict
             return None
+
+
+def compile_candidate(target: TargetRun, job: Job) -> Artifact:
+    """What a job compiles, without a look at its answers. Raises what its steps raise."""
+    with _workers(target, job, None) as (here, worker):
+        inputs = target.inputs
+        model = lower(target.context, here, job, inputs.model_for(job), inputs.calibration)
+        return compile_job(target.context, worker, job, model, inputs.calibration).artifact
 
 
 def quick_latency(target: TargetRun, candidate: Candidate, seconds: float) -> float | None:

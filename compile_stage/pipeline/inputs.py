@@ -17,6 +17,7 @@ from compile_stage.core import plugins
 from compile_stage.core.baseline import reference_target
 from compile_stage.core.context import Context
 from compile_stage.core.errors import KilledError, SourceError, UsageError, WorkerError
+from compile_stage.core.generation import session_signature
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import (
     Budget,
@@ -32,6 +33,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.steps.export import export, other_forms
+from compile_stage.steps.rewrite import rewrite
 from compile_stage.steps.sample import sample
 from compile_stage.steps.validate import Reference, ValidationSet, reference
 
@@ -75,10 +77,14 @@ class TargetInputs:
         self._context, self._worker, self._jobs = context, source_worker, jobs
 
     @cached_property
-    def portable(self) -> PortableModel:
-        """The source as ONNX, which lowerings, the searches and the debugger work on; as StableHLO where it has no
-        ONNX, and no job that needs it goes further."""
+    def exported(self) -> PortableModel:
+        """The source as ONNX; as StableHLO where it has no ONNX, and no job that needs it goes further."""
         return export(self._context, self._worker, self.source, self.target)
+
+    @cached_property
+    def portable(self) -> PortableModel:
+        """What was exported, rewritten where that costs less: what lowerings, the searches and the debugger work on."""
+        return rewrite(self._context, self._worker, self.exported, self.validation)
 
     @cached_property
     def samples(self) -> Mapping[str, SampleSet]:
@@ -131,9 +137,8 @@ class TargetInputs:
 
     def _sample(self, role: Literal["validation", "calibration"]) -> SampleSet:
         spec = self.data.validation if role == "validation" else self.data.calibration
-        request = SampleRequest(
-            spec=spec, signature=self.portable.signature, seed=self.data.seed, shapes=self.target.shapes
-        )
+        signature = session_signature(self.exported.signature, self.target.generation)
+        request = SampleRequest(spec=spec, signature=signature, seed=self.data.seed, shapes=self.target.shapes)
         return sample(self._context, self._worker, self.source, role, request)
 
 

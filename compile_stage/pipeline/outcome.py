@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ from compile_stage.core.records import (
     JsonMap,
     Plan,
     Policy,
+    PolicyValue,
     RunOutcome,
     RunResult,
     RunStatus,
@@ -69,6 +72,7 @@ class RunState:
     Attributes:
         folder: Where reports and bundles go; None until the source is known, where the caller names none.
         policy: None until it is loaded.
+        policy_values: Each value of it with its origin.
         plan: None until the source is resolved and the policy expanded. Errors before that, and a source that is
             refused, end a run as `refused`, all others as `failed`.
         framework: Of the original, for people.
@@ -76,6 +80,7 @@ class RunState:
         targets: What became of each target so far.
         confinement: Of its workers; None before any was started.
         outcome: How the run ends if nothing else happens.
+        environment: Of the machine that measured; None where that is this one.
         written: What the reports say; None before any was written.
     """
 
@@ -90,6 +95,9 @@ class RunState:
         self.targets: tuple[TargetResult, ...] = ()
         self.outcome = RunOutcome()
         self.confinement: Confinement | None = None
+        self.environment: JsonMap | None = None
+        self.policy_values: tuple[PolicyValue, ...] = ()
+        self._started_at, self._load_before = datetime.now(UTC), load_average()
         self.written: RunResult | None = None
 
     @property
@@ -132,13 +140,20 @@ class RunState:
         context, targets, plan = self.context, self.targets, self.plan
         policy = self.policy or _no_policy(self._policy_path)
         notes = [*(plan.notes if plan else ()), *self.notes, *(note for target in targets for note in target.notes)]
+        notes += context.cache.notes() if context else ()
         return RunResult(
             status=self.outcome.status,
             exit_code=self.outcome.exit_code,
             problem=self.outcome.problem,
             source=plan.source if plan else _unresolved(self._uri),
             policy=policy,
-            environment=_environment(context, self.confinement, plan.source.flavor if plan else ""),
+            environment=self.environment
+            or {
+                **_environment(context, self.confinement, plan.source.flavor if plan else ""),
+                **_load(self._load_before),
+            },
+            started_at=self._started_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            policy_values=self.policy_values,
             targets=targets,
             refused=plan.refused if plan else (),
             baseline_framework=self.framework,
@@ -197,6 +212,20 @@ def _no_policy(path: str) -> Policy:
     none = DataSpec(source="")
     data = Data(validation=none, calibration=none)
     return Policy(name="", owner="", digest="", files=(path,), data=data, targets=())
+
+
+def load_average() -> float | None:
+    """How many processes ran or waited for a core in the last minute, on average; None where the system does not
+    say."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None
+
+
+def _load(before: float | None) -> JsonMap:
+    after = load_average()
+    return {"load": {"start": before, "end": after}} if before is not None and after is not None else {}
 
 
 def _environment(context: Context | None, confinement: Confinement | None, flavor: str) -> JsonMap:

@@ -6,7 +6,10 @@ What a step does is in its own file in `compile_stage.steps`. Here is only the o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
@@ -22,23 +25,40 @@ from compile_stage.core.errors import (
     WorkerError,
 )
 from compile_stage.core.ports import Worker, WorkerLimits
-from compile_stage.core.records import Origin, Plan, Policy, RunOutcome, SourceModel, TargetResult
+from compile_stage.core.records import (
+    Origin,
+    Plan,
+    Policy,
+    Replacement,
+    RunOutcome,
+    SourceModel,
+    TakenOver,
+    TargetResult,
+)
 from compile_stage.pipeline.inputs import source_errors, source_limits
 from compile_stage.pipeline.outcome import RunState, ended_by, outcome_of
+from compile_stage.pipeline.profiles import profile_winners
+from compile_stage.pipeline.serving import measure_served
 from compile_stage.pipeline.target import run_target
 from compile_stage.pipeline.tuning_options import announce
 from compile_stage.steps.benchmark import benchmark_successor
 from compile_stage.steps.export import inspect, predict_original
-from compile_stage.steps.package import package
+from compile_stage.steps.package import family_key, package, package_family
 from compile_stage.steps.plan import plan as expand
-from compile_stage.steps.promote import alias_of, incumbent, promote, shipped
+from compile_stage.steps.predict import PredictComparison
+from compile_stage.steps.promote import alias_of, incumbent, lacking, promote, shipped
 from compile_stage.steps.publish import attach_reports, publish
 from compile_stage.steps.resolve import refuse_policy, resolve
 from compile_stage.steps.select import select
-from compile_stage.steps.serve import demand_served
+from compile_stage.steps.serve import demand_served, load_model_dir
 from compile_stage.steps.sign import refuse_signing, sign
-from compile_stage.steps.sync_tuning_records import push_records
+from compile_stage.steps.sync_tuning_records import push_records, share_records
+from compile_stage.steps.take_over import published_meanwhile, take_over
 
+if TYPE_CHECKING:
+    from compile_stage.serving.trust import Trust
+
+_JOINS = 5  # as many other machines may publish variants of the family, one after the other, while this one joins them
 _PROMOTIONS = 5  # as many others may move the alias while the run measures what it points to
 
 
@@ -46,7 +66,11 @@ def make_plan(context: Context, policy: Policy, uri: str) -> Plan:
     """Resolve the source and expand the policy into jobs and refusals."""
     if policy.compliance.sandbox == "required":
         demand_confinement(context)
-    source = resolve(context, uri)
+    return plan_for(context, policy, resolve(context, uri))
+
+
+def plan_for(context: Context, policy: Policy, source: SourceModel) -> Plan:
+    """Expand the policy into jobs and refusals, for the hardware of the context."""
     if (reason := refuse_policy(source, policy.applies_to)) is not None:
         raise UsageError(reason, where=source.uri, fix="choose another policy, or widen applies_to")
     plan = expand(source, policy, context.hardware)
@@ -74,28 +98,37 @@ def run(progress: RunState, context: Context, plan: Plan) -> None:
     """
     refuse_signing(plan.policy, progress.options.signer, progress.trust)
     policy = plan.policy
-    limits = source_limits(policy.budget, plan.source, policy.data, policy.files)
+    limits = source_limits(policy.budget, plan.source, context.placed(policy.data), policy.files)
     with context.source_worker(plan.source, limits) as source_worker:
         try:
             with source_errors(plan.source):
                 origin = inspect(context, source_worker, plan.source, policy.compliance)
             progress.framework, progress.notes = origin.framework, (*origin.notes, *_foreign_source(plan.source))
-            progress.targets = _run_targets(context, source_worker, plan)
+            progress.targets = tuple(
+                share_records(context, target) for target in _run_targets(context, source_worker, plan)
+            )
             if origin.processor.text:
                 progress.targets = _predict_originals(context, source_worker, plan.source, progress.targets)
             progress.confinement = context.confinement()
+            promotes = progress.options.publish and progress.options.promote
+            for target in progress.targets:
+                _put(progress, measure_served(context, plan, target, origin, beside_production=promotes))
         except SourceError as error:
             progress.outcome = ended_by(error, "refused")
             progress.write_reports()
             return
-    with progress.folder_lock():
-        _package(progress, context, plan, origin)
-        progress.outcome = outcome_of(progress.targets)
-        if progress.options.publish:
-            _publish(progress, context, plan)
-            if progress.options.promote and progress.outcome.exit_code == EXIT_OK:
-                _promote(progress, context, plan)
-        attach_reports(context, plan.source, progress.targets, progress.write_reports())
+        # Still with the original's worker: its predict() takes turns with the winner's, where that is loaded anyway.
+        with progress.folder_lock():
+            _package(progress, context, plan, origin)
+            progress.outcome = outcome_of(progress.targets)
+            comparison = PredictComparison(context, source_worker, plan)
+            if progress.options.publish:
+                _publish(progress, context, plan, origin)
+                if progress.options.promote and progress.outcome.exit_code == EXIT_OK:
+                    _promote(progress, context, plan, comparison)
+            _compare_predicts(progress, context, plan, comparison)
+            progress.targets = profile_winners(context, source_worker, plan, progress.targets)
+            attach_reports(context, plan.source, progress.targets, progress.write_reports())
 
 
 def _foreign_source(source: SourceModel) -> tuple[str, ...]:
@@ -145,57 +178,146 @@ def _package(progress: RunState, context: Context, plan: Plan, origin: Origin) -
         return
     out, signer = progress.folder, progress.options.signer
     by = (signer.signed_by.keyid or signer.signed_by.name) if signer is not None else ""
-    progress.targets = tuple(package(context, plan, target, origin, out, by) for target in progress.targets)
+    packaged: dict[str, TargetResult] = {}
+    for members in _published_together(progress.targets):
+        if members[0].policy.family:
+            results = _package_family(progress, context, plan, origin, members)
+        else:
+            results = (package(context, plan, members[0], origin, out, by),)
+        packaged |= {result.policy.target.name: result for result in results}
+    progress.targets = tuple(packaged[target.policy.target.name] for target in progress.targets)
     if signer is not None:
         for target in progress.targets:
             sign(context, plan.policy, target, signer)
 
 
-def _publish(progress: RunState, context: Context, plan: Plan) -> None:
+def _package_family(
+    progress: RunState, context: Context, plan: Plan, origin: Origin, members: Sequence[TargetResult]
+) -> tuple[TargetResult, ...]:
+    """Its members' bundle, with what other machines proved of the family where this run publishes."""
+    assert progress.folder is not None
+    signer = progress.options.signer
+    by = (signer.signed_by.keyid or signer.signed_by.name) if signer is not None else ""
+    earlier = TakenOver()
+    if progress.options.publish and any(member.winner is not None for member in members):
+        trust = _demanded_trust(progress, plan)
+        earlier = take_over(context, plan, members, family_key(plan, members), trust)
+        progress.notes = tuple(dict.fromkeys((*progress.notes, *earlier.notes)))
+    return package_family(context, plan, members, origin, (progress.folder, by, earlier))
+
+
+def _published_together(targets: Sequence[TargetResult]) -> tuple[tuple[TargetResult, ...], ...]:
+    """Each family's targets, and each other target alone."""
+    groups: dict[str, list[TargetResult]] = {}
+    for target in targets:
+        groups.setdefault(target.policy.published_as, []).append(target)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def _publish(progress: RunState, context: Context, plan: Plan, origin: Origin) -> None:
     """Push tuning records and bundles. Each receipt is known as soon as there is one: a later target may fail."""
     progress.targets = tuple(push_records(context, plan.source, target) for target in progress.targets)
     reports = progress.write_reports()
     for target in progress.targets:
         _put(progress, publish(context, plan.source, target, reports))
+    for members in _published_together(progress.targets):
+        if members[0].policy.family:
+            _join(progress, context, plan, origin, members)
 
 
-def _promote(progress: RunState, context: Context, plan: Plan) -> None:
+def _join(progress: RunState, context: Context, plan: Plan, origin: Origin, members: Sequence[TargetResult]) -> None:
+    """Publish a family once more, with what other machines published of it since this run looked. Every machine looks
+    after its own publication, so the last of them sees all others."""
+    for _ in range(_JOINS):
+        lead = next((member for member in members if member.receipt is not None), None)
+        if lead is None or not published_meanwhile(plan, lead, family_key(plan, members)):
+            return
+        members = _package_family(progress, context, plan, origin, members)
+        if (signer := progress.options.signer) is not None:
+            sign(context, plan.policy, next(member for member in members if member.bundle is not None), signer)
+        for member in members:
+            _put(progress, member)
+        reports = progress.write_reports()
+        members = tuple(publish(context, plan.source, member, reports) for member in members)
+        for member in members:
+            _put(progress, member)
+
+
+def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparison: PredictComparison) -> None:
+    """Each winner's predict() beside the original's, where promotion has not seen to it: of what was packaged."""
+    for target in progress.targets:
+        bundle, winner = target.bundle, target.winner
+        if bundle is None or winner is None or winner.artifact is None or target.predict_speedup is not None:
+            continue
+        where, trust = target.policy.target, _demanded_trust(progress, plan)
+        limits = WorkerLimits.within(plan.policy.budget, where.threads, plugins.interpreter_of(winner.artifact.backend))
+        with ExitStack() as stack:
+            loading = load_model_dir(context, bundle, where, limits, trust)
+            found = comparison.known(target) or comparison.take(target, partial(stack.enter_context, loading))
+        _put(progress, replace(target, predict_speedup=found))
+
+
+def _demanded_trust(progress: RunState, plan: Plan) -> Trust | None:
+    """Whose signatures what serves is loaded with; None where none are demanded."""
+    demanded = plan.policy.compliance.require_signature or progress.options.trust is not None
+    return progress.trust if demanded else None
+
+
+def _promote(progress: RunState, context: Context, plan: Plan, comparison: PredictComparison) -> None:
     """Move each target's alias, or say why it stays; one that stays keeps no other from moving, and a required one
     fails the run."""
     problems = []
     for target in progress.targets:
         try:
-            _put(progress, _promote_target(progress, context, plan, target))
+            _put(progress, _promote_target(progress, context, plan, target, comparison))
         except GateError as error:
             if target.policy.target.required:
                 problems.append(str(error))
             if target.receipt is not None:
-                _put(progress, replace(target, receipt=replace(target.receipt, note=error.problem)))
+                now = next(t for t in progress.targets if t.policy.target.name == target.policy.target.name)
+                _put(progress, replace(now, receipt=replace(target.receipt, note=error.problem)))
     if problems:
         progress.outcome = RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(problems))
 
 
-def _promote_target(progress: RunState, context: Context, plan: Plan, target: TargetResult) -> TargetResult:
+def _promote_target(
+    progress: RunState, context: Context, plan: Plan, target: TargetResult, comparison: PredictComparison
+) -> TargetResult:
     alias = alias_of(target)
     if alias is None or target.receipt is None:
         return target
-    demanded = plan.policy.compliance.require_signature or progress.options.trust is not None
-    trust = progress.trust if demanded else None
+    trust = _demanded_trust(progress, plan)
     version = replace(shipped(context, plan.source, target, trust), predictions=target.predictions)
     artifact, where = version.artifact, target.policy.target
     limits = WorkerLimits.within(plan.policy.budget, where.threads, plugins.interpreter_of(artifact.backend))
-    demand_served(context, version, where, target.samples["validation"], limits, trust)
+    found, receipt = [comparison.known(target)], target.receipt
+    packaged = target
+
+    def compare_predicts(worker: Worker) -> None:
+        found.append(comparison.take(packaged, lambda: worker))
+
+    meanwhile = compare_predicts if found == [None] and plan.policy.budget.predict_seconds > 0 else None
+    demand_served(context, version, where, target.samples["validation"], limits, trust, meanwhile)
+    target = replace(target, predict_speedup=found[-1])
+    _put(progress, target)
     for attempt in range(1, _PROMOTIONS + 1):
-        before, successor = incumbent(context, plan.source, target.receipt, alias, artifact), None
+        before, successor = incumbent(context, plan.source, receipt, alias, artifact), None
         if before.newer:
             note = f"alias {alias!r} stays at {before.newer}, which is newer than {plan.source.uri}"
-            return replace(target, receipt=replace(target.receipt, note=note))
+            return replace(target, receipt=replace(receipt, note=note))
+        before = replace(before, lacking=lacking(plan.policy, target, before))
         try:
             successor = benchmark_successor(context, plan.policy, target, artifact, before.artifact)
         except (WorkerError, SourceError, UsageError, NothingCompiledError) as error:
             before = replace(
                 before, obstacle=f"what the alias points to now does not run on this run's samples ({error.problem})"
             )
+        if before.artifact is not None or before.obstacle:
+            target = replace(
+                target,
+                replaced=Replacement(alias=alias, uri=before.uri, measurement=successor, note=before.obstacle),
+            )
+            _put(progress, target)
         try:
             return replace(target, receipt=promote(context, plan.source, target, alias, before, successor))
         except AliasMovedError:  # another stage was faster: the next attempt is against what it put there

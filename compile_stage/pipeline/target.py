@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from compile_stage.core.context import Context
 from compile_stage.core.ports import Worker, WorkerLimits
-from compile_stage.core.records import Candidate, Plan, Selection, TargetPolicy, TargetResult
+from compile_stage.core.records import Candidate, Plan, SampleSet, Selection, TargetPolicy, TargetResult
 from compile_stage.core.sample_sizes import confidence_notes
+from compile_stage.measure.previews import previews_of, worst_samples
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.evaluate import evaluate_all
 from compile_stage.pipeline.inputs import TargetRun, prepare
@@ -20,7 +21,8 @@ from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.sample import compare_samples
 from compile_stage.steps.select import select
 from compile_stage.steps.soak import Answers, soak
-from compile_stage.steps.sync_tuning_records import pull_records
+from compile_stage.steps.sync_tuning_records import pull_records, pull_shared_records
+from compile_stage.steps.write_texts import write_texts
 
 
 def run_target(context: Context, source_worker: Worker, plan: Plan, policy: TargetPolicy) -> TargetResult:
@@ -35,6 +37,7 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, policy: Targ
     inputs = prepare(context, source_worker, plan.source, plan.policy.data, policy.target, jobs)
     notes = compare_samples(context, WorkerLimits.within(plan.policy.budget), inputs.portable, inputs.samples)
     notes += pull_records(context, plan.source, jobs)
+    notes += pull_shared_records(context, jobs)
     notes += confidence_notes(jobs, inputs.validation.independent, inputs.validation.unit)
     target = TargetRun(context, plan, policy, inputs)
     candidates = evaluate_all(target, jobs, prune=policy.prunes_slow)
@@ -48,7 +51,32 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, policy: Targ
             break
         notes += validated
         result = _compete(target, candidates)
-    return replace(result, samples=inputs.samples, notes=(*notes, *result.measurement_notes))
+    if plan.policy.report.samples:
+        limits = policy.target, plan.policy.budget
+        texts = write_texts(context, source_worker, plan.source, result.candidates, inputs.validation, limits)
+        result = replace(result, texts=texts)
+    return replace(
+        _with_samples(result, inputs.validation, shown=plan.policy.report.samples),
+        samples=inputs.samples,
+        notes=(*notes, *result.measurement_notes),
+    )
+
+
+def _with_samples(result: TargetResult, validation: SampleSet, *, shown: bool) -> TargetResult:
+    """The result with the worst samples where the policy lets reports show them, else without what was answered to
+    them."""
+    if shown:
+        worst = worst_samples(result.candidates, result.selection.winner)
+        return replace(result, previews=previews_of(validation, worst))
+    return replace(result, candidates=tuple(_without_answers(c) for c in result.candidates))
+
+
+def _without_answers(candidate: Candidate) -> Candidate:
+    errors = tuple(
+        replace(output, worst=tuple(replace(worst, original="", candidate="") for worst in output.worst))
+        for output in candidate.errors
+    )
+    return replace(candidate, errors=errors)
 
 
 def _compete(target: TargetRun, candidates: Sequence[Candidate]) -> TargetResult:

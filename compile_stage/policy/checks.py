@@ -13,7 +13,9 @@ from datetime import date
 from pathlib import Path as FilePath
 
 from compile_stage.core import plugins
+from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
+from compile_stage.policy.families import family_problems, published_as
 from compile_stage.policy.locks import unknown_locks
 from compile_stage.policy.metrics import CUSTOM, METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
@@ -40,6 +42,7 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
     yield from _template(tree, ("publish", "name"), "model")
     yield from _published_name(tree, ("publish", "name"))
     yield from _template(tree, ("promote", "alias"), "target")
+    yield from _approval(tree, ("promote",))
     yield from _precision_keys(tree, ("tolerances",))
     for precision, _ in tree.items("tolerances"):
         yield from _limits(tree, ("tolerances", precision), forgiven)
@@ -53,16 +56,26 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
             if not plugins.is_precision(str(node.value)):
                 known, where = precisions(), show_path((*path, "precisions", index))
                 near = did_you_mean(str(node.value), known)
-                yield Problem(node.place, where, f"unknown value {node.value!r}", f"one of: {', '.join(known)}", near)
+                yield Problem(
+                    node.place,
+                    where,
+                    f"unknown value {node.value!r}",
+                    f"one of: {', '.join(known)}",
+                    near,
+                    code=Code.UNKNOWN_NAME,
+                )
         yield from _precision_keys(tree, (*path, "tolerances"))
         yield from _option_names(tree, (*path, "options"))
         yield from _shapes(tree, path)
         yield from _template(tree, (*path, "promote", "alias"), "target")
-        yield from _alias(tree, (*path, "promote", "alias"), name)
+        yield from _alias(tree, (*path, "promote", "alias"), published_as(tree, name))
+        yield from _approval(tree, (*path, "promote"))
+        yield from _served(tree, path)
         for precision, _ in target.items("tolerances"):
             yield from _limits(tree, (*path, "tolerances", precision), forgiven)
             for output, _ in target.items("tolerances", precision, "outputs"):
                 yield from _limits(tree, (*path, "tolerances", precision, "outputs", output), forgiven)
+    yield from family_problems(tree)
     yield from _queries(tree)
     for index, waiver in enumerate(tree.elements("waivers")):
         yield from _waiver(tree, waiver, ("waivers", index), today)
@@ -92,7 +105,13 @@ def _data_file(tree: Node, path: Path) -> Iterator[Problem]:
     file = data_file(node) if node is not None else None
     if node is not None and file is not None and not FilePath(file).is_file():
         wrong = f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
-        yield Problem(node.place, show_path(path), wrong, "a path is relative to the policy file that names it")
+        yield Problem(
+            node.place,
+            show_path(path),
+            wrong,
+            "a path is relative to the policy file that names it",
+            code=Code.DATA_FILE,
+        )
 
 
 def _trusted_keys(tree: Node) -> Iterator[Problem]:
@@ -101,7 +120,9 @@ def _trusted_keys(tree: Node) -> Iterator[Problem]:
         if isinstance(node.value, str) and not FilePath(file).is_file():
             wrong = f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
             allowed = "a path is relative to the policy file that names it"
-            yield Problem(node.place, show_path(("compliance", "trusted_keys", index)), wrong, allowed)
+            yield Problem(
+                node.place, show_path(("compliance", "trusted_keys", index)), wrong, allowed, code=Code.DATA_FILE
+            )
 
 
 def _python(tree: Node) -> Iterator[Problem]:
@@ -122,7 +143,7 @@ def _python(tree: Node) -> Iterator[Problem]:
         ]
     for path, place in named:
         message = f"a policy may name no Python function: compliance.allow_python is false ({rule.place.origin})"
-        yield Problem(place, show_path(path), message, "samples of a file, and metrics by name")
+        yield Problem(place, show_path(path), message, "samples of a file, and metrics by name", code=Code.FORBIDDEN)
 
 
 def _tolerance_paths(tree: Node) -> Iterator[Path]:
@@ -140,14 +161,21 @@ def _tolerance_paths(tree: Node) -> Iterator[Path]:
 def _unknown_backend(place: Place, path: Path, name: str) -> Problem:
     known = plugins.names("backends")
     allowed = f"one of: {', '.join(known)}"
-    return Problem(place, show_path(path), f"there is no backend {name!r}", allowed, did_you_mean(name, known))
+    return Problem(
+        place,
+        show_path(path),
+        f"unknown backend {name!r}",
+        allowed,
+        did_you_mean(name, known),
+        code=Code.UNKNOWN_NAME,
+    )
 
 
 def _backend_names(tree: Node, path: Path) -> Iterator[Problem]:
     for index, node in enumerate(tree.elements(*path)):
         if node.value == "auto":
             wrong_and_allowed = "`auto` stands alone", "write `backends: auto`, or name the backends"
-            yield Problem(node.place, show_path((*path, index)), *wrong_and_allowed)
+            yield Problem(node.place, show_path((*path, index)), *wrong_and_allowed, code=Code.WRONG_VALUE)
         elif node.value not in plugins.names("backends"):
             yield _unknown_backend(node.place, (*path, index), str(node.value))
 
@@ -166,7 +194,9 @@ def _allowed_backends(tree: Node, path: Path) -> Iterator[Problem]:
     for index, node in enumerate(tree.elements(*path)):
         if node.value in plugins.names("backends") and node.value not in allowed:
             message = f"{node.value} is forbidden by compliance.allowed_backends ({rule})"
-            yield Problem(node.place, show_path((*path, index)), message, f"one of: {', '.join(allowed)}")
+            yield Problem(
+                node.place, show_path((*path, index)), message, f"one of: {', '.join(allowed)}", code=Code.FORBIDDEN
+            )
 
 
 # -------------------------------------------------------------------------------------------------------- precisions
@@ -182,7 +212,14 @@ def _precision_keys(tree: Node, path: Path) -> Iterator[Problem]:
         if not plugins.is_precision(name):
             known, place = precisions(), tree.place_of((*path, name), of_key=True)
             near = did_you_mean(name, known)
-            yield Problem(place, show_path((*path, name)), "unknown precision", f"one of: {', '.join(known)}", near)
+            yield Problem(
+                place,
+                show_path((*path, name)),
+                "unknown precision",
+                f"one of: {', '.join(known)}",
+                near,
+                code=Code.UNKNOWN_NAME,
+            )
 
 
 # ------------------------------------------------------------------------------------------------------------ shapes
@@ -195,7 +232,13 @@ def _shapes(tree: Node, target: Path) -> Iterator[Problem]:
         ranges = {key: [d.value for d in shape.elements(key)] for key in ("min", "typical", "max") if shape.get(key)}
         if len({len(dims) for dims in ranges.values()}) > 1:
             ranks = ", ".join(f"{key} has {len(dims)}" for key, dims in ranges.items())
-            yield Problem(shape.place, show_path(path), f"the shapes have different ranks: {ranks}", "equal ranks")
+            yield Problem(
+                shape.place,
+                show_path(path),
+                f"the shapes have different ranks: {ranks}",
+                "equal ranks",
+                code=Code.SHAPES,
+            )
             continue
         for low, high in (("min", "typical"), ("typical", "max"), ("min", "max")):
             wrong = _axis_out_of_order(ranges.get(low), ranges.get(high))
@@ -205,13 +248,17 @@ def _shapes(tree: Node, target: Path) -> Iterator[Problem]:
                     f"({ranges[high][wrong]})"
                 )
                 place = shape.place_of((low,))
-                yield Problem(place, show_path((*path, low)), message, "min <= typical <= max in every axis")
+                yield Problem(
+                    place, show_path((*path, low)), message, "min <= typical <= max in every axis", code=Code.SHAPES
+                )
         if "min" in ranges and "max" in ranges and ranges["min"][0] <= ranges["max"][0]:
             for index, batch in enumerate(batches):
                 if not ranges["min"][0] <= batch.value <= ranges["max"][0]:
                     message = f"batch size {batch.value} is outside the shapes of input {name!r}"
                     allowed = f"axis 0 goes from {ranges['min'][0]} to {ranges['max'][0]}"
-                    yield Problem(batch.place, show_path((*target, "batch_sizes", index)), message, allowed)
+                    yield Problem(
+                        batch.place, show_path((*target, "batch_sizes", index)), message, allowed, code=Code.SHAPES
+                    )
 
 
 def _axis_out_of_order(low: list[int] | None, high: list[int] | None) -> int | None:
@@ -231,7 +278,11 @@ def _template(tree: Node, path: Path, field: str) -> Iterator[Problem]:
         parts = list(string.Formatter().parse(node.value))
     except ValueError as error:
         yield Problem(
-            node.place, show_path(path), f"{node.value!r} is no template: {error}", f"it may hold {{{field}}}"
+            node.place,
+            show_path(path),
+            f"{node.value!r} is not a valid template: {error}",
+            f"use {{{field}}}",
+            code=Code.WRONG_NAME,
         )
         return
     # `{model!r}` and `{model:>20}` would be valid templates, and nobody means them.
@@ -241,8 +292,8 @@ def _template(tree: Node, path: Path, field: str) -> Iterator[Problem]:
         if name is not None
     }
     for unknown in sorted(used - {field}):
-        message = f"{{{unknown}}} stands for nothing here"
-        yield Problem(node.place, show_path(path), message, f"it may hold {{{field}}}")
+        message = f"unknown placeholder {{{unknown}}}"
+        yield Problem(node.place, show_path(path), message, f"use {{{field}}}", code=Code.WRONG_NAME)
 
 
 def _published_name(tree: Node, path: Path) -> Iterator[Problem]:
@@ -250,7 +301,9 @@ def _published_name(tree: Node, path: Path) -> Iterator[Problem]:
     node = tree.get(*path)
     if node is not None and isinstance(node.value, str) and (wrong := _UNNAMEABLE.search(node.value)):
         message = f"{node.value!r} can't be the name of a registered model: it holds {wrong[0]!r}"
-        yield Problem(node.place, show_path(path), message, "a name without `/`, `:` and control characters")
+        yield Problem(
+            node.place, show_path(path), message, "a name without `/`, `:` and control characters", code=Code.WRONG_NAME
+        )
 
 
 def _alias(tree: Node, path: Path, target: str) -> Iterator[Problem]:
@@ -260,7 +313,24 @@ def _alias(tree: Node, path: Path, target: str) -> Iterator[Problem]:
     alias = node.value.replace("{target}", target)
     if "{" not in alias and not _ALIAS.match(alias):
         allowed = "letters, digits, `_` and `-`; not `latest`, not `v1`"
-        yield Problem(node.place, show_path(path), f"{alias!r} can't be an alias", allowed)
+        yield Problem(node.place, show_path(path), f"{alias!r} can't be an alias", allowed, code=Code.WRONG_NAME)
+
+
+def _approval(tree: Node, path: Path) -> Iterator[Problem]:
+    approval, approvers = tree.get(*path, "approval"), tree.get(*path, "approvers")
+    tag = approval.value if approval is not None else None
+    if approval is not None and isinstance(tag, str) and tag.startswith("compile_stage."):
+        allowed = "a tag of your own, such as release.approval"
+        yield Problem(
+            approval.place,
+            show_path((*path, "approval")),
+            f"{tag!r} is compile-stage's own",
+            allowed,
+            code=Code.WRONG_NAME,
+        )
+    if approvers is not None and tree.elements(*path, "approvers") and tag is None:
+        wrong, allowed = "promote.approval names no tag, so nobody is asked", "name the tag that they set"
+        yield Problem(approvers.place, show_path((*path, "approvers")), wrong, allowed, code=Code.MISSING_KEY)
 
 
 # ------------------------------------------------------------------------------------------------ limits and waivers
@@ -269,7 +339,8 @@ def _alias(tree: Node, path: Path, target: str) -> Iterator[Problem]:
 def _limits(tree: Node, path: Path, forgiven: Collection[Path]) -> Iterator[Problem]:
     labels = tree.get("data", "validation", "labels")
     for metric, node in tree.items(*path):
-        if metric not in METRICS or METRICS[metric].family != "task" or not node.is_map:
+        family = METRICS[metric].family if metric in METRICS else ""
+        if (family != "task" and metric != "token_accuracy") or not node.is_map:
             continue
         here = show_path((*path, metric))
         given = [
@@ -278,10 +349,30 @@ def _limits(tree: Node, path: Path, forgiven: Collection[Path]) -> Iterator[Prob
         explained = any(cut[: len(path) + 1] == (*path, metric) for cut in forgiven)
         if len(given) != 1 and not explained:
             wrong = "max_drop and max_relative_drop are both given" if given else "no limit is given"
-            yield Problem(node.place, here, wrong, "exactly one of max_drop, max_relative_drop")
-        if labels is not None and labels.value is None and not node.place.is_shipped:
+            yield Problem(node.place, here, wrong, "exactly one of max_drop, max_relative_drop", code=Code.WRONG_VALUE)
+        if family == "task" and labels is not None and labels.value is None and not node.place.is_shipped:
             message = "this needs labels, and data.validation.labels is null, so it could never pass"
-            yield Problem(node.place, here, message, "name the array or column that holds them")
+            yield Problem(node.place, here, message, "name the array or column that holds them", code=Code.NO_LABELS)
+
+
+def _served(tree: Node, path: Path) -> Iterator[Problem]:
+    """Gates on what is served without what they are measured by."""
+
+    def given(*keys: str) -> bool:
+        node = tree.get(*path, *keys)
+        return node is not None and node.value is not None
+
+    for gate, wanted in (
+        ("throughput_at_p99", "p99_ms"),
+        ("max_cost_per_million", "p99_ms"),
+        ("max_cost_per_million", "price_per_hour"),
+    ):
+        if given("performance", gate) and not given("serving", wanted):
+            wrong = f"this is measured by serving.{wanted}, which is null, so it could never pass"
+            where = (*path, "performance", gate)
+            yield Problem(
+                tree.place_of(where), show_path(where), wrong, f"give serving.{wanted} too", code=Code.MISSING_KEY
+            )
 
 
 def _queries(tree: Node) -> Iterator[Problem]:
@@ -290,7 +381,7 @@ def _queries(tree: Node) -> Iterator[Problem]:
     named = queries is not None and queries.value is not None
     if queries is not None and named and groups is not None and groups.value is not None:
         wrong = "data.groups is named too, and the queries are the groups"
-        yield Problem(queries.place, "data.queries", wrong, "one of data.groups, data.queries")
+        yield Problem(queries.place, "data.queries", wrong, "one of data.groups, data.queries", code=Code.WRONG_VALUE)
 
 
 def gate_name(word: str) -> str:
@@ -305,7 +396,13 @@ def _waiver(tree: Node, waiver: Node, path: Path, today: date) -> Iterator[Probl
     if expires is not None and isinstance(last, date) and last < today:
         days = (today - last).days
         message = f"the waiver expired on {last}, {days} day{'s' if days != 1 else ''} ago"
-        yield Problem(expires.place, show_path((*path, "expires")), message, "remove it, or have its owner renew it")
+        yield Problem(
+            expires.place,
+            show_path((*path, "expires")),
+            message,
+            "remove it, or have its owner renew it",
+            code=Code.WAIVER,
+        )
     gate, target = waiver.get("gate"), waiver.get("target")
     if target is None:
         return
@@ -313,13 +410,22 @@ def _waiver(tree: Node, waiver: Node, path: Path, today: date) -> Iterator[Probl
     if target.value not in names:
         allowed = f"one of: {', '.join(names) or 'none'}"
         near = did_you_mean(str(target.value), names)
-        yield Problem(target.place, show_path((*path, "target")), f"there is no target {target.value!r}", allowed, near)
+        yield Problem(
+            target.place,
+            show_path((*path, "target")),
+            f"unknown target {target.value!r}",
+            allowed,
+            near,
+            code=Code.UNKNOWN_NAME,
+        )
         return
     gates = _gates(tree, str(target.value))
     if gate is not None and gate_name(str(gate.value)) not in gates:
         message = f"target {target.value!r} has no gate {gate.value!r}"
         near = did_you_mean(str(gate.value), gates)
-        yield Problem(gate.place, show_path((*path, "gate")), message, f"one of: {', '.join(gates)}", near)
+        yield Problem(
+            gate.place, show_path((*path, "gate")), message, f"one of: {', '.join(gates)}", near, code=Code.WAIVER
+        )
 
 
 def _gates(tree: Node, target: str) -> list[str]:

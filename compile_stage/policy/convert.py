@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from compile_stage.core import records
 from compile_stage.core.digest import digest_of, plain
+from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY
 from compile_stage.policy import schema
 from compile_stage.policy.checks import data_file, gate_name, located
-from compile_stage.policy.limits import Closeness, ColumnLimit, CustomLimit, Drop, Limits, Performance, Tolerance, TopK
-from compile_stage.policy.metrics import METRICS, PERFORMANCE
+from compile_stage.policy.limits import (
+    Closeness,
+    ColumnLimit,
+    CustomLimit,
+    DivergenceLimit,
+    Drop,
+    Increase,
+    Limits,
+    Performance,
+    TokenShare,
+    Tolerance,
+    TopK,
+)
+from compile_stage.policy.metrics import METRICS, PERFORMANCE, SERVED
 from compile_stage.policy.nodes import Node, Path
+
+_SERVED_CONFIDENCE = 0.95  # of the interval whose worse end must hold
 
 
 def to_policy(document: schema.PolicyDocument, tree: Node, files: tuple[str, ...]) -> records.Policy:
@@ -30,12 +45,19 @@ def to_policy(document: schema.PolicyDocument, tree: Node, files: tuple[str, ...
             robustness=_robustness(document.data.robustness),
         ),
         targets=tuple(_target(name, target, tree) for name, target in document.targets.items()),
-        applies_to=records.AppliesTo(names=tuple(document.applies_to.names), tags=document.applies_to.tags),
+        applies_to=records.AppliesTo(
+            names=tuple(document.applies_to.names),
+            tags=document.applies_to.tags,
+            flavors=tuple(document.applies_to.flavors),
+        ),
         budget=records.Budget(**document.budget.model_dump()),
         compliance=_compliance(document.compliance),
         waivers=tuple(_waiver(waiver) for waiver in document.waivers),
         publish_name=document.publish.name,
+        elsewhere=document.publish.elsewhere,
+        report=records.ReportContent(**document.report.model_dump()),
     )
+    policy = replace(policy, families=_families(policy.targets))
     policy = replace(policy, digest=_digest(policy))
     trusted = tuple(map(located, tree.elements("compliance", "trusted_keys")))
     return replace(
@@ -49,17 +71,36 @@ def _robustness(robustness: schema.Robustness) -> records.Robustness | None:
     return records.Robustness(**robustness.model_dump()) if robustness.samples else None
 
 
+def _families(targets: Sequence[records.TargetPolicy]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for one in targets:
+        if one.family:
+            found[one.family] = (*found.get(one.family, ()), one.target.name)
+    return found
+
+
 def _digest(policy: records.Policy) -> str:
     """Of what the policy means: not of where it was written, and of data and key files by the name that the policy
     gives them."""
-    return digest_of(_without_origins({**plain(policy), "files": [], "digest": "", "warnings": []}))
+    # What reports show changes nothing compiled, and what a family has is what its targets say.
+    values = {key: value for key, value in plain(policy).items() if key not in ("report", "families")}
+    return digest_of(_without_origins({**values, "files": [], "digest": "", "warnings": []}))
 
 
 def _without_origins(value: Any) -> Any:
     if isinstance(value, dict):
-        # Policies from before there were groups and queries keep their digest.
-        later = ("groups", None), ("whole_groups", False)
-        kept = {key: item for key, item in value.items() if key != "origin" and (key, item) not in later}
+        # Policies from before there were these keep their digest.
+        later: dict[str, Any] = {
+            "groups": None,
+            "whole_groups": False,
+            "approval": None,
+            "approvers": [],
+            "family": "",
+            "elsewhere": "refuse",
+            "generation": plain(records.Generation()),
+            "serving": plain(records.Serving()),
+        }
+        kept = {key: item for key, item in value.items() if key != "origin" and later.get(key, value) != item}
         return {key: _without_origins(item) for key, item in kept.items()}
     return [_without_origins(item) for item in value] if isinstance(value, list) else value
 
@@ -97,7 +138,13 @@ def _compliance(compliance: schema.Compliance) -> records.Compliance:
         trusted_keys=tuple(compliance.trusted_keys),
         on_hardware_mismatch=compliance.on_hardware_mismatch,
         sandbox=compliance.sandbox,
+        reuse_verdicts=compliance.reuse_verdicts,
+        reuse_timings=compliance.reuse_timings,
     )
+
+
+def _promotion(promote: schema.Promote) -> records.Promotion:
+    return records.Promotion(**{**promote.model_dump(), "approvers": tuple(promote.approvers)})
 
 
 def _waiver(waiver: schema.Waiver) -> records.Waiver:
@@ -127,6 +174,7 @@ def _target(name: str, target: schema.Target, tree: Node) -> records.TargetPolic
             required=target.required,
             hardware={str(key): value for key, value in target.hardware.items()},
             options=target.options,
+            generation=records.Generation(**target.generation.model_dump()),
         ),
         tolerances={
             str(precision): tuple(_tolerance_gates(tolerance, tree, (*path, "tolerances", precision)))
@@ -136,9 +184,16 @@ def _target(name: str, target: schema.Target, tree: Node) -> records.TargetPolic
         performance=tuple(_performance_gates(target.performance, tree, (*path, "performance"))),
         prefer=target.select.prefer,
         fallback=records.Fallback(**target.fallback.model_dump()),
-        promote=records.Promotion(**target.promote.model_dump()),
+        promote=_promotion(target.promote),
         ladder=target.ladder,
+        serving=_serving(target.serving),
+        family=target.family or "",
     )
+
+
+def _serving(serving: schema.Serving) -> records.Serving:
+    lists = {name: tuple(value) for name, value in serving.model_dump().items() if isinstance(value, list)}
+    return records.Serving(**{**serving.model_dump(), **lists})
 
 
 def _performance_gates(performance: Performance, tree: Node, path: Path) -> Iterator[records.Gate]:
@@ -147,7 +202,8 @@ def _performance_gates(performance: Performance, tree: Node, path: Path) -> Iter
         if limit is not None:
             metric = METRICS[name]
             origin = tree.place_of((*path, key)).origin
-            yield records.Gate(metric=name, limit=limit, direction=metric.direction, unit=metric.unit, origin=origin)
+            gate = records.Gate(metric=name, limit=limit, direction=metric.direction, unit=metric.unit, origin=origin)
+            yield replace(gate, confidence=_SERVED_CONFIDENCE) if name in SERVED else gate
 
 
 def _tolerance_gates(tolerance: Tolerance, tree: Node, path: Path) -> Iterator[records.Gate]:
@@ -163,8 +219,11 @@ def _limit_gates(limits: Limits, tree: Node, path: Path, output: str | None) -> 
         if value is not None:
             place = tree.place_of((*path, metric))
             gate = _gate(metric, value, output, place.origin)
-            shipped_task = place.is_shipped and "drop" in gate.options
-            yield replace(gate, options={**gate.options, "classes_only": True}) if shipped_task else gate
+            if place.is_shipped and metric in METRICS and METRICS[metric].family == "tokens":
+                gate = replace(gate, options={**gate.options, LANGUAGE_MODELS_ONLY: True})
+            elif place.is_shipped and "drop" in gate.options:
+                gate = replace(gate, options={**gate.options, "classes_only": True})
+            yield gate
 
 
 def _gate(metric: str, value: Any, output: str | None, origin: str) -> records.Gate:
@@ -204,6 +263,10 @@ def _limit(value: Any) -> tuple[float, float | None, dict[str, Any]]:
             return value.limit, None, {"k": value.k}
         case ColumnLimit():
             return value.limit, None, {"floor": value.floor}
+        case DivergenceLimit() | TokenShare():
+            return value.limit, value.confidence, {}
+        case Increase():
+            return value.max_relative_increase, value.confidence, {"drop": "max_relative_drop"}
     return float(value), None, {}
 
 

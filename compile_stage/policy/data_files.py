@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.sample_sizes import samples_for_drop
 from compile_stage.core.table_files import MAX_HEADER_BYTES, MAX_LINE_BYTES, demand_bounded_csv
 from compile_stage.policy.checks import data_file
@@ -67,14 +68,18 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
             contents = read_contents(FilePath(file), max(minimum, *(limit.needed or 0 for limit in limits), 0))
         except ImportError:
             wrong = "parquet files are read with pyarrow, which is not installed here"
-            yield Problem(source.place, show_path(path), wrong, 'pip install "compile-stage[parquet]"')
+            yield Problem(
+                source.place, show_path(path), wrong, 'pip install "compile-stage[parquet]"', code=Code.DATA_FILE
+            )
             continue
         except _UNREADABLE as error:
-            yield Problem(source.place, show_path(path), f"{file} can't be read: {error}")
+            yield Problem(source.place, show_path(path), f"{file} can't be read: {error}", code=Code.DATA_FILE)
             continue
         if role == "validation" and contents.rows < minimum:
             wrong = f"{file} holds {contents.rows} samples, fewer than data.min_samples ({minimum}), {_SO_NONE_PASSES}"
-            yield Problem(source.place, show_path(path), wrong, "name a file with more samples")
+            yield Problem(
+                source.place, show_path(path), wrong, "name a file with more samples", code=Code.TOO_FEW_SAMPLES
+            )
         elif role == "validation":
             yield from _too_few_to_show(limits, contents.rows, source, f"{file} holds {contents.rows} samples")
         if role == "validation":
@@ -83,7 +88,9 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
         if labels is not None and labels.value is not None and labels.value not in contents.names:
             wrong = f"{file} has no labels {labels.value!r}, so every run is refused"
             held = ", ".join(contents.names) or "nothing"
-            yield Problem(labels.place, show_path(("data", role, "labels")), wrong, f"it has {held}")
+            yield Problem(
+                labels.place, show_path(("data", role, "labels")), wrong, f"it has {held}", code=Code.NO_LABELS
+            )
 
 
 def _groups_that_are_not_there(tree: Node, file: str, contents: Contents) -> Iterator[Problem]:
@@ -91,7 +98,13 @@ def _groups_that_are_not_there(tree: Node, file: str, contents: Contents) -> Ite
         named = tree.get("data", key)
         if named is not None and named.value is not None and named.value not in contents.names:
             wrong = f"{file} has no {key} {named.value!r}, so every run is refused"
-            yield Problem(named.place, f"data.{key}", wrong, f"it has {', '.join(contents.names) or 'nothing'}")
+            yield Problem(
+                named.place,
+                f"data.{key}",
+                wrong,
+                f"it has {', '.join(contents.names) or 'nothing'}",
+                code=Code.DATA_FILE,
+            )
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,13 @@ def _never_shown(limits: list[_Limit]) -> Iterator[Problem]:
     for limit in limits:
         if limit.needed is None:
             wrong = "no number of samples shows a drop of at most 0 with a confidence, so it is never shown"
-            yield Problem(limit.node.place, show_path(limit.path), wrong, "a limit above 0, or confidence: null")
+            yield Problem(
+                limit.node.place,
+                show_path(limit.path),
+                wrong,
+                "a limit above 0, or confidence: null",
+                code=Code.TOO_FEW_SAMPLES,
+            )
 
 
 def _too_few_to_show(limits: list[_Limit], count: int, source: Node, holds: str) -> Iterator[Problem]:
@@ -145,17 +164,25 @@ def _too_few_to_show(limits: list[_Limit], count: int, source: Node, holds: str)
                 "so it would be NOT_RUN"
             )
             here = limit.node.place if not limit.node.place.is_shipped else source.place
-            yield Problem(here, show_path(limit.path), wrong, "more samples, a wider limit, or confidence: null")
+            yield Problem(
+                here,
+                show_path(limit.path),
+                wrong,
+                "more samples, a wider limit, or confidence: null",
+                code=Code.TOO_FEW_SAMPLES,
+            )
 
 
 def _too_few_taken(tree: Node, minimum: int, limits: list[_Limit]) -> Iterator[Problem]:
     source, taken = tree.get("data", "validation", "source"), tree.get("data", "validation", "max_samples")
     if source is not None and source.value == "synthetic":
         wrong = f"synthetic samples prove nothing, {_SO_NONE_PASSES}"
-        yield Problem(source.place, "data.validation.source", wrong, "name real samples")
+        yield Problem(source.place, "data.validation.source", wrong, "name real samples", code=Code.TOO_FEW_SAMPLES)
     elif taken is not None and isinstance(taken.value, int) and taken.value < minimum:
         wrong = f"{taken.value} samples are fewer than data.min_samples ({minimum}), {_SO_NONE_PASSES}"
-        yield Problem(taken.place, "data.validation.max_samples", wrong, f"a number >= {minimum}")
+        yield Problem(
+            taken.place, "data.validation.max_samples", wrong, f"a number >= {minimum}", code=Code.TOO_FEW_SAMPLES
+        )
     elif taken is not None and isinstance(taken.value, int):
         yield from _too_few_to_show(limits, taken.value, taken, f"{taken.value} samples are taken (max_samples)")
 

@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
+from compile_stage.core.records import PolicyValue
 from compile_stage.policy.load import as_error, match_targets, read_policy
 from compile_stage.policy.locks import locks_of
 from compile_stage.policy.nodes import leaves, show_path
 from compile_stage.policy.schema import OVERRIDABLE, PolicyDocument
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One resolved value.
-
-    Attributes:
-        path: Dotted: `targets.edge.tolerances.int8.cosine`.
-        value: A plain JSON value; None where a limit was taken away.
-        origin: `file:line`, or the `--set` argument.
-        is_default: The value is the shipped default.
-        locked_by: `file:line` of the lock that keeps later layers from changing it; empty where none does.
-    """
-
-    path: str
-    value: Any
-    origin: str
-    is_default: bool
-    locked_by: str = ""
 
 
 def explain(
@@ -40,7 +20,7 @@ def explain(
     *,
     today: date | None = None,
     roots: Sequence[str | os.PathLike[str]] = (),
-) -> list[Row]:
+) -> list[PolicyValue]:
     """Every resolved value with its origin. Sections that a target may override are listed as each target has them.
 
     Args:
@@ -54,7 +34,7 @@ def explain(
     names = [name for name, _ in resolved.tree.items("targets")]
     kept, unmatched = match_targets(names, [target] if target is not None else [])
     if resolved.problems or unmatched:
-        raise as_error(path, [*(str(problem) for problem in resolved.problems), *unmatched])
+        raise as_error(path, [*resolved.problems, *unmatched])
     order = list(PolicyDocument.model_fields)
     rows, locks = [], locks_of(resolved.tree)
     for where, node in sorted(leaves(resolved.tree), key=lambda leaf: order.index(str(leaf[0][0]))):
@@ -64,5 +44,13 @@ def explain(
         value = node.plain()
         value = value.isoformat() if isinstance(value, date) else value
         lock = next((lock.place.origin for lock in locks if lock.covers(where)), "")
-        rows.append(Row(show_path(where), value, node.place.origin, node.place.is_shipped, lock))
+        rows.append(
+            PolicyValue(
+                path=show_path(where),
+                value=value,
+                origin=node.place.origin,
+                is_default=node.place.is_shipped,
+                locked_by=lock,
+            )
+        )
     return rows

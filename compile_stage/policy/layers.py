@@ -15,6 +15,7 @@ from functools import cache, partial
 from pathlib import Path as FilePath
 from typing import TypeAlias
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import InternalError, UsageError
 from compile_stage.core.shipped import PREFIX, policy_file
 from compile_stage.core.spelling import did_you_mean
@@ -108,41 +109,55 @@ class _FileReader:
     def _read(self, shown: str, chain: tuple[str, ...], named: Place | None, path: str) -> Node | None:
         place = named or Place(shown)
         if "\0" in shown:
-            self.problems.append(Problem(place, path, f"{shown!r} is no file name"))
+            self.problems.append(Problem(place, path, f"{shown!r} is not a file name", code=Code.EXTENDS))
             return None
         real = os.path.realpath(shown)
         if real in chain:
             circle = " -> ".join(FilePath(p).name for p in (*chain[chain.index(real) :], real))
             self.problems.append(
-                Problem(place, path, f"the files extend each other in a circle: {circle}", "remove one")
+                Problem(
+                    place, path, f"the files extend each other in a circle: {circle}", "remove one", code=Code.EXTENDS
+                )
             )
             return None
         if real in self._done:
             return self._done[real]
         if len(chain) >= MAX_EXTENDS:
             message = f"{shown} is the {len(chain) + 1}th file of a chain of extends"
-            self.problems.append(Problem(place, path, message, f"at most {MAX_EXTENDS} files deep"))
+            self.problems.append(Problem(place, path, message, f"at most {MAX_EXTENDS} files deep", code=Code.EXTENDS))
             return None
         if named is not None and not self._roots.hold(shown):  # nor is it said whether it is there
             wrong = f"{shown} lies outside of {self._roots.own}, the root of this policy"
             allowed = "a file below it, or below a folder that --policy-root names"
-            self.problems.append(Problem(place, path, wrong, allowed))
+            self.problems.append(Problem(place, path, wrong, allowed, code=Code.EXTENDS))
             self._done[real] = None
             return None
         raw = _read_bytes(FilePath(shown))
         if isinstance(raw, str):
-            self.problems.append(Problem(place, path, raw if named is None else f"{shown} {raw}"))
+            self.problems.append(
+                Problem(place, path, raw if named is None else f"{shown} {raw}", code=Code.UNREADABLE_POLICY)
+            )
             self._done[real] = None
             return None
         if not self._roots.hold(shown) and _POLICY_START not in raw:  # a link to a file that is not to be quoted
-            self.problems.append(Problem(Place(shown, 1, 1), "", "the file is no policy", _STARTS_WITH))
+            self.problems.append(
+                Problem(Place(shown, 1, 1), "", "the file is not a policy", _STARTS_WITH, code=Code.UNREADABLE_POLICY)
+            )
             self._done[real] = None
             return None
         tree, problems = parse_bytes(raw, shown)
         self.problems += problems
         if tree is not None and not tree.is_map:
             kind = "a list" if tree.is_list else "a single value"
-            self.problems.append(Problem(Place(shown, 1, 1), "", f"the file holds {kind}, not a map", _STARTS_WITH))
+            self.problems.append(
+                Problem(
+                    Place(shown, 1, 1),
+                    "",
+                    f"the file holds {kind}, not a map",
+                    _STARTS_WITH,
+                    code=Code.UNREADABLE_POLICY,
+                )
+            )
             tree = None
         merged = self._checked(tree, shown, (*chain, real)) if tree is not None else None
         self._done[real] = merged
@@ -179,14 +194,20 @@ class _FileReader:
         if _URL.match(name):
             message = f"{name} is not a local file"
             self.problems.append(
-                Problem(element.place, path, message, "copy the file into your repository and name it here")
+                Problem(
+                    element.place,
+                    path,
+                    message,
+                    "copy the file into your repository and name it here",
+                    code=Code.EXTENDS,
+                )
             )
             return None
         if name.startswith(PREFIX):
             try:
                 return self.read(os.fspath(policy_file(name)), chain, element.place, path)
             except UsageError as error:
-                self.problems.append(Problem(element.place, path, error.problem, error.fix or ""))
+                self.problems.append(Problem(element.place, path, error.problem, error.fix or "", code=Code.EXTENDS))
                 return None
         return self.read(os.path.normpath(FilePath(shown).parent / name), chain, element.place, path)
 
@@ -225,25 +246,33 @@ def _add_set(layers: Layers, argument: str) -> None:
     words = tuple(map(str, words_of(key)))
     if not equals or not words:
         layers.problems.append(
-            Problem(place, "", "no KEY=VALUE", "write for example --set tolerances.int8.cosine=0.98")
+            Problem(
+                place, "", "no KEY=VALUE", "write for example --set tolerances.int8.cosine=0.98", code=Code.WRONG_SET
+            )
         )
         return
     value, problems = parse_text(text, place.file, located=False) if text.strip() else (Node(None, place), [])
     if value is None or problems:
         first = problems[0]
         allowed = first.allowed or f"""a text is quoted, once more within the shell's quotes: --set '{key}="..."'"""
-        layers.problems.append(Problem(place, show_path(words), first.wrong, allowed))
+        layers.problems.append(Problem(place, show_path(words), first.wrong, allowed, code=Code.WRONG_SET))
         return
     if words[0] in ("apiVersion", "kind", "extends", "locked"):
-        layers.problems.append(Problem(place, words[0], "can't be set here", "change it in the file"))
+        layers.problems.append(
+            Problem(place, words[0], "can't be set here", "change it in the file", code=Code.WRONG_SET)
+        )
         return
     node = value
     for word in reversed(words):
         node = Node({word: node}, place, keys={word: place})
     if words[0] == "targets" and len(words) > 1 and layers.files.get("targets", words[1]) is None:
         known = [name for name, _ in layers.files.items("targets")]
-        wrong_and_allowed = "there is no such target", f"one of: {', '.join(known) or 'none'}"
-        layers.problems.append(Problem(place, show_path(words[:2]), *wrong_and_allowed, did_you_mean(words[1], known)))
+        wrong_and_allowed = "unknown target", f"one of: {', '.join(known) or 'none'}"
+        layers.problems.append(
+            Problem(
+                place, show_path(words[:2]), *wrong_and_allowed, did_you_mean(words[1], known), code=Code.UNKNOWN_NAME
+            )
+        )
         return
     schema_problems, bad, _ = check_schema(node, whole=False)
     layers.problems += schema_problems
@@ -318,7 +347,7 @@ def _fitting(has_labels: bool, limits: Node) -> Node:
     It is for data with labels, and gives way to a task metric that the policy chose itself, for all outputs or for one:
     nobody who asks for r2 wants accuracy too. The limit on the recall of a class stays beside metrics that count
     classes too. Whether the labels are classes is seen only when they are read
-    (`measure.metrics.CLASSES_ONLY`).
+    (`measure.gates.CLASSES_ONLY`).
     """
     tasks = dict(_task_limits(limits))
     chosen = [*tasks.values()]
@@ -336,6 +365,11 @@ def _task_limits(limits: Node, *path: str) -> list[tuple[str, Node]]:
     return [(key, node) for key, node in limits.items(*path) if key in METRICS and METRICS[key].family == "task"]
 
 
+_AS_LIMIT = (
+    "topk_agreement", "nearest_kept", "column_nrmse", "column_spread", "token_kl", "token_top1_agreement",
+)  # fmt: skip
+
+
 def normalise(tree: Node) -> Node:
     """Short forms written out, so that layers merge: `accuracy: 0.01` is {max_drop: 0.01}, `topk_agreement: 0.9` is
     {limit: 0.9}."""
@@ -345,9 +379,11 @@ def normalise(tree: Node) -> Node:
 def _written_out(metric: str, node: Node) -> Node:
     if isinstance(node.value, bool) or not isinstance(node.value, int | float):
         return node
-    if metric in METRICS and METRICS[metric].family == "task":
+    if metric == "token_accuracy" or (metric in METRICS and METRICS[metric].family == "task"):
         return Node({"max_drop": node}, node.place, keys={"max_drop": node.place})
-    if metric in ("topk_agreement", "nearest_kept", "column_nrmse", "column_spread"):
+    if metric == "perplexity":
+        return Node({"max_relative_increase": node}, node.place, keys={"max_relative_increase": node.place})
+    if metric in _AS_LIMIT:
         return Node({"limit": node}, node.place, keys={"limit": node.place})
     return node
 
@@ -358,7 +394,7 @@ def _filled(tolerances: Node) -> Node:
 
     def fill(metric: str, node: Node) -> Node:
         family = METRICS[metric].family if metric in METRICS else ""
-        default = defaults.get("task" if family == "task" else metric)
+        default = defaults.get(family if family in ("task", "tokens") else metric)
         return merge(default, node) if default is not None and node.is_map else node
 
     holder = Node({"tolerances": tolerances}, tolerances.place)

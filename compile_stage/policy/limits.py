@@ -122,6 +122,34 @@ class ColumnLimit(Section):
     )
 
 
+_PROMPTS = "The worse end of the interval over prompts must hold, not the mean. null: the mean."
+
+
+class DivergenceLimit(Section):
+    """How far a language model's distributions of the next token may lie from the baseline's."""
+
+    limit: Distance = Field(description="The limit, in nats a token.")
+    confidence: Confidence | None = Field(description=_PROMPTS)
+
+
+class TokenShare(Section):
+    """How many of a language model's likeliest tokens must be the baseline's."""
+
+    limit: Share = Field(description="The smallest share.")
+    confidence: Confidence | None = Field(
+        description=f"{_PROMPTS} Where every token is the same, a limit of 0.99 takes 299 prompts at 0.95."
+    )
+
+
+class Increase(Section):
+    """How much worse than the baseline's the perplexity may become, on the same text."""
+
+    max_relative_increase: Distance = Field(
+        description="The candidate's perplexity over the baseline's, less 1: 0.01 is one per cent."
+    )
+    confidence: Confidence | None = Field(description=_PROMPTS)
+
+
 class CustomLimit(Section):
     """The limit of an own metric, `python:package.module:function`, which takes (candidate, baseline, labels) arrays
     and returns a number, or one number for each sample, whose mean counts."""
@@ -148,6 +176,9 @@ WordLimit: TypeAlias = NumberOr[Distance, WordDrop]
 BinLimit: TypeAlias = NumberOr[ShareLoss, BinDrop]
 TopKLimit: TypeAlias = NumberOr[Share, TopK]
 ColumnsLimit: TypeAlias = NumberOr[Distance, ColumnLimit]
+DivergencesLimit: TypeAlias = NumberOr[Distance, DivergenceLimit]
+TokenShareLimit: TypeAlias = NumberOr[Share, TokenShare]
+IncreaseLimit: TypeAlias = NumberOr[Distance, Increase]
 
 _TASK = "A number is its max_drop. Needs labels."
 
@@ -210,6 +241,18 @@ class Limits(Section):
     coco_map: BoxLimit | None = Field(None, description=f"Drop in COCO's mean average precision of boxes. {_TASK}")
     wer: WordLimit | None = Field(None, description=f"Rise in the word error rate. {_TASK}")
     ece: BinLimit | None = Field(None, description=f"Rise in the expected calibration error. {_TASK}")
+    token_kl: DivergencesLimit | None = Field(
+        None, description="Of language models: mean divergence of the next token's distribution. A number is its limit."
+    )
+    token_top1_agreement: TokenShareLimit | None = Field(
+        None, description="Of language models: share of tokens with the same likeliest token. A number is its limit."
+    )
+    perplexity: IncreaseLimit | None = Field(
+        None, description="Of language models: rise in perplexity. A number is its max_relative_increase."
+    )
+    token_accuracy: ShareTaskLimit | None = Field(
+        None, description="Of language models: drop in right next tokens. A number is its max_drop."
+    )
 
 
 class Tolerance(Limits):
@@ -229,5 +272,22 @@ class Performance(Section):
         description="Smallest ratio of the baseline's latency to the candidate's (1.0 = not slower)."
     )
     p95_latency_ms: Positive | None = Field(description="Largest 95th percentile of the latency, in milliseconds.")
+    ttft_p95_ms: Positive | None = Field(
+        description="Of language models: largest 95th percentile of the time to the first token, in milliseconds."
+    )
+    tpot_p95_ms: Positive | None = Field(
+        description="Of language models: largest 95th percentile of the time per output token, in milliseconds."
+    )
+    min_tokens_per_s: Positive | None = Field(
+        description="Of language models: fewest output tokens a second, of all sequences of the largest batch size."
+    )
+    throughput_at_p99: Positive | None = Field(
+        description="Fewest requests a second that the server answers with 99 % of them within `p99_ms` of "
+        "`serving`; the lower end of the interval must hold (docs/serving-cost.md)."
+    )
+    max_cost_per_million: Positive | None = Field(
+        description="Largest cost of a million inferences at that throughput, in the currency "
+        "and by the price of `serving`; the upper end of the interval must hold."
+    )
     max_size_mb: Positive | None = Field(description="Largest artifact on disk, in megabytes (10^6 bytes).")
     max_memory_mb: Positive | None = Field(description="Largest peak memory of a serving process, in megabytes.")

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import PolicyError
+from compile_stage.core.findings import Finding
 from compile_stage.core.records import Policy
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.checks import check_whole
@@ -67,7 +69,7 @@ def load_policy(
     resolved = read_policy(path, sets, today=today, base=base, roots=roots)
     names = [name for name, _ in resolved.tree.items("targets")]
     kept, unmatched = match_targets(names, targets)
-    problems = [*map(str, resolved.problems), *unmatched]
+    problems: list[Problem | str] = [*resolved.problems, *unmatched]
     if problems or resolved.document is None:
         raise as_error(path, problems)
     policy = to_policy(resolved.document, resolved.tree, resolved.files)
@@ -94,10 +96,25 @@ def warnings(
 ) -> list[str]:
     """What a policy without mistakes may fail by, or pass anything by: data files of this machine that hold too few
     samples, or no labels, and limits that can't fail. Located as `lint` locates mistakes."""
+    return [str(problem) for problem in _doubts(path, sets, roots, today or date.today())]
+
+
+def findings(
+    path: PathLike, sets: Sequence[str] = (), roots: Sequence[PathLike] = (), *, today: date | None = None
+) -> list[Finding]:
+    """Every mistake of a policy, or, where it has none, its warnings; in the order of the files and of their lines."""
+    day = today or date.today()
+    mistakes = read_policy(path, sets, today=day, base=True, roots=roots).problems
+    if mistakes:
+        return [problem.as_finding("error") for problem in mistakes]
+    return [problem.as_finding("warning") for problem in _doubts(path, sets, roots, day)]
+
+
+def _doubts(path: PathLike, sets: Sequence[str], roots: Sequence[PathLike], today: date) -> list[Problem]:
     layers = read_layers(path, sets, roots)
     tree = resolve(layers)
-    weak = _in_order(list(weak_limits(tree, today or date.today())), layers.names)
-    return [str(problem) for problem in (*data_warnings(tree), *weak)]
+    weak = _in_order(list(weak_limits(tree, today)), layers.names)
+    return [*data_warnings(tree), *weak]
 
 
 def read_policy(
@@ -129,7 +146,7 @@ def read_policy(
                 "the policy names no target",
                 "say where it must run, such as targets: {cpu-server: {device: cpu}}",
             )
-            problems.append(Problem(place, "targets", *wrong_and_allowed))
+            problems.append(Problem(place, "targets", *wrong_and_allowed, code=Code.NO_TARGET))
     ordered = _in_order(problems, layers.names)
     return Resolved(tree=tree, document=None if ordered else document, files=layers.names, problems=ordered)
 
@@ -150,11 +167,15 @@ def match_targets(names: Sequence[str], patterns: Sequence[str]) -> tuple[list[s
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)], problems
 
 
-def as_error(path: PathLike, problems: Sequence[str]) -> PolicyError:
-    """One error that carries every problem."""
+def as_error(path: PathLike, problems: Sequence[Problem | str]) -> PolicyError:
+    """One error that carries every problem. A text is one about the command line."""
     count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
     listed = "\n".join(f"  {problem}" for problem in problems)
-    return PolicyError(f"the policy {os.fspath(path)} has {count}:\n{listed}", problems=tuple(problems))
+    return PolicyError(
+        f"the policy {os.fspath(path)} has {count}:\n{listed}",
+        problems=tuple(map(str, problems)),
+        codes=tuple(problem.code if isinstance(problem, Problem) else Code.UNKNOWN_NAME for problem in problems),
+    )
 
 
 def _in_order(problems: Sequence[Problem], files: Sequence[str]) -> tuple[Problem, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compile_stage.core import plugins
+from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.messages import keys_at
 from compile_stage.policy.metrics import CUSTOM, tolerance_names
@@ -64,11 +65,16 @@ def unknown_locks(tree: Node) -> Iterator[Problem]:
             known = _known(path[:depth])
             if known and word not in known and not (path[0] == "tolerances" and str(word).startswith(CUSTOM)):
                 near = did_you_mean(str(word), list(known))
-                wrong = f"{element.value!r} names nothing that can be locked"
+                wrong = f"{element.value!r} is not a key that can be locked"
                 allowed = f"after {show_path(path[:depth])}, one of" if depth else "one of"
                 meant = show_path((*path[:depth], near, *path[depth + 1 :])) if near else ""
                 yield Problem(
-                    element.place, show_path(("locked", index)), wrong, f"{allowed}: {', '.join(known)}", meant
+                    element.place,
+                    show_path(("locked", index)),
+                    wrong,
+                    f"{allowed}: {', '.join(known)}",
+                    meant,
+                    code=Code.LOCKED,
                 )
                 break
 
@@ -101,7 +107,13 @@ def broken(locks: tuple[Lock, ...], before: Node, after: Node, over: Node) -> It
                 place = now.place if now is not None and _is_of(over, now.place) else over.place_of(changed)
                 kept = f"must stay {_shown(was)}" + (f" ({was.place.origin})" if was is not None else "")
                 message = f"is locked by {lock.place.origin}: it {kept}"
-                yield Problem(place, show_path(changed), message, f"leave it out, or have {lock.place.file} changed")
+                yield Problem(
+                    place,
+                    show_path(changed),
+                    message,
+                    f"leave it out, or have {lock.place.file} changed",
+                    code=Code.LOCKED,
+                )
 
 
 def _differences(was: Node | None, now: Node | None, path: Path) -> Iterator[tuple[Path, Node | None, Node | None]]:

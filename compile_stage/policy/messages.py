@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.limits import CustomLimit, ShareDrop
 from compile_stage.policy.metrics import CUSTOM, METRICS, tolerance_names
@@ -53,7 +54,9 @@ def check_schema(
         if item["type"] == "missing":
             if whole and not any(cut[: len(path)] == path for cut in forgiven):
                 wrong_and_allowed = "is missing", _about(path)
-                problems.append(Problem(tree.place_of(path[:-1]), show_path(path), *wrong_and_allowed))
+                problems.append(
+                    Problem(tree.place_of(path[:-1]), show_path(path), *wrong_and_allowed, code=Code.MISSING_KEY)
+                )
             continue
         if path in bad:
             continue
@@ -78,8 +81,8 @@ def _unknown_metrics(tree: Node) -> tuple[list[Problem], set[Path]]:
             bad.add(here)
             place = tree.place_of(here, of_key=True)
             if key.startswith(CUSTOM):
-                wrong_and_allowed = "is no function's path", "write python:package.module:function"
-                problems.append(Problem(place, show_path(here), *wrong_and_allowed))
+                wrong_and_allowed = "is not a function path", "write python:package.module:function"
+                problems.append(Problem(place, show_path(here), *wrong_and_allowed, code=Code.UNKNOWN_NAME))
             else:
                 problems.append(_unknown_key(tree, here, known, "metric"))
 
@@ -102,9 +105,9 @@ def _problem(tree: Node, path: Path, kind: str, context: dict[str, Any], *, in_k
     node = tree.get(*path)
     place = tree.place_of(path)
     if node is None:  # a wrong value is always there; this guards the message, not the policy
-        return Problem(place, shown, kind.replace("_", " "))
+        return Problem(place, shown, kind.replace("_", " "), code=Code.WRONG_VALUE)
     wrong, allowed, meant = _explain(node, path, kind, context)
-    return Problem(place, shown, wrong, allowed, meant)
+    return Problem(place, shown, wrong, allowed, meant, code=Code.WRONG_VALUE)
 
 
 def _unknown_key(tree: Node, path: Path, known: Sequence[str], what: str) -> Problem:
@@ -113,9 +116,9 @@ def _unknown_key(tree: Node, path: Path, known: Sequence[str], what: str) -> Pro
     shown = show_path(path)
     if (right := _with_right_unit(key, known)) is not None:
         unit = _UNITS.get(right.rpartition("_")[2], "another unit")
-        return Problem(place, shown, f"unknown {what}", f"this is given in {unit}: use {right}")
+        return Problem(place, shown, f"unknown {what}", f"this is given in {unit}: use {right}", code=Code.UNKNOWN_KEY)
     near = did_you_mean(key, list(known))
-    return Problem(place, shown, f"unknown {what}", f"one of: {', '.join(known)}", near)
+    return Problem(place, shown, f"unknown {what}", f"one of: {', '.join(known)}", near, code=Code.UNKNOWN_KEY)
 
 
 def _with_right_unit(key: str, known: Sequence[str]) -> str | None:
@@ -134,10 +137,17 @@ def _bad_key(tree: Node, path: Path, kind: str, context: dict[str, Any]) -> Prob
     if kind == "literal_error":
         words = _words(context)
         what = "hardware field" if path[-2] == "hardware" else "key"
-        return Problem(place, shown, f"unknown {what}", f"one of: {', '.join(words)}", did_you_mean(key, list(words)))
+        return Problem(
+            place,
+            shown,
+            f"unknown {what}",
+            f"one of: {', '.join(words)}",
+            did_you_mean(key, list(words)),
+            code=Code.UNKNOWN_KEY,
+        )
     if kind == "string_pattern_mismatch":
-        return Problem(place, shown, f"{key!r} can't be a name", _NAMES)
-    return Problem(place, shown, f"{key!r} can't be a name", "between 1 and 64 characters")
+        return Problem(place, shown, f"{key!r} is not a valid name", _NAMES, code=Code.WRONG_NAME)
+    return Problem(place, shown, f"{key!r} is not a valid name", "between 1 and 64 characters", code=Code.WRONG_NAME)
 
 
 _NAMES = "letters, digits, `_` and single `-`, since it becomes part of job ids and aliases"
@@ -149,7 +159,7 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
     if kind == "literal_error":
         words = _words(context)
         if words == ("auto",):
-            return f"`{text}` is no list of backends", f"write `auto`, or a list: [{text}]", ""
+            return f"`{text}` is not a list of backends", f"write `auto`, or a list: [{text}]", ""
         if isinstance(node.value, bool):
             return (
                 f"`{text}` is read by YAML as {str(node.value).lower()}",
@@ -187,17 +197,17 @@ _RANGES = {
 
 def _explain_pattern(node: Node, context: dict[str, Any]) -> tuple[str, str, str]:
     if context["pattern"] != SOURCE:
-        return f"{node.value!r} can't be a name", _NAMES, ""
+        return f"{node.value!r} is not a valid name", _NAMES, ""
     forms = "input_example, synthetic, file:PATH, mlflow-dataset:NAME or python:package.module:function"
     kind, colon, rest = str(node.value).partition(":")
     if kind == "file" and rest:
-        return f"{rest!r} is no data file that can be read", "file:PATH ends in .npz, .parquet or .csv", ""
+        return f"{rest!r} is not a data file that can be read", "file:PATH ends in .npz, .parquet or .csv", ""
     if kind == "python" and rest:
-        return f"{rest!r} is no function's path", "write python:package.module:function", ""
+        return f"{rest!r} is not a function path", "write python:package.module:function", ""
     if not colon and str(node.value).endswith((".npz", ".parquet", ".csv")):
-        return f"{node.value!r} is no data source", f"one of: {forms}", f"file:{node.value}"
+        return f"{node.value!r} is not a data source", f"one of: {forms}", f"file:{node.value}"
     near = did_you_mean(kind, ["input_example", "synthetic", "file", "mlflow-dataset", "python"])
-    return f"{node.value!r} is no data source", f"one of: {forms}", f"{near}{colon}{rest}" if near != kind else ""
+    return f"{node.value!r} is not a data source", f"one of: {forms}", f"{near}{colon}{rest}" if near != kind else ""
 
 
 def _explain_type(node: Node, text: str, kind: str, path: Path) -> tuple[str, str]:
@@ -212,7 +222,7 @@ def _explain_type(node: Node, text: str, kind: str, path: Path) -> tuple[str, st
         what = "true/false" if isinstance(value, bool) else "a date" if isinstance(value, date) else "a number"
         return f"`{text}` is read by YAML as {what}, and a text is needed", f'put it in quotes: "{text}"'
     if kind.startswith("date"):
-        return f"`{text}` is no date", "write YYYY-MM-DD, such as 2027-01-31"
+        return f"`{text}` is not a date", "write YYYY-MM-DD, such as 2027-01-31"
     if kind == "list_type":
         return "is not a list", f"write [{text}]" if not isinstance(value, dict) else "write [a, b]"
     if isinstance(value, dict | list):

@@ -11,7 +11,7 @@ from typing import Literal
 
 from compile_stage.core.records import Direction
 
-Family = Literal["elementwise", "discrete", "task", "performance"]
+Family = Literal["elementwise", "discrete", "task", "tokens", "performance"]
 
 CUSTOM = "python:"
 
@@ -22,7 +22,7 @@ class Metric:
 
     Attributes:
         family: `elementwise` looks at floating outputs, `discrete` at integer, bool and string outputs, `task` needs
-            labels.
+            labels, `tokens` is for language models.
         formula: As the reference shows it.
         direction: Which side of the limit is good. For a task metric that of its drop: always `at_most`.
         better: For a task metric, whether a higher or a lower value is better.
@@ -142,9 +142,58 @@ _ALL = (
         "lower",
     ),
     Metric(
+        "token_kl",
+        "tokens",
+        "mean over a prompt's tokens of sum b ln(b / a) over the vocabulary, after softmax; the mean of the prompts",
+        "at_most",
+    ),
+    Metric(
+        "token_top1_agreement",
+        "tokens",
+        "share of a prompt's tokens where argmax a = argmax b; the mean of the prompts",
+        "at_least",
+    ),
+    Metric("perplexity", "tokens", "exp(mean of -ln(probability of the text's token))", "at_most", better="lower"),
+    Metric("token_accuracy", "tokens", "share of the text's tokens that are the likeliest", "at_most", better="higher"),
+    Metric(
         "speedup", "performance", "baseline's median latency / own median latency, interleaved", "at_least", "ratio"
     ),
     Metric("p95_latency_ms", "performance", "95th percentile of the latency of one call", "at_most", "ms"),
+    Metric(
+        "ttft_p95_ms",
+        "performance",
+        "95th percentile of the time to the first token: a prompt, to the distribution of the token after it",
+        "at_most",
+        "ms",
+    ),
+    Metric(
+        "tpot_p95_ms",
+        "performance",
+        "95th percentile of the time per output token: (a whole generation - its first token) / the tokens after it",
+        "at_most",
+        "ms",
+    ),
+    Metric(
+        "tokens_per_s",
+        "performance",
+        "output tokens of all sequences of a batch / median latency of a whole generation, at the largest batch size",
+        "at_least",
+        "tokens/s",
+    ),
+    Metric(
+        "throughput_at_p99",
+        "performance",
+        "highest rate of Poisson arrivals at which 99 % of the requests are answered rightly within serving.p99_ms",
+        "at_least",
+        "requests/s",
+    ),
+    Metric(
+        "cost_per_million",
+        "performance",
+        "serving.price_per_hour / 3600 / (throughput_at_p99 x serving.rows) x 10^6",
+        "at_most",
+        "currency",
+    ),
     Metric("size_mb", "performance", "size of the artifact on disk, 1 MB = 10^6 bytes", "at_most", "MB"),
     Metric("memory_mb", "performance", "peak memory of a fresh process that loads and runs it", "at_most", "MB"),
 )
@@ -155,9 +204,18 @@ METRICS = {metric.name: metric for metric in _ALL}
 PERFORMANCE = {
     "min_speedup": "speedup",
     "p95_latency_ms": "p95_latency_ms",
+    "ttft_p95_ms": "ttft_p95_ms",
+    "tpot_p95_ms": "tpot_p95_ms",
+    "min_tokens_per_s": "tokens_per_s",
+    "throughput_at_p99": "throughput_at_p99",
+    "max_cost_per_million": "cost_per_million",
     "max_size_mb": "size_mb",
     "max_memory_mb": "memory_mb",
 }
+
+
+SERVED = ("throughput_at_p99", "cost_per_million")
+"""Metrics of what is served, which are measured of the winner alone."""
 
 
 def tolerance_names() -> tuple[str, ...]:

@@ -6,13 +6,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from compile_stage.core.error_codes import Code
+from compile_stage.core.findings import Finding
+from compile_stage.core.language_models import SHIPPED_DEFAULTS
 
 Key: TypeAlias = str | int
 Path: TypeAlias = tuple[Key, ...]
 
 # The name of the shipped defaults in messages and origins.
-SHIPPED = "compile_stage/policy/defaults.yaml"
+SHIPPED = SHIPPED_DEFAULTS
 
 _BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\Z")
 
@@ -120,11 +124,24 @@ class Problem:
     wrong: str
     allowed: str = ""
     meant: str = ""
+    code: Code = field(kw_only=True)
 
     def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+    @property
+    def message(self) -> str:
+        """`path: what is wrong; what is allowed; did you mean ...`."""
         parts = [self.wrong, self.allowed, f"did you mean {self.meant}?" if self.meant else ""]
         subject = f"{self.path}: " if self.path else ""
-        return f"{self.place}: {subject}{'; '.join(part for part in parts if part)}"
+        return f"{subject}{'; '.join(part for part in parts if part)}"
+
+    def as_finding(self, level: Literal["error", "warning"]) -> Finding:
+        """The same for other programs."""
+        place = self.place
+        return Finding(
+            level=level, code=self.code, file=place.file, line=place.line, column=place.column, message=self.message
+        )
 
 
 def show_path(path: Sequence[Key]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from compile_stage.core.error_codes import Code
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 
 MAX_BYTES = 256 * 1024  # a policy is written by people; the largest one known is a hundredth of this
@@ -35,7 +36,15 @@ def parse_bytes(raw: bytes, file: str) -> tuple[Node | None, list[Problem]]:
     except UnicodeDecodeError as error:
         before = raw[: error.start]
         place = Place(file, before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1)
-        return None, [Problem(place, "", f"byte 0x{raw[error.start]:02x} is not UTF-8", "save the file as UTF-8")]
+        return None, [
+            Problem(
+                place,
+                "",
+                f"byte 0x{raw[error.start]:02x} is not UTF-8",
+                "save the file as UTF-8",
+                code=Code.UNREADABLE_POLICY,
+            )
+        ]
     return parse_text(text, file)
 
 
@@ -46,7 +55,11 @@ def parse_text(text: str, file: str, *, located: bool = True) -> tuple[Node | No
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         place = Place(file, before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1)
-        return None, [Problem(place, "", f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")]
+        return None, [
+            Problem(
+                place, "", f"the character U+{ord(text[error.position]):04X} is not allowed in YAML", code=Code.NOT_YAML
+            )
+        ]
     except yaml.MarkedYAMLError as error:
         return None, [_syntax(error, text, file)]
     except RecursionError:
@@ -60,7 +73,7 @@ def parse_text(text: str, file: str, *, located: bool = True) -> tuple[Node | No
 
 
 def _whole(file: str, wrong: str, allowed: str = "") -> Problem:
-    return Problem(Place(file, 1, 1), "", f"the file {wrong}", allowed)
+    return Problem(Place(file, 1, 1), "", f"the file {wrong}", allowed, code=Code.UNREADABLE_POLICY)
 
 
 def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Problem:
@@ -71,17 +84,25 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Problem:
     lines = text.splitlines()
     here = lines[line] if line < len(lines) else ""
     if "\t" in here[: len(here) - len(here.lstrip())] or "'\\t'" in problem:
-        return Problem(place, "", "a tab stands where YAML wants blanks", "indent with blanks only")
+        return Problem(place, "", "a tab stands where YAML wants blanks", "indent with blanks only", code=Code.NOT_YAML)
     if "expected a single document" in problem or "expected a single document" in (error.context or ""):
-        return Problem(place, "", "a second YAML document starts here", "a policy file holds one")
+        return Problem(place, "", "a second YAML document starts here", "a policy file holds one", code=Code.NOT_YAML)
     if "undefined alias" in problem:
-        return Problem(place, "", f"not valid YAML: {problem}", "define the anchor (&name) above its use (*name)")
+        return Problem(
+            place,
+            "",
+            f"not valid YAML: {problem}",
+            "define the anchor (&name) above its use (*name)",
+            code=Code.NOT_YAML,
+        )
     if "mapping values are not allowed" in problem:
         advice = "quote a text that holds `: `, and put each key on its own line"
-        return Problem(place, "", "not valid YAML: a second `:` on this line, or a wrong indentation", advice)
+        return Problem(
+            place, "", "not valid YAML: a second `:` on this line, or a wrong indentation", advice, code=Code.NOT_YAML
+        )
     if error.context and error.context_mark is not None and error.context_mark.line != line:
         problem += f" ({error.context}, which starts on line {error.context_mark.line + 1})"
-    return Problem(place, "", f"not valid YAML: {problem}")
+    return Problem(place, "", f"not valid YAML: {problem}", code=Code.NOT_YAML)
 
 
 def _refuse_bomb(root: yaml.Node, file: str) -> Problem | None:
@@ -92,7 +113,9 @@ def _refuse_bomb(root: yaml.Node, file: str) -> Problem | None:
 
     def measure(node: yaml.Node) -> Problem | None:
         if id(node) in open_now:
-            return Problem(_place(node, file), "", "an anchor holds itself", "anchors may not be recursive")
+            return Problem(
+                _place(node, file), "", "an anchor holds itself", "anchors may not be recursive", code=Code.NOT_YAML
+            )
         if id(node) in sizes:
             return None
         open_now.add(id(node))
@@ -152,8 +175,10 @@ class _Reader:
     def _place(self, node: yaml.Node) -> Place:
         return _place(node, self._file) if self._located else Place(self._file)
 
-    def _report(self, place: Place, path: Path, wrong: str, allowed: str = "") -> None:
-        self.problems.append(Problem(place, show_path(path), wrong, allowed))
+    def _report(
+        self, place: Place, path: Path, wrong: str, allowed: str = "", *, code: Code = Code.WRONG_VALUE
+    ) -> None:
+        self.problems.append(Problem(place, show_path(path), wrong, allowed, code=code))
 
     def _map(self, node: yaml.MappingNode, path: Path, place: Place) -> Node:
         if node.tag != f"{_TAG}map":
@@ -173,7 +198,7 @@ class _Reader:
                 message = (
                     f"the key is given twice (first on line {first.line})" if first.line else "the key is given twice"
                 )
-                self._report(key_place, (*path, key), message, "each key once")
+                self._report(key_place, (*path, key), message, "each key once", code=Code.DUPLICATE_KEY)
                 continue
             mapping.value[key] = self.read(value_node, (*path, key))
             mapping.keys[key] = key_place
@@ -216,14 +241,14 @@ class _Reader:
         # What PyYAML raises for `!!bool x`, `!!timestamp x`.
         except (ValueError, LookupError, AttributeError, yaml.YAMLError):
             scalar.value, scalar.broken = None, True
-            self._report(place, path, f"`{text}` is no valid {'date' if kind == 'timestamp' else 'value'}")
+            self._report(place, path, f"`{text}` is not a valid {'date' if kind == 'timestamp' else 'value'}")
             return scalar
         if kind == "int" and not _PLAIN_INT.match(text):
             self._report(
                 place, path, f"`{text}` is read by YAML as {scalar.value}", f"write {scalar.value}, or quote a text"
             )
         if isinstance(scalar.value, float) and not math.isfinite(scalar.value):
-            self._report(place, path, f"`{text}` is no finite number", "null switches a limit off")
+            self._report(place, path, f"`{text}` is not a finite number", "null switches a limit off")
             scalar.value, scalar.broken = None, True
         return scalar
 

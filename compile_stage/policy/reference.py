@@ -96,6 +96,10 @@ _LIMITS = """\
   lower is better, a rise is the loss. With `confidence`, the worse end of the interval of the loss must hold, not its
   mean; `confidence: null` looks at the mean. With fewer samples than can ever show the limit (299 for an accuracy of
   0.01 at 0.95, docs/proof.md), the check is NOT_RUN and says how many it needs. They need `data.validation.labels`.
+- Language models are judged by metrics of their own, on the distribution of each new token after the tokens before it:
+  `token_kl: 0.01` is `token_kl: {limit: 0.01}`, `perplexity: 0.02` is `perplexity: {max_relative_increase: 0.02}`.
+  Their intervals are over prompts. The shipped limits on them hold for language models alone, in the place of the
+  other shipped limits on floats and classes ([proof.md](proof.md#language-models)).
 - `coco_map` and `wer` need `pip install "compile-stage[metrics]"`; a plan without it refuses the candidates. What their
   labels look like, and those of `spearman`, `ndcg` and `ece`: [proof.md](proof.md#rankings-boxes-words-confidence).
 - An own metric is `python:package.module:function: {limit: 0.1, direction: at_most}`; the function takes (candidate,
@@ -166,10 +170,15 @@ def _sections(schema: dict[str, Any]) -> Iterator[str]:
         ("`coco_map`", "BoxDrop"),
         ("`wer`", "WordDrop"),
         ("`ece`", "BinDrop"),
+        ("`token_kl`", "DivergenceLimit"),
+        ("`token_top1_agreement`", "TokenShare"),
+        ("`perplexity`", "Increase"),
         ("`performance`", "Performance"),
         ("`select`", "Select"),
         ("`fallback`", "Fallback"),
         ("`budget`", "Budget"),
+        ("`serving`", "Serving"),
+        ("`report`", "Report"),
         ("`publish`", "Publish"),
         ("`promote`", "Promote"),
         ("`compliance`", "Compliance"),
@@ -214,7 +223,7 @@ def _range(field: dict[str, Any]) -> str:
 
 def _metric_table() -> str:
     lines = ["| metric | of | formula | the limit is | unit |", "|---|---|---|---|---|"]
-    what = {"elementwise": "floats", "discrete": "integers, bools, texts", "task": "labels"}
+    what = {"elementwise": "floats", "discrete": "integers, bools, texts", "task": "labels", "tokens": "tokens"}
     for metric in METRICS.values():
         if metric.family in what:
             side = f"the largest loss ({metric.better} is better)" if metric.better else _side(metric.direction)

@@ -28,6 +28,7 @@ from compile_stage.policy.values import (
     Section,
     Shape,
     Size,
+    TagKey,
     Text,
     date_from_text,
     word_or_list,
@@ -39,6 +40,10 @@ class AppliesTo(Section):
 
     names: list[Text] = Field(description="Glob patterns over the registered name; an empty list means every model.")
     tags: dict[str, str] = Field(description="Tags of the model version that must be equal.")
+    flavors: list[Text] = Field(
+        description="Flavors that the model may have been logged with (`onnx`, `pytorch`, `sklearn`, ...); an empty "
+        "list means any."
+    )
 
 
 class DataSet(Section):
@@ -98,6 +103,35 @@ class ShapeRange(Section):
     max: Shape = Field(description="The largest shape that is promised to work.")
 
 
+class Serving(Section):
+    """How the winner is measured behind its HTTP server, under load (docs/serving-cost.md). It is where `p99_ms` or
+    `rates` are given."""
+
+    p99_ms: Positive | None = Field(
+        description="The latency that 99 % of the requests must hold, in milliseconds, from when a request arrives; "
+        "the highest rate that holds it is looked for. null: none is."
+    )
+    rates: list[Positive] = Field(
+        description="Requests a second that arrive whether or not the server keeps up, each measured."
+    )
+    clients: list[Size] = Field(description="So many clients at a time that wait for their answers, each measured.")
+    instances: list[Size] = Field(
+        description="How many server processes are tried, the fastest is taken; an empty list: 1, 2, 4, ... as far as "
+        "the machine has cores for their threads."
+    )
+    threads: list[Annotated[int, Field(ge=1, le=MAX_THREADS)]] = Field(
+        description="Compute threads of a server process that are tried; an empty list: the target's."
+    )
+    rows: Size | None = Field(description="Rows of a request; null: the target's first batch size.")
+    seconds: Positive = Field(description="For all trials of a target, in seconds; starts of servers come on top.")
+    price_per_hour: Positive | None = Field(
+        description="Of a machine like the one that measures, in `currency`; null: no cost is computed."
+    )
+    currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")] = Field(
+        description="Three letters, as ISO 4217 has them."
+    )
+
+
 class Select(Section):
     """Which passing candidate wins. Ties within the noise go to the simpler one: higher precision, fewer steps."""
 
@@ -130,22 +164,50 @@ class Budget(Section):
     soak_seconds: Distance = Field(
         description="Calls in a row before a candidate may win, their answers checked at random, in seconds; 0: none."
     )
+    predict_seconds: Distance = Field(
+        description="The winner's predict() and the original's in turns, as MLflow loads them, in seconds; 0: none."
+    )
 
 
 class Publish(Section):
     """Where the result goes."""
 
     name: Text = Field(description="Registered name of the published model; `{model}` stands for the source's name.")
+    elsewhere: Literal["refuse", "portable-fp32"] = Field(
+        description="Of a version that holds a family: what loading it does on a machine that no variant is proven "
+        "for. `portable-fp32` loads an fp32 artifact that runs anywhere, with a warning: its speed there is not known."
+    )
 
 
 class Promote(Section):
     """Which alias moves to a published version that passed."""
 
     alias: Text | None = Field(
-        description="The alias; `{target}` stands for the target's name. null: nothing is promoted."
+        description="The alias; `{target}` stands for the target's name, or its family's. null: nothing is promoted."
     )
     max_slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         description="Largest ratio of the new latency to that of what the alias points to now (1.02 = 2 % slower)."
+    )
+    approval: TagKey | None = Field(
+        description="A tag: the run publishes, and the alias waits until somebody sets the tag on the published "
+        "version (docs/watch.md). null: nobody is asked."
+    )
+    approvers: list[Text] = Field(
+        description="Who may approve: the tag's value must be one of these names. An empty list: it must be `approved`."
+    )
+
+
+class Report(Section):
+    """What reports show beside numbers."""
+
+    samples: bool = Field(
+        description="Show the validation samples with the largest errors, at most three of a target: pictures made "
+        "small, values in words, and both models' answers. Reports are published with the model, so leave it false "
+        "where samples are private."
+    )
+    profile: bool = Field(
+        description="Where the baseline and the winner spend their time, and which nodes were fused, by their "
+        "runtimes' own profilers, in sessions of their own after the verdict (docs/profile.md)."
     )
 
 
@@ -176,6 +238,14 @@ class Compliance(Section):
         description="Workers are confined as far as the machine can (docs/security.md). `required`: a machine that "
         "can't keep them from the network and from files that were not handed to them is refused."
     )
+    reuse_verdicts: Literal["never", "same-machine", "same-fingerprint"] = Field(
+        description="Which verdicts of earlier runs are used in place of validating again: none, those of this "
+        "machine, or those of any machine with the same hardware, where caches are shared (docs/shared-cache.md)."
+    )
+    reuse_timings: Literal["never", "same-machine", "same-fingerprint"] = Field(
+        description="The same of measured times. Two machines with the same hardware differ in their load, cooling and "
+        "neighbours."
+    )
 
 
 class Waiver(Section):
@@ -187,6 +257,17 @@ class Waiver(Section):
     owner: Text = Field(description="Who is responsible for it.")
     expires: Annotated[date, BeforeValidator(date_from_text)] = Field(
         description="The last day on which it holds, as YYYY-MM-DD. After it, the policy is in error."
+    )
+
+
+class Generation(Section):
+    """How much text a call of a language model reads and writes where it is validated and measured. A sample is a
+    window of that many tokens."""
+
+    prompt_tokens: Size = Field(description="Tokens that go in at once, with an empty cache.")
+    new_tokens: Annotated[int, Field(ge=2)] = Field(
+        description="Tokens that follow one by one, each through the cache. They are given, so that candidate and "
+        "original do the same work; each one's distribution is compared."
     )
 
 
@@ -221,10 +302,15 @@ class Target(Section):
     )
     hardware: dict[HardwareField, HardwareWords] = Field(
         description="Words that the machine's field must hold, as `doctor` prints it, e.g. {features: avx512_vnni "
-        "amx_int8}, {cores: 8} or {fingerprint: ...}. Where the machine is another, backends that cross-compile make "
-        "artifacts that are not validated there."
+        "amx_int8}, {cores: 8} or {fingerprint: ...}; `without` names features that it must not have. Where the "
+        "machine is another, backends that cross-compile make artifacts that are not validated there."
+    )
+    family: Name | None = Field(
+        description="Targets of one family are published together, as variants in one version, and the loader picks "
+        "the fastest that is proven for its machine (docs/variants.md). null: a version of its own."
     )
     options: dict[Text, dict[str, Any]] = Field(description="By backend name: options that are handed to it untouched.")
+    generation: Generation = Field(description="Of language models: how long a call is. No other model looks at it.")
     ladder: bool = Field(
         description="The fastest that passes is taken further: its backend's settings for memory, then for tuning, one "
         "by one, each validated and measured against the one before."
@@ -234,10 +320,11 @@ class Target(Section):
     select: Select = Field(description=_OVERRIDE)
     fallback: Fallback = Field(description=_OVERRIDE)
     promote: Promote = Field(description=_OVERRIDE)
+    serving: Serving = Field(description=_OVERRIDE)
 
 
 # The sections of a policy that a target may override.
-OVERRIDABLE = ("tolerances", "performance", "select", "fallback", "promote")
+OVERRIDABLE = ("tolerances", "performance", "select", "fallback", "promote", "serving")
 
 
 class PolicyDocument(Section):
@@ -267,5 +354,7 @@ class PolicyDocument(Section):
     budget: Budget = Field(description="What a run may cost.")
     publish: Publish = Field(description="Where the result goes.")
     promote: Promote = Field(description="Which alias moves.")
+    serving: Serving = Field(description="What of serving is measured.")
+    report: Report = Field(description="What reports show.")
     compliance: Compliance = Field(description="What the platform team allows.")
     waivers: list[Waiver] = Field(description="Exceptions, each owned and dated.")

@@ -12,10 +12,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 SHIPPED_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8-dynamic", "int4", "fp8")
 Precision: TypeAlias = Annotated[str, WithJsonSchema({"enum": list(SHIPPED_PRECISIONS), "type": "string"})]
 Device: TypeAlias = Literal["cpu", "cuda", "rocm", "vulkan", "apple", "android", "browser"]
-HardwareField: TypeAlias = Literal["fingerprint", "system", "machine", "cpu", "features", "cores", "accelerators"]
+HardwareField: TypeAlias = Literal[
+    "fingerprint", "system", "machine", "cpu", "features", "without", "cores", "accelerators"
+]
 
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-Za-z0-9_])*$", max_length=64)]
+# What MLflow takes as the key of a tag.
+TagKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./ :-]+$", max_length=250)]
 Size: TypeAlias = Annotated[int, Field(ge=1)]
 MAX_THREADS = 1024  # more than any machine's cores: a runtime that is asked for more starts them, and never ends
 Shape: TypeAlias = Annotated[list[Size], Field(min_length=1)]

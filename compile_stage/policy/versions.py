@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.nodes import Node, Place, Problem
 
@@ -22,9 +23,17 @@ def check_version(tree: Node) -> list[Problem]:
         node = tree.get(key)
         expected = " or ".join(readable)
         if node is None:
-            problems.append(Problem(Place(tree.place.file, 1, 1), key, "is missing", f"write `{key}: {expected}`"))
+            problems.append(
+                Problem(
+                    Place(tree.place.file, 1, 1),
+                    key,
+                    "is missing",
+                    f"write `{key}: {expected}`",
+                    code=Code.UNKNOWN_VERSION,
+                )
+            )
         elif node.value not in readable:
-            message = f"{node.text or node.value!r} is no {what} that this release reads"
+            message = f"{node.text or node.value!r} is not a {what} that this release reads"
             near = did_you_mean(str(node.value), readable)
-            problems.append(Problem(node.place, key, message, f"it reads {expected}", near))
+            problems.append(Problem(node.place, key, message, f"it reads {expected}", near, code=Code.UNKNOWN_VERSION))
     return problems

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import date
 
+from compile_stage.core.error_codes import Code
 from compile_stage.policy.checks import gate_name
 from compile_stage.policy.metrics import METRICS
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
@@ -28,6 +29,7 @@ _AT_LEAST: dict[str, tuple[float, str]] = {
     "similarity_spearman": (0.0, "unrelated vectors have a rank correlation of 0"),
     "nearest_kept": (0.0, "no answer is below 0"),
     "agreement": (0.0, "no answer is below 0"),
+    "token_top1_agreement": (0.0, "no answer is below 0"),
     "column_spread": (0.0, "a constant answer has 0"),
 }
 """`at_least` metric → the limit up to which it can't fail, and why."""
@@ -37,6 +39,7 @@ _AT_MOST: dict[str, tuple[float, str]] = {
     "max_rel": (1.0, "an answer of zeros has 1"),
     "kl": (27.0, "probabilities are taken as 1e-12 at least, so no divergence is above 27.6"),
     "mean_kl": (27.0, "probabilities are taken as 1e-12 at least, so no divergence is above 27.6"),
+    "token_kl": (10.0, "an even guess among 22,000 tokens has no more"),
     "top1_regret": (1.0, "a class picked at random has 1"),
     "column_nrmse": (1.0, "an answer that stays at the mean has 1"),
 }
@@ -48,7 +51,13 @@ def weak_limits(tree: Node, today: date) -> Iterator[Problem]:
     needed = tree.get("data", "min_samples")
     if needed is not None and isinstance(needed.value, int) and needed.value < FEW_SAMPLES:
         wrong = f"{needed.value} samples prove next to nothing: what a model answers to others is not known"
-        yield Problem(needed.place, "data.min_samples", wrong, f"a number >= {FEW_SAMPLES}; the shipped one is 32")
+        yield Problem(
+            needed.place,
+            "data.min_samples",
+            wrong,
+            f"a number >= {FEW_SAMPLES}; the shipped one is 32",
+            code=Code.TOO_FEW_SAMPLES,
+        )
     bases: list[Path] = [("targets", name, "tolerances") for name, _ in tree.items("targets")]
     for base in bases or [("tolerances",)]:
         for precision, _ in tree.items(*base):
@@ -65,7 +74,7 @@ def _weak(tree: Node, path: Path) -> Iterator[Problem]:
         for limit, why, wanted in _reasons(metric, node):
             if not limit.place.is_shipped:
                 wrong = f"{metric} can't fail with this limit: {why}"
-                yield Problem(limit.place, show_path((*path, metric)), wrong, wanted)
+                yield Problem(limit.place, show_path((*path, metric)), wrong, wanted, code=Code.LIMIT_NEVER_FAILS)
 
 
 def _reasons(metric: str, node: Node) -> Iterator[tuple[Node, str, str]]:
@@ -81,6 +90,9 @@ def _reasons(metric: str, node: Node) -> Iterator[tuple[Node, str, str]]:
             if drop is not None and (value := _number(drop)) is not None and value >= end:
                 yield drop, f"a model that lost {value:g} of it is of no use", f"a number < {end:g}"
         return
+    increase = node.get("max_relative_increase") if metric == "perplexity" else None
+    if increase is not None and (value := _number(increase)) is not None and value >= 1:
+        yield increase, f"a model with {1 + value:g} times the perplexity is of no use", "a number < 1"
     limit = node.get("limit") if node.is_map and metric != "allclose" else node
     if metric == "allclose":
         rtol = node.get("rtol")
@@ -112,10 +124,25 @@ def _waivers(tree: Node, today: date) -> Iterator[Problem]:
         if expires is not None and isinstance(last, date) and (last - today).days > LONGEST_WAIVER_DAYS:
             wrong = f"the waiver holds for {(last - today).days / 365:.0f} years"
             path = show_path(("waivers", index, "expires"))
-            yield Problem(expires.place, path, wrong, f"a day within {LONGEST_WAIVER_DAYS} days, to be renewed then")
+            yield Problem(
+                expires.place,
+                path,
+                wrong,
+                f"a day within {LONGEST_WAIVER_DAYS} days, to be renewed then",
+                code=Code.WAIVER,
+            )
     for target_name, by_gate in waived.items():
         for precision, limits in tree.items("targets", target_name, "tolerances"):
-            gates = {key for key, node in limits.items() if key != "outputs" and node.value is not None}
-            if gates and gates <= by_gate.keys():
+            gates = {key: node for key, node in limits.items() if key != "outputs" and node.value is not None}
+            if any(meant and meant <= by_gate.keys() for meant in _meant(gates)):
                 wrong = f"every gate on {precision} of target {target_name!r} is waived, so whatever it answers passes"
-                yield Problem(next(iter(by_gate.values())).place, "waivers", wrong, "keep one gate at least")
+                yield Problem(
+                    next(iter(by_gate.values())).place, "waivers", wrong, "keep one gate at least", code=Code.WAIVER
+                )
+
+
+def _meant(gates: dict[str, Node]) -> tuple[set[str], set[str]]:
+    """The gates that hold for a language model, and for any other: of the shipped ones each has its own."""
+    of_tokens = {key for key in gates if key in METRICS and METRICS[key].family == "tokens"}
+    own = {key for key, node in gates.items() if not node.place.is_shipped}
+    return of_tokens | own, (gates.keys() - of_tokens) | own

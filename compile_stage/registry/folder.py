@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 from compile_stage.core import tuning_records
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.capabilities import RegistryCapabilities
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError, SourceError
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.leftovers import part_folder, remove_leftovers
@@ -46,6 +47,7 @@ from compile_stage.registry.folder_files import (
 from compile_stage.registry.model_files import (
     DATASET_SUFFIXES,
     DIGEST_TAG,
+    FAMILY_TAG,
     KEY_TAG,
     REPORT_TAG,
     check_alias,
@@ -55,6 +57,7 @@ from compile_stage.registry.model_files import (
     copy_model,
     has_report,
     keep,
+    latest_of_family,
     payload_digest,
     prefixed,
     previous_tag,
@@ -132,6 +135,7 @@ class FolderRegistry(Registry):
             f"there is no data set called {name!r}",
             fix=f"put it at {homes[0] / 'datasets' / f'{name}.npz'} (.parquet and .csv do as well)",
             where=source.uri,
+            code=Code.NOT_IN_REGISTRY,
         )
 
     def publication_name(self, source: SourceModel, name: str) -> str:
@@ -143,6 +147,12 @@ class FolderRegistry(Registry):
 
     def find(self, name: str, key: str) -> Receipt | None:
         return _find(_home(name), key)
+
+    def find_family(self, name: str, family_key: str) -> tuple[Receipt, ...]:
+        home = _home(name)
+        tags = {version: _tags(home, version) for version in _versions(home)}
+        family = {version: held for version, held in tags.items() if held.get(FAMILY_TAG) == family_key}
+        return tuple(_receipt(home, version) for version in latest_of_family(family))
 
     def published(self, uri: str) -> Receipt:
         place = _locate(uri)
@@ -231,7 +241,9 @@ class FolderRegistry(Registry):
             now = _aliases(home).get(alias)
             if now is None:
                 raise RegistryError(
-                    f"{home.name!r} has no alias {alias!r}, so there is nothing to roll back", where=str(home)
+                    f"{home.name!r} has no alias {alias!r}, so there is nothing to roll back",
+                    where=str(home),
+                    code=Code.NOT_IN_REGISTRY,
                 )
             previous = _tags(home, now).get(previous_tag(alias))
             if not previous:
@@ -260,6 +272,14 @@ class FolderRegistry(Registry):
         if place.version:
             check_published(into, _version(place).get("tags", {}), _uri(place))
         return into
+
+    def result(self, uri: str, into: Path) -> Path:
+        receipt = self.published(uri)
+        file = _home(receipt.name) / receipt.version / "files" / "result.json"
+        if not file.is_file():
+            raise RegistryError("no result.json is stored with it", where=receipt.uri)
+        with file_trouble(uri):
+            return Path(shutil.copyfile(file, into / "result.json"))
 
     def pull_records(self, source: SourceModel, key: str, have: Collection[str], into: Path) -> None:
         folder = self._records(source, key)
@@ -308,18 +328,25 @@ def _locate(uri: str) -> _Place:
         aliases = _aliases(path.parent / name)
         if alias not in aliases:
             listed = f"it has: {', '.join(sorted(aliases))}" if aliases else "it has none"
-            raise RegistryError(f"{name!r} has no alias {alias!r}", fix=listed, where=uri)
+            raise RegistryError(f"{name!r} has no alias {alias!r}", fix=listed, where=uri, code=Code.NOT_IN_REGISTRY)
         path = path.parent / name / aliases[alias]
     elif path.name == "latest":
         if not (versions := _versions(path.parent)):
-            raise RegistryError(f"{path.parent.name!r} has no version", fix=_FORMS, where=uri)
+            raise RegistryError(
+                f"{path.parent.name!r} has no version", fix=_FORMS, where=uri, code=Code.NOT_IN_REGISTRY
+            )
         path = path.parent / max(versions, key=int)
     if not path.name.isdigit():
         raise RegistryError(
-            "there is no model: neither an MLflow model directory nor a version of one", fix=_FORMS, where=uri
+            "there is no model: neither an MLflow model directory nor a version of one",
+            fix=_FORMS,
+            where=uri,
+            code=Code.NOT_IN_REGISTRY,
         )
     if not path.is_dir():
-        raise RegistryError(f"there is no version {path.name} of {path.parent.name!r}", fix=_FORMS, where=uri)
+        raise RegistryError(
+            f"there is no version {path.name} of {path.parent.name!r}", fix=_FORMS, where=uri, code=Code.NOT_IN_REGISTRY
+        )
     return _Place(root=path.parents[1], name=path.parent.name, version=path.name, model=path / "model")
 
 
@@ -383,7 +410,7 @@ def _version(place: _Place) -> dict[str, Any]:
 
 def _demand_version(home: Path, receipt: Receipt) -> None:
     if not (home / receipt.version / "version.json").is_file():
-        raise RegistryError(f"there is no version {receipt.uri}", where=str(home))
+        raise RegistryError(f"there is no version {receipt.uri}", where=str(home), code=Code.NOT_IN_REGISTRY)
 
 
 def _tags(home: Path, version: str) -> dict[str, str]:

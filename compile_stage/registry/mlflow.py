@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from compile_stage.core.capabilities import RegistryCapabilities
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import AliasMovedError, RegistryError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Registry
-from compile_stage.core.records import Bundle, Receipt, SourceModel
+from compile_stage.core.records import Bundle, Receipt, RegisteredVersion, SourceModel
 from compile_stage.core.tuning_records import checked_key
-from compile_stage.registry import mlflow_publish, mlflow_records, mlflow_source, mlflow_versions
+from compile_stage.registry import (
+    mlflow_publish,
+    mlflow_records,
+    mlflow_search,
+    mlflow_source,
+    mlflow_versions,
+    mlflow_watch,
+)
 from compile_stage.registry.mlflow_connection import connect, is_code, reason_unreachable, single_writer, trouble, where
 from compile_stage.registry.mlflow_retries import repeatable
 from compile_stage.registry.model_files import (
@@ -40,7 +48,9 @@ class MLflowRegistry(Registry):
     name: ClassVar[str] = "mlflow"
     requires: ClassVar[tuple[str, ...]] = ("mlflow",)
     extra: ClassVar[str] = ""
-    capabilities: ClassVar[RegistryCapabilities] = RegistryCapabilities(keeps_tuning_records=True, has_place=True)
+    capabilities: ClassVar[RegistryCapabilities] = RegistryCapabilities(
+        keeps_tuning_records=True, has_place=True, can_be_watched=True
+    )
 
     def accepts(self, uri: str) -> bool:
         return uri.startswith(("models:/", "runs:/"))
@@ -62,6 +72,13 @@ class MLflowRegistry(Registry):
         client = connect()
         with trouble(name):
             return mlflow_versions.find(client, name, key)
+
+    @repeatable
+    def find_family(self, name: str, family_key: str) -> tuple[Receipt, ...]:
+        check_name(name)
+        client = connect()
+        with trouble(name):
+            return mlflow_versions.find_family(client, name, family_key)
 
     @repeatable
     def published(self, uri: str) -> Receipt:
@@ -113,7 +130,11 @@ class MLflowRegistry(Registry):
         with trouble(uri), single_writer(name):
             now = self._current(client, name, alias)
             if now is None:
-                raise RegistryError(f"{name!r} has no alias {alias!r}, so there is nothing to roll back", where=uri)
+                raise RegistryError(
+                    f"{name!r} has no alias {alias!r}, so there is nothing to roll back",
+                    where=uri,
+                    code=Code.NOT_IN_REGISTRY,
+                )
             previous = self._previous(client, now, alias)
             if previous is None:
                 raise RegistryError(
@@ -125,6 +146,19 @@ class MLflowRegistry(Registry):
                 target = client.get_model_version(name, previous)
             self._move(client, name, alias, now.version, previous)
             return replace(mlflow_versions.receipt_of(target), promoted_to=alias, previous=now.version)
+
+    @repeatable
+    def remove_alias(self, name: str, alias: str, *, expected: str) -> None:
+        check_name(name)
+        check_alias(alias)
+        client = connect()
+        with trouble(f"models:/{name}@{alias}"), single_writer(name):
+            now = self._current(client, name, alias)
+            if now is None:
+                return
+            if now.version != expected:
+                raise self._lost(name, alias, now)
+            client.delete_registered_model_alias(name, alias)
 
     @repeatable
     def attach(self, receipt: Receipt, files: Mapping[str, Path]) -> None:
@@ -166,6 +200,14 @@ class MLflowRegistry(Registry):
         check_published(folder, pinned.tags, pinned.uri)
         return folder
 
+    def result(self, uri: str, into: Path) -> Path:
+        client, receipt = connect(), self.published(uri)
+        with trouble(receipt.uri, missing=f"no result.json is stored with {receipt.uri}"):
+            run = client.get_model_version(receipt.name, receipt.version).run_id
+            if not run:
+                raise RegistryError("it has no run, so no result.json", where=receipt.uri)
+            return Path(client.download_artifacts(run, "result.json", str(into)))
+
     def check(self) -> str | None:
         return reason_unreachable()
 
@@ -176,6 +218,23 @@ class MLflowRegistry(Registry):
     @repeatable
     def push_records(self, source: SourceModel, key: str, records: Mapping[str, Path]) -> int:
         return mlflow_records.push(connect(), checked_key(key), records)
+
+    def versions(self) -> Iterator[RegisteredVersion]:
+        return mlflow_watch.versions(connect())
+
+    def search(self, name: str, alias: str = "", tags: Mapping[str, str] | None = None) -> Iterator[RegisteredVersion]:
+        return mlflow_search.search(connect(), name, alias, tags or {})
+
+    @repeatable
+    def flavor(self, uri: str) -> str:
+        return mlflow_search.flavor(connect(), uri)
+
+    @repeatable
+    def version(self, name: str, number: str) -> RegisteredVersion | None:
+        return mlflow_watch.version(connect(), name, number)
+
+    def register_webhook(self, name: str, url: str, secret: str | None) -> str | None:
+        return mlflow_watch.register_webhook(connect(), name, url, secret)
 
     def place(self) -> str:
         """The tracking URI that MLflow's variables name, without its password."""

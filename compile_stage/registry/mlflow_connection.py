@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from compile_stage.core.cache import cache_root
 from compile_stage.core.digest import digest_of
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import CompileStageError, RegistryError
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import disk_full
@@ -173,7 +174,7 @@ def _refused_folder(file: Path) -> str | None:
 def _probe(uri: str) -> None:
     # MLflow would try for minutes to make a database where none can be.
     if (file := _database_file(uri)) is not None and not file.exists() and (reason := _refused_folder(file)):
-        raise RegistryError(reason, fix=_UNREACHABLE_FIX, where=uri)
+        raise RegistryError(reason, fix=_UNREACHABLE_FIX, where=uri, code=Code.REGISTRY_UNREACHABLE)
     if not _is_server(uri):
         return
     from mlflow.utils.credentials import get_default_host_creds
@@ -193,6 +194,7 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
             missing or text,
             fix="check the name and MLFLOW_TRACKING_URI; the registry's page lists what there is",
             where=place,
+            code=Code.NOT_IN_REGISTRY,
         )
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or status in (401, 403):
         return RegistryError(f"the registry refuses: {text}", fix=_AUTH_FIX, where=place)

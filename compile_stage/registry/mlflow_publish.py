@@ -21,6 +21,7 @@ from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
+from compile_stage.registry.mlflow_datasets import measured_on, validation_dataset
 from compile_stage.registry.mlflow_versions import receipt_of, remove_doubles, taken_away, versions_of
 from compile_stage.registry.model_files import (
     DIGEST_TAG,
@@ -102,7 +103,7 @@ def _push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, 
     _describe(client, runs, bundle, source, files)
     model = _logged_model(client, bundle, source, runs, writer)
     _lineage(client, runs, model, source)
-    _measurements(client, runs, model, bundle)
+    _measurements(client, runs, model, bundle, source)
     return _version(client, bundle, source, runs, model, writer)
 
 
@@ -404,13 +405,22 @@ def _lineage(client: Any, runs: Runs, model: Any, source: SourceModel) -> None:
                 raise
 
 
-def _measurements(client: Any, runs: Runs, model: Any, bundle: Bundle) -> None:
+def _measurements(client: Any, runs: Runs, model: Any, bundle: Bundle, source: SourceModel) -> None:
     from mlflow.entities import Metric
 
-    # The model's own time stamp: logging again after a crash adds nothing.
+    entry = validation_dataset(client, bundle, source)
+    link: dict[str, str] = {}
+    if entry is not None:
+        link = {"dataset_name": entry.dataset.name, "dataset_digest": entry.dataset.digest}
+        _until_settled(lambda: client.log_inputs(runs.child, datasets=[entry]))  # one that is there is not added
+    # The model's own time stamp: logging again after a crash adds nothing. What the model has is left out, since MLflow
+    # takes a metric with another data set for another one, and then refuses its key.
+    there = {metric.key for metric in model.metrics or () if metric.run_id == runs.child}
+    at, ids = model.creation_timestamp, {"model_id": model.model_id, "run_id": runs.child}
     metrics = [
-        Metric(_metric_name(key), float(value), model.creation_timestamp, 0, model_id=model.model_id, run_id=runs.child)
+        Metric(_metric_name(key), float(value), at, 0, **ids, **(link if measured_on(bundle, key) else {}))
         for key, value in sorted(bundle.metrics.items())
+        if _metric_name(key) not in there
     ]
     for start in range(0, len(metrics), 500):
         client.log_batch(runs.child, metrics=metrics[start : start + 500])

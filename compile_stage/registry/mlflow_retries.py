@@ -17,6 +17,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError
 
 P = ParamSpec("P")
@@ -43,6 +44,8 @@ _FOLDER_OF = {"log_artifact": 1, "log_artifacts": 1, "log_model_artifacts": 1, "
 
 class UnreachableError(RegistryError):
     """The network, a gateway or the server failed the call: the same call may succeed in a moment."""
+
+    code = Code.REGISTRY_UNREACHABLE
 
 
 class RetryingClient:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError, SourceError
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.leftovers import part_folder, remove_leftovers
@@ -145,6 +146,16 @@ def download(uri: str, into: Path, place: str) -> Path:
     return got
 
 
+def download_file(client: Any, uri: str, path: str, into: Path) -> Path:
+    """Fetch one file of a model into a folder that is there, under its own path; the rest stays where it is."""
+    import mlflow.artifacts
+
+    pinned = pin(client, uri)
+    fetch = partial(mlflow.artifacts.download_artifacts, artifact_uri=f"{pinned.download}/{path}", dst_path=str(into))
+    with trouble(pinned.uri, missing=f"the registry lists the model, but {path} is not there"):
+        return Path(within(fetch, transfer_limit(into)))
+
+
 def _whole_or_file_by_file(uri: str, into: Path, fetch: Callable[[], str]) -> str:
     """The folder with all files. MLflow gives up the whole of them for one that fails, and of a hundred requests over a
     network that loses one in twenty, each attempt loses some: those are asked for one by one, each again and again."""
@@ -224,7 +235,9 @@ def _pin_version(client: Any, uri: str, name: str, version: str, alias: str) -> 
             client.get_registered_model(name)  # so that a missing model is named as such
             newest = client.search_model_versions(f"name = '{name}'", max_results=1, order_by=["version_number DESC"])
             if not newest:
-                raise RegistryError(f"the registered model {name!r} has no version", where=uri)
+                raise RegistryError(
+                    f"the registered model {name!r} has no version", where=uri, code=Code.NOT_IN_REGISTRY
+                )
             version = str(newest[0].version)
         held = client.get_model_version(name, version)
     exact = f"models:/{name}/{held.version}"
@@ -256,7 +269,9 @@ def _naming_what_is_missing(client: Any, uri: str, name: str) -> Iterator[None]:
             raise
         near = did_you_mean(name, held)
         hint = f"did you mean {near!r}?" if near else "check the name and MLFLOW_TRACKING_URI"
-        raise RegistryError(f"there is no registered model {name!r}", fix=hint, where=uri) from error
+        raise RegistryError(
+            f"there is no registered model {name!r}", fix=hint, where=uri, code=Code.NOT_IN_REGISTRY
+        ) from error
 
 
 def _aliased(client: Any, uri: str, name: str, alias: str) -> str:
@@ -265,7 +280,9 @@ def _aliased(client: Any, uri: str, name: str, alias: str) -> str:
         listed = (
             f"it has: {', '.join(sorted(aliases))}" if aliases else "it has none; name a version: models:/NAME/VERSION"
         )
-        raise RegistryError(f"the registered model {name!r} has no alias {alias!r}", fix=listed, where=uri)
+        raise RegistryError(
+            f"the registered model {name!r} has no alias {alias!r}", fix=listed, where=uri, code=Code.NOT_IN_REGISTRY
+        )
     return str(aliases[alias])
 
 
@@ -325,7 +342,7 @@ def _pin_run(client: Any, uri: str, rest: str) -> Pinned:
     if f"{path}/MLmodel" not in held:
         names = sorted({model.name for model in models})
         listed = f"it has: {', '.join(names)}" if names else "it has none"
-        raise RegistryError(f"run {run_id} has no model {path!r}", fix=listed, where=uri)
+        raise RegistryError(f"run {run_id} has no model {path!r}", fix=listed, where=uri, code=Code.NOT_IN_REGISTRY)
     exact = f"runs:/{run_id}/{path}"  # logged by MLflow 2, as plain artifacts of the run
     return Pinned(
         uri=exact,

@@ -7,7 +7,7 @@ from typing import Any
 
 from compile_stage.core.records import Receipt
 from compile_stage.registry.mlflow_connection import is_code
-from compile_stage.registry.model_files import DIGEST_TAG, KEY_TAG
+from compile_stage.registry.model_files import DIGEST_TAG, FAMILY_TAG, KEY_TAG, latest_of_family
 
 
 def remove_doubles(client: Any, versions: Sequence[Any]) -> None:
@@ -39,6 +39,14 @@ def find(client: Any, name: str, key: str) -> Receipt | None:
     """The published version with that key: the lowest, should a dying writer have left a second."""
     versions = versions_of(client, name, key)
     return receipt_of(versions[0]) if versions else None
+
+
+def find_family(client: Any, name: str, family_key: str) -> tuple[Receipt, ...]:
+    """The published versions that hold variants of a family, and that no other was made after, the newest first."""
+    found = client.search_model_versions(f"name = '{name}' and tags.`{FAMILY_TAG}` = '{family_key}'")
+    versions = {str(version.version): version for version in found}
+    latest = latest_of_family({number: version.tags or {} for number, version in versions.items()})
+    return tuple(receipt_of(versions[number]) for number in latest)
 
 
 def receipt_of(version: Any, *, created: bool = False) -> Receipt:

@@ -26,6 +26,8 @@ from compile_stage.serving.examples import EXAMPLE_KEYS, is_example_name
 TAG = "compile_stage."
 KEY_TAG = TAG + "key"
 DIGEST_TAG = TAG + "digest"
+FAMILY_TAG = TAG + "family_key"
+AFTER_TAG = TAG + "family_after"
 REPORT_TAG = TAG + "report"
 OUR_FLAVOR = "compile_stage"
 DATASET_SUFFIXES = (".npz", ".parquet", ".csv")
@@ -37,7 +39,18 @@ NOT_PAYLOAD = ("MLmodel", "registered_model_meta")
 _DESCRIPTION = ("flavors", "signature", "saved_input_example_info")
 
 # One model directory often lists several flavors; the first of these that is there reads it best.
-_FLAVOR_ORDER = ("onnx", "pytorch", "transformers", "xgboost", "lightgbm", "catboost", "sklearn", "keras", "tensorflow")
+_FLAVOR_ORDER = (
+    "onnx",
+    "pytorch",
+    "transformers",
+    "xgboost",
+    "lightgbm",
+    "catboost",
+    "statsmodels",
+    "sklearn",
+    "keras",
+    "tensorflow",
+)
 _GENERIC = "python_function"
 
 _ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
@@ -248,6 +261,21 @@ def has_report(tags: Mapping[str, str], receipt: Receipt) -> bool:
     does."""
     held = tags.get(REPORT_TAG, "")
     return held == report_state(receipt) or (bool(held) and not receipt.promoted_to)
+
+
+def latest_of_family(versions: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The versions that no other was made after, the newest first.
+
+    Args:
+        versions: All of a family: version → its tags.
+    """
+    after = {
+        earlier
+        for version, tags in versions.items()
+        for earlier in tags.get(AFTER_TAG, "").split(", ")
+        if earlier.isdecimal() and int(earlier) < int(version)
+    }
+    return sorted(set(versions) - after, key=int, reverse=True)
 
 
 def prefixed(tags: Mapping[str, str]) -> dict[str, str]:

@@ -12,19 +12,21 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from compile_stage.core.records import Event, record
+from compile_stage.core.records import Event, is_ratio_known, record
 from compile_stage.graph_debug.trace import Trace
 from compile_stage.report import numbers
+from compile_stage.report.pareto import MEMORY, SIZE, Axis, Point
+from compile_stage.report.rounds import Rounds
 
-_WIDTH = 760
+WIDTH = 760
 _LEFT = 210  # room for labels
 _RIGHT = 70
 _ROW = 30
-_TOP = 14
-_AXIS = 30
+TOP = 14
+AXIS = 30
 _BINS = 72
-_TALL = 300
-_MARGIN = 64  # room for the numbers of a vertical axis
+TALL = 300
+MARGIN = 64  # room for the numbers of a vertical axis
 _MOST_DB = 120.0
 
 
@@ -53,42 +55,43 @@ def speedup_chart(bars: Sequence[Bar]) -> Markup:
     bars."""
     if not bars:
         return Markup()
-    ends = [end for bar in bars for end in (bar.interval or ()) if math.isfinite(end)]
+    # An interval that tells nothing must not squeeze the others into a corner: it goes from edge to edge.
+    ends = [end for bar in bars if is_ratio_known(bar.interval) for end in bar.interval or () if math.isfinite(end)]
     top = max([1.2, *(bar.speedup for bar in bars), *ends]) * 1.06
-    ticks = _ticks(top)
-    height = _TOP + _ROW * len(bars) + _AXIS
+    marks = ticks(top)
+    height = TOP + _ROW * len(bars) + AXIS
 
     def x(value: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * max(0.0, min(value, top)) / top
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * max(0.0, min(value, top)) / top
 
-    parts = [_vertical(x(tick), height, numbers.quantity(tick) + "×") for tick in ticks]
-    parts.append(_svg('<line class="one" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', x(1), _TOP - 6, height - _AXIS + 4))
+    parts = [_vertical(x(tick), height, numbers.quantity(tick) + "×") for tick in marks]
+    parts.append(svg('<line class="one" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', x(1), TOP - 6, height - AXIS + 4))
     for index, bar in enumerate(bars):
-        y = _TOP + _ROW * (index + 0.5)
+        y = TOP + _ROW * (index + 0.5)
         parts.append(_label(bar.label, y))
         if bar.interval is not None:
             low, high = (x(end) if math.isfinite(end) else x(bar.speedup) for end in bar.interval)
             parts.append(
-                _svg('<line class="whisker s-{0}" x1="{1}" x2="{2}" y1="{3}" y2="{3}"/>', bar.state, low, high, y)
+                svg('<line class="whisker s-{0}" x1="{1}" x2="{2}" y1="{3}" y2="{3}"/>', bar.state, low, high, y)
             )
             cap = '<line class="whisker s-{0}" x1="{1}" x2="{1}" y1="{2}" y2="{3}"/>'
-            parts += [_svg(cap, bar.state, end, y - 5, y + 5) for end in (low, high)]
+            parts += [svg(cap, bar.state, end, y - 5, y + 5) for end in (low, high)]
         hollow = "" if bar.stable else " hollow"
         figure = numbers.ratio(bar.speedup) if bar.stable else "unstable"
-        title = f"{bar.label}: {figure} {numbers.span(bar.interval)}"
+        title = f"{bar.label}: {figure} {numbers.ratio_span(bar.interval)}"
         parts.append(
-            _svg('<circle class="s-{0}{1}" cx="{2}" cy="{3}" r="5"><title>{4}</title></circle>', bar.state, hollow,
+            svg('<circle class="s-{0}{1}" cx="{2}" cy="{3}" r="5"><title>{4}</title></circle>', bar.state, hollow,
                  x(bar.speedup), y, title)
         )  # fmt: skip
         parts.append(
-            _svg(
+            svg(
                 '<text class="value" x="{0}" y="{1}">{2}</text>',
-                _WIDTH - _RIGHT + 12,
+                WIDTH - _RIGHT + 12,
                 y + 4,
                 figure,
             )
         )
-    return _frame(height, "Speedup over the baseline with 95 % intervals", parts)
+    return frame(height, "Speedup over the baseline with 95 % intervals", parts)
 
 
 def latency_chart(distributions: Sequence[Distribution]) -> Markup:
@@ -102,15 +105,15 @@ def latency_chart(distributions: Sequence[Distribution]) -> Markup:
         return Markup()
     low = math.log10(min(min(d.latency_s) for d in taken) * 0.9)
     high = math.log10(max(float(np.quantile(d.latency_s, 0.99)) for d in taken) * 1.1)
-    row, height = _ROW + 8, _TOP + (_ROW + 8) * len(taken) + _AXIS
-    plot = _WIDTH - _LEFT - _RIGHT
+    row, height = _ROW + 8, TOP + (_ROW + 8) * len(taken) + AXIS
+    plot = WIDTH - _LEFT - _RIGHT
 
     def x(seconds: float) -> float:
         return _LEFT + plot * (math.log10(seconds) - low) / (high - low)
 
-    parts = [_vertical(x(tick), height, numbers.duration(tick)) for tick in _log_ticks(low, high)]
+    parts = [_vertical(x(tick), height, numbers.duration(tick)) for tick in log_ticks(low, high)]
     for index, series in enumerate(taken):
-        floor = _TOP + row * (index + 1) - 6
+        floor = TOP + row * (index + 1) - 6
         clipped = np.clip(np.log10(series.latency_s), low, high)
         counts = np.histogram(clipped, bins=_BINS, range=(low, high))[0].tolist()
         tallest, width = max(counts), plot / _BINS
@@ -122,21 +125,21 @@ def latency_chart(distributions: Sequence[Distribution]) -> Markup:
         median = statistics.median(series.latency_s)
         parts.append(_label(series.label, floor - row / 2 + 8))
         parts.append(
-            _svg('<path class="ridge s-{0}" d="{1}"><title>{2}</title></path>', series.state, " ".join(path),
+            svg('<path class="ridge s-{0}" d="{1}"><title>{2}</title></path>', series.state, " ".join(path),
                  f"{series.label}: median {numbers.duration(median)} of {len(series.latency_s)} calls")
         )  # fmt: skip
         parts.append(
-            _svg('<line class="median" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', x(median), floor - row + 10, floor + 4)
+            svg('<line class="median" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', x(median), floor - row + 10, floor + 4)
         )
         parts.append(
-            _svg(
+            svg(
                 '<text class="value" x="{0}" y="{1}">{2}</text>',
-                _WIDTH - _RIGHT + 8,
+                WIDTH - _RIGHT + 8,
                 floor - row / 2 + 12,
                 numbers.duration(median),
             )
         )
-    return _frame(height, "Latency of every call, by candidate, on a logarithmic axis", parts)
+    return frame(height, "Latency of every call, by candidate, on a logarithmic axis", parts)
 
 
 def timeline_chart(events: Sequence[Event], labels: dict[str, str]) -> Markup:
@@ -148,31 +151,121 @@ def timeline_chart(events: Sequence[Event], labels: dict[str, str]) -> Markup:
     lanes = [lane for lane in lanes if any(event.job_id == lane for event in events)]
     steps = list(dict.fromkeys(event.step for event in events))
     row = 24
-    height = _TOP + row * len(lanes) + _AXIS
+    height = TOP + row * len(lanes) + AXIS
 
     def x(seconds: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - 20) * seconds / end
+        return _LEFT + (WIDTH - _LEFT - 20) * seconds / end
 
-    parts = [_vertical(x(tick), height, numbers.duration(tick) if tick else "0") for tick in _ticks(end)]
+    parts = [_vertical(x(tick), height, numbers.duration(tick) if tick else "0") for tick in ticks(end)]
     parts += [
-        _label(labels.get(lane, lane) or "the run", _TOP + row * (index + 0.5)) for index, lane in enumerate(lanes)
+        _label(labels.get(lane, lane) or "the run", TOP + row * (index + 0.5)) for index, lane in enumerate(lanes)
     ]
     for event in events:
-        y = _TOP + row * lanes.index(event.job_id) + 4
+        y = TOP + row * lanes.index(event.job_id) + 4
         took = (
             f"{event.step}{' (from the cache)' if event.cached else ''}: "
             f"{numbers.duration(event.ended_s - event.started_s)}"
         )
         shape = '<rect class="step t-{0}{1}" x="{2}" y="{3}" width="{4}" height="{5}" rx="2"><title>{6}</title></rect>'
         parts.append(
-            _svg(shape, steps.index(event.step) % 8, " cached" if event.cached else "", x(event.started_s), y,
+            svg(shape, steps.index(event.step) % 8, " cached" if event.cached else "", x(event.started_s), y,
                  max(1.5, x(event.ended_s) - x(event.started_s)), row - 8, took)
         )  # fmt: skip
     legend = Markup("").join(
         Markup('<span class="key"><i class="t-{0}"></i>{1}</span>').format(index % 8, step)
         for index, step in enumerate(steps)
     )
-    return _frame(height, "When each step ran", parts) + Markup('<p class="legend">{0}</p>').format(legend)
+    return frame(height, "When each step ran", parts) + Markup('<p class="legend">{0}</p>').format(legend)
+
+
+def pareto_chart(points: Sequence[Point], axis: Axis) -> Markup:
+    """Latency of each candidate against what lies on an axis, both logarithmic, with intervals as bars; those that no
+    other beats are joined by a line, and named. Empty without points."""
+    shown = [point for point in points if axis.key in point.values]
+    if not shown:
+        return Markup()
+    positive = [point.values[axis.key] for point in shown if point.values[axis.key] > 0]
+    floor = min(positive, default=1e-6) / 3
+    ends = [end for point in shown for end in (point.p50_s, *(point.interval_s or ()))]
+    left, right = bounds([max(point.values[axis.key], floor) for point in shown])
+    low, high = bounds(ends)
+
+    def x(value: float) -> float:
+        return MARGIN + (WIDTH - MARGIN - 30) * (math.log10(max(value, floor)) - left) / (right - left)
+
+    def y(seconds: float) -> float:
+        return TOP + (TALL - TOP - AXIS - 16) * (high - math.log10(seconds)) / (high - low)
+
+    parts = []
+    for tick in log_ticks(low, high):
+        parts.append(svg('<line class="grid" x1="{0}" x2="{1}" y1="{2}" y2="{2}"/>', MARGIN, WIDTH - 30, y(tick)))
+        parts.append(svg('<text class="value" x="4" y="{0}">{1}</text>', y(tick) + 4, numbers.duration(tick)))
+    for tick in log_ticks(left, right):
+        shape = '<text class="tick" x="{0}" y="{1}">{2}</text>'
+        parts.append(svg(shape, x(tick), TALL - AXIS, _axis_text(axis, tick)))
+    parts.append(svg('<text class="tick" x="{0}" y="{1}">{2}</text>', WIDTH / 2, TALL - 8, axis.title))
+    by_id = {point.job_id: point for point in shown}
+    edge = " ".join(f"{x(by_id[job].values[axis.key]):.1f},{y(by_id[job].p50_s):.1f}" for job in axis.frontier)
+    parts.append(svg('<polyline class="frontier" points="{0}"/>', edge))
+    for point in shown:
+        at, height = x(point.values[axis.key]), y(point.p50_s)
+        if point.interval_s is not None:
+            bar = '<line class="whisker s-{0}" x1="{1}" x2="{1}" y1="{2}" y2="{3}"/>'
+            parts.append(svg(bar, point.state, at, *map(y, point.interval_s)))
+        hollow = "" if point.stable else " hollow"
+        title = f"{point.label}: {numbers.duration(point.p50_s)}"
+        dot = '<circle class="s-{0}{1}" cx="{2}" cy="{3}" r="5"><title>{4}</title></circle>'
+        parts.append(svg(dot, point.state, hollow, at, height, title))
+        if point.job_id in axis.frontier or point.state == "baseline":
+            anchor = "end" if at > WIDTH * 0.7 else "start"
+            place = at + (-9 if anchor == "end" else 9)
+            label = '<text class="value" text-anchor="{0}" x="{1}" y="{2}">{3}</text>'
+            parts.append(svg(label, anchor, place, height - 7, point.label[:40]))
+    return frame(TALL, f"Median latency against {axis.title}", parts)
+
+
+def _axis_text(axis: Axis, value: float) -> str:
+    return numbers.size(round(value)) if axis.key in (SIZE, MEMORY) else f"{value:.3g}"
+
+
+def rounds_chart(rounds: Sequence[Rounds]) -> Markup:
+    """The median of each round, in order, on a logarithmic axis, a line for each participant; a gap is a new start of
+    the process. Empty without rounds."""
+    shown = [one for one in rounds if len(one.medians_s) > 1]
+    if not shown:
+        return Markup()
+    low, high = bounds([median for one in shown for median in one.medians_s])
+    most = max(len(one.medians_s) for one in shown) - 1
+
+    def x(index: int) -> float:
+        return MARGIN + (WIDTH - MARGIN - 150) * index / most
+
+    def y(seconds: float) -> float:
+        return TOP + (TALL - TOP - AXIS) * (high - math.log10(seconds)) / (high - low)
+
+    parts = []
+    for tick in log_ticks(low, high):
+        parts.append(svg('<line class="grid" x1="{0}" x2="{1}" y1="{2}" y2="{2}"/>', MARGIN, x(most), y(tick)))
+        parts.append(svg('<text class="value" x="4" y="{0}">{1}</text>', y(tick) + 4, numbers.duration(tick)))
+    for one in shown:
+        for process in dict.fromkeys(one.processes):
+            line = " ".join(
+                f"{x(index):.1f},{y(median):.1f}"
+                for index, median in enumerate(one.medians_s)
+                if one.processes[index] == process
+            )
+            parts.append(svg('<polyline class="rounds s-{0}" points="{1}"/>', one.state, line))
+        name = '<text class="value" x="{0}" y="{1}">{2}</text>'
+        parts.append(svg(name, x(len(one.medians_s) - 1) + 6, y(one.medians_s[-1]) + 4, one.label[:26]))
+    parts.append(svg('<text class="tick" x="{0}" y="{1}">{2}</text>', WIDTH / 2, TALL - 8, "rounds, in order"))
+    return frame(TALL, "Median latency of each round", parts)
+
+
+def bounds(values: Iterable[float]) -> tuple[float, float]:
+    """Decimal logarithms of the ends of an axis that holds all values, with some room."""
+    logs = [math.log10(value) for value in values]
+    room = max(0.08, (max(logs) - min(logs)) * 0.08)
+    return min(logs) - room, max(logs) + room
 
 
 def error_chart(trace: Trace, kept: Collection[str] = ()) -> Markup:
@@ -188,69 +281,69 @@ def error_chart(trace: Trace, kept: Collection[str] = ()) -> Markup:
     low = max(-20.0, min([0.0, *finite]) - 5)
 
     def x(index: int) -> float:
-        return _MARGIN + (_WIDTH - _MARGIN - 20) * (index / max(1, len(trace.nodes) - 1))
+        return MARGIN + (WIDTH - MARGIN - 20) * (index / max(1, len(trace.nodes) - 1))
 
     def y(snr_db: float) -> float:
-        return _TOP + (_TALL - _TOP - _AXIS) * (high - max(low, min(high, snr_db))) / (high - low)
+        return TOP + (TALL - TOP - AXIS) * (high - max(low, min(high, snr_db))) / (high - low)
 
     parts = []
-    for tick in _ticks(high):
-        parts.append(_svg('<line class="grid" x1="{0}" x2="{1}" y1="{2}" y2="{2}"/>', _MARGIN, _WIDTH - 20, y(tick)))
-        parts.append(_svg('<text class="value" x="8" y="{0}">{1} dB</text>', y(tick) + 4, int(tick)))
+    for tick in ticks(high):
+        parts.append(svg('<line class="grid" x1="{0}" x2="{1}" y1="{2}" y2="{2}"/>', MARGIN, WIDTH - 20, y(tick)))
+        parts.append(svg('<text class="value" x="8" y="{0}">{1} dB</text>', y(tick) + 4, int(tick)))
     points = " ".join(f"{x(i):.1f},{y(error.snr_db):.1f}" for i, error in enumerate(trace.nodes))
-    parts.append(_svg('<polyline class="error" points="{0}"/>', points))
+    parts.append(svg('<polyline class="error" points="{0}"/>', points))
     for index, error in enumerate(trace.nodes):
         state = "failed" if error.node == trace.first else "won" if error.drop_db < trace.drop_db else "lost"
         title = f"{error.node} ({error.op}): {error.snr_db:.1f} dB, drop {error.drop_db:.1f} dB"
         radius = 6 if error.node == trace.first else 3
         if error.node in kept:
-            parts.append(_svg('<circle class="ring" cx="{0}" cy="{1}" r="9"/>', x(index), y(error.snr_db)))
+            parts.append(svg('<circle class="ring" cx="{0}" cy="{1}" r="9"/>', x(index), y(error.snr_db)))
         parts.append(
-            _svg('<circle class="s-{0}" cx="{1}" cy="{2}" r="{3}"><title>{4}</title></circle>', state, x(index),
+            svg('<circle class="s-{0}" cx="{1}" cy="{2}" r="{3}"><title>{4}</title></circle>', state, x(index),
                 y(error.snr_db), radius, title)
         )  # fmt: skip
         if error.node == trace.first:
-            parts.append(
-                _svg('<line class="median" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', x(index), _TOP, _TALL - _AXIS)
-            )
+            parts.append(svg('<line class="median" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', x(index), TOP, TALL - AXIS))
             anchor = "end" if index > len(trace.nodes) / 2 else "start"
             place = x(index) + (-8 if anchor == "end" else 8)
             shown = error.node if len(error.node) <= 60 else "…" + error.node[-59:]
             parts.append(
-                _svg('<text class="blame" text-anchor="{0}" x="{1}" y="{2}">{3}</text>', anchor, place, _TOP + 8, shown)
+                svg('<text class="blame" text-anchor="{0}" x="{1}" y="{2}">{3}</text>', anchor, place, TOP + 8, shown)
             )
     parts.append(
-        _svg(
+        svg(
             '<text class="tick" x="{0}" y="{1}">{2}</text>',
-            _WIDTH / 2,
-            _TALL - 8,
+            WIDTH / 2,
+            TALL - 8,
             "nodes, in the order in which they run",
         )
     )
-    return _frame(_TALL, "Signal to noise ratio of every node along the graph", parts)
+    return frame(TALL, "Signal to noise ratio of every node along the graph", parts)
 
 
-def _frame(height: float, title: str, parts: Iterable[Markup]) -> Markup:
+def frame(height: float, title: str, parts: Iterable[Markup]) -> Markup:
+    """The whole picture."""
     return Markup('<svg viewBox="0 0 {0} {1}" role="img" aria-label="{2}">{3}</svg>').format(
-        _WIDTH, round(height), title, Markup("").join(parts)
+        WIDTH, round(height), title, Markup("").join(parts)
     )
 
 
-def _svg(shape: str, *values: object) -> Markup:
+def svg(shape: str, *values: object) -> Markup:
+    """A shape with its values, escaped; floats with one decimal."""
     return Markup(shape).format(*(f"{v:.1f}" if isinstance(v, float) else v for v in values))  # noqa: S704 - shapes are ours, values get escaped
 
 
 def _label(text: str, y: float) -> Markup:
     shown = text if len(text) <= 30 else text[:29] + "…"
-    return _svg('<text class="name" x="{0}" y="{1}">{2}<title>{3}</title></text>', _LEFT - 12, y + 4, shown, text)
+    return svg('<text class="name" x="{0}" y="{1}">{2}<title>{3}</title></text>', _LEFT - 12, y + 4, shown, text)
 
 
 def _vertical(x: float, height: float, text: str) -> Markup:
-    line = _svg('<line class="grid" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', x, _TOP - 6, height - _AXIS + 4)
-    return line + _svg('<text class="tick" x="{0}" y="{1}">{2}</text>', x, height - 8, text)
+    line = svg('<line class="grid" x1="{0}" x2="{0}" y1="{1}" y2="{2}"/>', x, TOP - 6, height - AXIS + 4)
+    return line + svg('<text class="tick" x="{0}" y="{1}">{2}</text>', x, height - 8, text)
 
 
-def _ticks(top: float) -> list[float]:
+def ticks(top: float) -> list[float]:
     """Round values from 0 to `top`, four to eight of them."""
     rough = top / 6
     magnitude = 10.0 ** math.floor(math.log10(rough))
@@ -258,7 +351,7 @@ def _ticks(top: float) -> list[float]:
     return [step * index for index in range(int(top / step) + 1)]
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten between two logarithms; only the powers when those are many."""
     wanted = (1, 2, 5) if high - low < 2.5 else (1,)
     powers = range(math.floor(low), math.ceil(high) + 1)

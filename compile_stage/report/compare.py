@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
-
-from compile_stage.core.errors import UsageError
-from compile_stage.core.json_files import read_json_object
+from compile_stage.core.digest import plain
 from compile_stage.core.records import RunResult, record
 from compile_stage.report import numbers
-from compile_stage.report.result import SCHEMA, result_document, result_json_schema
+from compile_stage.report.reading import read_document
+from compile_stage.report.result import result_document
+
+SCHEMA = "compile-stage/comparison/v1"
+
+Verdict = Literal["better", "worse", "unchanged"]
+
+
+@record
+class Difference:
+    """What two runs were given that is not the same.
+
+    Attributes:
+        kind: `policy`, `source`, `data`, `hardware`, `package` or `toolchain`.
+        what: The policy's key, the package, ...
+        before, after: Plain values; None where there was none.
+    """
+
+    kind: str
+    what: str
+    before: Any
+    after: Any
+
+
+@record
+class Figure:
+    """One measured figure of both runs.
+
+    Attributes:
+        candidate: Backend and scheme.
+        what: `speedup`, `predict() speedup` or `size`.
+        ratio: Second over first.
+        interval: 95 % interval of the ratio; None of a size, which has no noise.
+        verdict: `unchanged` where the interval holds 1.
+    """
+
+    candidate: str
+    what: str
+    before: float
+    after: float
+    ratio: float
+    interval: tuple[float, float] | None
+    verdict: Verdict
 
 
 @record
@@ -25,12 +64,22 @@ class TargetComparison:
         winners: Job ids before and after; None where there was no winner, or no such target.
         changes: A sentence for each thing that changed.
         notes: What can't be compared, and why.
+        figures: All that were compared, those that did not change among them.
+        regressed: A winner was lost, what passed fails, or a figure of the winner is worse beyond the noise.
     """
 
     target: str
     winners: tuple[str | None, str | None]
     changes: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    regressed: bool = False
+
+    @property
+    def unchanged_text(self) -> str:
+        """What is said where nothing changed: not that speeds are alike where none could be compared."""
+        compared = any(figure.interval is not None for figure in self.figures)
+        return "no difference beyond noise" if compared or not self.notes else "no difference in what can be compared"
 
 
 @record
@@ -39,19 +88,41 @@ class Comparison:
 
     statuses: tuple[str, str]
     targets: tuple[TargetComparison, ...]
+    inputs: tuple[Difference, ...] = ()
 
     @property
     def changed(self) -> bool:
-        """True when the outcome, a winner, a verdict or a speed is another."""
+        """True when the outcome, a winner, a verdict or a figure is another."""
         return self.statuses[0] != self.statuses[1] or any(target.changes for target in self.targets)
+
+    @property
+    def regressed(self) -> bool:
+        """True when the second run is worse in something beyond the noise."""
+        failed = self.statuses[0] == "passed" != self.statuses[1]
+        return failed or any(target.regressed for target in self.targets)
 
     def __str__(self) -> str:
         before, after = self.statuses
         lines = [f"status: {before}" if before == after else f"status: {before} -> {after}"]
+        lines += map(input_text, self.inputs)
         for target in self.targets:
-            lines += [f"{target.target}: {change}" for change in target.changes or ("no change",)]
+            lines += [f"{target.target}: {change}" for change in target.changes or (target.unchanged_text,)]
             lines += [f"{target.target}: note: {note}" for note in target.notes]
         return "\n".join(lines)
+
+
+def input_text(one: Difference) -> str:
+    """`policy: budget.measure_seconds: 60 -> 30`."""
+    before, after = (
+        "none" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for value in (one.before, one.after)
+    )
+    return f"{one.kind}: {one.what}: {before} -> {after}"
+
+
+def comparison_document(found: Comparison) -> dict[str, Any]:
+    """As plain JSON; fields are only added within `compile-stage/comparison/v1`."""
+    return {"schema": SCHEMA, "changed": found.changed, "regressed": found.regressed, **plain(found)}
 
 
 def compare(a: RunResult | str | os.PathLike[str], b: RunResult | str | os.PathLike[str]) -> Comparison:
@@ -62,24 +133,47 @@ def compare(a: RunResult | str | os.PathLike[str], b: RunResult | str | os.PathL
     return Comparison(
         statuses=(before["status"], after["status"]),
         targets=tuple(_compare(name, old.get(name), new.get(name), before, after) for name in {**old, **new}),
+        inputs=tuple(_inputs(before, after)),
     )
+
+
+def _inputs(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Difference]:
+    yield from differences("policy", *(_values(document) for document in (before, after)))
+    yield from differences(
+        "source", *({key: one["source"].get(key) for key in ("uri", "digest")} for one in (before, after))
+    )
+    yield from differences("data", *({role: s["digest"] for role, s in one["data"].items()} for one in (before, after)))
+    places = [one["environment"] for one in (before, after)]
+    yield from differences("hardware", *(place.get("hardware") or {} for place in places))
+    for key in ("hardware_fingerprint", "python"):
+        yield from differences("hardware" if "hard" in key else "package", *({key: p.get(key)} for p in places))
+    packages = [place.get("packages") or {} for place in places]
+    yield from differences("package", *packages)
+    chains = [
+        {name: version for t in one["targets"] for c in t["candidates"] for name, version in c["toolchain"].items()}
+        for one in (before, after)
+    ]
+    known = packages[0].keys() | packages[1].keys()
+    shared = chains[0].keys() & chains[1].keys() - known  # a backend that is new is among the candidates
+    yield from differences("toolchain", *({name: chain[name] for name in shared} for chain in chains))
+
+
+def _values(document: Mapping[str, Any]) -> dict[str, Any]:
+    policy = document["policy"]
+    return {one["path"]: one["value"] for one in policy.get("values", ())} or {"digest": policy["digest"]}
+
+
+def differences(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Difference]:
+    """The keys whose values differ, in order."""
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            yield Difference(kind=kind, what=key, before=before.get(key), after=after.get(key))
 
 
 def _document(given: RunResult | str | os.PathLike[str]) -> dict[str, Any]:
     if isinstance(given, RunResult):
         return result_document(given)
-    path = Path(given)
-    path = path / "result.json" if path.is_dir() else path
-    try:
-        document = read_json_object(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"it can't be read: {error}", where=str(path), fix="name a result.json of a run") from error
-    if document.get("schema") != SCHEMA:
-        raise UsageError(f"it is no {SCHEMA}", where=str(path), fix="name a result.json of a run")
-    if (mistake := best_match(Draft202012Validator(result_json_schema()).iter_errors(document))) is not None:
-        problem = f"it does not hold to {SCHEMA}: {mistake.json_path}: {mistake.message[:200]}"
-        raise UsageError(problem, where=str(path), fix="name a result.json as a run wrote it")
-    return document
+    return read_document(given)
 
 
 def _compare(
@@ -92,8 +186,9 @@ def _compare(
     winners = (old["winner"] if old else None, new["winner"] if new else None)
     if old is None or new is None:
         only = "only in the second run" if old is None else "only in the first run"
-        return TargetComparison(target=name, winners=winners, changes=(only,))
-    changes, notes = [], []
+        return TargetComparison(target=name, winners=winners, changes=(only,), regressed=winners[0] is not None)
+    changes, notes, figures = [], [], []
+    regressed = winners[0] is not None and winners[1] is None
     if winners[0] != winners[1]:
         changes.append(f"winner: {winners[0] or 'none'} -> {winners[1] or 'none'}")
     if before["source"]["digest"] != after["source"]["digest"]:
@@ -105,11 +200,23 @@ def _compare(
             continue
         if candidate["state"] != other["state"]:
             changes.append(f"{kind}: {candidate['state']} -> {other['state']}: {other['reason']}")
-        change, note = _speed(candidate, other)
-        changes += [f"{kind}: {change}"] if change else []
+        regressed |= candidate["job_id"] == winners[0] and other["state"] not in ("won", "lost")
+        found, note = _figures(kind, candidate, other)
+        if candidate["job_id"] == winners[0] and other["job_id"] == winners[1]:
+            found += _through_predict(kind, old, new, before, after)
+            regressed |= any(figure.verdict == "worse" for figure in found)
+        figures += found
+        changes += [figure_text(figure) for figure in found if figure.verdict != "unchanged"]
         notes += [f"{kind}: {note}"] if note else []
     changes += [f"{kind}: new, {candidate['state']}" for kind, candidate in ours.items()]
-    return TargetComparison(target=name, winners=winners, changes=tuple(changes), notes=tuple(notes))
+    return TargetComparison(
+        target=name,
+        winners=winners,
+        changes=tuple(changes),
+        notes=tuple(notes),
+        figures=tuple(figures),
+        regressed=regressed,
+    )
 
 
 def _kind(candidate: Mapping[str, Any]) -> str:
@@ -117,25 +224,68 @@ def _kind(candidate: Mapping[str, Any]) -> str:
     return str(candidate["job_id"]).partition("--")[2].partition("--")[2] or str(candidate["job_id"])
 
 
-def _speed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
-    """(what changed, why it can't be said). Speeds over the original are compared, each measured in turn with it:
+def _figures(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[Figure], str]:
+    """(figures, why speeds can't be compared). Speeds over the original are compared, each measured in turn with it:
     latencies of two runs also differ by what the machine did meanwhile."""
+    found = []
+    if old["size_bytes"] and new["size_bytes"]:
+        sizes = float(old["size_bytes"]), float(new["size_bytes"])
+        verdict: Verdict = "unchanged" if sizes[0] == sizes[1] else "better" if sizes[1] < sizes[0] else "worse"
+        found.append(
+            Figure(
+                candidate=kind, what="size", before=sizes[0], after=sizes[1], ratio=sizes[1] / sizes[0], interval=None,
+                verdict=verdict,
+            )
+        )  # fmt: skip
     first, second = (_first_timing(candidate) for candidate in (old, new))
     if first is None or second is None:
-        return "", ""
+        return found, ""
     if first["hardware_fingerprint"] != second["hardware_fingerprint"]:
-        return "", "measured on different hardware: speeds are not compared"
+        return found, "measured on different hardware: speeds are not compared"
     if not (first["stable"] and second["stable"]):
-        return "", "an unstable measurement: speeds are not compared"
-    one, two = first["speedup_interval"], second["speedup_interval"]
-    if one is None or two is None or not (one[1] < two[0] or two[1] < one[0]):
-        return "", ""
-    word = "faster" if two[0] > one[1] else "slower"
+        return found, "an unstable measurement: speeds are not compared"
+    ratio = _ratio(kind, "speedup", (first["speedup"], first["speedup_interval"]), second)
+    return [*([ratio] if ratio else []), *found], ""
+
+
+def _through_predict(
+    kind: str, old: Mapping[str, Any], new: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> list[Figure]:
+    one, two = old.get("predict_speedup"), new.get("predict_speedup")
+    places = {run["environment"].get("hardware_fingerprint") for run in (before, after)}
+    if not one or not two or len(places) > 1 or not (one["stable"] and two["stable"]):
+        return []
+    given = {"speedup": two["speedup"], "speedup_interval": two["interval"]}
+    ratio = _ratio(kind, "predict() speedup", (one["speedup"], one["interval"]), given)
+    return [ratio] if ratio else []
+
+
+def _ratio(kind: str, what: str, first: tuple[float, Any], second: Mapping[str, Any]) -> Figure | None:
+    """The quotient of two speedups of two runs, which are independent: its interval is by squares of the distances to
+    both intervals' ends, on the logarithm (Zou and Donner, Statistics in Medicine 27:1693, 2008)."""
+    (one, ends), two, own = first, second["speedup"], second["speedup_interval"]
+    if ends is None or own is None or min(ends[0], own[0]) <= 0:
+        return None
+    below = math.hypot(math.log(two / own[0]), math.log(ends[1] / one))
+    above = math.hypot(math.log(own[1] / two), math.log(one / ends[0]))
+    ratio = two / one
+    low, high = ratio * math.exp(-below), ratio * math.exp(above)
+    verdict: Verdict = "better" if low > 1 else "worse" if high < 1 else "unchanged"
+    return Figure(candidate=kind, what=what, before=one, after=two, ratio=ratio, interval=(low, high), verdict=verdict)
+
+
+def figure_text(figure: Figure) -> str:
+    """A figure that changed: `openvino--fp32: slower beyond the noise: 6.52× -> 3.26× over the original, ...`."""
+    if figure.interval is None:
+        word = "smaller" if figure.verdict == "better" else "larger"
+        return f"{figure.candidate}: {word}: {numbers.size(int(figure.before))} -> {numbers.size(int(figure.after))}"
+    word = "faster" if figure.verdict == "better" else "slower"
+    through = " through predict()" if figure.what.startswith("predict") else ""
     return (
-        f"{word} beyond the noise: {numbers.ratio(first['speedup'])} ({numbers.span(tuple(one))}) -> "
-        f"{numbers.ratio(second['speedup'])} ({numbers.span(tuple(two))}) over the original, median "
-        f"{numbers.duration(first['p50_s'])} -> {numbers.duration(second['p50_s'])}"
-    ), ""
+        f"{figure.candidate}: {word} beyond the noise{through}: {numbers.ratio(figure.before)} -> "
+        f"{numbers.ratio(figure.after)} over the original, {numbers.ratio(figure.ratio)} of before "
+        f"({numbers.span(figure.interval)})"
+    )
 
 
 def _first_timing(candidate: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -80,7 +80,7 @@ def read_result(path: Path, job: str, policy: str | os.PathLike[str] | None) -> 
     except OSError as error:
         raise UsageError(f"the result can't be read: {error.strerror}", where=str(path)) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError("this is no result.json of a run", where=str(path)) from error
+        raise UsageError("this is not the result.json of a run", where=str(path)) from error
     matching = {name: state for name, state in jobs.items() if fnmatchcase(name, job)}
     broken = [name for name, state in matching.items() if state in ("failed", "compiled_not_validated")]
     if not matching:

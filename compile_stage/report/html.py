@@ -1,26 +1,39 @@
-"""`report.html`: one file, no script, no outside asset, so it shows the same from disk, from CI and in MLflow's
-sandboxed frame."""
+"""`report.html`: one file without outside assets, so it shows the same from disk, from CI and in MLflow's sandboxed
+frame. Without scripts all of it is there too, as tables and pictures."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Mapping
 from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from compile_stage import __version__
-from compile_stage.core.records import Check, Measurement, RunResult, TargetResult, Timing
-from compile_stage.report import numbers, summary
-from compile_stage.report.charts import Bar, Distribution, latency_chart, speedup_chart, timeline_chart
-from compile_stage.report.option_tuning import KIND_WORDS, option_tuning_rows
-from compile_stage.report.result import timing_summary
+from compile_stage.core.errors import InternalError
+from compile_stage.core.records import RunResult, Timing
+from compile_stage.report import numbers, profiles, summary
+from compile_stage.report.charts import timeline_chart
+from compile_stage.report.language import HEAD
+from compile_stage.report.option_tuning import KIND_WORDS
+from compile_stage.report.page_data import data_of
+from compile_stage.report.sections import section
+from compile_stage.report.serving import HEAD as SERVING_HEAD
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
 
-def render_html(result: RunResult) -> str:
-    """The page. Every name and sentence of others is escaped by the template engine."""
+def render_html(result: RunResult, *, scripts: bool = True) -> str:
+    """The page. Every name and sentence of others is escaped by the template engine, and the page's own policy lets no
+    script run but ours.
+
+    Args:
+        scripts: False leaves out what makes charts and tables answer, a megabyte: for frames where no script may run.
+    """
     labels = {
         row.job_id: f"{row.backend} {row.scheme}" for target in result.targets for row in summary.rows(result, target)
     }
@@ -30,15 +43,53 @@ def render_html(result: RunResult) -> str:
             for target in result.targets
             for row in summary.rows(result, target)
         }
-    template = environment().get_template("report.html.j2")
-    return template.render(
-        result=result,
-        headline=summary.headline(result),
-        run_notes=summary.run_notes(result),
-        sections=[_section(result, target) for target in result.targets],
-        timeline=timeline_chart(result.events, labels),
-        version=__version__,
+    sections = [section(result, target, index) for index, target in enumerate(result.targets)]
+    ours = _scripts() if scripts else ()
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            result=result,
+            headline=summary.headline(result),
+            run_notes=summary.run_notes(result),
+            sections=sections,
+            contents=_contents(result),
+            timeline=timeline_chart(result.events, labels),
+            version=__version__,
+            data=data_of(sections),
+            scripts=ours,
+            script_hashes=Markup(" ").join(_script_hash(script) for script in ours),
+        )
     )
+
+
+def _contents(result: RunResult) -> list[tuple[str, str]]:
+    """(anchor, title) of the parts beside the targets."""
+    parts = [
+        ("timeline", "Timeline", result.events),
+        ("policy", "The policy as resolved", result.policy_values),
+        ("provenance", "Where it comes from", True),
+        ("environment", "Where it was measured", True),
+    ]
+    return [(anchor, title) for anchor, title, there in parts if there]
+
+
+@cache
+def _scripts() -> tuple[Markup, ...]:
+    """The plotting library and the page's own script. Neither may hold what ends a script element."""
+    folder = files("compile_stage.report")
+    texts = [
+        folder.joinpath("vendored", "vega-embed.min.js").read_text(encoding="utf-8"),
+        folder.joinpath("templates", "report.js").read_text(encoding="utf-8"),
+    ]
+    if any("</script" in text.lower() or "<!--" in text for text in texts):
+        raise InternalError("a script of the report's page would end its own element")
+    return tuple(Markup(text) for text in texts)  # noqa: S704 - both are ours
+
+
+def _script_hash(script: str) -> Markup:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    return Markup("'sha256-{0}'").format(digest)
 
 
 @cache
@@ -52,6 +103,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= {
         "quantity": numbers.quantity,
@@ -60,6 +112,7 @@ def environment() -> Environment:
         "rate": numbers.rate,
         "ratio": numbers.ratio,
         "span": numbers.span,
+        "ratio_span": numbers.ratio_span,
         "short": numbers.short,
         "measured": summary.measured_text,
         "limit": summary.limit_text,
@@ -67,10 +120,18 @@ def environment() -> Environment:
         "outcome": summary.outcome_word,
         "speedup": summary.speedup_text,
         "readable": _readable,
+        "small": _small,
         "state_word": summary.STATE_WORDS.__getitem__,
         "kind_word": KIND_WORDS.__getitem__,
+        "operator_name": profiles.operator_name,
+        "percent": numbers.percent,
     }
     environment.globals["count"] = numbers.count
+    environment.globals["sorting_speedup"] = _sorting_speedup
+    environment.globals["megabytes"] = numbers.Column("MB", 1e-6)
+    environment.globals["milliseconds"] = numbers.Column("ms", 1e3)
+    environment.globals["language_head"] = HEAD
+    environment.globals["serving_head"] = SERVING_HEAD
     environment.globals["outcome_counts"] = summary.outcome_counts
     return environment
 
@@ -84,91 +145,15 @@ def _readable(value: Any) -> str:
     return str(value)
 
 
-def _section(result: RunResult, target: TargetResult) -> dict[str, Any]:
-    """One target, laid out for the template."""
-    rows, baseline = summary.rows(result, target), summary.baseline_of(result, target)
-    winner = target.winner
-    return {
-        "target": target.policy.target,
-        "prefer": target.policy.prefer,
-        "selection": target.selection,
-        "measurement_notes": summary.measurement_notes(result, target),
-        "baseline_text": summary.baseline_text(result, target),
-        "how_fast": _how_fast(result, target),
-        "no_winner": summary.no_winner(result, target),
-        "receipt": target.receipt,
-        "bundle": target.bundle,
-        "unvalidated": target.unvalidated,
-        "winner": next((row for row in rows if row.state == "won"), None),
-        "waivers": winner.verdict.waivers if winner is not None and winner.verdict is not None else (),
-        "baseline_timing": _main_summary(target, baseline),
-        "winner_timing": _main_summary(target, winner.measurement if winner is not None else None),
-        "rows": rows,
-        "option_tuning": option_tuning_rows(result, target),
-        "medians": {row.job_id: summary.median_s(row.timing) for row in rows},
-        "validations": [(row, _ordered(summary.checks_of(row.candidate))) for row in rows if row.candidate is not None],
-        "timings": _timings(result, rows, baseline),
-        "speedups": _speedups(rows),
-        "latencies": _latencies(result, target, rows, baseline),
-    }
+def _small(error: float) -> str:
+    """`0`, `0.031`, `2.4e-07`: an error of a sample."""
+    return f"{error:.2g}"
 
 
-def _how_fast(result: RunResult, target: TargetResult) -> str:
-    winner = target.winner
-    baseline = summary.main_timing(target, summary.baseline_of(result, target))
-    return summary.how_fast(summary.main_timing(target, winner.measurement if winner else None), baseline)
-
-
-def _main_summary(target: TargetResult, measurement: Measurement | None) -> dict[str, Any] | None:
-    timing = summary.main_timing(target, measurement)
-    return None if timing is None else timing_summary(timing)
-
-
-def _ordered(checks: tuple[Check, ...]) -> list[Check]:
-    """What did not pass comes first; otherwise as they were made."""
-    return sorted(checks, key=lambda check: summary.outcome_word(check) == "passed")
-
-
-def _timings(
-    result: RunResult, rows: tuple[summary.Row, ...], baseline: Measurement | None
-) -> list[tuple[str, str, Measurement, Timing, dict[str, Any]]]:
-    """(label, state, measurement, timing, its summary) for the baseline, then each measured candidate, by batch
-    size."""
-    measured = [(result.baseline_framework, "baseline", baseline)]
-    measured += [(f"{row.backend} {row.scheme}", row.state, row.candidate.measurement) for row in rows if row.candidate]
-    return [
-        (label, state, measurement, timing, timing_summary(timing))
-        for label, state, measurement in measured
-        if measurement is not None
-        for timing in measurement.timings
-    ]
-
-
-def _speedups(rows: tuple[summary.Row, ...]) -> Markup:
-    return speedup_chart(
-        [
-            Bar(
-                label=f"{row.backend} {row.scheme}",
-                state=row.state,
-                speedup=row.timing.speedup,
-                interval=row.timing.speedup_interval,
-                stable=row.timing.stable,
-            )
-            for row in rows
-            if row.timing is not None and row.timing.speedup is not None
-        ]
-    )
-
-
-def _latencies(
-    result: RunResult, target: TargetResult, rows: tuple[summary.Row, ...], baseline: Measurement | None
-) -> Markup:
-    taken = [(result.baseline_framework, "baseline", summary.main_timing(target, baseline))]
-    taken += [(f"{row.backend} {row.scheme}", row.state, row.timing) for row in rows]
-    return latency_chart(
-        [
-            Distribution(label=label, state=state, latency_s=timing.latency_s)
-            for label, state, timing in taken
-            if timing is not None
-        ]
-    )
+def _sorting_speedup(timing: Timing | None) -> float | str:
+    """What a speedup is sorted by: of an unstable one the lower end of its interval, since no figure stands for it."""
+    if timing is None or timing.speedup is None:
+        return ""
+    if timing.stable or timing.speedup_interval is None:
+        return timing.speedup
+    return timing.speedup_interval[0]

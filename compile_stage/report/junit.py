@@ -20,7 +20,7 @@ _UNWRITABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 def render_junit(result: RunResult) -> str:
     """The XML text. The suites' times are those of the steps that ran for their jobs, in seconds."""
-    root = Element("testsuites", name=_text(f"compile-stage {result.source.uri}"), time=f"{result.duration_s:.3f}")
+    root = Element("testsuites", name=xml_text(f"compile-stage {result.source.uri}"), time=f"{result.duration_s:.3f}")
     for target in result.targets:
         _suite(root, result, target)
     if not result.targets:
@@ -37,31 +37,49 @@ def _suite(root: Element, result: RunResult, target: TargetResult) -> None:
     name = target.policy.target.name
     jobs = {candidate.job.id for candidate in target.candidates}
     seconds = sum(event.ended_s - event.started_s for event in result.events if event.job_id in jobs)
-    suite = SubElement(root, "testsuite", name=_text(name), time=f"{seconds:.3f}")
+    suite = SubElement(root, "testsuite", name=xml_text(name), time=f"{seconds:.3f}")
     _winner_case(suite, result, target)
     for row in summary.rows(result, target):
         if row.candidate is None or row.candidate.state == "refused":
-            case = SubElement(suite, "testcase", classname=_text(row.job_id), name="plan")
-            SubElement(case, "skipped", message=_text(row.reason))
+            case = SubElement(suite, "testcase", classname=xml_text(row.job_id), name="plan")
+            SubElement(case, "skipped", message=xml_text(row.reason))
         else:
             _candidate_cases(suite, row.candidate)
+    _promotion_case(suite, result, target)
     suite.set("tests", str(len(suite)))
     for kind, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(kind, str(len(suite.findall(f"testcase/{tag}"))))
 
 
 def _winner_case(suite: Element, result: RunResult, target: TargetResult) -> None:
-    case = SubElement(suite, "testcase", classname=_text(target.policy.target.name), name="has a winner")
+    case = SubElement(suite, "testcase", classname=xml_text(target.policy.target.name), name="has a winner")
     if target.selection.winner is not None:
-        SubElement(case, "system-out").text = _text(f"{target.selection.winner}: {target.selection.reason}")
+        reason = summary.reason_of(target, winner) if (winner := target.winner) is not None else ""
+        SubElement(case, "system-out").text = xml_text(f"{target.selection.winner}: {reason}")
     elif target.policy.target.required:
         _end(case, "failure", summary.no_winner(result, target), summary.deciding_gate(target))
     else:
-        SubElement(case, "skipped", message=_text(f"not required: {summary.no_winner(result, target)}"))
+        SubElement(case, "skipped", message=xml_text(f"not required: {summary.no_winner(result, target)}"))
+
+
+def _promotion_case(suite: Element, result: RunResult, target: TargetResult) -> None:
+    """Only where an alias was to be moved; one that may wait, or may stay in a target that is not required, is
+    skipped."""
+    found = summary.promotion(result, target)
+    if found is None:
+        return
+    state, text = found
+    case = SubElement(suite, "testcase", classname=xml_text(target.policy.target.name), name="promotion")
+    if state == "moved":
+        SubElement(case, "system-out").text = xml_text(text)
+    elif state == "failed":
+        _end(case, "failure", text, "")
+    else:
+        SubElement(case, "skipped", message=xml_text(text))
 
 
 def _candidate_cases(suite: Element, candidate: Candidate) -> None:
-    job_id = _text(candidate.job.id)
+    job_id = xml_text(candidate.job.id)
     compiled = SubElement(suite, "testcase", classname=job_id, name="compile", time=f"{candidate.compile_s:.3f}")
     if candidate.failure is not None:
         failure = candidate.failure
@@ -69,16 +87,16 @@ def _candidate_cases(suite: Element, candidate: Candidate) -> None:
         return
     checks = summary.checks_of(candidate)
     for metric in dict.fromkeys(check.gate.metric for check in checks):
-        case = SubElement(suite, "testcase", classname=job_id, name=_text(metric))
+        case = SubElement(suite, "testcase", classname=job_id, name=xml_text(metric))
         _judge(case, [check for check in checks if check.gate.metric == metric])
     if not checks:
         case = SubElement(suite, "testcase", classname=job_id, name="validate")
         if candidate.not_runnable_here:
             SubElement(
-                case, "skipped", message=_text(f"it can't be run on this machine: {candidate.not_runnable_here}")
+                case, "skipped", message=xml_text(f"it can't be run on this machine: {candidate.not_runnable_here}")
             )
         elif candidate.state == "pruned":
-            SubElement(case, "skipped", message=_text(candidate.reason))
+            SubElement(case, "skipped", message=xml_text(candidate.reason))
         else:
             _end(case, "error", "it was not validated", "")
 
@@ -93,7 +111,7 @@ def _judge(case: Element, checks: list[Check]) -> None:
     elif not_run:
         _end(case, "error", f"not run: {not_run[0].reason}", listed)
     else:
-        SubElement(case, "system-out").text = _text(listed)
+        SubElement(case, "system-out").text = xml_text(listed)
 
 
 def _line(check: Check) -> str:
@@ -108,8 +126,9 @@ def _line(check: Check) -> str:
 
 
 def _end(case: Element, tag: str, message: str, body: str) -> None:
-    SubElement(case, tag, message=_text(message)).text = _text(body)
+    SubElement(case, tag, message=xml_text(message)).text = xml_text(body)
 
 
-def _text(text: str | Iterable[str]) -> str:
+def xml_text(text: str | Iterable[str]) -> str:
+    """A text without the characters that XML 1.0 can not hold."""
     return _UNWRITABLE.sub("\N{REPLACEMENT CHARACTER}", str(text))

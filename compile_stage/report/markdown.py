@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 
 from compile_stage.core.records import Check, RunResult, TargetResult
-from compile_stage.report import numbers, summary
+from compile_stage.report import numbers, profiles, summary
+from compile_stage.report.language import HEAD, LanguageRow, WrittenBeside, language_rows, written_texts
 from compile_stage.report.option_tuning import KIND_WORDS, OptionTuningRow, option_tuning_rows
+from compile_stage.report.serving import HEAD as SERVING_HEAD
+from compile_stage.report.serving import serving_rows, serving_text
 
 GITHUB_COMMENT_LIMIT = 65_536  # characters; MLflow's tags hold more
 
@@ -47,8 +50,22 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
     for target in result.targets:
         yield _target(result, target)
     for target in result.targets:
+        if language := language_rows(result, target):
+            yield [f"### {_cell(target.policy.target.name)}, token by token", "", *_language(language)]
+        if texts := written_texts(result, target):
+            yield list(_written(texts))
+    for target in result.targets:
+        if trials := serving_rows(target.serving):
+            title = f"{_cell(target.policy.target.name)} under load"
+            rows_of = _table(SERVING_HEAD, (tuple(map(_cell, row)) for row in trials))
+            yield ["<details><summary>" + title + "</summary>", "", *rows_of, "", "</details>"]
+    for target in result.targets:
         if rows := option_tuning_rows(result, target):
             yield _option_tuning(target, rows)
+    for target in result.targets:
+        if found := profiles.views(target):
+            title = f"Hot operators of {_cell(target.policy.target.name)}"
+            yield ["<details><summary>" + title + "</summary>", *_profiles(found), "", "</details>"]
     for target in result.targets:
         if broken := list(_broken(target)):
             title = f"Checks of {_cell(target.policy.target.name)} that did not pass"
@@ -94,14 +111,22 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
             for row in summary.rows(result, target)
         ),
     )
-    remarks = [summary.baseline_text(result, target), *summary.measurement_notes(result, target)]
+    remarks = [
+        summary.baseline_text(result, target),
+        summary.predict_text(target),
+        serving_text(target),
+        *summary.measurement_notes(result, target),
+    ]
     if any(remarks):
         lines += ["", _cell(". ".join(filter(None, remarks))) + "."]
     if (receipt := target.receipt) is not None:
         what = "Published" if receipt.created else "Already published"
         alias = f", {_code(f'{receipt.name}@{receipt.promoted_to}')} points to it" if receipt.promoted_to else ""
         before = f" (before: version {_cell(receipt.previous)})" if receipt.promoted_to and receipt.previous else ""
-        lines += ["", f"{what}: {_code(receipt.uri)}{alias}{before}. {_cell(receipt.note)}".rstrip()]
+        promoted = summary.promotion(result, target)
+        stays = promoted is not None and promoted[0] == "failed"
+        note = f"❌ **{_cell(receipt.note)}**" if stays else _cell(receipt.note)
+        lines += ["", f"{what}: {_code(receipt.uri)}{alias}{before}. {note}".rstrip()]
     for unvalidated in target.unvalidated:
         if unvalidated.receipt is not None:
             there = f"where it will run, {_code(f'compile-stage validate {unvalidated.receipt.uri}')} validates it"
@@ -117,6 +142,37 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
             f"{_cell(waiver.reason)}",
         ]
     return lines
+
+
+def _language(rows: Iterable[LanguageRow]) -> list[str]:
+    return _table(
+        HEAD,
+        (
+            (
+                _cell(row.label) + (" 🏆" if row.won else ""),
+                str(row.batch_size),
+                *map(_cell, (row.first, row.each, row.tokens, row.memory, row.kl, row.top1, row.perplexity)),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _written(texts: Iterable[WrittenBeside]) -> Iterator[str]:
+    """Bold from the first token on that is not the original's."""
+    yield "<details><summary>What they write: the likeliest token each time, bold where it is no longer the original's"
+    yield "</summary>"
+    for beside in texts:
+        yield ""
+        yield f"After “{_cell(beside.prompt)}”:"
+        yield ""
+        yield from _table(
+            ("model", "text"),
+            ((_cell(label), _cell(text.same) + (f" **{_cell(text.rest)}**" if text.rest.strip() else ""))
+             for label, text in beside.texts),
+        )  # fmt: skip
+    yield ""
+    yield "</details>"
 
 
 def _option_tuning(target: TargetResult, rows: Iterable[OptionTuningRow]) -> list[str]:
@@ -141,6 +197,30 @@ def _option_tuning(target: TargetResult, rows: Iterable[OptionTuningRow]) -> lis
             ),
         ),
     ]
+
+
+def _profiles(found: Iterable[profiles.ProfileView]) -> Iterator[str]:
+    for one in found:
+        yield from ("", f"**{_cell(one.title)}**", "")
+        if one.profile is None:
+            yield f"No profile: {_cell(one.reason)}"
+            continue
+        yield from _table(
+            ("kind", "kernel (nodes that it computes)", "share", "runs", "mean"),
+            (
+                (
+                    _cell(operator.kind),
+                    _cell(profiles.operator_name(operator)),
+                    numbers.percent(operator.share),
+                    str(operator.calls),
+                    numbers.duration(operator.mean_s),
+                )
+                for operator in one.operators
+            ),
+        )
+        if one.fusions:
+            yield from ("", "Fused:", "", *(f"- {_cell(fusion)}" for fusion in one.fusions))
+        yield from ("", _cell(" ".join(one.lines)))
 
 
 def _broken(target: TargetResult) -> Iterator[str]:
@@ -175,7 +255,7 @@ def _place(check: Check) -> str:
 
 
 def _ratio(value: float | None, interval: tuple[float, float] | None) -> str:
-    return numbers.ratio(value) + (f" ({numbers.span(interval)})" if interval is not None else "")
+    return numbers.ratio(value) + (f" ({numbers.ratio_span(interval)})" if interval is not None else "")
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:

@@ -29,7 +29,7 @@ class NotebookResult(RunResult):
 
         from compile_stage.report.html import render_html
 
-        page = escape(render_html(self), quote=True)
+        page = escape(render_html(self, scripts=False), quote=True)
         return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:0" sandbox></iframe>'
 
     def to_pandas(self) -> pd.DataFrame:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+from compile_stage.core.records import is_ratio_known
 
 DASH = "—"
 
@@ -39,6 +42,34 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def seconds_column(values: Iterable[float | None]) -> Column:
+    """Latencies in one unit: that in which the smallest has a digit before the point."""
+    known = [value for value in values if value]
+    smallest = min(known, default=1e-3)
+    unit, factor = ("µs", 1e6) if smallest < 1e-4 else ("ms", 1e3) if smallest < 1 else ("s", 1.0)
+    return Column(unit, factor)
+
+
+def bytes_column(values: Iterable[int | None]) -> Column:
+    """Sizes in one unit, by the largest."""
+    largest = max((value for value in values if value), default=1_000_000)
+    return Column("MB", 1e-6) if largest >= 1e6 else Column("kB", 1e-3)
+
+
+class Column:
+    """The unit of a table's column, which stands in its heading, and how values are written in it."""
+
+    def __init__(self, unit: str, factor: float) -> None:
+        self.unit, self._factor = unit, factor
+
+    def text(self, value: float | None) -> str:
+        """`20.1`, `14,400`, `0.075`; a dash for None."""
+        if value is None:
+            return DASH
+        shown = value * self._factor
+        return f"{shown:,.0f}" if shown >= 999.5 else f"{shown:.3g}" if shown < 0.995 else _three(shown)
+
+
 def rate(per_second: float | None) -> str:
     """`38,870`, `493.1`; a dash for None."""
     if per_second is None or per_second < 1000:
@@ -64,6 +95,11 @@ def ratio(value: float | None) -> str:
     return DASH if value is None else f"{value:.2f}×"
 
 
+def percent(share: float) -> str:
+    """`12.3 %` of a share from 0 to 1."""
+    return f"{share * 100:.1f} %"
+
+
 def span(interval: tuple[float, float] | None) -> str:
     """`6.40 to 6.61`, with as many digits as tell the ends apart, and `831 to 22,070`; empty for None."""
     if interval is None:
@@ -74,6 +110,11 @@ def span(interval: tuple[float, float] | None) -> str:
     if 1000 <= abs(high) < math.inf:  # no powers of ten, and no decimals beside thousands
         return f"{f'{low:.3g}' if abs(low) < 999.5 else f'{low:,.0f}'} to {high:,.0f}"
     return f"{quantity(low)} to {quantity(high)}"
+
+
+def ratio_span(interval: tuple[float, float] | None) -> str:
+    """As `span`, of a quotient of speeds; `not known` where the interval tells nothing; empty for None."""
+    return span(interval) if interval is None or is_ratio_known(interval) else "not known"
 
 
 def short(digest: str) -> str:

@@ -6,9 +6,9 @@ The fields of `docs/result.md` keep their name and meaning within `compile-stage
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.digest import plain
 from compile_stage.core.records import (
@@ -18,6 +18,7 @@ from compile_stage.core.records import (
     Measurement,
     Receipt,
     Refusal,
+    Replacement,
     RunResult,
     SampleSet,
     TargetResult,
@@ -27,7 +28,13 @@ from compile_stage.core.records import (
 )
 from compile_stage.core.redaction import redacted
 from compile_stage.report.option_tuning import OptionTuningRow, option_tuning_rows
+from compile_stage.report.profiles import profile_document
+from compile_stage.report.serving import serving_document
 from compile_stage.report.summary import reason_of, state_of
+from compile_stage.serving.variants import every_variant, holds_variants
+
+if TYPE_CHECKING:
+    from compile_stage.measure.token_times import TokenTimes
 
 SCHEMA = "compile-stage/result/v1"
 
@@ -65,6 +72,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
         "status": result.status,
         "exit_code": result.exit_code,
         "problem": result.problem or None,
+        "started_at": result.started_at or None,
         "source": {
             "uri": source.uri,
             "name": source.name,
@@ -81,6 +89,7 @@ def result_document(result: RunResult) -> dict[str, Any]:
             "digest": policy.digest,
             "files": policy.files,
             "warnings": policy.warnings,
+            "values": result.policy_values,
         },
         "environment": result.environment,
         "data": {role: _samples(samples) for role, samples in result.samples.items()},
@@ -100,25 +109,45 @@ def timing_summary(timing: Timing) -> dict[str, Any]:
 
     summary: dict[str, Any] = {key: percentile(timing.latency_s, q) for key, q in _PERCENTILES.items()}
     median = summary["p50_s"]
-    return summary | {
-        "throughput_per_s": timing.batch_size / median if median else None,
-        "speedup": timing.speedup,
-        "speedup_interval": timing.speedup_interval,
-        "rounds": timing.rounds,
-        "processes": len(set(timing.processes)) or None,
-        "stable": timing.stable,
-        "cpu_per_call_s": timing.cpu_per_call_s,
-        "threads": timing.threads or None,
-        "hardware_fingerprint": timing.environment,
+    from compile_stage.measure.token_times import token_times
+
+    times = token_times(timing)
+    of_tokens = {} if times is None else {"tokens": _token_times(times)}
+    return (
+        summary
+        | of_tokens
+        | {
+            "throughput_per_s": timing.batch_size / median if median else None,
+            "speedup": timing.speedup,
+            "speedup_interval": timing.speedup_interval,
+            "rounds": timing.rounds,
+            "processes": len(set(timing.processes)) or None,
+            "stable": timing.stable,
+            "cpu_per_call_s": timing.cpu_per_call_s,
+            "threads": timing.threads or None,
+            "hardware_fingerprint": timing.environment,
+        }
+    )
+
+
+def _token_times(times: TokenTimes) -> dict[str, Any]:
+    """Of a language model: [value, low, high] of each."""
+    named = {
+        "ttft_s": times.first_s,
+        "tpot_s": times.next_s,
+        "ttft_p95_s": times.first_p95_s,
+        "tpot_p95_s": times.next_p95_s,
+        "tokens_per_s": times.tokens_per_s,
     }
+    return {key: None if known is None else [known.value, known.low, known.high] for key, known in named.items()}
 
 
-def _samples_s(timing: Timing) -> list[float]:
+def _samples_s(calls: Sequence[float]) -> list[float]:
     """Every call. No clock ticks finer than a nanosecond: further digits are noise of a subtraction, and half of the
     file."""
     import numpy as np
 
-    rounded: list[float] = np.round(np.asarray(timing.latency_s, dtype=np.float64), 9).tolist()
+    rounded: list[float] = np.round(np.asarray(calls, dtype=np.float64), 9).tolist()
     return rounded
 
 
@@ -133,6 +162,7 @@ def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "threads": spec.threads,
         "batch_sizes": spec.batch_sizes,
         "prefer": target.policy.prefer,
+        **({"family": target.policy.family} if target.policy.family else {}),
         "data": {role: _samples(samples) for role, samples in target.samples.items()},
         "winner": selection.winner,
         "reason": selection.reason if selection.winner is None else None,
@@ -148,6 +178,12 @@ def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
         ],
         "candidates": [_candidate(target, c) for c in target.candidates] + [_refusal(r) for r in refused],
         "ladder": [_tuning_row(row) for row in option_tuning_rows(result, target)],
+        "worst_samples": target.previews,
+        **({"texts": target.texts} if target.texts else {}),
+        "replaced": _replaced(target.replaced),
+        "predict_speedup": target.predict_speedup,
+        **({"serving": serving_document(target.serving)} if target.serving is not None else {}),
+        "profiles": profile_document(spec.name, target.profiles) if target.profiles else None,
     }
 
 
@@ -168,6 +204,17 @@ def _tuning_row(row: OptionTuningRow) -> dict[str, Any]:
     }
 
 
+def _replaced(replaced: Replacement | None) -> dict[str, Any] | None:
+    if replaced is None:
+        return None
+    return {
+        "alias": replaced.alias,
+        "uri": replaced.uri,
+        "timing": _measurement(replaced.measurement),
+        "note": replaced.note or None,
+    }
+
+
 def _receipt(receipt: Receipt | None) -> dict[str, Any] | None:
     if receipt is None:
         return None
@@ -184,7 +231,22 @@ def _receipt(receipt: Receipt | None) -> dict[str, Any] | None:
 
 
 def _bundle(bundle: Bundle | None) -> dict[str, Any] | None:
-    return None if bundle is None else {"digest": bundle.digest, "key": bundle.key, "name": bundle.name}
+    if bundle is None:
+        return None
+    variants = [_variant(one) for one in every_variant(bundle.manifest)] if holds_variants(bundle.manifest) else []
+    known = {"digest": bundle.digest, "key": bundle.key, "name": bundle.name}
+    return {**known, "variants": variants} if variants else known
+
+
+def _variant(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": manifest["variant"],
+        "target": manifest["target"]["name"],
+        "backend": manifest["artifact"]["backend"],
+        "precision": manifest["scheme"]["precision"],
+        "fingerprint": manifest["fingerprint"],
+        "proven": manifest["verdict"] is not None,
+    }
 
 
 def _candidate(target: TargetResult, candidate: Candidate) -> dict[str, Any]:
@@ -216,6 +278,7 @@ def _candidate(target: TargetResult, candidate: Candidate) -> dict[str, Any]:
             "checks": [_check(check) for check in candidate.verdict.checks],
             "waivers": [_waiver(waiver) for waiver in candidate.verdict.waivers],
         },
+        "sample_errors": candidate.errors,
         "timing": _measurement(candidate.measurement),
         "size_bytes": artifact.size_bytes if artifact is not None else None,
         "compile_s": candidate.compile_s,
@@ -245,6 +308,7 @@ def _refusal(refusal: Refusal) -> dict[str, Any]:
         "trials": [],
         "cache": {},
         "verdict": None,
+        "sample_errors": [],
         "timing": None,
         "size_bytes": None,
         "compile_s": 0.0,
@@ -302,11 +366,25 @@ def _measurement(measurement: Measurement | None) -> dict[str, Any] | None:
         return None
     return {
         "by_batch": {
-            str(timing.batch_size): timing_summary(timing) | {"samples_s": _samples_s(timing), "cpu_s": timing.cpu_s}
+            str(timing.batch_size): timing_summary(timing)
+            | {
+                "samples_s": _samples_s(timing.latency_s),
+                **(
+                    {"first_token_s": _samples_s(timing.first_s), "new_tokens": timing.new_tokens}
+                    if timing.first_s
+                    else {}
+                ),
+                "cpu_s": timing.cpu_s,
+                "calls_of_rounds": timing.turns,
+                "process_of_rounds": timing.processes,
+                "dropped_rounds": timing.disturbed,
+            }
             for timing in measurement.timings
         },
         "load_s": measurement.load_s,
         "peak_memory_bytes": measurement.peak_memory_bytes,
+        "stopped_early": measurement.stopped_early or None,
+        "notes": measurement.notes,
     }
 
 

@@ -16,15 +16,18 @@ from compile_stage.core.records import (
     RunResult,
     TargetResult,
     Timing,
+    is_ratio_known,
     record,
 )
 from compile_stage.report import numbers
 
-PERFORMANCE_METRICS = ("speedup", "p95_latency_ms", "size_mb", "memory_mb", "max_slowdown")
+PERFORMANCE_METRICS = (
+    "speedup", "p95_latency_ms", "ttft_p95_ms", "tpot_p95_ms", "tokens_per_s", "size_mb", "memory_mb", "max_slowdown",
+)  # fmt: skip
 
 # The error that stands for a candidate in a table's one cell: what a user of the model feels comes first.
 _HEADLINE_METRICS = (
-    "accuracy", "f1", "roc_auc", "log_loss", "mae", "rmse", "r2",
+    "token_kl", "perplexity", "accuracy", "f1", "roc_auc", "log_loss", "mae", "rmse", "r2",
     "top1_agreement", "topk_agreement", "agreement", "cosine", "snr_db", "psnr_db", "max_rel", "allclose", "max_abs",
 )  # fmt: skip
 
@@ -91,10 +94,12 @@ def headline(result: RunResult) -> str:
         name, winner = target.policy.target.name, target.winner
         if winner is None:
             gate = deciding_gate(target)
-            parts.append(f"{name} has no winner" + (f" ({gate})" if gate else ""))
+            parts.append(f"{name}: no winner" + (f" ({gate})" if gate else ""))
             continue
         speed = how_fast(main_timing(target, winner.measurement), main_timing(target, baseline_of(result, target)))
-        parts.append(f"{name} ships {winner.job.backend} {winner.job.scheme.name}{f', {speed}' if speed else ''}")
+        through = f", {_through_predict(target)}" if speed and _is_predict_measured(target) else ""
+        what = f"{winner.job.backend} {winner.job.scheme.name}"
+        parts.append(f"{name}: {what} selected{f', {speed}' if speed else ''}{through}")
     return "; ".join(parts) or "no target was run"
 
 
@@ -108,20 +113,71 @@ def how_fast(timing: Timing | None, baseline: Timing | None) -> str:
         medians = f" (median {numbers.duration(own)}, baseline {numbers.duration(base)}"
         medians += ")" if _agrees(timing, base / own) else f": {numbers.ratio(base / own)} by these medians)"
     if not timing.stable:
-        span = f" {numbers.span(timing.speedup_interval)} times" if timing.speedup_interval else ""
+        known = is_ratio_known(timing.speedup_interval)
+        span = f" {numbers.span(timing.speedup_interval)} times" if known else ""
         return f"unstable:{span or ' not known how many times'} the baseline's speed{medians}"
     return f"{numbers.ratio(timing.speedup)} the baseline's speed{medians}"
 
 
 def speedup_text(timing: Timing | None, *, interval: bool = True) -> str:
-    """`6.52× (6.32 to 6.65)`; `0.40 to 0.42×, unstable` of an unstable measurement, which no single figure stands for;
-    a dash where there is none."""
+    """`6.52× (6.32 to 6.65)`; `0.40 to 0.42×, unstable` of an unstable measurement, which no single figure stands for,
+    and `unstable` alone where even the interval says nothing; a dash where there is none."""
     if timing is None or timing.speedup is None:
         return numbers.DASH
     if not timing.stable:
-        return f"{numbers.span(timing.speedup_interval)}×, unstable" if timing.speedup_interval else "unstable"
+        known = is_ratio_known(timing.speedup_interval)
+        return f"{numbers.span(timing.speedup_interval)}×, unstable" if known else "unstable"
     span = f" ({numbers.span(timing.speedup_interval)})" if interval and timing.speedup_interval is not None else ""
     return numbers.ratio(timing.speedup) + span
+
+
+def predict_text(target: TargetResult) -> str:
+    """`6.52× in the runtime, 3.10× through predict() (2.90 to 3.30): a data frame of 1 row takes 745 µs, and took 2.31
+    ms`; why it was not measured; empty where the run did not come to it."""
+    found, winner = target.predict_speedup, target.winner
+    if found is None or winner is None:
+        return ""
+    timing = main_timing(target, winner.measurement)
+    runtime = "" if timing is None else f"{speedup_text(timing, interval=False)} in the runtime, "
+    if not _is_predict_measured(target):
+        return f"{runtime}through predict() not measured: {found.reason}"
+    span = f" ({numbers.span(found.interval)})" if found.interval is not None and found.stable else ""
+    rows = f"{found.given}, {numbers.count(found.rows, 'row')}"
+    medians = f"{numbers.duration(found.original_s)} before, {numbers.duration(found.compiled_s)} after, "
+    words = f"{medians if found.original_s is not None else ''}given {rows}"
+    slower = "; predict() is slower than the original's" if found.interval and found.interval[1] < 1 else ""
+    return f"{runtime}{_through_predict(target)}{span}: {words}{slower}"
+
+
+def _is_predict_measured(target: TargetResult) -> bool:
+    return target.predict_speedup is not None and target.predict_speedup.speedup is not None
+
+
+def _through_predict(target: TargetResult) -> str:
+    """`3.10× through predict()`; of an unstable measurement the range."""
+    found = target.predict_speedup
+    if found is None:
+        return ""
+    if found.stable or found.interval is None:
+        return f"{numbers.ratio(found.speedup)} through predict()"
+    if not is_ratio_known(found.interval):
+        return "unstable through predict()"
+    return f"{numbers.span(found.interval)}×, unstable, through predict()"
+
+
+def promotion(result: RunResult, target: TargetResult) -> tuple[str, str] | None:
+    """What became of the alias that the policy moves: `moved`, `failed` (a gate kept it where it is) or `waits` (for an
+    approval, or at a newer version), and a sentence. None where nothing was to be promoted."""
+    receipt = target.receipt
+    if receipt is None or (target.policy.alias is None and not receipt.promoted_to):
+        return None
+    if receipt.promoted_to:
+        before = f" (before: version {receipt.previous})" if receipt.previous else ""
+        return "moved", f"{receipt.name}@{receipt.promoted_to} points to {receipt.uri}{before}"
+    if not receipt.note:
+        return None
+    # A run says why a required target was not promoted; a note that it does not repeat stopped nothing.
+    return ("failed" if receipt.note in result.problem else "waits"), receipt.note
 
 
 def baseline_text(result: RunResult, target: TargetResult) -> str:
@@ -145,8 +201,8 @@ def _agrees(timing: Timing, quotient: float) -> bool:
 
 def deciding_gate(target: TargetResult) -> str:
     """Of a target without a winner, the candidate that failed the fewest checks, and its gate:
-    `openvino int8-sym: cosine of logits is 0.941, at least 0.99 is required by policy.yaml:21`; empty where no
-    candidate was checked. Where some are only too uncertain, the sentence on these."""
+    `openvino int8-sym: cosine 0.941 < 0.99 (output logits, batch 1; policy.yaml:21)`; empty where no candidate was
+    checked. Where some are only too uncertain, the sentence on these."""
     if target.selection.winner is not None:
         return ""
     if uncertain := too_uncertain(target):
@@ -163,15 +219,30 @@ def deciding_gate(target: TargetResult) -> str:
     check = min(missed, key=lambda c: (outcome_word(c) != "failed", c.gate.metric != "samples", _rank(c)))
     if check.gate.metric == "samples":  # of too few samples no other gate can be judged, whatever they measure
         return f"{candidate.job.backend} {candidate.job.scheme.name}: {check.reason}"
-    output = f" of {check.output}" if check.output else ""
-    drop = " drop" if "drop" in check.gate.options else ""
-    seen = check.measured is not None and outcome_word(check) == "failed"
-    value = measured_text(check) if seen else f"not judged: {check.reason}"
-    where = f" by {check.gate.origin}" if check.gate.origin else ""
-    return (
-        f"{candidate.job.backend} {candidate.job.scheme.name}: {check.gate.metric}{drop}{output} is {value}, "
-        f"{limit_text(check)} is required{where}"
-    )
+    return f"{candidate.job.backend} {candidate.job.scheme.name}: {missed_text(check)}"
+
+
+def missed_text(check: Check) -> str:
+    """A check that did not pass, the figure first: `cosine 0.941 < 0.99 (output logits, batch 1; policy.yaml:21)`.
+    Where the mean holds and the worse end of the interval does not, that end is named."""
+    name = f"{check.gate.metric}{' drop' if 'drop' in check.gate.options else ''}"
+    places = [f"output {check.output}" if check.output else "", f"batch {check.batch_size}" if check.batch_size else ""]
+    where = "; ".join(filter(None, [", ".join(filter(None, places)), check.gate.origin]))
+    return f"{name} {_against_limit(check)}{f' ({where})' if where else ''}"
+
+
+def _against_limit(check: Check) -> str:
+    gate, measured = check.gate, check.measured
+    if measured is None or outcome_word(check) != "failed":
+        return f"not judged: {check.reason}; the limit is {limit_text(check)}"
+    beyond, at_least = ("<", True) if gate.direction == "at_least" else (">", False)
+    limit = _with_unit(gate.limit, gate.unit)
+    if (measured < gate.limit) if at_least else (measured > gate.limit):
+        return f"{measured_text(check)} {beyond} {limit}"
+    if check.interval is not None:
+        end = _with_unit(check.interval[0 if at_least else 1], gate.unit)
+        return f"{measured_text(check)}, its interval's end {end} {beyond} {limit}"
+    return f"{measured_text(check)}, {limit_text(check)} required"
 
 
 def too_uncertain(target: TargetResult) -> str:
@@ -196,9 +267,17 @@ def grouped_reasons(target: TargetResult, listed: Sequence[Row]) -> tuple[tuple[
     groups: dict[str, list[str]] = {}
     for row in listed:
         unsure = row.candidate is not None and _is_too_uncertain(target, row.candidate)
-        reason = "its speed is too uncertain to pass" if unsure else row.reason
+        reason = _uncertain_at(row.candidate) if unsure and row.candidate is not None else row.reason
         groups.setdefault(reason, []).append(f"{row.backend} {row.scheme}")
     return tuple((", ".join(names), reason) for reason, names in groups.items())
+
+
+def _uncertain_at(candidate: Candidate) -> str:
+    """The batch sizes are named: the row shows one of them, whose own interval may be clear."""
+    missed = (check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run"))
+    sizes = sorted({check.batch_size for check in missed if check.batch_size is not None})
+    where = f" at batch {'size' if len(sizes) == 1 else 'sizes'} {', '.join(map(str, sizes))}" if sizes else ""
+    return f"its speed{where} is too uncertain to pass"
 
 
 def _is_too_uncertain(target: TargetResult, candidate: Candidate) -> bool:

@@ -32,9 +32,10 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
     signature_required    the policy asks for signatures: without a trusted one it is not loaded
     signature             names, types and shapes of the graph
+    family, variants      of a version with several artifacts (`compile_stage.serving.variants`)
 
-Beside `data/`, in `validations/FINGERPRINT.json`, lies what `compile-stage validate` found on a machine
-(`write_validation`).
+Beside `data/`, in `validations/FINGERPRINT.json` (of a variant `FINGERPRINT--ID.json`), lies what `compile-stage
+validate` found on a machine (`write_validation`).
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from compile_stage.serving.bytecode import refuse_bytecode
 from compile_stage.serving.mlmodel import MLMODEL, check_mlmodel
 from compile_stage.serving.signatures import SIGNATURE_FOLDER, TEST_PREDICATE, subject_of, verify_statement
 from compile_stage.serving.trust import Trust
+from compile_stage.serving.variant_files import demand_inside, kept_together, put_together, shares_files
 
 MANIFEST_SCHEMA = "compile-stage/manifest/v1"
 DATA_NAME = "data"
@@ -121,7 +123,7 @@ def check_integrity(model_dir: str | Path, *, beside: bool = False) -> dict[str,
     files, code = manifest.get("files"), manifest.get("code", {})
     if not isinstance(files, Mapping) or not isinstance(code, Mapping) or not files:
         raise IntegrityError("the manifest lists no files", where=str(data / MANIFEST_NAME))
-    artifact_of(manifest, data)
+    _demand_artifacts(manifest, data)
     present = {name: data / name for name in list_tree(data, leave_out=(MANIFEST_NAME,))}
     if code:
         inside = (name for name in list_tree(data.parent / "code") if "__pycache__" not in name)
@@ -179,17 +181,51 @@ def data_folder(model_dir: str | Path) -> Path:
     return folder if (folder / MANIFEST_NAME).is_file() or not (folder / DATA_NAME).is_dir() else folder / DATA_NAME
 
 
-def artifact_of(manifest: Mapping[str, Any], data: Path) -> Artifact:
-    """The manifest's artifact, with its path below `data`."""
+def artifact_of(manifest: Mapping[str, Any], data: Path, into: Path | None = None) -> Artifact:
+    """The manifest's artifact, with its path below `data`; of a variant that shares files with another, in the folder
+    `into`, or, without one, in a temporary folder that ends with the process."""
+    folder, stored = str(manifest.get("folder", ARTIFACT_NAME)), manifest.get("stored") or {}
+    artifact = replace(_described(manifest, data), path=str(data / folder))
+    if shares_files(folder, stored):
+        demand_inside(stored, data)
+        together = put_together(data, stored, into) if into is not None else None
+        artifact = replace(
+            artifact, path=str(together or kept_together(data.absolute(), tuple(sorted(stored.items()))))
+        )
+    _demand_entry(artifact, folder, data)
+    return artifact
+
+
+def _described(manifest: Mapping[str, Any], data: Path) -> Artifact:
     try:
         artifact: Artifact = revive(Artifact, json.loads(canonical_json(manifest["artifact"])))
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"the manifest describes no artifact: {error}", where=str(data)) from error
-    artifact = replace(artifact, path=str(data / ARTIFACT_NAME))
-    entry = Path(artifact.entry)
-    if entry.is_absolute() or ".." in entry.parts or not _exists(data / ARTIFACT_NAME / entry):
-        raise IntegrityError(f"artifact/{artifact.entry} is missing", where=str(data))
     return artifact
+
+
+def _demand_entry(artifact: Artifact, folder: str, data: Path) -> None:
+    entry = Path(artifact.entry)
+    if entry.is_absolute() or ".." in entry.parts or not _exists(Path(artifact.path) / entry):
+        raise IntegrityError(f"{folder}/{artifact.entry} is missing", where=str(data))
+
+
+def _demand_artifacts(manifest: Mapping[str, Any], data: Path) -> None:
+    """Raise IntegrityError for an artifact that is not described, or lacks a file; nothing is put together for that."""
+    artifact_of({**manifest, "folder": ARTIFACT_NAME, "stored": {}}, data)
+    for name, entry in manifest.get("variants", {}).items():
+        if entry["manifest"] is None:
+            continue
+        stored = entry["stored"]
+        demand_inside(stored, data)
+        described = _described(entry["manifest"], data)
+        place = stored.get(described.entry)
+        lacking = [there for there in stored.values() if there not in manifest["files"]]
+        # An entry may be a folder, of which the files are listed.
+        whole = place is not None or any(file.startswith(f"{described.entry}/") for file in stored)
+        if not whole or lacking:
+            missing = lacking[0] if lacking else f"{entry['folder']}/{described.entry}"
+            raise IntegrityError(f"{missing}, of the variant {name}, is missing", where=str(data))
 
 
 def _exists(path: Path) -> bool:
@@ -214,12 +250,14 @@ def validations(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust
             validation = read_json_object(file)
             sealed, envelope = validation.pop("digest"), validation.get("envelope")
             machine = revive(Hardware, validation["hardware"]).fingerprint
-            sound = sealed == digest_of(validation) and validation["fingerprint"] == machine == file.stem
+            sound = sealed == digest_of(validation) and validation["fingerprint"] == machine
+            sound = sound and _name_of(validation) == file.name
             validation.pop("envelope", None)
             sound = sound and (trust is None or _is_signed(validation, envelope, data.parent, trust))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         of_this = sound and validation["artifact"] == manifest["artifact"]["digest"]
+        of_this = of_this and validation.get("variant", "") == manifest.get("variant", "")
         if of_this and validation["schema"] == VALIDATION_SCHEMA:
             whole.append(validation)
     return whole
@@ -237,6 +275,12 @@ def _is_signed(validation: Mapping[str, Any], envelope: Any, model_dir: Path, tr
     return of_this and in_time and statement["predicate"]["validation"] == validation
 
 
+def _name_of(validation: Mapping[str, Any]) -> str:
+    """A machine has one validation of an artifact: of each variant of a version that holds several."""
+    variant = validation.get("variant", "")
+    return f"{validation['fingerprint']}{f'--{variant}' if variant else ''}.json"
+
+
 def plain_validation(validation: Mapping[str, Any]) -> dict[str, Any]:
     """A validation as plain JSON values, with its schema."""
     whole: dict[str, Any] = json.loads(canonical_json({"schema": VALIDATION_SCHEMA, **validation}))
@@ -244,7 +288,7 @@ def plain_validation(validation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_validation(validation: Mapping[str, Any], folder: Path, envelope: Mapping[str, Any] | None = None) -> Path:
-    """Seal a validation with the digest of what it says, as `folder/FINGERPRINT.json`.
+    """Seal a validation with the digest of what it says, as `folder/FINGERPRINT.json`, or `FINGERPRINT--VARIANT.json`.
 
     Args:
         envelope: The signed statement that holds it (`plain_validation`).
@@ -253,7 +297,7 @@ def write_validation(validation: Mapping[str, Any], folder: Path, envelope: Mapp
     if envelope is not None:
         whole["envelope"] = dict(envelope)
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{whole['fingerprint']}.json"
+    file = folder / _name_of(whole)
     text = json.dumps({**whole, "digest": digest_of(whole)}, indent=2, sort_keys=True, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
     return file
@@ -263,29 +307,43 @@ def batches_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust 
     """The batch sizes that were proven on such a machine as this, else those that the manifest names; None where it
     names none. `trust` as in `validations`."""
     attached = (data_folder(model_dir).parent / VALIDATIONS).is_dir()
-    validation = _validation_here(manifest, model_dir, trust) if attached else None
-    proven = ProvenBatches.of(validation) if validation is not None and validation["passed"] else None
+    validation = passed_here(manifest, model_dir, trust, hardware()) if attached else None
+    proven = ProvenBatches.of(validation) if validation is not None else None
     return proven or ProvenBatches.of(manifest)
 
 
-def refuse_machine(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> str | None:
+def refuse_machine(
+    manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None, machine: Hardware | None = None
+) -> str | None:
     """None when this machine and its runtime are those that the artifact was validated on, or what differs. `trust` as
-    in `validations`."""
-    validation = _validation_here(manifest, model_dir, trust)
-    differs = _other_machine(manifest, validation)
+    in `validations`; of a variant, machines of one kind count as one (`Hardware.kind_for`)."""
+    machine = machine or hardware()
+    validation = _validation_here(manifest, model_dir, trust, machine)
+    differs = _other_machine(manifest, validation, machine)
     differs += [f"{name}: {there} there, {now} here" for name, there, now in _other_runtime(validation or manifest)]
     return "; ".join(differs) or None
 
 
-def runtime_to_install(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> list[str]:
+def passed_here(
+    manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None, machine: Hardware
+) -> Mapping[str, Any] | None:
+    """The validation on that very machine, where there is one that passed."""
+    validation = _validation_here(manifest, model_dir, trust, machine)
+    return validation if validation is not None and validation["passed"] else None
+
+
+def runtime_to_install(
+    manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None, machine: Hardware | None = None
+) -> list[str]:
     """The requirements that bring the validated versions of the runtime; empty where they would not make this machine
     the one of the validation.
 
     So it is for another build of the same version: which index has it is not known here.
     """
-    validation = _validation_here(manifest, model_dir, trust)
+    machine = machine or hardware()
+    validation = _validation_here(manifest, model_dir, trust, machine)
     wanted = [(pin(name, there), pin(name, now)) for name, there, now in _other_runtime(validation or manifest)]
-    if _other_machine(manifest, validation) or any(there == now for there, now in wanted):
+    if _other_machine(manifest, validation, machine) or any(there == now for there, now in wanted):
         return []
     return [there for there, _ in wanted]
 
@@ -300,28 +358,34 @@ def pin(name: str, version: str) -> str:
 
 
 def _validation_here(
-    manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None
+    manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None, here: Hardware
 ) -> Mapping[str, Any] | None:
     """What `compile-stage validate` found on such a machine as this."""
-    here = hardware().fingerprint
-    return next((v for v in validations(manifest, model_dir, trust) if v["fingerprint"] == here), None)
+    found = validations(manifest, model_dir, trust)
+    return next((one for one in found if one["fingerprint"] == here.fingerprint), None)
 
 
-def _other_machine(manifest: Mapping[str, Any], validation: Mapping[str, Any] | None) -> list[str]:
-    here = hardware()
+def _other_machine(manifest: Mapping[str, Any], validation: Mapping[str, Any] | None, here: Hardware) -> list[str]:
     if validation is not None:
         return [] if validation["passed"] else ["its validation on this machine failed"]
     if "verdict" in manifest and manifest["verdict"] is None:
         return [
             f"it was compiled on {manifest.get('fingerprint')} for other hardware, and not validated on this machine"
         ]
+    if "family" in manifest and (meant := here.refuse(dict(manifest["target"].get("hardware", {})))) is not None:
+        return [meant]
     if manifest.get("fingerprint") == here.fingerprint:
         return []
-    differs = []
     there = manifest.get("hardware", {})
+    kinds_count = "family" in manifest
+    if kinds_count:
+        device, proven = manifest["target"]["device"], revive(Hardware, there)
+        if proven.kind_for(device) == here.kind_for(device):
+            return []
+    differs = []
     for field in fields(Hardware):
         now, then = json.loads(canonical_json(getattr(here, field.name))), there.get(field.name)
-        if now != then:
+        if now != then and not (kinds_count and field.name in ("cpu", "cores")):
             differs.append(f"{field.name}: {_shown(then)} there, {_shown(now)} here")
     return differs or [f"fingerprint: {manifest.get('fingerprint')} there, {here.fingerprint} here"]
 

@@ -83,7 +83,11 @@ def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
     framed = _is_pandas(data, "DataFrame")
     if kind == "dataframe" or (framed and how.get("frame_in_frame_out", False)):
         return _frame(chosen, kind, data.index if framed else None)
-    if kind == "array" and len(chosen) == 1:
+    if kind == "series" and framed:
+        import pandas as pd
+
+        return pd.Series(next(iter(chosen.values())), index=data.index)
+    if kind in ("array", "series") and len(chosen) == 1:
         return next(iter(chosen.values()))
     return chosen
 

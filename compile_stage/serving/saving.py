@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core import plugins
 from compile_stage.core.digest import digest_file, list_tree
 from compile_stage.core.errors import UsageError
+from compile_stage.core.generation import call_signature
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.serving.examples import EXAMPLE_KEYS, is_example_name
 from compile_stage.serving.manifest import (
@@ -33,6 +34,7 @@ from compile_stage.serving.manifest import (
 from compile_stage.serving.mlmodel import LOADER_MODULE, MLMODEL, deciding_fields
 from compile_stage.serving.python_model import PYFUNC_FOLDER
 from compile_stage.serving.text import TOKENIZER_FILE, TOKENIZER_FOLDER
+from compile_stage.serving.variant_files import VARIANTS_FOLDER
 from compile_stage.serving.vendoring import copy_modules, our_imports
 
 if TYPE_CHECKING:
@@ -71,8 +73,8 @@ def save_model(
     """Write a complete MLflow model directory.
 
     Args:
-        data_dir: Folder with `artifact/`, the backend's files, and `tokenizer/` of a model that takes text. They are
-            copied.
+        data_dir: Folder with `artifact/`, the backend's files, `tokenizer/` of a model that takes text, and `variants/`
+            of a version that holds several artifacts. They are copied.
         path: A folder that does not exist yet, or is empty.
         manifest: As in the docstring of `compile_stage.flavor`; `schema`, `files`, `code`, `beside` and `digest` are
             filled in here, from what was really written.
@@ -105,9 +107,12 @@ def save_model(
         shutil.copyfile(
             data_dir / TOKENIZER_FOLDER / TOKENIZER_FILE, path / DATA_NAME / TOKENIZER_FOLDER / TOKENIZER_FILE
         )
-    copy_loader(artifact.backend, path / _CODE_NAME / "compile_stage")
+    if (data_dir / VARIANTS_FOLDER).is_dir():
+        shutil.copytree(data_dir / VARIANTS_FOLDER, path / DATA_NAME / VARIANTS_FOLDER)
+    for backend in {one["artifact"]["backend"] for one in _others(manifest)} | {artifact.backend}:
+        copy_loader(backend, path / _CODE_NAME / "compile_stage")
     model = Model(metadata=dict(metadata) if metadata else None)
-    kept = _source_contract(source_model, manifest.get("answer", {}), artifact.signature)
+    kept = _source_contract(source_model, manifest.get("answer", {}), call_signature(artifact))
     model.signature = kept.signature if kept else _mlflow_signature(signature)
     if kept and kept.saved_input_example_info:
         _copy_example(Path(str(source_model)), kept, path, model)
@@ -115,6 +120,8 @@ def save_model(
         "threads": int(manifest.get("threads", 1)),
         "on_hardware_mismatch": manifest.get("on_hardware_mismatch", "error"),
     }
+    if "variants" in manifest:  # each has threads of its own
+        settings = {**settings, "threads": None, "variant": None}
     pyfunc.add_to_model(
         model,
         loader_module=LOADER_MODULE,
@@ -194,9 +201,16 @@ def _requirements(manifest: Mapping[str, Any], wrapped: Path | None = None) -> l
     """
     import mlflow
 
-    pinned = {"mlflow": mlflow.__version__, **plugins.package_versions("numpy"), **manifest.get("runtime", {})}
+    runtimes = [manifest.get("runtime", {}), *(one.get("runtime", {}) for one in _others(manifest))]
+    wanted = {name: version for runtime in reversed(runtimes) for name, version in runtime.items()}
+    pinned = {"mlflow": mlflow.__version__, **plugins.package_versions("numpy"), **wanted}
     ours = [pin(name, version) for name, version in sorted(pinned.items())]
     return [*ours, *_kept_requirements(wrapped, pinned)] if wrapped is not None else ours
+
+
+def _others(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The manifests of a version's other artifacts."""
+    return [entry["manifest"] for entry in manifest.get("variants", {}).values() if entry["manifest"] is not None]
 
 
 def _kept_requirements(wrapped: Path, pinned: Mapping[str, str]) -> list[str]:

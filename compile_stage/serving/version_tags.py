@@ -11,7 +11,9 @@ from typing import Any
 
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import IntegrityError
-from compile_stage.core.records import Verdict
+from compile_stage.core.records import Verdict, Waiver
+from compile_stage.serving.approval import version_tags
+from compile_stage.serving.variants import every_variant
 
 TAG = "compile_stage."
 
@@ -41,14 +43,27 @@ def _published(manifest: Mapping[str, Any]) -> dict[str, str]:
         "backend": manifest["artifact"]["backend"],
         "precision": scheme["precision"],
         "scheme": scheme["name"],
-        "verdict": _verdict(manifest["verdict"]),
+        "verdict": _verdict(manifest),
     }
+    tags |= version_tags(manifest) | variant_tags(manifest)
     tags["hardware" if manifest["verdict"] is not None else "compiled_on"] = manifest["fingerprint"]
     return tags
 
 
-def _verdict(recorded: Mapping[str, Any] | None) -> str:
-    if recorded is None:
+def variant_tags(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Of a version that holds a family, its name and its variants, without prefix."""
+    family = manifest.get("family")
+    return {"family": family["name"], "variants": ", ".join(manifest["variants"])} if family else {}
+
+
+def waivers_of(manifest: Mapping[str, Any]) -> tuple[Waiver, ...]:
+    """What a version passed under: of one that holds a family, what any of its variants did."""
+    recorded = [one["verdict"] for one in every_variant(manifest) if one["verdict"] is not None]
+    verdicts: list[Verdict] = [revive(Verdict, verdict) for verdict in recorded]
+    return tuple(dict.fromkeys(waiver for verdict in verdicts for waiver in verdict.waivers))
+
+
+def _verdict(manifest: Mapping[str, Any]) -> str:
+    if manifest["verdict"] is None:
         return "not validated"
-    verdict: Verdict = revive(Verdict, recorded)
-    return "passed under waivers" if verdict.waivers else "passed"
+    return "passed under waivers" if waivers_of(manifest) else "passed"

@@ -15,6 +15,7 @@ from typing import Any
 from compile_stage import __version__
 from compile_stage.core.digest import digest_file, list_tree
 from compile_stage.serving.manifest import ARTIFACT_NAME
+from compile_stage.serving.variant_files import VARIANTS_FOLDER
 
 MLBOM = "mlbom.cdx.json"
 _SPACE = uuid.UUID("6c3f3c2e-5b1f-5e0a-9a0d-0f6f4f1d6a4e")  # ours, for serial numbers made of publication keys
@@ -42,7 +43,7 @@ def mlbom(manifest: Mapping[str, Any], name: str, data_dir: Path) -> str:
                 "bom-ref": model,
                 "name": name,
                 "description": f"compiled by {manifest['artifact']['backend']} to {manifest['scheme']['precision']}",
-                "components": list(_files(data_dir / ARTIFACT_NAME)),
+                "components": [*_files(data_dir, ARTIFACT_NAME), *_files(data_dir, VARIANTS_FOLDER)],
                 "modelCard": _card(manifest),
                 "properties": [
                     {"name": f"compile-stage:{field}", "value": value} for field, value in _properties(manifest).items()
@@ -66,10 +67,11 @@ def _properties(manifest: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _files(artifact: Path) -> Iterator[dict[str, Any]]:
-    for name in list_tree(artifact):
-        hashes = [{"alg": "SHA-256", "content": digest_file(artifact / name)[7:]}]
-        yield {"type": "file", "bom-ref": f"file:{name}", "name": f"data/{ARTIFACT_NAME}/{name}", "hashes": hashes}
+def _files(data_dir: Path, folder: str) -> Iterator[dict[str, Any]]:
+    for name in list_tree(data_dir / folder) if (data_dir / folder).is_dir() else ():
+        hashes = [{"alg": "SHA-256", "content": digest_file(data_dir / folder / name)[7:]}]
+        ref = name if folder == ARTIFACT_NAME else f"{folder}/{name}"
+        yield {"type": "file", "bom-ref": f"file:{ref}", "name": f"data/{folder}/{name}", "hashes": hashes}
 
 
 def _sources(manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -88,9 +90,15 @@ def _data(manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _packages(manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for name, version in sorted({**manifest["toolchain"], **manifest["runtime"]}.items()):
+    others = [entry["manifest"] for entry in manifest.get("variants", {}).values() if entry["manifest"] is not None]
+    packages = {(name, version) for one in (manifest, *others) for name, version in _software(one).items()}
+    for name, version in sorted(packages):
         purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{version.replace('+', '%2B')}"
         yield {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
+def _software(manifest: Mapping[str, Any]) -> dict[str, str]:
+    return {**manifest["toolchain"], **manifest["runtime"]}
 
 
 def _named(values: Mapping[str, str]) -> list[dict[str, str]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from compile_stage.core.errors import MissingDependencyError, UsageError
 from compile_stage.serving.signatures import BUNDLE_TYPE, PAYLOAD_TYPE, UNSIGNED, SignedBy, ecdsa_of, pae
-from compile_stage.serving.trust import Trust, keyid_of
+from compile_stage.serving.trust import Trust, TrustedKey, keyid_of
 
 KEY_VARIABLE = "COMPILE_STAGE_SIGNING_KEY"
 PASSWORD_VARIABLE = "COMPILE_STAGE_SIGNING_PASSWORD"  # noqa: S105 - the variable's name
@@ -46,6 +46,10 @@ class Signer(ABC):
     def refuse(self, trust: Trust) -> str | None:
         """None when what is signed now would be accepted, or why not."""
         return None
+
+    def own_trust(self) -> Trust:
+        """Trust in this signer's own public key; in nobody where others vouch for it."""
+        return Trust()
 
 
 def signer_of(
@@ -110,6 +114,12 @@ class KeySigner(Signer):
     def refuse(self, trust: Trust) -> str | None:
         return refuse_key(self.signed_by.keyid, trust)
 
+    def own_trust(self) -> Trust:
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        pem = self._private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return Trust(keys=(TrustedKey(keyid=self.signed_by.keyid, pem=pem.decode()),))
+
     def _material(self) -> dict[str, Any]:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -142,6 +152,9 @@ class CertificateSigner(KeySigner):
 
     def refuse(self, trust: Trust) -> str | None:
         return refuse_certificate(self.signed_by.keyid, trust)
+
+    def own_trust(self) -> Trust:
+        return Trust()
 
     def _material(self) -> dict[str, Any]:
         return chain_material(self._chain)

@@ -97,12 +97,15 @@ def not_loaded(source: SourceModel, problem: str, package: Any, version_key: str
     """
     flavor_name = "pytorch" if package.__name__ == "torch" else package.__name__
     logged = flavor(source, flavor_name).get(version_key, "of an unknown version")
-    return SourceError(
-        problem,
-        fix=f"it was logged with {package.__name__} {logged}, here is {package.__version__}: "
-        "use that version, or log it again",
-        where=source.uri,
+    there, here = (str(version).partition("+")[0] for version in (logged, package.__version__))
+    fix = (
+        f"{package.__name__} {package.__version__} logged it and can't read it back: log it again, and try "
+        "mlflow.pyfunc.load_model on it"
+        if there == here
+        else f"it was logged with {package.__name__} {logged}, here is {package.__version__}: "
+        "use that version, or log it again"
     )
+    return SourceError(problem, fix=fix, where=source.uri)
 
 
 def tensor_names(source: SourceModel) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:

@@ -12,7 +12,7 @@ from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
-from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.records import Compliance, PortableModel, Profile, ShapeRange, SourceModel, Target
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources.session import SourceSession
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
     from compile_stage.core.tensors import Batch
+    from compile_stage.plugin_support.profiling import ProfileRequest
 
 OLDEST_OPSET = 13
 """Quantisation per channel starts here; an older graph is converted."""
@@ -49,6 +50,7 @@ class OnnxSource(Exporter):
         devices=tuple(_PROVIDERS),
         program_requires=("torch", "onnx2torch"),
         program_extra="onnx2torch",
+        profiler="compile_stage.sources.onnx:profile_source",
     )
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
@@ -66,22 +68,7 @@ class OnnxSource(Exporter):
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
-        import onnxruntime
-
-        provider, provider_options = _PROVIDERS[target.device]
-        if provider not in onnxruntime.get_available_providers():
-            raise _lacking(provider, target.device, source)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = target.threads
-        options.inter_op_num_threads = 1
-        try:
-            runtime = onnxruntime.InferenceSession(
-                str(_file(source)), options, providers=[(provider, provider_options)], enable_fallback=0
-            )
-        except Exception as error:
-            raise SourceError(f"ONNX Runtime can't open it: {mlmodel.first_line(error)}", where=source.uri) from error
-        if runtime.get_providers()[0] != provider:  # its library or driver could not be loaded, which it only warns of
-            raise _lacking(provider, target.device, source)
+        runtime = _start(source, target, _options(target.threads))
         signature = graph.signature_of(_load(source, weights=False))
         inputs = [spec.name for spec in signature.inputs]
         outputs = [spec.name for spec in signature.outputs]
@@ -123,6 +110,42 @@ class OnnxSource(Exporter):
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("onnx", "onnxruntime", "onnx2torch", "torch")
+
+
+def profile_source(exporter: OnnxSource, source: SourceModel, target: Target, request: ProfileRequest) -> Profile:
+    """Profile the original in a session like that of `open`."""
+    from compile_stage.plugin_support.onnxruntime_profiler import profile_session
+
+    options = _options(target.threads)
+    graph = _file(source) if target.device == "cpu" else None
+    return profile_session(lambda given: _start(source, target, given), options, graph, request)
+
+
+def _start(source: SourceModel, target: Target, options: Any) -> Any:
+    """The runtime's session, on the target's device and on no other."""
+    import onnxruntime
+
+    provider, provider_options = _PROVIDERS[target.device]
+    if provider not in onnxruntime.get_available_providers():
+        raise _lacking(provider, target.device, source)
+    try:
+        runtime = onnxruntime.InferenceSession(
+            str(_file(source)), options, providers=[(provider, provider_options)], enable_fallback=0
+        )
+    except Exception as error:
+        raise SourceError(f"ONNX Runtime can't open it: {mlmodel.first_line(error)}", where=source.uri) from error
+    if runtime.get_providers()[0] != provider:  # its library or driver could not be loaded, which it only warns of
+        raise _lacking(provider, target.device, source)
+    return runtime
+
+
+def _options(threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    return options
 
 
 def _file(source: SourceModel) -> Path:

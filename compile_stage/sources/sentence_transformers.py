@@ -64,6 +64,7 @@ class SentenceTransformersSource(Exporter):
     capabilities = SourceCapabilities(
         forms=("onnx", "torch-export"),
         devices=DEVICES,
+        profiler="compile_stage.plugin_support.torch_profiler:profile_source",
         # Which texts are near is what vectors are for (docs/decisions/0049).
         gates=(
             Gate(metric="similarity_spearman", limit=0.98, direction="at_least"),

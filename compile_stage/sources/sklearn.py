@@ -282,6 +282,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         ) from error
     if by_name:
         tabular.join_columns(model, by_name)
+    tabular.without_ml_operators(model)
     return model
 
 

@@ -147,6 +147,70 @@ def join_columns(model: ModelProto, names: Sequence[str]) -> None:
     )
 
 
+def without_ml_operators(model: ModelProto) -> None:
+    """Write `Scaler` and `ArrayFeatureExtractor` of the operator set ai.onnx.ml, which ONNX Runtime alone knows, as
+    operators that every compiler knows. Only where none of that set is left then: one of them is faster than the two or
+    three that say the same."""
+    from onnx import numpy_helper
+
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    plain: list[Any] = []
+    constants: dict[str, Any] = {}
+    for node in model.graph.node:
+        if node.domain != "ai.onnx.ml":
+            plain.append(node)
+        elif node.op_type == "Scaler":
+            plain += _plain_scaler(node, constants)
+        elif node.op_type == "ArrayFeatureExtractor" and _looks_up_one_row(model, node, values):
+            plain.append(_plain_lookup(node))
+        else:
+            return
+    nodes = [_copy(node) for node in plain]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+
+
+def _plain_scaler(node: Any, constants: dict[str, Any]) -> list[Any]:
+    """(X - offset) * scale, each a number for all columns or one for each."""
+    import numpy as np
+    from onnx import helper
+
+    (out,) = node.output
+    for entry in node.attribute:
+        constants[f"{out}_{entry.name}"] = np.asarray(entry.floats, np.float32)
+    centred = f"{out}_centred"
+    return [
+        helper.make_node("Sub", [node.input[0], f"{out}_offset"], [centred], name=f"{out}_sub"),
+        helper.make_node("Mul", [centred, f"{out}_scale"], [out], name=f"{out}_mul"),
+    ]
+
+
+def _plain_lookup(node: Any) -> Any:
+    from onnx import helper
+
+    return helper.make_node("Gather", list(node.input), list(node.output), name=node.name, axis=0)
+
+
+def _looks_up_one_row(model: ModelProto, node: Any, values: Mapping[str, Any]) -> bool:
+    """It takes numbers of a single row, and what comes out is flattened at once: its shape, in which the two operators
+    differ, is seen by nobody."""
+    table = values.get(node.input[0])
+    users = [user for user in graph.nodes(model.graph) if node.output[0] in user.input]
+    shapes = [values.get(user.input[1]) for user in users if user.op_type == "Reshape"]
+    flattened = len(users) == len(shapes) == 1 and shapes[0] is not None and shapes[0].tolist() == [-1]
+    return table is not None and table.ndim == 1 and table.dtype.kind in "iuf" and flattened
+
+
+def _copy(node: Any) -> Any:
+    """What is deleted from a graph is gone, whoever holds it."""
+    from onnx import NodeProto
+
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
 def opsets() -> dict[str, int]:
     """The operator sets that converters are asked for."""
     return {"": graph.OPSET, "ai.onnx.ml": graph.ML_OPSET}

@@ -44,7 +44,11 @@ class TorchSource(Exporter):
     requires = ("torch", "onnxscript")
     extra = "torch"
     framework = "PyTorch (eager)"
-    capabilities = SourceCapabilities(forms=("onnx", "torch-export"), devices=DEVICES)
+    capabilities = SourceCapabilities(
+        forms=("onnx", "torch-export"),
+        devices=DEVICES,
+        profiler="compile_stage.plugin_support.torch_profiler:profile_source",
+    )
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         archive, pickled = _archive(source), _pickle(source)
@@ -253,9 +257,22 @@ def export_graph(
         ) from error
     finally:
         registration.setLevel(level)
-    model = exported.model_proto
+    model = _as_message(exported, program, into)
     graph.rename_symbols(model, symbol_names(program, inputs) if symbols is None else symbols)
     return graph.finish(model, source, shapes, into)
+
+
+def _as_message(exported: Any, program: ExportedProgram, into: Path) -> Any:
+    """The exported graph. Weights that are too large for one message go from PyTorch to `into/model.onnx.data`, without
+    a copy of all of them in memory."""
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
+    if weights <= graph.EXTERNAL_DATA_ABOVE:
+        return exported.model_proto
+    import onnx
+
+    into.mkdir(parents=True, exist_ok=True)
+    exported.save(str(into / "model.onnx"), external_data=True)
+    return onnx.load(into / "model.onnx", load_external_data=False)
 
 
 def save_program(
@@ -313,6 +330,9 @@ def _load_archive(source: SourceModel) -> ExportedProgram:
             return torch.export.load(str(file))
         except Exception as error:
             problem = f"torch.export.load can't read it: {_reason(error)}"
+            if "vr must not be None" in str(error):  # a size that only the strides of an input name
+                fix = "its input example was a slice of a transposed array: log it again with np.ascontiguousarray(...)"
+                raise SourceError(problem, fix=fix, where=source.uri) from error
             raise mlmodel.not_loaded(source, problem, torch, "pytorch_version") from error
 
 

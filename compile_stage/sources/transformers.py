@@ -7,6 +7,7 @@ are the network's.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.errors import SourceError
+from compile_stage.core.generation import LOGITS
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import (
@@ -27,10 +29,13 @@ from compile_stage.core.records import (
     Target,
 )
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
+from compile_stage.serving.generation import GenerationSession
 from compile_stage.serving.text import TextProcessor
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources import torch as torch_source
+from compile_stage.sources import transformers_generation as generation
 from compile_stage.sources import transformers_inputs as network_inputs
+from compile_stage.sources import transformers_language as language
 from compile_stage.sources import transformers_media as media
 from compile_stage.sources import transformers_text as text
 from compile_stage.sources.session import SourceSession
@@ -38,7 +43,7 @@ from compile_stage.sources.torch_device import DEVICES, place
 from compile_stage.sources.transformers_inputs import NetworkInputs
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
 
 _TEXT_TASKS = (
     "text-classification",
@@ -49,26 +54,33 @@ _TEXT_TASKS = (
     "fill-mask",
     "question-answering",
 )
-_TASKS = (*_TEXT_TASKS, *media.TASKS)
+_TASKS = (*_TEXT_TASKS, *media.TASKS, generation.TASK)
 
 
 class TransformersSource(Exporter):
-    """Models that `mlflow.transformers` logged, of tasks with one forward pass over text, a picture or a recording."""
+    """Models that `mlflow.transformers` logged, of tasks with one forward pass over text, a picture or a recording; and
+    causal language models (`sources.transformers_generation`)."""
 
     name = "transformers"
     requires = ("transformers", "torch", "onnxscript")
     extra = "transformers"
     framework = "PyTorch (eager), transformers"
-    capabilities = SourceCapabilities(forms=("onnx", "torch-export"), devices=DEVICES)
+    capabilities = SourceCapabilities(
+        forms=("onnx", "torch-export"),
+        devices=DEVICES,
+        profiler="compile_stage.plugin_support.torch_profiler:profile_source",
+    )
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         configuration = mlmodel.flavor(source, "transformers")
         task = str(configuration.get("task", ""))
         if task not in _TASKS:
-            return f"its task {task!r} is no single pass over its input; these can be compiled: {', '.join(_TASKS)}"
+            return f"its task {task!r} is none of those that can be compiled: {', '.join(_TASKS)}"
         folder = _model_folder(source)
         if (reason := mlmodel.missing_file(folder / "config.json", source)) is not None:
             return reason
+        if self.keeps_cache(source) and not list(folder.glob("*.safetensors")):
+            return "its weights are a pickle, and a language model's are taken as safetensors only"
         if not list(folder.glob("*.safetensors")) and not compliance.allow_pickle:
             return "its weights are a pickle: save them as safetensors, or set compliance.allow_pickle in the policy"
         if list(folder.glob("*.py")) and not compliance.allow_pickle:
@@ -83,7 +95,10 @@ class TransformersSource(Exporter):
             return "it was logged without a tokenizer, so its inputs are unknown"
         try:
             model = _load(source)
-            _inputs(source, model).trace(source, model)
+            if self.keeps_cache(source):
+                generation.CausalNetwork.of(source, model).trace(source)
+            else:
+                _inputs(source, model).trace(source, model)
         except SourceError as error:
             return error.problem
         return None
@@ -95,6 +110,11 @@ class TransformersSource(Exporter):
         with threads_restored(), place(target.device) as there:
             use_threads(target.threads)
             model = _load(source)
+            if self.keeps_cache(source):
+                generation.demand_length(source, model, target.generation.tokens)
+                network = generation.OriginalSession(generation.CausalNetwork.of(source, model), there)
+                yield GenerationSession(network, target.generation)
+                return
             inputs = _inputs(source, model)
             signature = inputs.signature(model)
             outputs = [spec.name for spec in signature.outputs]
@@ -110,6 +130,8 @@ class TransformersSource(Exporter):
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         model = _load(source)
+        if self.keeps_cache(source):
+            return generation.CausalNetwork.of(source, model).export(source, shapes, into)
         inputs = _inputs(source, model)
         signature = inputs.signature(model)
         graph.demand_shapes(signature, shapes, source)
@@ -118,6 +140,8 @@ class TransformersSource(Exporter):
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
+        if self.keeps_cache(source):
+            raise SourceError("a language model is given as ONNX with its cache only", where=source.uri)
         model = _load(source)
         inputs = _inputs(source, model)
         outputs = [spec.name for spec in inputs.signature(model).outputs]
@@ -126,19 +150,25 @@ class TransformersSource(Exporter):
         return torch_source.save_program(program, signature, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
-        """What was logged, through the model's own tokenizer or processor."""
+        """What was logged, through the model's own tokenizer or processor; of a language model the texts."""
+        import numpy as np
+
         if (kind := _media(source)) is not None:
             items = media.example_items(source, kind)
             return self.tokenize(source, items) if items else None
         texts = text.example_texts(mlmodel.raw_example(source))
         if not texts:
             return None
+        if self.keeps_cache(source):
+            return {"text": np.array(texts)}
         inputs = _inputs(source, _load(source))
         encoded = _tokenizer(source)(texts, padding=True, truncation=True, return_tensors="np")
         return {name: encoded[name].astype("int64") for name in inputs.names}
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         """A dict: the source's pyfunc answers with labels, which the network alone can't."""
+        if self.keeps_cache(source):
+            return {"kind": "dict", "outputs": [LOGITS], "columns": None, "frame_in_frame_out": False}
         model = _load(source)
         outputs = [spec.name for spec in _inputs(source, model).signature(model).outputs]
         return {"kind": "dict", "outputs": outputs, "columns": None, "frame_in_frame_out": False}
@@ -151,6 +181,8 @@ class TransformersSource(Exporter):
                 return media.processor(media.MediaPipeline(source), _load(source), session.signature, session.run)
         if (reason := text.refuse(source, _tokenizer_folder(source) or Path())) is not None:
             return Processor(refusal=reason)
+        if self.keeps_cache(source):
+            return language.processor(source, _tokenizer(source), into)
         model, tokenizer = _load(source), _tokenizer(source)
         signature = _inputs(source, model).signature(model)
         try:
@@ -172,6 +204,8 @@ class TransformersSource(Exporter):
         if _media(source) is not None:
             return media.predictions(media.MediaPipeline(source))
         tokenizer = _tokenizer(source)
+        if self.keeps_cache(source):
+            return language.predictions(source, tokenizer, samples)
         task = text.TASKS[str(mlmodel.flavor(source, "transformers").get("task"))]
         tried = text.tried_texts(
             text.example_texts(mlmodel.raw_example(source)), tokenizer.mask_token if task == "fill-mask" else None
@@ -179,6 +213,16 @@ class TransformersSource(Exporter):
         return text.predictions_of(
             text.original_pyfunc(source), tokenizer, task, [*tried, *text.decoded(tokenizer, samples)]
         )
+
+    def keeps_cache(self, source: SourceModel) -> bool:
+        return str(mlmodel.flavor(source, "transformers").get("task")) == generation.TASK
+
+    def token_windows(self, source: SourceModel, texts: Sequence[str], tokens: int) -> Sequence[Array]:
+        return generation.windows(_tokenizer(source), texts, tokens)
+
+    def texts_of(self, source: SourceModel, tokens: Sequence[Sequence[int]]) -> Sequence[str]:
+        tokenizer = _tokenizer(source)
+        return [str(tokenizer.decode(list(row), skip_special_tokens=True)) for row in tokens]
 
     def tokenize(self, source: SourceModel, texts: Sequence[Any]) -> Batch:
         """Texts, or pairs of them, as the network's inputs: padded to the longest, cut at what the network takes.
@@ -194,6 +238,8 @@ class TransformersSource(Exporter):
     def class_names(self, source: SourceModel) -> Sequence[str]:
         """The classifier's labels, in the order of its scores."""
         configuration = _load(source).config
+        if self.keeps_cache(source):
+            return ()
         return [str(configuration.id2label[index]) for index in range(configuration.num_labels)]
 
     def packages(self) -> Mapping[str, str]:
@@ -229,11 +275,34 @@ def _load(source: SourceModel) -> Any:
             warnings.simplefilter("ignore")  # deprecations inside the loader
             folder = _model_folder(source)
             safe = bool(list(folder.glob("*.safetensors"))) or None  # what `refuse` looked at is what is loaded
-            model = kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32, use_safetensors=safe)
+            how = {"local_files_only": True, "dtype": torch.float32, "use_safetensors": safe}
+            model, drawn = _loaded(kind, folder, how)
     except Exception as error:
         problem = f"transformers can't load it: {mlmodel.first_line(error)}"
         raise mlmodel.not_loaded(source, problem, transformers, "transformers_version") from error
+    if drawn:
+        raise SourceError(
+            f"its weights lack {len(drawn)} of the network's, which transformers draws anew at each load ({drawn[0]})",
+            fix="train what is new, or log the model class that was trained",
+            where=source.uri,
+        )
     return model.eval()
+
+
+def _loaded(kind: Any, folder: Path, how: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """The network, and the names of the weights that are drawn at random since its files lack them. A pooler that was
+    left out is left out here too: its output would be noise."""
+    import torch
+
+    model, info = kind.from_pretrained(folder, output_loading_info=True, **how)
+    missing = sorted(info["missing_keys"])
+    if not missing:
+        return model, []
+    can_do_without = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    if can_do_without and all("pooler." in name for name in missing):
+        return kind.from_pretrained(folder, add_pooling_layer=False, **how), []
+    weights, again = model.state_dict(), kind.from_pretrained(folder, **how).state_dict()
+    return model, [name for name in missing if name in weights and not torch.equal(weights[name], again[name])]
 
 
 def _media(source: SourceModel) -> str | None:

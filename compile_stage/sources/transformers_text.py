@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Predictions, SourceModel
 from compile_stage.core.tensors import Signature
+from compile_stage.serving.chat import FIELDS
 from compile_stage.serving.predictions import plain_prediction, refuse_prediction
 from compile_stage.serving.text import TOKENIZER_FILE, TextProcessor
 from compile_stage.sources import graph, mlmodel
@@ -33,6 +34,7 @@ TASKS = {
     "token-classification": "token-classification",
     "fill-mask": "fill-mask",
     "feature-extraction": "feature-extraction",
+    "text-generation": "text-generation",
 }
 """Pipelines whose published models take text, by the name that `serving.text_answers` has for them."""
 
@@ -82,8 +84,8 @@ def refuse_pyfunc(source: SourceModel) -> str | None:
         return f"parts of it lie elsewhere ({elsewhere[0]})"
     if (foreign := _foreign_class(flavor)) is not None:
         return f"transformers has no {foreign}"  # MLflow would load it with trust_remote_code
-    if flavor.get("inference_task") or _prompt_template(source):
-        return "it was logged with an inference task or a prompt template"
+    if flavor.get("inference_task") not in (None, *FIELDS) or _prompt_template(source):
+        return f"it was logged with a prompt template, or with another inference task than {', '.join(FIELDS)}"
     return None
 
 

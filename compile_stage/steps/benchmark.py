@@ -163,7 +163,7 @@ def benchmark(
 
     try:
         key = _key(context, baseline, artifacts, request)
-        cached = context.cached("benchmark/5", request.label, key, make, anew=context.remeasure)
+        cached = context.cached("benchmark/6", request.label, key, make, anew=context.remeasure)
     except _PartialError as partial:  # a failure is never cached, and the others' numbers still hold
         return Measured(measurements=partial.measurements, failures=measuring.failures, cached=False)
     measured = dict(revive(Mapping[str, Measurement], cached.value))
@@ -187,6 +187,7 @@ def _key(
         "artifacts": {name: _loaded(artifact) for name, artifact in artifacts.items()},
         "samples": request.samples.digest,
         "batch_sizes": list(target.batch_sizes),
+        "generation": target.generation,
         "threads": target.threads,
         "device": target.device,
         "seconds": request.budget.measure_seconds,
@@ -307,7 +308,7 @@ def _left_open(check: Check, measured: Measurement) -> bool:
     timing = measured.timing(check.batch_size) if check.batch_size is not None else None
     if check.outcome is not Outcome.FAIL or timing is None:
         return False
-    if check.gate.direction == "at_most":  # a latency: its bounds hold the limit
+    if check.gate.metric != "speedup":  # a latency: its bounds hold the limit
         return check.interval is not None and check.interval[0] <= check.gate.limit <= check.interval[1]
     if stats.is_resolved(timing):
         return False

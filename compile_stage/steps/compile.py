@@ -10,6 +10,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree, revive, tree_size
 from compile_stage.core.errors import IntegrityError
 from compile_stage.core.file_trees import refuse_tree
+from compile_stage.core.generation import has_cache
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Artifact, Job, PortableModel, SampleSet, record
 
@@ -41,12 +42,15 @@ def compile_job(
 
     def make(into: Path) -> dict[str, object]:
         answer, seconds = context.compile_in(worker, job, model, samples, into)
-        return {"artifact": _checked(answer, into, job), "compile_s": seconds}
+        # For which hardware it was asked for: another machine with the same chip may compile it.
+        artifact = replace(_checked(answer, into, job), hardware=context.hardware.fingerprint)
+        return {"artifact": artifact, "compile_s": seconds}
 
     stored = context.cached("compile/1", job.id, key, make)
     artifact: Artifact = revive(Artifact, stored.value["artifact"])
+    generation = job.target.generation if has_cache(artifact.signature) else None
     return Compiled(
-        artifact=replace(artifact, path=stored.path, job_id=job.id),
+        artifact=replace(artifact, path=stored.path, job_id=job.id, generation=generation),
         compile_s=stored.value["compile_s"],
         cached=stored.hit,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from compile_stage.core.context import Context, made_by
 from compile_stage.core.digest import digest_of, digest_tree, plain
 from compile_stage.core.environment import python_version
 from compile_stage.core.errors import InternalError
+from compile_stage.core.generation import call_signature
 from compile_stage.core.provenance import remember_packaged
 from compile_stage.core.records import (
     Artifact,
@@ -23,21 +25,39 @@ from compile_stage.core.records import (
     Plan,
     Policy,
     SourceModel,
+    TakenOver,
     Target,
-    TargetPolicy,
     TargetResult,
-    Timing,
     UnvalidatedBundle,
+    Variant,
+    Verdict,
 )
 from compile_stage.core.storage import demand_present
 from compile_stage.flavor import save_model
 from compile_stage.measure import stats
-from compile_stage.measure.search import margin
+from compile_stage.measure.published_figures import metrics_of, summary_of
+from compile_stage.serving import approval
 from compile_stage.serving.batches import proven_batches
-from compile_stage.serving.manifest import read_manifest
+from compile_stage.serving.manifest import VALIDATIONS, read_manifest
 from compile_stage.serving.text import TOKENIZER_FOLDER
-from compile_stage.serving.version_tags import TAG
+from compile_stage.serving.variant_writing import NO_PORTABLE, FamilyVersion, variant_note, with_variants
+from compile_stage.serving.variants import PORTABLE, PORTABLE_FP32
+from compile_stage.serving.version_tags import TAG, variant_tags, waivers_of
 from compile_stage.signing.mlbom import MLBOM, mlbom
+
+
+def family_key(plan: Plan, members: Sequence[TargetResult]) -> str:
+    """What versions have in common whose variants may be published together: source, policy, family, and the
+    validation samples."""
+    return digest_of(
+        {
+            "family": members[0].policy.family,
+            "source": plan.source.digest,
+            "uri": plan.source.uri,
+            "policy": plan.policy.digest,
+            "samples": sorted({member.samples["validation"].digest for member in members if member.samples}),
+        }
+    )
 
 
 def publication_key(plan: Plan, target: TargetResult, chosen: Candidate, fingerprint: str, signed_by: str = "") -> str:
@@ -89,15 +109,65 @@ def package(
             raise InternalError(f"{winner.job.id} was selected, and its verdict did not pass")
         into = bundles / target_result.policy.target.name
         return replace(target_result, bundle=packaging.bundle(winner, into))
-    unrunnable = [
-        c for c in target_result.candidates if c.artifact is not None and c.verdict is None and c.not_runnable_here
-    ]
     unvalidated = (
         UnvalidatedBundle(job_id=c.job.id, bundle=packaging.bundle(c, bundles / c.job.id))
-        for c in unrunnable
-        if c.failure is None
+        for c in _unrunnable(target_result)
     )
     return replace(target_result, unvalidated=tuple(unvalidated))
+
+
+def package_family(
+    context: Context,
+    plan: Plan,
+    members: Sequence[TargetResult],
+    origin: Origin,
+    given: tuple[Path, str, TakenOver],
+) -> tuple[TargetResult, ...]:
+    """Write one bundle of a family's winners to `OUT/bundles/FAMILY`: it belongs to the lead, the fastest of them,
+    which this machine loads. Where no member has a winner, each is packaged by itself.
+
+    Args:
+        members: The results of the family's targets that this run looked at.
+        given: The folder OUT, who will sign, and what is taken over of earlier versions.
+    """
+    out, signed_by, earlier = given
+    winners = [member for member in members if member.winner is not None]
+    if not winners:
+        return tuple(package(context, plan, member, origin, out, signed_by) for member in members)
+    lead = min(winners, key=_lead_order)
+    in_order = (lead, *(member for member in members if member is not lead))
+    packagings = [_Packaging(context, plan, member, origin, signed_by) for member in in_order]
+    made = {variant.id: variant for packaging in packagings for variant in packaging.variants()}
+    notes: tuple[str, ...] = ()
+    if plan.policy.elsewhere == PORTABLE_FP32:
+        portable = next(filter(None, (packaging.portable() for packaging in packagings)), None)
+        made |= {PORTABLE: portable} if portable is not None else {}
+        notes = () if portable is not None else (NO_PORTABLE.format(lead.policy.family),)
+    # What this run made counts before what an earlier one made of the same.
+    variants = {**{variant.id: variant for variant in earlier.variants}, **made}
+    family = lead.policy.family
+    version = FamilyVersion(
+        family=family,
+        key=family_key(plan, members),
+        variants=tuple(sorted(variants.values(), key=lambda one: one.id)),
+        elsewhere=plan.policy.elsewhere,
+        after=earlier.versions,
+    )
+    winner = lead.winner
+    assert winner is not None
+    bundle = packagings[0].bundle(winner, out / "bundles" / family, version)
+    notes = (*lead.notes, *notes, *(variant_note(family, variant) for variant in version.variants))
+    return tuple(
+        replace(member, bundle=bundle, notes=tuple(dict.fromkeys(notes))) if member is lead else member
+        for member in members
+    )
+
+
+def _lead_order(member: TargetResult) -> float:
+    """The median of a call of its winner, in seconds."""
+    winner = member.winner
+    timing = stats.deciding_timing(winner.measurement, member.policy) if winner is not None else None
+    return stats.median(timing.latency_s) if timing is not None else float("inf")
 
 
 @dataclass(frozen=True)
@@ -110,10 +180,42 @@ class _Packaging:
     origin: Origin
     signed_by: str
 
-    def bundle(self, chosen: Candidate, into: Path) -> Bundle:
+    def variants(self) -> list[Variant]:
+        """What this run has of its target, for a version that holds the family: the winner, or what was compiled for
+        other hardware."""
+        winner = self.target_result.winner
+        if winner is not None:
+            return [self._variant(winner, f"{winner.job.target.name}--{self.context.hardware.fingerprint}")]
+        return [
+            self._variant(c, f"{c.job.target.name}--{c.job.backend}--{c.job.scheme.name}")
+            for c in _unrunnable(self.target_result)
+        ]
+
+    def portable(self) -> Variant | None:
+        """An fp32 artifact that runs anywhere and held its tolerances, as slow as it may be."""
+        speed = {gate.metric for gate in self.target_result.policy.performance}
+        for candidate in self.target_result.candidates:
+            job, verdict, artifact = candidate.job, candidate.verdict, candidate.artifact
+            if job.scheme.precision != "fp32" or verdict is None or artifact is None:
+                continue
+            proven = Verdict(checks=tuple(check for check in verdict.checks if check.gate.metric not in speed))
+            if proven.passed and plugins.load("backends", job.backend).capabilities_for(job.target).runs_anywhere:
+                made = self._variant(replace(candidate, verdict=proven), PORTABLE)
+                # Whoever made it: the same bytes are the same, so that each machine of a family makes the same version.
+                return replace(made, manifest={**made.manifest, "performance": [], "key": artifact.digest})
+        return None
+
+    def _variant(self, chosen: Candidate, name: str) -> Variant:
+        return Variant(id=name, manifest=self._manifest(chosen, self._key(chosen)), path=_artifact(chosen).path)
+
+    def _key(self, chosen: Candidate) -> str:
+        return publication_key(self.plan, self.target_result, chosen, self.context.hardware.fingerprint, self.signed_by)
+
+    def bundle(self, chosen: Candidate, into: Path, version: FamilyVersion | None = None) -> Bundle:
+        """The bundle of a candidate; with `version`, that of a family whose lead it is."""
         context, source, policy = self.context, self.plan.source, self.plan.policy
         target, artifact = self.target_result.policy.target, _artifact(chosen)
-        key = publication_key(self.plan, self.target_result, chosen, context.hardware.fingerprint, self.signed_by)
+        key = self._key(chosen)
         name = plugins.load("registries", source.registry).publication_name(
             source, policy.publish_name.replace("{model}", source.name)
         )
@@ -124,6 +226,10 @@ class _Packaging:
             manifest = self._manifest(chosen, key)
             with tempfile.TemporaryDirectory(dir=context.scratch) as staged:
                 (Path(staged) / "artifact").symlink_to(artifact.path)  # copied once, by save_model
+                if version is not None:
+                    lead = f"{target.name}--{context.hardware.fingerprint}"
+                    manifest = with_variants(manifest, version, lead, Path(staged))
+                    key = manifest["key"]
                 if processor.text:
                     demand_present(processor.path)
                     (Path(staged) / TOKENIZER_FOLDER).symlink_to(processor.path)
@@ -132,11 +238,14 @@ class _Packaging:
                     staged,
                     into,
                     manifest=manifest,
-                    signature=artifact.signature,
+                    signature=call_signature(artifact),
                     source_model=source.path,
                     metadata={"compile_stage": {"key": key, "source": source.uri, "policy": policy.digest}},
                     documents={MLBOM: mlbom(manifest, name.rpartition("/")[2], Path(staged))},
                 )
+                for validation in (file for one in (version.variants if version else ()) for file in one.validations):
+                    (into / VALIDATIONS).mkdir(exist_ok=True)
+                    shutil.copyfile(validation, into / VALIDATIONS / Path(validation).name)
             manifest = read_manifest(into)
             digest = digest_tree(into / "data")
             remember_packaged(digest)
@@ -147,9 +256,10 @@ class _Packaging:
             target=target.name,
             name=name,
             manifest=manifest,
-            tags=_tags(context, source, policy, chosen, key),
-            metrics=_metrics(chosen),
-            summary=_summary(source, self.target_result.policy, chosen),
+            tags=_tags(context, source, policy, chosen, manifest)
+            | (_family_tags(version) if version is not None else {}),
+            metrics=metrics_of(chosen),
+            summary=summary_of(source, self.target_result.policy, chosen),
             params={
                 "precision": chosen.job.scheme.precision,
                 "scheme": chosen.job.scheme.name,
@@ -199,6 +309,7 @@ class _Packaging:
                 "confinement": context.confinement(),
                 "on_hardware_mismatch": policy.compliance.on_hardware_mismatch,
                 "signature_required": policy.compliance.require_signature,
+                **approval.manifest_entry(self.target_result.policy),
             }
         )
         return manifest
@@ -213,6 +324,20 @@ class _Packaging:
             **{name: artifact.toolchain[name] for name in wanted if name in artifact.toolchain},
             **self.origin.processor.runtime,
         }
+
+
+def _unrunnable(target_result: TargetResult) -> list[Candidate]:
+    """What was compiled, and can't be run here."""
+    return [
+        c
+        for c in target_result.candidates
+        if c.artifact is not None and c.verdict is None and c.not_runnable_here and c.failure is None
+    ]
+
+
+def _family_tags(version: FamilyVersion) -> dict[str, str]:
+    after = {TAG + "family_after": ", ".join(version.after)} if version.after else {}
+    return {TAG + "family_key": version.key, **after}
 
 
 def _is_validated(candidate: Candidate) -> bool:
@@ -252,10 +377,11 @@ def timings(measured: Measurement | None) -> dict[str, Any]:
     }
 
 
-def _tags(context: Context, source: SourceModel, policy: Policy, winner: Candidate, key: str) -> dict[str, str]:
-    verdict = winner.verdict
+def _tags(
+    context: Context, source: SourceModel, policy: Policy, winner: Candidate, manifest: Mapping[str, Any]
+) -> dict[str, str]:
     tags = {
-        "key": key,
+        "key": manifest["key"],
         "source": source.uri,
         "source_digest": source.digest,
         "policy": policy.name,
@@ -266,71 +392,14 @@ def _tags(context: Context, source: SourceModel, policy: Policy, winner: Candida
         "scheme": winner.job.scheme.name,
         "verdict": "passed" if _is_validated(winner) else "not validated",
         "hardware" if _is_validated(winner) else "compiled_on": context.hardware.fingerprint,
+        **approval.version_tags(manifest),
+        **variant_tags(manifest),
     }
-    if verdict is not None and verdict.waivers:
+    if waivers := waivers_of(manifest):
         tags["verdict"] = "passed under waivers"
-        tags["waivers"] = "; ".join(f"{w.gate}: {w.reason} ({w.owner}, until {w.expires})" for w in verdict.waivers)
+        tags["waivers"] = "; ".join(f"{w.gate}: {w.reason} ({w.owner}, until {w.expires})" for w in waivers)
     if winner.measurement is not None and not all(timing.stable for timing in winner.measurement.timings):
         tags["measurement"] = (
             "unstable"  # the limits held at the worse end of a wide interval; the figures themselves are rough
         )
     return {TAG + name: value for name, value in tags.items()}
-
-
-def _summary(source: SourceModel, target: TargetPolicy, chosen: Candidate) -> str:
-    """What it is, how fast and how exact, in one line."""
-    job, artifact = chosen.job, _artifact(chosen)
-    what = f"{source.name} {source.version}".strip()
-    parts = [f"{what} compiled by {job.backend} to {job.scheme.precision} for {target.target.name}"]
-    timing = stats.deciding_timing(chosen.measurement, target)
-    if timing is not None:
-        parts.append(f"median {stats.median(timing.latency_s) * 1e3:.3g} ms at batch {timing.batch_size}")
-        parts += _speedup_words(timing)
-    parts.append(_accuracy_words(chosen))
-    return "; ".join([*parts, f"{artifact.size_bytes / 1e6:.3g} MB"]) + "."
-
-
-def _speedup_words(timing: Timing) -> list[str]:
-    """An unstable ratio is a range without a figure of its own."""
-    if timing.speedup is None:
-        return []
-    low, high = timing.speedup_interval or (timing.speedup, timing.speedup)
-    if not timing.stable:
-        return [f"{low:.2f} to {high:.2f} times the original's speed (unstable measurement)"]
-    return [f"{timing.speedup:.2f} times the original's speed (95 % interval {low:.2f} to {high:.2f})"]
-
-
-def _accuracy_words(chosen: Candidate) -> str:
-    if chosen.verdict is None:
-        return "not validated, since it can't run where it was compiled"
-    metrics = {gate.metric for gate in chosen.job.gates}
-    checks = [check for check in chosen.verdict.checks if check.gate.metric in metrics]
-    closest = min(checks, key=margin, default=None)
-    under = " under waivers" if chosen.verdict.waivers else ""
-    passed = f"all {len(checks)} accuracy checks passed{under}"
-    if closest is None:
-        return passed
-    return f"{passed}, closest to its limit: {closest.reason}"
-
-
-def _metrics(winner: Candidate) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    for check in winner.verdict.checks if winner.verdict else ():
-        if check.measured is not None and check.batch_size is not None:
-            name = ".".join(filter(None, (check.gate.metric, check.output, f"batch_{check.batch_size}")))
-            metrics[name.replace(":", "_")] = check.measured
-    for timing in winner.measurement.timings if winner.measurement else ():
-        median_s, p95_s = stats.median(timing.latency_s), stats.percentile(timing.latency_s, 0.95)
-        metrics[f"latency_p50_ms.batch_{timing.batch_size}"] = median_s * 1e3
-        if p95_s is not None:  # fewer than 59 calls can't carry it
-            metrics[f"latency_p95_ms.batch_{timing.batch_size}"] = p95_s * 1e3
-        if median_s > 0:
-            metrics[f"throughput_per_s.batch_{timing.batch_size}"] = timing.batch_size / median_s
-        if timing.speedup is not None:
-            metrics[f"speedup.batch_{timing.batch_size}"] = timing.speedup
-    if winner.measurement:
-        metrics["peak_memory_mb"] = winner.measurement.peak_memory_bytes / 1e6
-        metrics["load_s"] = winner.measurement.load_s
-    if winner.artifact:
-        metrics["size_mb"] = winner.artifact.size_bytes / 1e6
-    return metrics

@@ -9,6 +9,7 @@ from compile_stage.core import plugins
 from compile_stage.core.baseline import crosses, refuse_baseline
 from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.environment import Hardware
+from compile_stage.core.language_models import fitting_gates
 from compile_stage.core.metric_packages import missing_package
 from compile_stage.core.ports import Backend
 from compile_stage.core.records import (
@@ -27,6 +28,7 @@ from compile_stage.core.records import (
 
 def plan(source: SourceModel, policy: Policy, hardware: Hardware) -> Plan:
     """Expand the policy. Needs no model files, imports no compiler: plug-ins answer from what they declare."""
+    policy, not_required = _required_here(policy, hardware)
     jobs: dict[str, Job] = {}
     refused: list[Refusal] = []
     for target_policy in policy.targets:
@@ -40,7 +42,23 @@ def plan(source: SourceModel, policy: Policy, hardware: Hardware) -> Plan:
                 )
                 refused.append(_refusal(source, outcome.target.name, outcome.backend, outcome.scheme.precision, reason))
     made = tuple(jobs.values())
-    return Plan(source=source, policy=policy, jobs=made, refused=tuple(refused), notes=tuple(_notes(policy, made)))
+    notes = (*not_required, *_notes(policy, made))
+    return Plan(source=source, policy=policy, jobs=made, refused=tuple(refused), notes=notes)
+
+
+def _required_here(policy: Policy, hardware: Hardware) -> tuple[Policy, tuple[str, ...]]:
+    """The policy as it holds on this machine, and notes: of a family that has a variant for it, those for other
+    hardware need no winner here."""
+    elsewhere = {rules.target.name: hardware.refuse(dict(rules.target.hardware)) for rules in policy.targets}
+    served = {rules.family for rules in policy.targets if rules.family and elsewhere[rules.target.name] is None}
+    targets, notes = [], []
+    for rules in policy.targets:
+        target, reason = rules.target, elsewhere[rules.target.name]
+        if rules.family in served and reason is not None and target.required:
+            notes.append(f"{target.name} is a variant for other hardware ({reason}), so it is not required here")
+            rules = replace(rules, target=replace(target, required=False))
+        targets.append(rules)
+    return replace(policy, targets=tuple(targets)), tuple(notes)
 
 
 def job_id(source: SourceModel, target: str, backend: str, scheme: str) -> str:
@@ -54,6 +72,7 @@ def _expand(
 ) -> Iterator[Job | Refusal]:
     target = target_policy.target
     auto, given, unread = target.backends == ("auto",), _forms(source), _why_unread(source)
+    cached = _keeps_cache(source)
     precisions = target.precisions if SOURCE_PRECISION in target.precisions else (*target.precisions, SOURCE_PRECISION)
     for name in plugins.names("backends") if auto else target.backends:
         backend = plugins.load("backends", name)
@@ -71,6 +90,10 @@ def _expand(
         taken = backend.capabilities.forms
         # Of a model that starts as StableHLO, ONNX is what may not be there.
         order = given if given[0] == "stablehlo" else taken
+        if cached and not backend.capabilities.caches:
+            reason = f"the model hands on a cache of keys and values from token to token, which {name} can't here"
+            yield _refusal(source, target.name, name, "*", reason)
+            continue
         form = next((form for form in order if form in given and form in taken), None)
         if form is None:
             takes = f"{name} takes {' or '.join(backend.capabilities.forms)}"
@@ -129,6 +152,7 @@ def _expand_precision(
 
 def _gates(source: SourceModel, asked: tuple[Gate, ...]) -> tuple[Gate, ...]:
     """The policy's, and those that the source's own models are for; the policy's limit on a metric wins."""
+    asked = fitting_gates(asked, language_model=_keeps_cache(source))
     if source.flavor not in plugins.names("sources"):
         return asked
     named = {gate.metric for gate in asked}
@@ -165,6 +189,11 @@ def _forms(source: SourceModel) -> tuple[str, ...]:
     """The forms that the source's plug-in gives; of a flavor that has none `inspect` says so later."""
     known = source.flavor in plugins.names("sources")
     return plugins.load("sources", source.flavor).capabilities.forms if known else ("onnx",)
+
+
+def _keeps_cache(source: SourceModel) -> bool:
+    known = source.flavor in plugins.names("sources")
+    return known and plugins.load("sources", source.flavor).keeps_cache(source)
 
 
 def _why_unread(source: SourceModel) -> str | None:
@@ -208,10 +237,8 @@ def _refusal(source: SourceModel, target: str, backend: str, precision: str, rea
 def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
     movers: dict[str, list[str]] = {}
     for target_policy in policy.targets:
-        if alias := target_policy.promote.alias:
-            movers.setdefault(alias.replace("{target}", target_policy.target.name), []).append(
-                target_policy.target.name
-            )
+        if (alias := target_policy.alias) and target_policy.published_as not in movers.get(alias, []):
+            movers.setdefault(alias, []).append(target_policy.published_as)
     for alias, names in movers.items():
         if len(names) > 1:
             yield (

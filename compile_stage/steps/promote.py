@@ -21,6 +21,7 @@ from compile_stage.core.records import (
     Gate,
     Job,
     Measurement,
+    Policy,
     Receipt,
     SourceModel,
     TargetPolicy,
@@ -30,9 +31,11 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure import stats
 from compile_stage.measure.recompute import refuse_verdict
-from compile_stage.serving.manifest import artifact_of, check_integrity, data_folder, validations
+from compile_stage.serving import approval
+from compile_stage.serving.manifest import artifact_of, check_integrity, data_folder, refuse_machine, validations
 from compile_stage.serving.signatures import verify_model
 from compile_stage.serving.trust import Trust
+from compile_stage.serving.variants import PORTABLE, every_variant, for_machine, holds_variants, proven_targets
 
 
 @record
@@ -44,20 +47,38 @@ class Incumbent:
             successor's own files.
         obstacle: Why it can't be compared with here; empty when it can.
         version: Of the registered model; empty when the alias is free.
+        uri: Its address; empty when the alias is free.
+        path: Its model directory, where its artifact was fetched.
         newer: What it was made from, where that is a later version of this run's source; else empty. The alias stays
             then (docs/decisions/0039).
+        proven: Of a version that holds a family, the targets that it holds something proven for.
+        lacking: Those of them that what was published is not proven for. The alias stays then (docs/decisions/0075).
     """
 
     artifact: Artifact | None = None
     obstacle: str = ""
     version: str = ""
+    uri: str = ""
     newer: str = ""
+    path: str = ""
+    proven: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+
+
+def lacking(policy: Policy, target: TargetResult, before: Incumbent) -> tuple[str, ...]:
+    """The family's targets that what the alias points to is proven for, and what was published is not: machines of
+    theirs would be left without an artifact."""
+    bundle = target.bundle
+    if bundle is None or not holds_variants(bundle.manifest):
+        return ()
+    family = policy.families.get(target.policy.family, ())
+    held = proven_targets(bundle.manifest, Path(bundle.path))
+    return tuple(name for name in before.proven if name in family and name not in held)
 
 
 def alias_of(target: TargetResult) -> str | None:
     """The alias that the policy moves for a target (`{target}-prod` → `cpu-server-prod`); None when it moves none."""
-    template, name = target.policy.promote.alias, target.policy.target.name
-    return template.replace("{target}", name) if template else None
+    return target.policy.alias
 
 
 def shipped(context: Context, source: SourceModel, target: TargetResult, trust: Trust | None = None) -> FetchedVersion:
@@ -82,12 +103,15 @@ def shipped(context: Context, source: SourceModel, target: TargetResult, trust: 
         manifest = check_integrity(folder, beside=True)
     except IntegrityError as error:
         raise GateError(f"{receipt.uri}, which was to be promoted, is damaged: {error.problem}") from error
-    demand_passed(manifest, folder, context.today, receipt.uri, trust)
+    for variant in every_variant(manifest):
+        if not holds_variants(manifest) or variant["verdict"] is not None:
+            demand_passed(variant, folder, context.today, receipt.uri, trust)
+    loaded = for_machine(manifest, folder, context.hardware, trust)
     if trust is None and (reason := refuse_code(receipt.uri, data_folder(folder), manifest)) is not None:
         raise GateError(f"{receipt.uri}, which was to be promoted, may not be run: {reason}")
-    same = receipt.digest == bundle.digest
-    artifact = winner.artifact if same else artifact_of(manifest, data_folder(folder))
-    return FetchedVersion(uri=receipt.uri, path=str(folder), artifact=artifact)
+    same = receipt.digest == bundle.digest and loaded.get("variant") == bundle.manifest.get("family", {}).get("lead")
+    artifact = winner.artifact if same else artifact_of(loaded, data_folder(folder))
+    return FetchedVersion(uri=receipt.uri, path=str(folder), artifact=artifact, variant=loaded.get("variant", ""))
 
 
 def demand_passed(manifest: Mapping[str, Any], folder: Path, today: date, uri: str, trust: Trust | None = None) -> None:
@@ -138,16 +162,45 @@ def incumbent(context: Context, source: SourceModel, receipt: Receipt, alias: st
     current = registry.current(receipt.name, alias)
     if current is None or current.version == receipt.version:
         return Incumbent(version=current.version if current else "")
-    return replace(_look_at(context, source, current, successor), version=current.version)
+    return replace(_look_at(context, source, current, successor), version=current.version, uri=current.uri)
+
+
+def published_now(
+    context: Context, source: SourceModel, name: str, alias: str, successor: Artifact
+) -> tuple[FetchedVersion | None, str]:
+    """What an alias of a registered model points to now, fetched, for a comparison beside what would replace it; or
+    None and why, empty where the alias is free or points to the successor's own files."""
+    current = plugins.load("registries", source.registry).current(name, alias)
+    if current is None:
+        return None, ""
+    found = _look_at(context, source, current, successor)
+    if found.artifact is None:
+        return None, found.obstacle or (f"{alias!r} points to {found.newer}" if found.newer else "")
+    if check_integrity(found.path).get("signature_required"):
+        return None, f"{current.uri} is served with its signature verified, and was not served beside"
+    return FetchedVersion(uri=current.uri, path=found.path, artifact=found.artifact), ""
 
 
 def _look_at(context: Context, source: SourceModel, current: Receipt, successor: Artifact) -> Incumbent:
     registry = plugins.load("registries", source.registry)
     try:
         folder = registry.fetch(current.uri, Path(tempfile.mkdtemp(dir=context.scratch)) / "incumbent")
-        manifest = check_integrity(folder)
+        whole = check_integrity(folder)
     except IntegrityError as error:
         return Incumbent(obstacle=f"{current.uri} is damaged: {error.problem}")
+    proven = proven_targets(whole, folder) if holds_variants(whole) else ()
+    manifest = for_machine(whole, folder, context.hardware)
+    return replace(_comparable(context, source, current, successor, (folder, manifest)), proven=proven)
+
+
+def _comparable(
+    context: Context,
+    source: SourceModel,
+    current: Receipt,
+    successor: Artifact,
+    fetched: tuple[Path, Mapping[str, Any]],
+) -> Incumbent:
+    folder, manifest = fetched
     if (newer := newer_source(manifest, source)) is not None:
         return Incumbent(newer=f"{current.uri}, made from {newer}")
     if (reason := refuse_code(current.uri, data_folder(folder), manifest)) is not None:
@@ -155,7 +208,11 @@ def _look_at(context: Context, source: SourceModel, current: Receipt, successor:
     artifact = artifact_of(manifest, data_folder(folder))
     there = {manifest["fingerprint"]} if manifest["verdict"] is not None else set()
     there |= {one["fingerprint"] for one in validations(manifest, folder) if one["passed"]}
-    if context.hardware.fingerprint not in there:
+    if holds_variants(manifest):
+        # Where none of its variants is loaded on this machine, nothing is served here that could become slower.
+        if manifest["variant"] != PORTABLE and refuse_machine(manifest, folder, machine=context.hardware) is not None:
+            return Incumbent()
+    elif context.hardware.fingerprint not in there:
         return Incumbent(
             obstacle=f"{current.uri} was measured on {' and '.join(sorted(there))}, and this machine is "
             f"{context.hardware.fingerprint}"
@@ -164,7 +221,7 @@ def _look_at(context: Context, source: SourceModel, current: Receipt, successor:
         return Incumbent()
     if (absent := plugins.missing(plugins.load("backends", artifact.backend))) is not None:
         return Incumbent(obstacle=f"{current.uri} can't run here: {absent}")
-    return Incumbent(artifact=artifact)
+    return Incumbent(artifact=artifact, path=str(folder))
 
 
 def newer_source(manifest: Mapping[str, Any], source: SourceModel) -> str | None:
@@ -184,7 +241,8 @@ def promote(
     before: Incumbent,
     successor: Measurement | None,
 ) -> Receipt:
-    """Move the alias to what was published for a target.
+    """Move the alias to what was published for a target; where the policy asks for an approval that is not there, the
+    alias stays, and the receipt's note says what it waits for.
 
     Args:
         successor: Measured with the incumbent as its baseline, so its speed-up is old time / new time.
@@ -198,36 +256,47 @@ def promote(
         raise InternalError(f"nothing was published for {target.policy.target.name}, so nothing can be promoted")
     if before.obstacle:
         raise GateError(
-            f"alias {alias!r} was not moved to {receipt.uri}: {before.obstacle}, so the two can't be compared",
+            f"not promoted to {alias!r}: {before.obstacle}, so the two can't be compared",
+            where=receipt.uri,
             fix=f"compare them yourself, then: compile-stage promote {receipt.uri} --alias {alias}",
         )
     if before.artifact is not None:
-        _refuse_slower(receipt, alias, successor, target.policy)
+        _refuse_slower(receipt, alias, before, successor, target.policy)
+    if before.lacking:
+        note = (
+            f"alias {alias!r} stays at {before.uri}, which is proven for {' and '.join(before.lacking)}: of "
+            "this source nothing is proven for that yet; the same run on such a machine adds it and moves the alias"
+        )
+        return replace(receipt, note=note)
+    registry = plugins.load("registries", source.registry)
+    if target.policy.promote.approval and before.version != receipt.version:
+        tags = registry.published(receipt.uri).tags
+        if (awaited := approval.awaited(target.policy.promote, tags, receipt.uri)) is not None:
+            return replace(receipt, note=f"{awaited}; then: compile-stage promote {receipt.uri} --alias {alias}")
     with context.events.step("promote", alias):
-        return plugins.load("registries", source.registry).promote(receipt, alias, expected=before.version)
+        return registry.promote(receipt, alias, expected=before.version)
 
 
-def _refuse_slower(receipt: Receipt, alias: str, successor: Measurement | None, policy: TargetPolicy) -> None:
-    max_slowdown = policy.promote.max_slowdown
+def _refuse_slower(
+    receipt: Receipt, alias: str, before: Incumbent, successor: Measurement | None, policy: TargetPolicy
+) -> None:
+    max_slowdown, old = policy.promote.max_slowdown, before.uri or "what the alias points to"
     for batch_size in policy.target.batch_sizes:
         timing = successor.timing(batch_size) if successor else None
         if timing is None or timing.speedup_interval is None:
             raise GateError(
-                f"alias {alias!r} was not moved to {receipt.uri}: it could not be measured against its predecessor at "
-                f"batch size {batch_size}"
+                f"not promoted to {alias!r}: it could not be measured against {old} at batch size {batch_size}",
+                where=receipt.uri,
             )
         slowest = 1 / timing.speedup_interval[0] if timing.speedup_interval[0] > 0 else float("inf")
         if slowest > max_slowdown:
+            known = stats.is_resolved(timing)
+            p50 = f"{1 / timing.speedup:.3f} (up to {slowest:.3f})" if timing.speedup else f"up to {slowest:.3f}"
             raise GateError(
-                f"alias {alias!r} was not moved to {receipt.uri}: at batch size {timing.batch_size} it takes up to "
-                f"{slowest:.3f} times as long as what the alias points to now, and the policy allows {max_slowdown:g}"
-                + (
-                    "" if stats.is_resolved(timing) else f"; after {timing.rounds} rounds it is not known more narrowly"
-                ),
+                f"not promoted to {alias!r}: at batch size {batch_size} its p50 is {p50} times that of {old}, at most "
+                f"{max_slowdown:g} allowed"
+                + ("" if known else f"; after {timing.rounds} rounds it is not known more narrowly"),
+                where=receipt.uri,
                 fix="promote.max_slowdown in the policy sets the limit"
-                + (
-                    ""
-                    if stats.is_resolved(timing)
-                    else "; a quieter machine, or a larger budget.measure_seconds, narrows it"
-                ),
+                + ("" if known else "; a quieter machine, or a larger budget.measure_seconds, narrows it"),
             )

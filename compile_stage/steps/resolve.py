@@ -26,4 +26,6 @@ def refuse_policy(source: SourceModel, applies_to: AppliesTo) -> str | None:
     for key, wanted in applies_to.tags.items():
         if (have := source.tags.get(key)) != wanted:
             return f"the policy applies to models tagged {key}={wanted}, this one has {key}={have or 'nothing'}"
+    if applies_to.flavors and source.flavor not in applies_to.flavors:
+        return f"the policy applies to models of flavor {', '.join(applies_to.flavors)}, this one is {source.flavor!r}"
     return None

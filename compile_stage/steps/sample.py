@@ -13,6 +13,7 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, revive
 from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
+from compile_stage.core.generation import has_cache
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import PortableModel, SampleSet, SourceModel
 from compile_stage.graph_debug.coverage import Coverage, coverage_note, overlap_note
@@ -28,7 +29,7 @@ def compare_samples(
     It decides nothing, so a model that can't be looked into, or a worker that dies of it, costs the run a note and no
     more.
     """
-    if "calibration" not in samples or model.form != "onnx":
+    if "calibration" not in samples or model.form != "onnx" or has_cache(model.signature):
         return ()
     calibration, validation = samples["calibration"], samples["validation"]
     key = {"model": model.digest, "calibration": calibration.digest, "validation": validation.digest}
@@ -72,18 +73,18 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
     if raw or foreign:
         key["through"] = plugins.cache_identity("sources", source.flavor)
     if kind == "file":
-        key["file"] = _file_digest(name)
+        key["file"] = _file_digest(context.placed_spec(spec).source.partition(":")[2])
     elif kind == "mlflow-dataset":
         key["file"] = digest_file(dataset) if dataset else ""
     elif kind == "python":
         key["nonce"] = secrets.token_hex(16)  # what a function answers can't be known without calling it
 
-    fetched = replace(request, dataset=str(dataset) if dataset else None)
+    fetched = replace(request, spec=context.placed_spec(spec), dataset=str(dataset) if dataset else None)
 
     def prepare(into: Path, of: SourceModel | None) -> SampleSet:
         answer = worker.call("prepare_samples", source=of, request=fetched, into=str(into))
         prepared: SampleSet = revive(SampleSet, answer)
-        return replace(prepared, path=".")
+        return replace(prepared, path=".", source=spec.source)
 
     def make(into: Path) -> SampleSet:
         if foreign and not raw and kind != "input_example":

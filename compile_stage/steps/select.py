@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compile_stage.core import plugins
-from compile_stage.core.records import Candidate, ResultState, Selection, TargetPolicy, Timing
+from compile_stage.core.records import Candidate, ResultState, Selection, TargetPolicy, Timing, is_ratio_known
 from compile_stage.measure import stats
 from compile_stage.measure.memory import SAME_MEMORY
 from compile_stage.measure.performance import ratio_text
@@ -137,6 +137,8 @@ def _whole(candidate: Candidate) -> str:
 def _how_fast(timing: Timing) -> str:
     if timing.headline_speedup is not None or timing.speedup_interval is None:
         return f"{timing.speedup:.2f} times as fast"
+    if not is_ratio_known(timing.speedup_interval):
+        return "how many times as fast is not known (the measurement was unstable)"
     low, high = timing.speedup_interval
     return f"between {ratio_text(low)} and {ratio_text(high)} times as fast (the measurement was unstable)"
 

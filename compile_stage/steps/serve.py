@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import CompileStageError, GateError
 from compile_stage.core.ports import Worker, WorkerLimits
-from compile_stage.core.records import Artifact, FetchedVersion, Predictions, SampleSet, Target
+from compile_stage.core.records import Artifact, Bundle, FetchedVersion, Predictions, SampleSet, Target
 from compile_stage.serving.predictions import refuse_prediction
 from compile_stage.serving.signatures import offline_trust
 from compile_stage.serving.trust import Trust, trust_document
@@ -41,6 +42,7 @@ def demand_served(
     samples: SampleSet | None,
     limits: WorkerLimits,
     trust: Trust | None,
+    meanwhile: Callable[[Worker], object] | None = None,
 ) -> str:
     """Load the files of a published version by MLflow in a new process, in a worker's confinement, and compare what it
     answers there to the first batch of the samples with what the proven artifact answers here. Returns what was looked
@@ -49,6 +51,7 @@ def demand_served(
     Args:
         samples: None to load it only; so it is too where they are synthetic and the proven artifact does not take them.
         trust: Whose signatures it is loaded with.
+        meanwhile: Given the worker while the version is loaded there; not called where it was looked at before.
 
     Raises:
         GateError: It can't be loaded there, or answers otherwise.
@@ -57,6 +60,7 @@ def demand_served(
         "files": digest_tree(version.path),
         "artifact": replace(version.artifact, path=""),  # perhaps among the files, which are fetched to another folder
         "predictions": version.predictions,
+        **({"variant": version.variant} if version.variant else {}),
         "samples": samples.digest if samples is not None else "",
         "target": target,
         "packages": plugins.package_versions("mlflow", "numpy", "pandas", *_runtime(version.artifact)),
@@ -68,9 +72,34 @@ def demand_served(
         "trust": [trust_document(trust), context.today.isoformat()] if trust is not None else [],
     }
     made = context.cached(
-        "serve/2", target.name, key, lambda _: _looked_at(context, version, target, samples, limits, trust)
+        "serve/2",
+        target.name,
+        key,
+        lambda _: _looked_at(context, version, target, samples, (limits, trust, meanwhile)),
     )
     return str(made.value)
+
+
+@contextmanager
+def load_model_dir(
+    context: Context, version: Bundle, target: Target, limits: WorkerLimits, trust: Trust | None
+) -> Iterator[Worker]:
+    """A worker that has a bundle loaded as serving loads it. Raises UsageError where it can't be."""
+    model_dir = version.path
+    with (
+        tempfile.TemporaryDirectory(dir=context.scratch) as scratch,
+        context.worker(f"serve {target.name}", limits) as worker,
+    ):
+        worker.call(
+            "load_published",
+            model={"path": model_dir, "variant": version.manifest.get("family", {}).get("lead", "")},
+            trust=hand_over_trust(trust, model_dir, Path(scratch) / "trust") if trust is not None else None,
+            samples=None,
+            batch_size=target.batch_sizes[0],
+            into=str(Path(scratch) / "served"),
+            stays=True,
+        )
+        yield worker
 
 
 def _runtime(artifact: Artifact) -> tuple[str, ...]:
@@ -82,16 +111,15 @@ def _looked_at(
     version: FetchedVersion,
     target: Target,
     samples: SampleSet | None,
-    limits: WorkerLimits,
-    trust: Trust | None,
+    given: tuple[WorkerLimits, Trust | None, Callable[[Worker], object] | None],
 ) -> str:
-    uri = version.uri
+    uri, (limits, trust, meanwhile) = version.uri, given
     with (
         tempfile.TemporaryDirectory(dir=context.scratch) as scratch,
         context.worker(f"serve {target.name}", limits) as worker,
     ):
         try:
-            answers, own = _answers(worker, version, target, samples, (Path(scratch), trust))
+            answers, own = _answers(worker, version, target, samples, (Path(scratch), trust, meanwhile))
         except CompileStageError as error:
             raise GateError(
                 f"{uri} was published, and serving can't load it: {error.problem}",
@@ -100,7 +128,9 @@ def _looked_at(
             ) from error
         if own is None:
             return "MLflow loads it in a new process; its answers were not compared: there are no samples that it takes"
-        reason = _differs(_read(answers["outputs"]), _read(own)) or _predictions_differ(answers["predictions"], version)
+        reason = differs(read_answers(answers["outputs"]), read_answers(own)) or _predictions_differ(
+            answers["predictions"], version
+        )
         if reason is not None:
             raise GateError(f"{uri} was published, and answers otherwise when MLflow loads it: {reason}", where=uri)
     kind = "validation" if samples is not None and samples.real else "synthetic"
@@ -122,31 +152,39 @@ def compare_answers(
         answers = []
         for number, artifact in enumerate(artifacts):
             version = FetchedVersion(uri="", path="", artifact=artifact)
-            answers.append(_read(_predict(worker, version, target, samples, Path(scratch) / str(number))))
-    return _differs(answers[0], answers[1], limit)
+            answers.append(read_answers(_predict(worker, version, target, samples, Path(scratch) / str(number))))
+    return differs(answers[0], answers[1], limit)
 
 
 def _answers(
-    worker: Worker, version: FetchedVersion, target: Target, samples: SampleSet | None, given: tuple[Path, Trust | None]
+    worker: Worker,
+    version: FetchedVersion,
+    target: Target,
+    samples: SampleSet | None,
+    given: tuple[Path, Trust | None, Callable[[Worker], object] | None],
 ) -> tuple[dict[str, Any], dict[str, str] | None]:
     """What it answers when it is served, and the files of what the proven artifact answers; None for these where there
     is nothing to ask both.
 
     Args:
-        given: A folder for the files, and whose signatures it is loaded with.
+        given: A folder for the files, whose signatures it is loaded with, and what is done while it is loaded.
     """
-    into, trust = given
+    into, trust, meanwhile = given
     own = _proven(worker, version, target, samples, into) if samples is not None and not samples.real else None
     asked = samples if own is not None or (samples is not None and samples.real) else None
     answers = worker.call(
         "load_published",
-        model={"path": version.path},
-        trust=_handed_over(trust, version.path, into / "trust") if trust is not None else None,
+        model={"path": version.path, "variant": version.variant},
+        trust=hand_over_trust(trust, version.path, into / "trust") if trust is not None else None,
         samples=asked,
         batch_size=target.batch_sizes[0],
         into=str(into / "served"),
         questions=_questions(version.predictions) if version.predictions is not None else None,
+        stays=meanwhile is not None,
     )
+    if meanwhile is not None:
+        meanwhile(worker)
+        worker.call("close_published")
     if asked is None:
         return answers, None
     # Of real samples only now: two open models need twice the memory.
@@ -171,14 +209,15 @@ def _predict(worker: Worker, version: FetchedVersion, target: Target, samples: S
     return outputs
 
 
-def _handed_over(trust: Trust, model_dir: str, folder: Path) -> dict[str, str]:
+def hand_over_trust(trust: Trust, model_dir: str, folder: Path) -> dict[str, str]:
+    """A new folder with the trust file that a worker verifies a model with."""
     folder.mkdir()
     (folder / "trust.json").write_text(json.dumps(trust_document(offline_trust(trust, Path(model_dir)))))
     return {"path": str(folder)}
 
 
 def _questions(asked: Predictions) -> dict[str, Any]:
-    return {"texts": list(asked.texts), "column": asked.column, "each": asked.each}
+    return {"texts": list(asked.texts), "column": asked.column, "each": asked.each, "params": asked.params}
 
 
 def _predictions_differ(served: Mapping[str, Any] | None, version: FetchedVersion) -> str | None:
@@ -202,11 +241,14 @@ def _predictions_differ(served: Mapping[str, Any] | None, version: FetchedVersio
     return None if all(alike) else f"predict() answers with a {ours['form']}, not with a {theirs['form']}"
 
 
-def _read(files: dict[str, str]) -> dict[str, Array]:
+def read_answers(files: dict[str, str]) -> dict[str, Array]:
+    """The arrays of `.npy` files, by output."""
     return {name: np.load(file, allow_pickle=False) for name, file in files.items()}
 
 
-def _differs(served: dict[str, Array], own: dict[str, Array], limit: float = _MAX_REL) -> str | None:
+def differs(served: Mapping[str, Array], own: Mapping[str, Array], limit: float = _MAX_REL) -> str | None:
+    """None where two answers are alike, or what of the first is not as in the second. Floats may be off by `limit` of
+    an output's largest value."""
     if served.keys() != own.keys():
         return f"it has the outputs {', '.join(served)}, and what was proven has {', '.join(own)}"
     for name, value in own.items():

@@ -51,6 +51,45 @@ def pull_records(context: Context, source: SourceModel, jobs: Sequence[Job]) -> 
     return tuple(notes)
 
 
+def pull_shared_records(context: Context, jobs: Sequence[Job]) -> tuple[str, ...]:
+    """The same from the cache that machines share, where there is one."""
+    notes: list[str] = []
+    shared = context.cache.shared
+    if shared is None:
+        return ()
+    for key, backend in _keys(jobs):
+        folder = tuning_records.folder_of(key)
+        try:
+            with context.events.step(_STEP), tempfile.TemporaryDirectory(dir=context.scratch) as pulled:
+                shared.pull_records(key, frozenset(tuning_records.intact_in(folder)), Path(pulled))
+                taken, refused = _admit(Path(pulled), folder, backend)
+        except OSError as error:
+            notes.append(f"tuning records of the shared cache could not be had: {error}")
+            continue
+        notes += [f"the tuning record {name} of {key} in the shared cache was refused: {why}" for name, why in refused]
+        if taken:
+            notes.append(f"tuning records taken from the shared cache: {taken}, of {key}")
+    return tuple(notes)
+
+
+def share_records(context: Context, target: TargetResult) -> TargetResult:
+    """Add what this machine measured to the cache that machines share, where there is one; the result says so."""
+    notes: list[str] = []
+    shared = context.cache.shared
+    if shared is None:
+        return target
+    for key, _ in _keys([candidate.job for candidate in target.candidates]):
+        mine = tuning_records.intact_in(tuning_records.folder_of(key))
+        try:
+            added = shared.push_records(key, mine) if mine else 0
+        except OSError as error:
+            notes.append(f"tuning records could not be put into the shared cache: {error}")
+            continue
+        if added:
+            notes.append(f"tuning records added to the shared cache: {added}, of {key}")
+    return replace(target, notes=(*target.notes, *notes))
+
+
 def push_records(context: Context, source: SourceModel, target: TargetResult) -> TargetResult:
     """Add what this machine measured, now or before, to what the registry keeps; the result tells of it."""
     registry, notes = plugins.load("registries", source.registry), []

@@ -23,6 +23,7 @@ from compile_stage.core.records import (
     Gate,
     Job,
     Outcome,
+    OutputErrors,
     SampleSet,
     SourceModel,
     Target,
@@ -33,7 +34,7 @@ from compile_stage.core.sample_files import RAW, digest_of_samples
 from compile_stage.measure.behaviour import calls_to_compare
 from compile_stage.measure.beyond import Beyond, ask_original, check_calls, check_other_samples, not_looked_at
 
-_STEP = "validate/7"
+_STEP = "validate/8"
 _LONG_S = 10.0  # for the original to answer all samples; two more calls in the largest batch would take seconds
 _PREDICT_ROUNDS = 31  # pairs of calls of predict()
 _OUTPUTS = Gate(metric="outputs", limit=0.0, direction="at_most")  # how many outputs may be lost, renamed or misshapen
@@ -180,35 +181,45 @@ class ValidationSet:
 
 @record
 class Validated:
-    """The verdict, and whether it came from the cache."""
+    """The verdict, how far each output is from the original's sample by sample, and whether both came from the
+    cache."""
 
     verdict: Verdict
     cached: bool
+    errors: tuple[OutputErrors, ...] = ()
+
+
+@record
+class _Stored:
+    verdict: Verdict
+    errors: tuple[OutputErrors, ...]
 
 
 def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, validation: ValidationSet) -> Validated:
     """Judge every output of the artifact at every batch size of the target and at the corners of its shapes."""
     gates = _unplaced(job.gates)
 
-    def make(_: Path) -> Verdict:
+    def make(_: Path) -> _Stored:
         worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
         checks: list[Check] = []
+        errors: tuple[OutputErrors, ...] = ()
         for batch_size in job.target.batch_sizes:
-            checks += _at_batch_size(worker, job, gates, validation, batch_size)
+            checked, of_samples = _at_batch_size(worker, job, gates, validation, batch_size)
+            checks, errors = [*checks, *checked], errors or of_samples
         checks += _at_corners(worker, job, gates, validation)
         checks += _whole_predict(worker, job, artifact, gates, validation)
         checks += _beyond(worker, job, gates, validation, checks)
         validation.demand_unchanged()
         if any(check.outcome is Outcome.NOT_RUN for check in checks):
-            raise _NotRunError(tuple(checks))
-        return Verdict(checks=tuple(checks))
+            raise _NotRunError(tuple(checks), errors)
+        return _Stored(verdict=Verdict(checks=tuple(checks)), errors=errors)
 
     try:
         stored = context.cached(_STEP, job.id, _key(context, job, artifact, validation), make)
     except _NotRunError as not_run:  # what could not be looked at is looked at again next time
-        return Validated(verdict=_located(not_run.checks, job.gates), cached=False)
-    verdict: Verdict = revive(Verdict, stored.value)
-    return Validated(verdict=_located(verdict.checks, job.gates), cached=stored.hit)
+        return Validated(verdict=_located(not_run.checks, job.gates), cached=False, errors=not_run.errors)
+    held: _Stored = revive(_Stored, stored.value)
+    return Validated(verdict=_located(held.verdict.checks, job.gates), cached=stored.hit, errors=held.errors)
 
 
 def _beyond(
@@ -269,17 +280,19 @@ def _unplaced(gates: tuple[Gate, ...]) -> tuple[Gate, ...]:
 
 
 class _NotRunError(Exception):
-    def __init__(self, checks: tuple[Check, ...]) -> None:
+    def __init__(self, checks: tuple[Check, ...], errors: tuple[OutputErrors, ...]) -> None:
         super().__init__(next(check.reason for check in checks if check.outcome is Outcome.NOT_RUN))
-        self.checks = checks
+        self.checks, self.errors = checks, errors
 
 
 def _at_batch_size(
     worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet, batch_size: int
-) -> tuple[Check, ...]:
+) -> tuple[tuple[Check, ...], tuple[OutputErrors, ...]]:
+    """The checks, and of the target's first batch size the errors of the samples."""
     from compile_stage.measure.claims import check_claim
     from compile_stage.measure.metrics import ComparedSamples, check_outputs
     from compile_stage.measure.predict import open_outputs
+    from compile_stage.measure.sample_errors import errors_of
     from compile_stage.measure.samples import open_samples
 
     samples, data = validation.samples, validation.data
@@ -287,7 +300,7 @@ def _at_batch_size(
         try:
             written = worker.call("predict", samples=samples, batch_size=batch_size, into=folder)
         except SourceError as error:  # it answers, but with something that can't be laid beside the original's answers
-            return (replace(_not_run(_OUTPUTS, error.problem), batch_size=batch_size),)
+            return (replace(_not_run(_OUTPUTS, error.problem), batch_size=batch_size),), ()
         validation.demand_unchanged()
         opened = open_samples(samples)
         own, original = open_outputs(written), open_outputs(validation.reference.outputs)
@@ -300,7 +313,8 @@ def _at_batch_size(
         )
         checks = check_outputs(gates, own, original, compared, batch_size=batch_size, seed=data.seed)
         claim = (check_claim(own, original, batch_size),) if job.scheme.precision == "fp32" else ()
-        return (*checks, *claim)
+        errors = errors_of(own, original) if batch_size == job.target.batch_sizes[0] else ()
+        return (*checks, *claim), errors
 
 
 def _at_corners(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet) -> list[Check]:

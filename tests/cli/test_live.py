@@ -15,11 +15,13 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import rich.console
 
+from compile_stage.cli.live import ProgressBoard, Work, left_text
 from compile_stage.cli.render import Display
 from compile_stage.core.records import Plan, RunResult
 
@@ -83,6 +85,95 @@ def test_the_table_is_redrawn_with_one_order_of_locks(result: RunResult, monkeyp
     display.close()
 
 
+def board_of(*jobs: str, foreseeable: bool = True) -> ProgressBoard:
+    board = ProgressBoard()
+    board.planned(Work(dict.fromkeys(jobs, "cpu"), measure_s=60.0, foreseeable=foreseeable))
+    return board
+
+
+def validated(board: ProgressBoard, job: str, seconds: float, outcome: str = "done") -> None:
+    board.began("validate", job)
+    board.ended("validate", job, seconds, outcome)
+
+
+def test_the_rest_is_estimated_from_the_jobs_that_ended_and_the_budget() -> None:
+    """Broken: nothing said how long a run goes on, or a guess from a single job, or from what the cache held, did."""
+    board = board_of("a", "b", "c", "d")
+    assert board.left_s() is None
+    validated(board, "a", 0.01, "cached")
+    validated(board, "b", 30.0)
+    assert board.left_s() is None  # of two that ended, one was only read
+    validated(board, "c", 50.0)
+    assert board.counted() == (3, 4)
+    assert board.left_s() == pytest.approx(40.0 + 60.0)  # the fourth job, and the measurement of the target
+    assert left_text(board.left_s()) == "about 2 min left"
+    validated(board, "d", 10.0, "the worker died")
+    assert board.counted() == (4, 4)
+    assert board.left_s() == pytest.approx(60.0)
+    board.began("benchmark", "cpu")
+    assert 0 < (board.left_s() or 0) <= 60.0
+    board.ended("benchmark", "cpu", 55.0, "done")
+    assert board.left_s() is None
+    assert left_text(None) == ""
+    assert left_text(20.0) == "less than a minute left"
+
+
+def test_no_estimate_where_it_would_be_a_guess() -> None:
+    """Broken: "less than a minute left" while a search of unknown length runs, a job takes many times as long as the
+    others, or a measurement is over its budget."""
+
+    def ready(*more: str, **named: bool) -> ProgressBoard:
+        board = board_of("a", "b", *more, **named)
+        validated(board, "a", 30.0)
+        validated(board, "b", 30.0)
+        return board
+
+    compiled = ProgressBoard()
+    compiled.planned(Work({"a": "cpu", "b": "arm"}, compiled_only=frozenset("b")))
+    for job in ("a", "b"):
+        compiled.ended("compile", job, 1.0, "done")
+    assert compiled.counted() == (1, 2)  # b is not validated here
+    assert ready().left_s() == pytest.approx(60.0)
+    assert ready(foreseeable=False).left_s() is None
+    searching = ready()
+    searching.began("search", "a")
+    assert searching.left_s() is None
+    overdue = ready("c")
+    overdue.ended("compile", "c", 200.0, "done")
+    assert overdue.left_s() is None
+    late = ready()
+    late.ended("benchmark", "cpu", 70.0, "done")
+    late.began("benchmark", "cpu")  # once more, of what was left out at first
+    assert late.left_s() is None
+
+
+COLOURS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from report import factory
+from compile_stage.cli.render import Display
+Display(sys.stdout).show_result(factory.make_result(), Path("out"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "coloured"),
+    [(True, {}, True), (True, {"NO_COLOR": "1"}, False), (False, {}, False), (False, {"FORCE_COLOR": "1"}, True)],
+)
+def test_colours_follow_no_color_and_force_color(terminal: bool, variables: dict[str, str], coloured: bool) -> None:
+    """Broken: escape sequences in a log that asked for none, or no colours in a CI system that asked for them."""
+    command = [sys.executable, "-c", COLOURS, str(Path(__file__).parents[1])]
+    if terminal:
+        shown = run_in_terminal(command, 100, variables=variables)
+    else:
+        known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+        environment = {**known, "TERM": "xterm-256color", **variables}
+        shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "passed: " in shown
+    assert (re.search(r"\x1b\[[0-9;]*32m", shown) is not None) == coloured  # green: it passed
+
+
 CHILD = """
 import logging, sys, threading, time
 from pathlib import Path
@@ -138,12 +229,15 @@ def test_a_real_terminal(columns: int) -> None:
     assert shown.rows[-1].startswith("report: ") or not shown.rows[-1]
 
 
-def run_in_terminal(command: list[str], columns: int, limit_s: float = 240) -> str:
+def run_in_terminal(
+    command: list[str], columns: int, limit_s: float = 240, variables: Mapping[str, str] | None = None
+) -> str:
     """What a program writes to a terminal of so many columns; one that doesn't end is killed, and that is a failure."""
     # Not `pty.fork`: this process has threads of other tests' libraries, and a fork of it may crash before its `exec`.
     descriptor, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
+    known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
+    environment = {**known, "TERM": "xterm-256color", **(variables or {})}
     process = subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
     )

@@ -72,6 +72,7 @@ def test_run_hands_everything_to_the_api(
     policy: Path, tmp_path: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = ["run", "models:/m/1", "-p", str(policy), "-t", "edge-*", "-t", "cpu", "--set", "a.b=1", "--set", "c=2"]
+    line += ["--shared-cache", "file:///shared"]
     assert (
         leave(*line, "--out", str(tmp_path / "o"), "--no-publish", "--remeasure", "--no-promote", "--engine", "local")
         == 0
@@ -88,12 +89,15 @@ def test_run_hands_everything_to_the_api(
         "promote": False,
         "engine": "local",
         "remeasure": True,
+        "shared_cache": "file:///shared",
         "policy_roots": (),
         "signing_key": None,
     }
     shown = capsys.readouterr().out
     assert "compile    some-job  done in 2.1 s" in shown
-    assert f"report: {tmp_path / 'o' / 'report.html'}" in shown
+    report, following = shown.splitlines()[-2:]
+    assert report == f"report: {tmp_path / 'o' / 'report.html'}"
+    assert following.startswith("next: mlflow models serve -m 'models:/digits-cnn-compiled@cpu-server-prod' ")
 
 
 def test_the_report_is_named_where_the_api_puts_it_by_default(
@@ -348,9 +352,32 @@ def test_every_help_has_an_example_that_parses_and_the_exit_codes(
 def test_the_group_lists_its_commands_in_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert leave("--help") == 0
     assert list(cli.commands) == [
-        "run", "plan", "lint", "explain", "policy", "schema", "doctor", "verify", "validate", "debug", "toolchain",
-        "promote", "rollback", "demo", "version"
-    ]  # fmt: skip
+        "run",
+        "plan",
+        "init",
+        "lint",
+        "rule",
+        "explain",
+        "policy",
+        "schema",
+        "report",
+        "compare",
+        "doctor",
+        "verify",
+        "validate",
+        "debug",
+        "profile",
+        "export",
+        "load-test",
+        "toolchain",
+        "cache",
+        "promote",
+        "rollback",
+        "watch",
+        "fleet",
+        "demo",
+        "version",
+    ]
     assert "..." not in capsys.readouterr().out.replace("[ARGS]...", "")
 
 
@@ -413,3 +440,46 @@ def test_two_policies_do_not_share_a_folder(result: RunResult) -> None:
     """Broken: the second policy's run on a model overwrote the first one's report."""
     other = dataclasses.replace(result.policy, name="edge")
     assert api.default_out(result.source, result.policy) != api.default_out(result.source, other)
+
+
+def test_export_hands_everything_to_the_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: `--push` would push nowhere, or what was pushed could not be found again."""
+    from compile_stage.exports.options import Exported
+
+    asked: list[tuple[Any, ...]] = []
+
+    def export_version(uri: str, to: str, out: Path, **named: Any) -> Exported:
+        asked.append((uri, to, out, named["options"].push, named["options"].plain_http, named["check"], named["force"]))
+        return Exported(
+            folder="/out", form=to, uri=uri, artifact_digest="sha256:a", proven=True, said="It answers.",
+            differs=("Other threads.",), start=(), reference="oci+http://h/n@sha256:b",
+        )  # fmt: skip
+
+    monkeypatch.setattr(api, "export_version", export_version)
+    line = ["export", "models:/m/1", "--to", "oci", "--out", str(tmp_path), "--push", "h/n:1", "--plain-http"]
+    assert leave(*line, "--check", "--force") == 0
+    assert asked == [("models:/m/1", "oci", tmp_path, "h/n:1", True, True, True)]
+    said = capsys.readouterr().out
+    assert "note: Other threads." in said
+    assert said.endswith("next: compile-stage verify oci+http://h/n@sha256:b\n")
+    assert leave(*line, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["artifact_digest"] == "sha256:a"
+
+
+def test_validate_runs_on_the_device_that_it_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Broken: a version would be validated on this machine, and the result be taken for the device's."""
+    asked: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def answer(*given: Any, **named: Any) -> Verification:
+        asked.append((given, named))
+        return Verification(uri="models:/m/1", passed=False, checks=(), notes=())
+
+    monkeypatch.setattr(api, "validate_on", answer)
+    hosts = tmp_path / "hosts.yaml"
+    line = ["validate", "models:/m/1", "--host", "board", "--hosts", str(hosts), "--allow-code"]
+    assert leave(*line) == errors.EXIT_GATE
+    [(given, named)] = asked
+    assert given == ("models:/m/1", "board")
+    assert (named["hosts"], named["allow_code"], named["allow_pickle"]) == (hosts, True, False)

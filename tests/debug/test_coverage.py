@@ -11,9 +11,9 @@ import onnx
 import pytest
 from factories import prepare
 
-from compile_stage import api
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import DataSpec, SampleSet
+from compile_stage.core.run_context import open_context
 from compile_stage.graph_debug.coverage import coverage, coverage_note, noted_share, overlap_note
 from compile_stage.measure.samples import overlap
 from compile_stage.precision.peaks import measure_peaks
@@ -95,7 +95,7 @@ def test_samples_in_both_sets_are_counted(samples: Any) -> None:
     assert overlap(a, same) == 8
     note = overlap_note(overlap(a, same), a.count, same.count)
     assert note is not None
-    assert note.startswith("8 different samples are in both sets")
+    assert note.startswith("Calibration and validation share 8 samples")
     assert overlap_note(overlap(a, make("b", 2, 8)), 8, 8) is None
 
 
@@ -103,13 +103,13 @@ def test_a_run_notes_both_and_looks_only_once(samples: Any) -> None:
     """The step behind `notes` of a result."""
     model, make = samples
     sets = {"calibration": make("dark", 1, 32, 0.2), "validation": make("bright", 1, 32)}
-    with api._context(None, "local") as context:
+    with open_context(None, "local") as context:
         [uncovered] = compare_samples(context, WorkerLimits(), model, sets)
         assert "do not cover" in uncovered
         assert compare_samples(context, WorkerLimits(), model, sets) == (uncovered,)
         assert [event.cached for event in context.events.events] == [False, True]
         [shared] = compare_samples(context, WorkerLimits(), model, {**sets, "calibration": sets["validation"]})
-        assert shared.startswith("32 different samples are in both")
+        assert shared.startswith("Calibration and validation share 32 samples")
         assert compare_samples(context, WorkerLimits(), model, {"validation": sets["validation"]}) == ()
 
 
@@ -117,6 +117,6 @@ def test_a_model_that_cannot_be_looked_into_costs_a_note_and_no_more(samples: An
     model, make = samples
     broken = replace(model, path=str(tmp_path / "absent.onnx"), digest="sha256:other")
     sets = {"calibration": make("a", 1, 8), "validation": make("b", 2, 8)}
-    with api._context(None, "local") as context:
+    with open_context(None, "local") as context:
         [note] = compare_samples(context, WorkerLimits(), broken, sets)
     assert "is not known" in note

@@ -73,7 +73,7 @@ def outlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def policy(outlier: Path, tmp_path: Path) -> Path:
     path = tmp_path / "policy.yaml"
     target = "backends: [onnxruntime, openvino], precisions: [int8, fp32]"
-    body = "tolerances: {int8: {mean_snr_db: 30}}\nbudget: {measure_seconds: 1, soak_seconds: 0.2}"
+    body = "tolerances: {int8: {mean_snr_db: 30}}\nbudget: {measure_seconds: 1, soak_seconds: 0.2, predict_seconds: 0}"
     path.write_text(policy_text(outlier.parent / "data.npz", target, body, calibrated=20))
     return path
 
@@ -112,8 +112,8 @@ def test_a_result_of_a_run_says_which_job_to_look_into(
     result = api.run(
         f"folder:{outlier}", policy, out=tmp_path / "run", publish=False, sets=["targets.cpu.backends=[onnxruntime]"]
     )
-    assert any("20 different samples are in both sets" in note for note in result.notes)
-    assert "different samples are in both sets" in (tmp_path / "run" / "report.html").read_text()
+    assert any("Calibration and validation share 20 samples" in note for note in result.notes)
+    assert "Calibration and validation share 20 samples" in (tmp_path / "run" / "report.html").read_text()
     failed = [c.job.id for t in result.targets for c in t.candidates if c.verdict and not c.verdict.passed]
     with pytest.raises(SystemExit) as ended:
         main(["debug", str(tmp_path / "run" / "result.json"), "--out", str(tmp_path / "out"), "--samples", "4"])

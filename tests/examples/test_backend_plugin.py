@@ -61,7 +61,7 @@ def test_what_it_compiled_is_published_promoted_and_served(installed: dict[str, 
     write_small_net(tmp_path)
     policy = tmp_path / "policy.yaml"
     body = (
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2}\n"
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2, predict_seconds: 0}\n"
         'promote: {alias: "{target}-prod"}'
     )
     policy.write_text(policy_text(tmp_path / "data.npz", "backends: [reference], precisions: [fp32]", body))

@@ -119,6 +119,17 @@ class Executable(_Fake):
     capabilities = replace(OnnxRuntime.capabilities, artifact_is_code=True)
 
 
+class DyingProfiler(_Fake):
+    """Honest, and its profiler ends the process."""
+
+    name = "fake-dying-profiler"
+    capabilities = replace(OnnxRuntime.capabilities, profiler="fake_backends:die_profiling")
+
+
+def die_profiling(*_: Any) -> None:
+    ctypes.string_at(0)
+
+
 # -------------------------------------------------------------------------------------------------- answer wrongly
 
 

@@ -59,6 +59,9 @@ def small_model(small_net: Path, tmp_path: Path) -> Path:
 
 # What is made of the model and its samples, whatever is compiled of them.
 OF_THE_ORIGINAL = ("inspect", "export", "sample", "reference")
+# The policy of `known_run`: a test's policy that differs has that part of its run made anew.
+KNOWN_TARGET = "backends: [onnxruntime], precisions: [fp32]"
+KNOWN_BODY = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2, predict_seconds: 0}"
 
 
 @pytest.fixture(scope="session")
@@ -66,8 +69,7 @@ def cache_of_the_original(small_net: Path, tmp_path_factory: pytest.TempPathFact
     """A cache that a run of `small_net` left."""
     folder = tmp_path_factory.mktemp("known")
     policy = folder / "policy.yaml"
-    body = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0}"
-    policy.write_text(policy_text(small_net / "data.npz", "backends: [onnxruntime], precisions: [fp32]", body))
+    policy.write_text(policy_text(small_net / "data.npz", KNOWN_TARGET, KNOWN_BODY))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HOME", str(folder))
         environment.setenv("COMPILE_STAGE_CACHE", str(folder / "cache"))
@@ -81,7 +83,14 @@ def known_original(cache_of_the_original: Path, isolated_home: Path) -> None:
     """The cache of the test already knows `small_model` itself, which two workers need seconds to get to know: for
     tests of what comes after that. Nothing that is compiled of it is known, and nothing that is measured."""
     for step in OF_THE_ORIGINAL:
-        shutil.copytree(cache_of_the_original / step, cache_root() / step)
+        shutil.copytree(cache_of_the_original / step, cache_root() / step, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def known_run(cache_of_the_original: Path, isolated_home: Path) -> None:
+    """The cache of the test already knows `small_model` compiled, proven and measured by `KNOWN_TARGET` and
+    `KNOWN_BODY`, which starts five workers: for tests of what a run does with that."""
+    shutil.copytree(cache_of_the_original, cache_root(), dirs_exist_ok=True)
 
 
 @pytest.fixture

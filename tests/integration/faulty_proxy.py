@@ -39,12 +39,14 @@ class FaultyProxy(ThreadingHTTPServer):
         self._faults = tuple(faults)
         self._random = random.Random(seed)
         self._lock = threading.Lock()
+        self.waiting, self.released = threading.Event(), threading.Event()  # of requests that hang
+        self.flipped_at = 0
 
     @property
     def uri(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def draw(self) -> str:
+    def draw(self, command: str, path: str) -> str:
         """The fault of the next request, or nothing."""
         with self._lock:
             fault = self._random.choice(self._faults) if self._random.random() < self.share else ""
@@ -72,8 +74,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.server.draw()
-        if fault == "dropped":
+        fault = self.server.draw(self.command, self.path)
+        if fault == "hang":
+            self.server.waiting.set()
+            self.server.released.wait(120)
+        if fault in ("dropped", "hang"):
             self._hang_up()
         elif fault == "error 500":
             self._answer(500, [("Content-Type", "text/html")], b"<html>Internal Server Error</html>")
@@ -82,6 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
             if fault == "answer lost":
                 self._hang_up()
             else:
+                if fault == "flipped" and answer:
+                    at = self.server.flipped_at % len(answer)
+                    answer = answer[:at] + bytes([answer[at] ^ 0x40]) + answer[at + 1 :]
                 self._answer(status, headers, answer, cut=fault == "truncated")
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _handle  # noqa: N815 - called by these names

@@ -35,6 +35,8 @@ apiVersion: compile-stage/v1
 kind: OptimizationPolicy
 name: kill
 owner: tests
+report:
+  profile: false
 data:
   validation: {{source: "file:{data}", max_samples: 64}}
   calibration: {{source: "file:{data}", max_samples: 32}}
@@ -42,7 +44,7 @@ data:
 targets:
   cpu: {{device: cpu, backends: [onnxruntime], precisions: [fp32], batch_sizes: [1], threads: 1}}
 performance: {{min_speedup: null}}
-budget: {{measure_seconds: 0.5, soak_seconds: 0.2}}
+budget: {{measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}}
 promote: {{alias: "{{target}}-prod"}}
 """
 

@@ -23,7 +23,7 @@ pytestmark = [
 
 BODY = """\
 performance: {min_speedup: null}
-budget: {measure_seconds: 3, soak_seconds: 0.2}
+budget: {measure_seconds: 3, soak_seconds: 0.2, predict_seconds: 0}
 compliance: {allowed_backends: [onnxruntime, fake-slow]}
 """
 

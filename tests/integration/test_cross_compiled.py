@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from compile_stage import api, flavor
+from compile_stage.core import run_context
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import CompileStageError, GateError, IntegrityError, UsageError
 from compile_stage.core.plugins import load, missing, registry_for
@@ -23,7 +24,7 @@ pytestmark = [
 
 DEVICE = hardware()  # where the model will be served
 BODY = (
-    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}\n"
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}\n"
     'promote: {alias: "{target}-prod"}'
 )
 Write = Callable[..., Path]
@@ -56,7 +57,8 @@ def test_what_was_compiled_for_another_machine_is_promoted_once_that_machine_pro
     """Broken: an artifact that nobody ran would be promoted, or one that was proven on its device never could be."""
     policy = policy_for(write_policy, "backends: [fake-cross, onnxruntime]")
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(api, "hardware", lambda: replace(DEVICE, cpu="a build machine's", cores=DEVICE.cores + 1))
+        other = replace(DEVICE, cpu="a build machine's", cores=DEVICE.cores + 1)
+        elsewhere.setattr(run_context, "hardware", lambda: other)
         result = run(source, policy)
         again = run(source, policy)
     assert result.exit_code == 3
@@ -108,7 +110,7 @@ def test_neither_a_validation_that_failed_nor_one_of_the_build_machine_promotes(
     """Broken: that a validation was made would count, whatever it found and wherever."""
     policy = policy_for(write_policy, "backends: [fake-cross]", BODY.replace("null", "1000"))
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(api, "hardware", lambda: replace(DEVICE, cpu="a build machine's"))
+        elsewhere.setattr(run_context, "hardware", lambda: replace(DEVICE, cpu="a build machine's"))
         (draft,) = run(f"folder:{small_model}", policy).targets[0].unvalidated
         assert draft.receipt is not None
         uri = draft.receipt.uri
@@ -138,7 +140,7 @@ def test_iree_compiles_for_other_hardware_and_what_runs_here_can_be_proven_here(
         f"1, options: {{iree: {{target_device: cuda, target_chip: sm_80}}}}}}\n{BODY}",
     )
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(api, "hardware", lambda: replace(DEVICE, cpu="a build machine's"))
+        elsewhere.setattr(run_context, "hardware", lambda: replace(DEVICE, cpu="a build machine's"))
         targets = run(f"folder:{small_model}", policy).targets
     assert [target.winner for target in targets] == [None] * 3
     uris = [draft.receipt.uri for target in targets for draft in target.unvalidated if draft.receipt is not None]

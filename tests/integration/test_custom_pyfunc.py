@@ -14,6 +14,7 @@ import pytest
 from factories import policy_text
 from small_pyfunc import sentences, write_pyfunc
 
+from compile_stage import api
 from compile_stage.cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
@@ -28,7 +29,7 @@ def run(*arguments: str) -> int:
 def policy(folder: Path, *, allowed: bool = True, precisions: str = "fp32", labels: bool = True) -> Path:
     text = policy_text(
         folder / "texts.csv", f"backends: [onnxruntime], precisions: [{precisions}], batch_sizes: [1, 4]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0.2}\n"
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0.2, predict_seconds: 0}\n"
         "fallback: {mixed_precision: false}\n"
         + ("compliance: {allow_pickle: true}\n" if allowed else ""),
     )  # fmt: skip
@@ -58,6 +59,8 @@ def test_the_published_pyfunc_is_the_same_code_around_the_proven_network(
     speedup = checks["predict_speedup", None]
     assert speedup["interval"] is not None
     assert speedup["interval"][1] > 0.5, speedup["reason"]  # not by far slower, whatever disturbs this machine
+    told = result_of(tmp_path)["targets"][0]["predict_speedup"]
+    assert (told["speedup"], told["interval"]) == (speedup["measured"], speedup["interval"])
     assert "times as fast as the original, its predict() as a whole" in candidate["reason"].replace(
         " (the measurement was unstable)", ""
     )
@@ -83,6 +86,14 @@ def test_the_published_pyfunc_is_the_same_code_around_the_proven_network(
     assert served["label"].tolist() == original["label"].tolist()
     assert served["score"].to_numpy() == pytest.approx(original["score"].to_numpy(), abs=1e-5)
     assert set(served["label"]) > {"statistics"}
+
+    # Triton's Python backend, where a request is JSON of MLflow's scoring protocol
+    exported = api.export_version(str(bundle), "triton", tmp_path / "repository")
+    assert exported.proven
+    assert "answers the input example as MLflow's scoring server answers it" in exported.said
+    config = (tmp_path / "repository" / "texts-cpu" / "config.pbtxt").read_text()
+    assert 'name: "request"' in config
+    assert "max_batch_size: 0" in config
 
     (bundle / "data" / "pyfunc" / "requirements.txt").write_text("evil\n")
     changed = subprocess.run(

@@ -33,6 +33,7 @@ def server() -> Iterator[socket.socket]:
         yield listening
 
 
+@pytest.mark.usefixtures("known_original")
 def test_no_attempt_on_what_judges_it_has_an_effect(
     small_model: Path,
     write_policy: Callable[..., Path],
@@ -54,7 +55,7 @@ def test_no_attempt_on_what_judges_it_has_an_effect(
     listed = ", ".join(f"{mode}: '{aim}'" for mode, aim in aims.items())
     policy = write_policy(
         f"backends: [intruder], options: {{intruder: {{mode: [{', '.join(aims)}], aim: {{{listed}}}}}}}",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0.2}\n"
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0.2, predict_seconds: 0}\n"
         "compliance: {sandbox: required}",
     )
     command = ["run", f"folder:{small_model}", "-p", str(policy), "--no-publish", "--out", str(tmp_path / "out")]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations a
 TARGET = "backends: [onnxruntime], precisions: [fp32]"
 BODY = """\
 performance: {min_speedup: null}
-budget: {measure_seconds: 0.3, soak_seconds: 0}
+budget: {measure_seconds: 0.3, soak_seconds: 0, predict_seconds: 0}
 promote: {alias: "{target}-prod"}
 compliance: {require_signature: true, trusted_keys: [trust.json]}
 """

@@ -78,9 +78,11 @@ def run(
     tmp_path: Path,
     install_example: Callable[[str], dict[str, str]],
 ) -> Callable[..., tuple[int, dict[str, Any]]]:
-    def command(modes: list[str], performance: str, target: str = "", seconds: int = 8) -> tuple[int, dict[str, Any]]:
+    def command(
+        modes: list[str], performance: str, target: str = "", budget: str = "measure_seconds: 1, soak_seconds: 0"
+    ) -> tuple[int, dict[str, Any]]:
         target += f"backends: [liar], options: {{liar: {{mode: [{', '.join(modes)}]}}}}"
-        policy = write_policy(target, f"performance: {performance}\nbudget: {{measure_seconds: {seconds}}}")
+        policy = write_policy(target, f"performance: {performance}\nbudget: {{{budget}, predict_seconds: 0}}")
         arguments = ["run", f"folder:{small_model}", "-p", str(policy), "--no-publish", "--out", str(tmp_path / "out")]
         done = subprocess.run(
             [sys.executable, "-m", "compile_stage", *arguments], capture_output=True, text=True, check=False,
@@ -104,7 +106,8 @@ def test_no_lie_about_the_answer_passes(run: Callable[..., tuple[int, dict[str, 
 def test_no_lie_while_it_is_timed_passes(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     """Broken: what does less, remembers, spoils the clock, or takes from others while it is timed would win by its
     speed. The honest one beside them passes, on a busy machine too."""
-    _, found = run(["honest", *TIMED], "{min_speedup: 0.3, max_memory_mb: 350}")
+    budget = "measure_seconds: 8, soak_seconds: 0"
+    _, found = run(["honest", *TIMED], "{min_speedup: 0.3, max_memory_mb: 350}", budget=budget)
     for mode, words in TIMED.items():
         assert found[mode]["state"] == "failed", (mode, found[mode])
         assert re.search(words, reasons(found[mode])), (mode, reasons(found[mode]))
@@ -146,7 +149,7 @@ def test_no_lie_beyond_the_validation_samples_passes(run: Callable[..., tuple[in
 def test_no_lie_that_comes_late_wins(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     """Broken: what is right for a thousand calls would win. It is called for as long as it takes, and the honest one
     beside it wins."""
-    code, found = run(["honest", *SOAKED], "{min_speedup: null}", seconds=2)
+    code, found = run(["honest", *SOAKED], "{min_speedup: null}", budget="measure_seconds: 2")
     assert code == 0, found
     for mode, words in SOAKED.items():
         assert found[mode]["state"] == "failed", (mode, found[mode])
@@ -159,7 +162,8 @@ def test_no_lie_that_comes_late_wins(run: Callable[..., tuple[int, dict[str, Any
 def test_no_loader_that_is_broken_in_serving_wins(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     """Broken: what is proven was opened by the installed package, and what is served by the loader in the model: one
     that is wrong, slow or missing there alone would be measured as if it were not, and would win."""
-    _, found = run([*SERVED, "honest"], "{min_speedup: 0.3}")
+    budget = "measure_seconds: 4, soak_seconds: 0"
+    _, found = run([*SERVED, "honest"], "{min_speedup: 0.3}", budget=budget)
     for mode, words in SERVED.items():
         checks = found[mode]["verdict"]["checks"]
         proven = {check["outcome"] for check in checks if check["metric"] not in ("speedup", "soak")}
@@ -179,7 +183,7 @@ def test_what_is_published_runs_no_batch_size_that_was_not_proven(
     It passes the proof, and each request is answered rightly: in parts, and filled up."""
     policy = write_policy(
         "batch_sizes: [1, 8], backends: [liar], options: {liar: {mode: wrong_at_other_sizes}}",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0, predict_seconds: 0}",
     )
     environment = install_example("liar_backend")
     arguments = ["run", f"folder:{small_model}", "-p", str(policy), "--out", str(tmp_path / "out")]

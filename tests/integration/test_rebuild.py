@@ -65,6 +65,8 @@ apiVersion: compile-stage/v1
 kind: OptimizationPolicy
 name: test
 owner: tests
+report:
+  profile: false
 data:
   validation: {{source: "file:{folder / "data.npz"}", max_samples: 64}}
   calibration: {{source: "file:{folder / "data.npz"}", max_samples: 64}}
@@ -74,7 +76,7 @@ tolerances: {{int8: {{cosine: 0.95, snr_db: 10}}}}
 performance: {{min_speedup: null}}
 select: {{prefer: size}}
 fallback: {{mixed_precision: false}}
-budget: {{measure_seconds: 0.3, soak_seconds: 0}}
+budget: {{measure_seconds: 0.3, soak_seconds: 0, predict_seconds: 0}}
 """
     )
     with pytest.MonkeyPatch.context() as environment:

@@ -23,6 +23,8 @@ apiVersion: compile-stage/v1
 kind: OptimizationPolicy
 name: text
 owner: tests
+report:
+  profile: false
 data:
   validation: {source: "file:texts.csv", labels: label}
   min_samples: 20
@@ -30,7 +32,7 @@ targets:
   cpu: {backends: [onnxruntime], precisions: [fp32], batch_sizes: [1, 4], threads: 1}
 performance: {min_speedup: null}
 promote: {alias: "{target}-prod"}
-budget: {measure_seconds: 0.5, soak_seconds: 0.2}
+budget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}
 """
 
 
@@ -55,6 +57,8 @@ def test_a_published_text_model_answers_text_without_pytorch(free_port: int, tmp
     assert ran.exit_code == 0, ran.problem
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["status"] == "passed"
+    notes = [note for candidate in result["targets"][0]["candidates"] for note in candidate["notes"]]
+    assert "graph rewrite masked-softmax: 2 places" in notes, "the guards of its attention are still in the graph"
     (bundle,) = (tmp_path / "out" / "bundles").iterdir()
     programs = install(bundle / "requirements.txt", tmp_path / "elsewhere")
     assert importable(programs, "tokenizers", "torch", "transformers", "compile_stage") == ["tokenizers"]

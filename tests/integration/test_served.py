@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from compile_stage import api
+from compile_stage.core import run_context
 from compile_stage.core.context import Context
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import GateError
@@ -25,7 +26,7 @@ pytestmark = [
 ]
 
 BODY = (
-    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2}\n"
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2, predict_seconds: 0}\n"
     'promote: {alias: "{target}-prod"}'
 )
 Write = Callable[..., Path]
@@ -59,7 +60,7 @@ def run_with(
 def replace_run(code: Path, run: str) -> None:
     """Put another statement in place of the one that runs the session, in the loader below `code`."""
     file = code / "flavor.py"
-    honest = "return self._session.run(batch)"
+    honest = "outputs: Batch = self._session.run(batch)"
     assert honest in file.read_text()
     file.write_text(file.read_text().replace(honest, run))
 
@@ -166,6 +167,7 @@ def test_the_very_files_are_loaded_once_and_others_anew(
     assert len(looked) == 2
 
 
+@pytest.mark.usefixtures("known_run")
 def test_promoting_by_hand_says_what_the_answers_were_compared_on(
     small_model: Path, write_policy: Write, tmp_path: Path
 ) -> None:
@@ -190,14 +192,14 @@ def test_what_nobody_could_load_is_promoted_by_name_of_the_option_only(
     receipt = result.targets[0].receipt
     assert receipt is not None
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(api, "hardware", lambda: replace(device, cpu="a laptop's"))
+        elsewhere.setattr(run_context, "hardware", lambda: replace(device, cpu="a laptop's"))
         with pytest.raises(GateError, match="whether serving loads it can't be known: this machine is not what") as no:
             api.promote(receipt.uri, "by-hand")
         assert f"compile-stage validate {receipt.uri}" in no.value.fix
         assert api.promote(receipt.uri, "unseen", serve_check=False).note == "it was not loaded, as the option says"
     assert api.validate(receipt.uri).passed  # as the advice says
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(api, "hardware", lambda: replace(device, cpu="a laptop's"))
+        elsewhere.setattr(run_context, "hardware", lambda: replace(device, cpu="a laptop's"))
         promoted = api.promote(receipt.uri, "by-hand")
     assert promoted.note == f"it was loaded where it was validated, on {device.fingerprint}"
 
@@ -229,7 +231,7 @@ def test_a_validation_elsewhere_loads_the_version_too(
 
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(saving, "copy_modules", copy)
-        elsewhere.setattr(api, "hardware", lambda: replace(device, cpu="a build machine's"))
+        elsewhere.setattr(run_context, "hardware", lambda: replace(device, cpu="a build machine's"))
         result = api.run(f"folder:{small_model}", write_policy(target, BODY), out=small_model.parent / "out")
     (draft,) = result.targets[0].unvalidated
     assert draft.receipt is not None

@@ -25,7 +25,8 @@ from compile_stage.pipeline import run as pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}"
+# With "backends: [onnxruntime], precisions: [fp32]" it is the policy of `known_run`.
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2, predict_seconds: 0}"
 
 
 def test_a_publication_does_not_depend_on_which_other_targets_ran(
@@ -89,6 +90,7 @@ def test_what_refused_every_job_is_how_the_run_ended(
     assert "every job was refused before it ran: the target wants machine 'vax'" in result.problem
 
 
+@pytest.mark.usefixtures("known_run")
 def test_a_publication_that_fails_is_in_the_files(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +123,7 @@ def _published_reports(result: RunResult) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
+@pytest.mark.usefixtures("known_run")
 def test_the_registry_holds_the_final_report(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -138,6 +141,7 @@ def test_the_registry_holds_the_final_report(
     assert "Not published" not in reports["report.html"]
 
 
+@pytest.mark.usefixtures("known_run")
 def test_a_version_says_how_fast_and_how_exact_it_is(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -158,6 +162,7 @@ def test_a_version_says_how_fast_and_how_exact_it_is(
     assert size.endswith(" MB.")
 
 
+@pytest.mark.usefixtures("known_run")
 @pytest.mark.parametrize("moment", ["attach_reports", "_promote"])
 def test_a_run_killed_after_its_publication_is_finished_by_the_next(
     small_model: Path,
@@ -183,6 +188,7 @@ def test_a_run_killed_after_its_publication_is_finished_by_the_next(
     assert (target["receipt"]["version"], target["receipt"]["alias"]) == ("1", "cpu-prod")
 
 
+@pytest.mark.usefixtures("known_run")
 def test_a_version_that_was_there_keeps_the_report_of_its_own_run(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,7 +168,7 @@ def test_a_real_model_is_gated_on_the_metric_of_its_task(
     tail = "column_nrmse: null, column_spread: null, cosine: null, mean_snr_db: 10"
     text = policy_text(
         tmp_path / "data.npz", "backends: [onnxruntime], precisions: [int8]",
-        f"performance: {{min_speedup: null}}\nbudget: {{measure_seconds: 0.5}}\n"
+        f"performance: {{min_speedup: null}}\nbudget: {{measure_seconds: 0.5, soak_seconds: 0, predict_seconds: 0}}\n"
         f"tolerances: {{fp32: {{{limits}}}, int8: {{{tail}, {limits}}}}}",
     )  # fmt: skip
     text = text.replace("max_samples: 64", "max_samples: 600, labels: label").replace(

@@ -32,7 +32,7 @@ def test_a_run_compiles_proves_and_measures_in_the_toolchain(
     artifact would be cached and published without what made it."""
     policy = write_policy(
         "backends: [iree, onnxruntime], precisions: [fp32], batch_sizes: [1, 8]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0.2}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0.2, predict_seconds: 0}",
     )
     result = api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
     (target,) = result.targets
@@ -66,7 +66,7 @@ def test_a_run_takes_openvinos_provider_in_its_toolchain(
         pytest.skip(f"its packages can't be had: {str(error).splitlines()[-1]}")
     policy = write_policy(
         "backends: [onnxruntime-openvino, onnxruntime], precisions: [fp32], batch_sizes: [1, 8]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0.2}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 1, soak_seconds: 0.2, predict_seconds: 0}",
     )
     result = api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
     (target,) = result.targets

@@ -64,7 +64,8 @@ def test_a_fresh_machine_makes_no_trial_again_not_even_for_another_model(
     first, second = registered("first", matmul(1, 1)), registered("second", matmul(2, 2))
     policy = write_policy(
         "backends: [tvm], precisions: [fp32], batch_sizes: [1]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2, tuning_trials: 4}",
+        "performance: {min_speedup: null}\n"
+        "budget: {measure_seconds: 0.5, soak_seconds: 0.2, tuning_trials: 4, predict_seconds: 0}",
     )
 
     def run(machine: str, uri: str, publish: bool = True) -> tuple[Artifact, tuple[str, ...], Path]:

@@ -31,7 +31,7 @@ def test_two_stages_that_publish_the_same_thing_at_once_make_one_version(
         )  # fmt: skip
     policy = write_policy(
         "backends: [onnxruntime], precisions: [fp32], batch_sizes: [1]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2}\n"
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}\n"
         'promote: {alias: "{target}-prod"}',
     )
 

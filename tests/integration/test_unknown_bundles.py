@@ -30,7 +30,7 @@ def bundle(
     def make(backend: str) -> Path:
         policy = write_policy(
             f"backends: [{backend}], precisions: [fp32], batch_sizes: [1]",
-            "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2}",
+            "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2, predict_seconds: 0}",
         )
         out = tmp_path / "out"
         assert api.run(f"folder:{small_model}", policy, out=out, publish=False).exit_code == 0
@@ -116,7 +116,7 @@ def test_a_folder_of_models_does_not_vouch_for_its_own_versions(
 ) -> None:
     """Broken: a model directory could come with a `compiled-models` beside it, whose artifact a run would open."""
     body = (
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 2, soak_seconds: 0.2}\n"
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 2, soak_seconds: 0.2, predict_seconds: 0}\n"
         "promote: {alias: prod, max_slowdown: 1000}"
     )
     target = "backends: [fake-executable], precisions: [fp32], batch_sizes: [1]"

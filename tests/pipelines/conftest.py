@@ -1,8 +1,14 @@
-"""A small real model in a folder registry, and a policy for it: what the pipelines' scripts are run on."""
+"""A small real model in a folder registry, and a policy for it: what the pipelines' scripts are run on; and the
+orchestrators that are no part of the development environment."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,12 +20,14 @@ apiVersion: compile-stage/v1
 kind: OptimizationPolicy
 name: pipelines-test
 owner: tests
+report:
+  profile: false
 targets:
   small:
     backends: [onnxruntime]
     precisions: [fp32]
 performance: {min_speedup: null}    # what is tested is the way through, not the speed
-budget: {measure_seconds: 0.5, soak_seconds: 0.2}
+budget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}
 """
 
 
@@ -31,8 +39,60 @@ class Registered(NamedTuple):
     unreachable: Path
 
 
+HOSTILE = "--x $(touch pwned)`touch pwned`; touch pwned; {{ 1 / 0 }} '\" *"
+"""What a shell, Groovy or Jinja would make something else of."""
+
+PINS = Path(__file__).parents[2] / "requirements" / "orchestrators.txt"
+
+
+@pytest.fixture(autouse=True)
+def common_cache(
+    isolated_home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step cache is one for all of these tests, which run the same model: only the first one compiles it."""
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", str(tmp_path_factory.getbasetemp() / "pipelines-cache"))
+
+
+@pytest.fixture(scope="session")
+def orchestrator() -> Callable[[str], Path]:
+    """Makes the environment of an orchestrator, once, in the folder that COMPILE_STAGE_ORCHESTRATORS names; gives the
+    folder of its programs."""
+    pins = dict(re.findall(r"^(\S+?)(==\S+)", PINS.read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+    def make(name: str) -> Path:
+        root = os.environ.get("COMPILE_STAGE_ORCHESTRATORS")
+        if root is None:
+            pytest.skip(
+                f"{name} is no part of the development environment: name a folder for its own, made there once "
+                "from the package index, in COMPILE_STAGE_ORCHESTRATORS"
+            )
+        folder = Path(root).absolute() / f"{name}-{pins[name].removeprefix('==')}"
+        if not (folder / "made").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+            pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            subprocess.run([*pip, f"{name}{pins[name]}"], check=True)
+            (folder / "made").touch()
+        return folder / "bin"
+
+    return make
+
+
 @pytest.fixture
-def registered(tmp_path: Path) -> Registered:
+def hostile() -> str:
+    """A name that no shell, Groovy or Jinja may read."""
+    return HOSTILE
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folder is in which this environment's `compile-stage` lies; orchestrators are told of it."""
+    programs = Path(sys.executable).parent
+    monkeypatch.setenv("COMPILE_STAGE", str(programs / "compile-stage"))
+    return programs
+
+
+@pytest.fixture(scope="session")
+def registered(tmp_path_factory: pytest.TempPathFactory) -> Registered:
     """A perceptron with random weights, logged as an ONNX model with 64 rows of example input."""
     with warnings.catch_warnings():
         # mlflow warns of the type hints of a class of its own when it is imported
@@ -43,6 +103,7 @@ def registered(tmp_path: Path) -> Registered:
     from mlflow.models import infer_signature
     from onnx import TensorProto, helper, numpy_helper
 
+    tmp_path = tmp_path_factory.mktemp("registered")
     random = np.random.default_rng(0)
     weights = {"first": (8, 16), "second": (16, 3)}
     graph = helper.make_graph(

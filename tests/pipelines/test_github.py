@@ -47,6 +47,8 @@ def scratch(tmp_path: Path, workflows: dict[str, str]) -> Path:
     (repository / ".github" / "workflows").mkdir(parents=True)
     for name, text in workflows.items():
         (repository / ".github" / "workflows" / name).write_text(text, encoding="utf-8")
+    labels = "self-hosted-runner: {labels: [gpu-l4]}\n"  # of the README's matrix
+    (repository / ".github" / "actionlint.yaml").write_text(labels, encoding="utf-8")
     return repository
 
 
@@ -65,7 +67,7 @@ def test_the_workflows_pass_actionlint(tmp_path):
 def test_the_callers_in_the_readme_use_inputs_and_outputs_that_exist(tmp_path):
     """actionlint reads the action's and the reusable workflow's own metadata, so a renamed input breaks this."""
     examples = readme_examples()
-    assert len(examples) == 2
+    assert set(examples) == {"compile.yml", "release.yml", "matrix.yml"}
     reusable = {"compile-model.yml": (ROOT / ".github/workflows/compile-model.yml").read_text(encoding="utf-8")}
     linted = actionlint(scratch(tmp_path, {**examples, **reusable}))
     assert linted.returncode == 0, linted.stdout
@@ -180,6 +182,50 @@ def test_a_models_name_can_not_run_a_command(tmp_path):
     )
     assert done.returncode == int(outputs["exit-code"]) == 2, done.stderr
     assert not (tmp_path / "pwned").exists()
+
+
+def test_the_keys_of_the_caches_are_what_the_command_prints(tmp_path, registered):
+    """Broken: every job begins with an empty cache, or GitHub refuses the key for a comma in it."""
+    done, outputs = run_script(
+        tmp_path, "cache-keys.sh", POLICY=str(registered.policy), TOOLCHAINS="litert, tensorflow"
+    )
+    assert done.returncode == 0, done.stderr
+    command = [str(BIN / "compile-stage"), "cache", "key", "--policy", str(registered.policy)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert outputs["key"] == printed
+    assert outputs["path"] == os.environ["COMPILE_STAGE_CACHE"]
+    assert re.fullmatch(r"compile-stage-toolchains-[\w.-]+-litert-tensorflow", outputs["toolchains-key"])
+    text = (tmp_path / "github-output").read_text(encoding="utf-8")
+    beginnings = re.search(r"^restore-keys<<END_OF_KEYS\n(.*?)\nEND_OF_KEYS$", text, flags=re.DOTALL | re.MULTILINE)
+    assert beginnings is not None
+    assert all(printed.startswith(one) and one.endswith("-") for one in beginnings[1].splitlines())
+
+
+def test_a_wrong_policy_has_no_key_and_ends_no_job(tmp_path):
+    """Broken: the job would end before the stage has said what is wrong with the policy."""
+    done, outputs = run_script(tmp_path, "cache-keys.sh", POLICY="$(touch pwned).yaml", TOOLCHAINS="")
+    assert (done.returncode, outputs) == (0, {})
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_toolchain_that_there_is_not_fails_the_step(tmp_path):
+    """Broken: the stage would go on without the compiler that the caller asked for."""
+    done, _ = run_script(tmp_path, "toolchains.sh", TOOLCHAINS="--help,$(touch pwned)")
+    assert done.returncode == 2
+    assert "--help" in done.stderr
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_the_caches_are_restored_and_kept_under_the_same_key():
+    """Broken: what a job kept would never be found, or would be given to jobs on other hardware."""
+    steps = {step.get("name"): step for step in load(ACTION / "action.yml")["runs"]["steps"]}
+    for restore, keep in (
+        ("Restore the toolchains", "Keep the toolchains"),
+        ("Restore the step cache", "Keep the step cache"),
+    ):
+        for name in ("key", "path"):
+            assert steps[restore]["with"][name] == steps[keep]["with"][name]
+    assert "!cancelled()" in steps["Keep the step cache"]["if"]  # also after a failed gate
 
 
 def test_a_run_hands_on_what_came_out(tmp_path, registered):

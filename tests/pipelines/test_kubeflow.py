@@ -77,12 +77,14 @@ def compile_locally(components: ModuleType, uri: str, policy: str, **more: Any) 
     return compile_op(model_uri=uri, policy=policy, **inputs)
 
 
-def test_a_wrong_policy_fails_the_step(components, local_runs, capfd):
-    """Only a failed gate is a result that a pipeline may branch on."""
+def test_a_wrong_policy_fails_the_step(components, local_runs, capfd, tmp_path, monkeypatch, hostile):
+    """Only a failed gate is a result that a pipeline may branch on; and a model's name can't run a command."""
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match="FAILURE"):
-        compile_locally(components, "models:/fraud/1", "kind: Nonsense\n")
+        compile_locally(components, hostile, "kind: Nonsense\n", targets=[hostile])
     said = capfd.readouterr()
     assert "compile-stage ended with exit code 2" in said.out + said.err
+    assert not (tmp_path / "pwned").exists()
 
 
 def test_a_local_run_compiles_a_real_model(components, local_runs, registered):

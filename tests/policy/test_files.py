@@ -66,12 +66,12 @@ def test_small_anchors_and_merge_keys_are_fine(write):
 VERSIONS = {
     "kind: OptimizationPolicy\n": "p.yaml:1:1: apiVersion: is missing; write `apiVersion: compile-stage/v1`",
     "apiVersion: compile-stage/v2\nkind: OptimizationPolicy\n": (
-        "p.yaml:1:13: apiVersion: 'compile-stage/v2' is no version that this release reads; it reads compile-stage/v1; "
-        "did you mean compile-stage/v1?"
+        "p.yaml:1:13: apiVersion: 'compile-stage/v2' is not a version that this release reads; it reads "
+        "compile-stage/v1; did you mean compile-stage/v1?"
     ),
     "apiVersion: compile-stage/v1\n": "p.yaml:1:1: kind: is missing; write `kind: OptimizationPolicy`",
     "apiVersion: compile-stage/v1\nkind: Deployment\n": (
-        "p.yaml:2:7: kind: 'Deployment' is no kind of document that this release reads; it reads OptimizationPolicy"
+        "p.yaml:2:7: kind: 'Deployment' is not a kind of document that this release reads; it reads OptimizationPolicy"
     ),
 }
 
@@ -140,9 +140,9 @@ def test_a_file_that_can_not_be_read(write):
     assert said("p.yaml/q.yaml") == ["p.yaml/q.yaml: can't be read: Not a directory"]
     assert said("q" * 5000) == [f"{'q' * 5000}: can't be read: File name too long"]
     assert said(write('extends: ["a\\0b.yaml"]\n' + TARGET)) == [
-        "p.yaml:4:11: extends[0]: 'a\\x00b.yaml' is no file name"
+        "p.yaml:4:11: extends[0]: 'a\\x00b.yaml' is not a file name"
     ]
-    assert "is no data file" in said(write('data: {validation: {source: "file:a\\0.npz"}}\n' + TARGET))[0]
+    assert "is not a data file" in said(write('data: {validation: {source: "file:a\\0.npz"}}\n' + TARGET))[0]
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
@@ -155,11 +155,11 @@ def test_a_file_that_may_not_be_read(write):
 
 SETS = {
     "nonsense": "--set nonsense: no KEY=VALUE; write for example --set tolerances.int8.cosine=0.98",
-    "targets.u.threads=2": "--set targets.u.threads=2: targets.u: there is no such target; one of: t",
+    "targets.u.threads=2": "--set targets.u.threads=2: targets.u: unknown target; one of: t",
     "targets.t.thread=2": (
         "--set targets.t.thread=2: targets.t.thread: unknown key; one of: device, backends, precisions, shapes, "
-        "batch_sizes, threads, required, hardware, options, ladder, tolerances, performance, select, fallback, "
-        "promote; did you mean threads?"
+        "batch_sizes, threads, required, hardware, family, options, generation, ladder, tolerances, performance, "
+        "select, fallback, promote, serving; did you mean threads?"
     ),
     "tolerances.int8.cosine=1e-1": (
         "--set tolerances.int8.cosine=1e-1: tolerances.int8.cosine: `1e-1` is text to YAML 1.1, which wants a point in "

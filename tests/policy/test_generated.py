@@ -16,6 +16,7 @@ from compile_stage.measure.columns import COLUMN_METRICS
 from compile_stage.measure.elementwise import DISTANCE_METRICS
 from compile_stage.measure.similarity import SIMILARITY_METRICS
 from compile_stage.measure.tasks import HIGHER_IS_BETTER
+from compile_stage.measure.tokens import TEXT_METRICS, TOKEN_METRICS
 from compile_stage.policy import json_schema, reference
 from compile_stage.policy.explain import explain
 from compile_stage.policy.limits import Limits
@@ -52,6 +53,8 @@ def test_every_metric_of_the_language_can_be_measured():
         *SIMILARITY_METRICS,
         "allclose",
         "agreement",
+        *TOKEN_METRICS,
+        *TEXT_METRICS,
     }
     assert {name: METRICS[name].better == "higher" for name in task} == HIGHER_IS_BETTER
     assert tuple(Limits.model_fields) == tolerance_names()

@@ -111,6 +111,10 @@ tolerances:
     column_nrmse: 0.2
     accuracy: 0.02
     r2: {max_relative_drop: 0.1, confidence: null}
+    token_kl: 0.02
+    token_top1_agreement: {limit: 0.9, confidence: null}
+    perplexity: 0.1
+    token_accuracy: 0.05
     python:pkg.mod:func: {limit: 3, direction: at_least}
     outputs: {logits: {cosine: 0.5, mae: {max_drop: 1, confidence: 0.9}}}
 """
@@ -126,6 +130,10 @@ tolerances:
         ("column_nrmse", None): (0.2, "at_most", None, {"floor": 3e-5}),
         ("column_spread", None): (0.1, "at_least", None, {"floor": 3e-5}),
         ("agreement", None): (0.999, "at_least", None, {}),
+        ("token_kl", None): (0.02, "at_most", 0.95, {}),
+        ("token_top1_agreement", None): (0.9, "at_least", None, {}),
+        ("perplexity", None): (0.1, "at_most", 0.95, {"drop": "max_relative_drop"}),
+        ("token_accuracy", None): (0.05, "at_most", 0.95, {"drop": "max_drop"}),
         ("accuracy", None): (0.02, "at_most", 0.95, {"drop": "max_drop"}),
         ("r2", None): (0.1, "at_most", None, {"drop": "max_relative_drop"}),
         ("python:pkg.mod:func", None): (3.0, "at_least", None, {}),

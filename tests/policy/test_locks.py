@@ -117,11 +117,11 @@ def test_what_is_not_locked_and_what_is_equal_may_be_said(write) -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ("complience", "'complience' names nothing that can be locked; one of: owner, applies_to,"),
+        ("complience", "'complience' is not a key that can be locked; one of: owner, applies_to,"),
         ("compliance.allow_pikle", "did you mean compliance.allow_pickle?"),
         ("tolerances.int8.cosin", "did you mean tolerances.int8.cosine?"),
-        ("locked", "names nothing that can be locked"),
-        ("extends", "names nothing that can be locked"),
+        ("locked", "is not a key that can be locked"),
+        ("extends", "is not a key that can be locked"),
     ],
 )
 def test_a_lock_on_nothing_is_a_mistake(write, entry: str, says: str) -> None:

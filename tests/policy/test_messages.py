@@ -63,8 +63,8 @@ IN_A_FILE = {
     "unknown key": (
         "ownr: me\n" + TARGET,
         "p.yaml:4:1: ownr: unknown key; one of: apiVersion, kind, name, owner, extends, locked, applies_to, data, "
-        "targets, tolerances, performance, select, fallback, budget, publish, promote, compliance, waivers; did you "
-        "mean owner?",
+        "targets, tolerances, performance, select, fallback, budget, publish, promote, serving, report, compliance, "
+        "waivers; did you mean owner?",
     ),
     "a key that is not there": (
         TARGET + "compliance: {require_signature: true, trusted_keys: [/none/ci.pub]}",
@@ -106,7 +106,7 @@ IN_A_FILE = {
     ),
     "infinity": (
         TARGET + "performance: {max_size_mb: .inf}",
-        "p.yaml:5:28: performance.max_size_mb: `.inf` is no finite number; null switches a limit off",
+        "p.yaml:5:28: performance.max_size_mb: `.inf` is not a finite number; null switches a limit off",
     ),
     "more threads than any machine has": (
         "targets: {t: {threads: 1000000000}}",
@@ -153,11 +153,11 @@ IN_A_FILE = {
     ),
     "text for date": (
         TARGET + "waivers: [{gate: cosine, target: t, reason: r, owner: o, expires: soon}]",
-        "p.yaml:5:67: waivers[0].expires: `soon` is no date; write YYYY-MM-DD, such as 2027-01-31",
+        "p.yaml:5:67: waivers[0].expires: `soon` is not a date; write YYYY-MM-DD, such as 2027-01-31",
     ),
     "no such day": (
         TARGET + "waivers: [{gate: cosine, target: t, reason: r, owner: o, expires: 2027-02-31}]",
-        "p.yaml:5:67: waivers[0].expires: `2027-02-31` is no valid date",
+        "p.yaml:5:67: waivers[0].expires: `2027-02-31` is not a valid date",
     ),
     "expired waiver": (
         TARGET + "waivers: [{gate: cosine, target: t, reason: r, owner: o, expires: 2026-05-30}]",
@@ -167,11 +167,12 @@ IN_A_FILE = {
     "waiver of no gate": (
         TARGET + "waivers: [{gate: cosin, target: t, reason: r, owner: o, expires: 2027-01-31}]",
         "p.yaml:5:18: waivers[0].gate: target 't' has no gate 'cosin'; one of: max_rel, cosine, column_nrmse, "
-        "column_spread, top1_regret, agreement, mean_snr_db, robustness, speedup; did you mean cosine?",
+        "column_spread, top1_regret, agreement, token_kl, token_top1_agreement, perplexity, mean_snr_db, "
+        "robustness, speedup; did you mean cosine?",
     ),
     "waiver of no target": (
         TARGET + "waivers: [{gate: cosine, target: u, reason: r, owner: o, expires: 2027-01-31}]",
-        "p.yaml:5:34: waivers[0].target: there is no target 'u'; one of: t",
+        "p.yaml:5:34: waivers[0].target: unknown target 'u'; one of: t",
     ),
     "waiver without owner": (
         TARGET + "waivers: [{gate: cosine, target: t, reason: r, expires: 2027-01-31}]",
@@ -206,11 +207,12 @@ IN_A_FILE = {
         "cosine, mean_cosine, snr_db, mean_snr_db, psnr_db, mean_psnr_db, kl, mean_kl, top1_agreement, topk_agreement, "
         "top1_regret, column_nrmse, column_spread, similarity_spearman, nearest_kept, agreement, accuracy, f1, "
         "class_recall, roc_auc, "
-        "log_loss, mae, rmse, r2, spearman, ndcg, coco_map, wer, ece; did you mean cosine?",
+        "log_loss, mae, rmse, r2, spearman, ndcg, coco_map, wer, ece, token_kl, "
+        "token_top1_agreement, perplexity, token_accuracy; did you mean cosine?",
     ),
     "own metric without function": (
         TARGET + "tolerances: {int8: {'python:metrics': {limit: 1, direction: at_most}}}",
-        'p.yaml:5:21: tolerances.int8."python:metrics": is no function\'s path; write python:package.module:function',
+        'p.yaml:5:21: tolerances.int8."python:metrics": is not a function path; write python:package.module:function',
     ),
     "own metric without direction": (
         TARGET + "tolerances: {int8: {'python:m:f': {limit: 1}}}",
@@ -233,7 +235,7 @@ IN_A_FILE = {
     ),
     "one backend, not in a list": (
         "targets: {t: {backends: openvino}}",
-        "p.yaml:4:25: targets.t.backends: `openvino` is no list of backends; write `auto`, or a list: [openvino]",
+        "p.yaml:4:25: targets.t.backends: `openvino` is not a list of backends; write `auto`, or a list: [openvino]",
     ),
     "auto among others": (
         "targets: {t: {backends: [auto]}}",
@@ -246,8 +248,8 @@ IN_A_FILE = {
     ),
     "target's name": (
         "targets: {a--b: {}}",
-        "p.yaml:4:11: targets.a--b: 'a--b' can't be a name; letters, digits, `_` and single `-`, since it becomes part "
-        "of job ids and aliases",
+        "p.yaml:4:11: targets.a--b: 'a--b' is not a valid name; letters, digits, `_` and single `-`, since it becomes "
+        "part of job ids and aliases",
     ),
     "no targets": (
         "targets: {}",
@@ -284,22 +286,22 @@ IN_A_FILE = {
     ),
     "data file of an unknown kind": (
         TARGET + "data: {validation: {source: 'file:val.txt'}}",
-        "p.yaml:5:29: data.validation.source: 'val.txt' is no data file that can be read; file:PATH ends in .npz, "
+        "p.yaml:5:29: data.validation.source: 'val.txt' is not a data file that can be read; file:PATH ends in .npz, "
         ".parquet or .csv",
     ),
     "data file without file:": (
         TARGET + "data: {validation: {source: val.npz}}",
-        "p.yaml:5:29: data.validation.source: 'val.npz' is no data source; one of: input_example, synthetic, "
-        "file:PATH, mlflow-dataset:NAME or python:package.module:function; did you mean file:val.npz?",
+        "p.yaml:5:29: data.validation.source: 'val.npz' is not a data source; one of: input_example, "
+        "synthetic, file:PATH, mlflow-dataset:NAME or python:package.module:function; did you mean file:val.npz?",
     ),
     "unknown source": (
         TARGET + "data: {validation: {source: mlflow-datset:x}}",
-        "p.yaml:5:29: data.validation.source: 'mlflow-datset:x' is no data source; one of: input_example, synthetic, "
-        "file:PATH, mlflow-dataset:NAME or python:package.module:function; did you mean mlflow-dataset:x?",
+        "p.yaml:5:29: data.validation.source: 'mlflow-datset:x' is not a data source; one of: input_example, "
+        "synthetic, file:PATH, mlflow-dataset:NAME or python:package.module:function; did you mean mlflow-dataset:x?",
     ),
     "source function without module": (
         TARGET + "data: {validation: {source: 'python:f'}}",
-        "p.yaml:5:29: data.validation.source: 'f' is no function's path; write python:package.module:function",
+        "p.yaml:5:29: data.validation.source: 'f' is not a function path; write python:package.module:function",
     ),
     "task metric without labels": (
         TARGET + "tolerances: {int8: {f1: 0.01}}",
@@ -317,11 +319,11 @@ IN_A_FILE = {
     ),
     "unknown placeholder": (
         TARGET + "publish: {name: '{modle}-x'}",
-        "p.yaml:5:17: publish.name: {modle} stands for nothing here; it may hold {model}",
+        "p.yaml:5:17: publish.name: unknown placeholder {modle}; use {model}",
     ),
     "broken placeholder": (
         TARGET + "publish: {name: '{model'}",
-        "p.yaml:5:17: publish.name: '{model' is no template: expected '}' before end of string; it may hold {model}",
+        "p.yaml:5:17: publish.name: '{model' is not a valid template: expected '}' before end of string; use {model}",
     ),
     "reserved alias": (
         TARGET + "promote: {alias: latest}",
@@ -335,7 +337,7 @@ IN_A_FILE = {
     "unknown hardware field": (
         "targets: {t: {hardware: {machin: x86_64}}}",
         "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: fingerprint, system, machine, cpu, "
-        "features, cores, accelerators; did you mean machine?",
+        "features, without, cores, accelerators; did you mean machine?",
     ),
     "anchor that is not there": (
         "targets: *t",
@@ -387,4 +389,4 @@ def test_unknown_backends_name_the_nearest(write):
         )
     )
     assert [line.rpartition("did you mean")[2] for line in found] == [" openvino?", " onnxruntime?", " openvino?"]
-    assert found[0].startswith("p.yaml:4:26: targets.t.backends[0]: there is no backend 'openvnio'; one of: ")
+    assert found[0].startswith("p.yaml:4:26: targets.t.backends[0]: unknown backend 'openvnio'; one of: ")

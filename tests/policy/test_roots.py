@@ -61,7 +61,7 @@ def test_a_policy_that_is_a_link_to_what_is_no_policy_is_not_quoted(outside: Pat
     """Broken: the one file that the pipeline names could be made a link to any other."""
     Path("p.yaml").symlink_to(outside / "shadow")
     [problem] = lint(["p.yaml"])
-    assert problem == "p.yaml:1:1: the file is no policy; a policy starts with apiVersion: compile-stage/v1"
+    assert problem == "p.yaml:1:1: the file is not a policy; a policy starts with apiVersion: compile-stage/v1"
 
 
 def test_layers_of_the_same_checkout_are_read(outside: Path) -> None:

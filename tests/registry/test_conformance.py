@@ -55,6 +55,23 @@ def test_another_key_is_another_version(case: Case, tmp_path: Path, make_bundle:
     assert (one.version, two.version) == ("1", "2")
 
 
+def test_the_versions_of_a_family_that_none_was_made_after_are_found(
+    case: Case, tmp_path: Path, make_bundle: MakeBundle
+) -> None:
+    """Broken: a second machine would not find what the first one proved, and publish a version without it; or what
+    two machines published side by side would be forgotten, all but the newest."""
+    source = case.resolve(tmp_path / "sources")
+    name = case.registry.publication_name(source, f"{case.base}-compiled")
+    assert case.registry.find_family(name, "sha256:f") == ()
+    for key, family, after in (("one", "f", ""), ("two", "f", "1"), ("three", "g", ""), ("four", "f", "1, 4, 5")):
+        bundle = make_bundle(f"{case.base}-compiled", key)
+        tags = {**bundle.tags, "compile_stage.family_key": f"sha256:{family}"}
+        tags |= {"compile_stage.family_after": after} if after else {}
+        pushed = case.registry.push(replace(bundle, name=name, tags=tags), source, {})
+    assert pushed.version == "4"
+    assert [found.version for found in case.registry.find_family(name, "sha256:f")] == ["4", "2"]
+
+
 def test_the_final_reports_replace_those_of_the_publication(
     case: Case, tmp_path: Path, make_bundle: MakeBundle
 ) -> None:

@@ -21,6 +21,9 @@ HEAVY = {
     "sqlalchemy", "tensorrt", "torch", "torchao", "transformers", "xgboost",
 }  # fmt: skip
 
+# What another package loads, and nothing of ours imports, may import that package.
+LOADED_BY = {"deployments.py": {"mlflow"}}
+
 
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
@@ -66,7 +69,7 @@ def test_the_five_rules_hold():
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_heavy_packages_are_imported_inside_functions(module):
     """`--help` and `lint` answer at once, and a missing extra is noticed only by the plug-in that needs it."""
-    assert HEAVY & set(imported_at_once(tree_of(module))) == set()
+    assert HEAVY & set(imported_at_once(tree_of(module))) == LOADED_BY.get(module.name, set())
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

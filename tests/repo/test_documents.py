@@ -17,6 +17,9 @@ PACKAGE = ROOT / "compile_stage"
 FOLDERS = {path.name for path in (*ROOT.iterdir(), *PACKAGE.iterdir()) if path.is_dir()}
 GROUPS = {"backends", "sources", "lowerings", "registries", "engines"} - FOLDERS  # of entry points
 TAGS = {
+    "family",
+    "family_after",
+    "family_key",
     "key",
     "digest",
     "source",
@@ -26,6 +29,7 @@ TAGS = {
     "previous",
     "push",
     "records",
+    "approval",
 } - FOLDERS  # of versions
 SUFFIXES = {
     "py",

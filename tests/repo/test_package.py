@@ -21,6 +21,7 @@ ENTRY_POINTS = [
     EntryPoint(name=name, value=value, group=group)
     for group, entries in PROJECT["entry-points"].items()
     for name, value in entries.items()
+    if group.startswith("compile_stage.")  # the others are MLflow's, which loads what it asks for
 ]
 # What only one plug-in needs, or what brings gigabytes.
 EXTRAS_ONLY = {

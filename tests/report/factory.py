@@ -22,6 +22,7 @@ from compile_stage.core.records import (
     Outcome,
     Policy,
     PortableModel,
+    PredictSpeedup,
     Receipt,
     Refusal,
     RunResult,
@@ -264,6 +265,16 @@ def every_ending() -> TargetResult:
             created=True,
             promoted_to="cpu-server-prod",
             previous="2",
+        ),
+        predict_speedup=PredictSpeedup(
+            speedup=1.84,
+            interval=(1.71, 1.97),
+            stable=True,
+            rows=1,
+            pairs=31,
+            original_s=0.00262,
+            compiled_s=0.00142,
+            given="a data frame",
         ),
     )
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from types import ModuleType
 from xml.etree import ElementTree
 
-from compile_stage.core.records import RunResult, Verdict
+from compile_stage.core.records import Promotion, RunResult, Verdict
 from compile_stage.report.junit import render_junit
+from compile_stage.report.markdown import render_markdown
 
 
 def cases(result: RunResult) -> dict[tuple[str, str], list[str]]:
@@ -65,3 +66,21 @@ def test_what_xml_cannot_hold_is_replaced(result: RunResult) -> None:
     made = dataclasses.replace(result, targets=(), problem="bell \x07 null \x00 escape \x1b[31m <tag> & \ud800")
     root = ElementTree.fromstring(render_junit(made))
     assert "<tag> &" in str(root.find(".//error").get("message"))  # type: ignore[union-attr]
+
+
+def test_a_promotion_that_a_gate_stopped_is_a_failure(result: RunResult) -> None:
+    """Broken: a new version slower than the promoted one ended the run with 3, and junit.xml held no failure of it."""
+    first = result.targets[0]
+    why = "not promoted to 'prod': at batch size 1 its p50 is 1.120 times that of models:/x/3, at most 1.02 allowed"
+    stays = dataclasses.replace(first.receipt, promoted_to=None, note=why)
+    policy = dataclasses.replace(first.policy, promote=Promotion(alias="prod"))
+    hurt = dataclasses.replace(first, policy=policy, receipt=stays)
+    made = dataclasses.replace(result, targets=(hurt,), status="failed", exit_code=3, problem=f"models:/x/4: {why}")
+    assert cases(result)["cpu-server", "promotion"] == ["system-out"]
+    assert cases(made)["cpu-server", "promotion"] == ["failure"]
+    assert why in render_junit(made).replace("&apos;", "'")
+    assert "1.120 times that of models:/x/3" in render_markdown(made)
+    waits = dataclasses.replace(made, status="passed", exit_code=0, problem="")  # as for an approval
+    assert cases(waits)["cpu-server", "promotion"] == ["skipped"]
+    without = dataclasses.replace(hurt, receipt=dataclasses.replace(stays, note=""))  # --no-promote
+    assert ("cpu-server", "promotion") not in cases(dataclasses.replace(waits, targets=(without,)))

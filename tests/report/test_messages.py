@@ -62,7 +62,7 @@ def endings(result: RunResult, factory: ModuleType) -> Iterator[str]:
     winner = result.targets[0].candidates[0]
     timing = winner.measurement.timings[0]
     again = dataclasses.replace(
-        result.targets[0].receipt, created=False, promoted_to="", note="the alias was not moved: 1.100 times as slow"
+        result.targets[0].receipt, created=False, promoted_to="", note="not promoted to 'prod': 1.100 times as slow"
     )
     for ending in (
         result,
@@ -211,7 +211,7 @@ def test_what_is_only_too_uncertain_is_said_once(factory: ModuleType) -> None:
     rows = summary.rows(result, target)
     (told, reason), *_ = summary.grouped_reasons(target, [row for row in rows if row.state == "failed"])
     assert set(told.split(", ")) == set(names.split(", "))
-    assert reason == "its speed is too uncertain to pass"
+    assert reason == "its speed at batch size 1 is too uncertain to pass"
     stream = Log()
     Display(stream, width=80).show_result(result, Path("out"))
     text = " ".join(stream.getvalue().split())

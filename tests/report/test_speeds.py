@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import io
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from compile_stage.cli.render import Display
-from compile_stage.core.records import RunResult
+from compile_stage.core.records import PredictSpeedup, RunResult
 from compile_stage.report import summary
 from compile_stage.report.html import render_html
 from compile_stage.report.junit import render_junit
@@ -75,6 +78,17 @@ def test_an_unstable_speedup_is_a_range_and_no_headline_figure(result: RunResult
         assert "6.66" not in text, place
 
 
+def test_an_interval_of_many_powers_of_ten_is_not_written_out(result: RunResult) -> None:
+    """Broken: a reader is shown "2.16e-13 to 11,366,909,008,587,188,224" times, of two rounds on a busy machine."""
+    unknown = with_winner(result, stable=False, speedup=1566.6, speedup_interval=(2.159e-13, 1.1367e19))
+    for place, text in everything_shown(unknown).items():
+        assert place == "junit" or "unstable" in text, place
+        for figure in ("11,366", "1.137e+19 ", "2.16e-13 to"):
+            where = text.find(figure)
+            assert where < 0, (place, text[max(0, where - 200) : where + 100])
+    assert "unstable: not known how many times the baseline's speed" in summary.headline(unknown)
+
+
 def test_a_busy_machine_is_said_wherever_speeds_are(result: RunResult) -> None:
     baseline = result.baseline["cpu-server"]
     note = "the machine was busy"
@@ -82,3 +96,28 @@ def test_a_busy_machine_is_said_wherever_speeds_are(result: RunResult) -> None:
     for place, text in everything_shown(noted).items():
         if place != "junit":
             assert note in text, place
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            PredictSpeedup(speedup=0.5, interval=(0.48, 0.52), stable=True, rows=4, pairs=31, given="an array"),
+            "6.52× in the runtime, 0.50× through predict() (0.48 to 0.52): given an array, 4 rows; predict() is slower "
+            "than the original's",
+        ),
+        (
+            PredictSpeedup(speedup=1.5, interval=(0.9, 2.0), rows=1, pairs=5, given="an array"),
+            "6.52× in the runtime, 0.90 to 2.00×, unstable, through predict(): given an array, 1 row",
+        ),
+        (
+            PredictSpeedup(reason="it is a pickle"),
+            "6.52× in the runtime, through predict() not measured: it is a pickle",
+        ),
+    ],
+    ids=["slower", "unstable", "not measured"],
+)
+def test_what_predict_gains_is_said_beside_the_runtime(factory: ModuleType, found: PredictSpeedup, said: str) -> None:
+    """Broken: a predict() that is slower than before looks like a gain, or one that was not measured like none."""
+    target = dataclasses.replace(factory.every_ending(), predict_speedup=found)
+    assert summary.predict_text(target) == said

@@ -21,7 +21,7 @@ from compile_stage.serving.prediction_io import InputRefusedError
 from compile_stage.serving.predictions import plain_prediction, refuse_prediction
 from compile_stage.sources.transformers import TransformersSource
 
-from .conftest import source_of
+from .conftest import Proof, source_of
 
 pytest.importorskip("transformers", reason="the transformers source needs transformers")
 pytest.importorskip("PIL", reason="pictures are read by Pillow")
@@ -195,3 +195,34 @@ def test_a_processor_that_does_more_keeps_pictures_out(tmp_path: Path) -> None:
     assert "resizes by" in TransformersSource().processor(source, tmp_path).refusal
     (path / "components" / "image_processor" / "code.py").write_text("raise SystemExit")
     assert "code.py" in str(TransformersSource().refuse(source, Compliance()))
+
+
+@pytest.mark.parametrize("kind", ["detr", "features"])
+def test_detectors_and_features_of_pictures_have_the_networks_outputs(kind: str, tmp_path: Path, prove: Proof) -> None:
+    """Broken: a detector's raw heads, or the features of pictures, are other than the original's; or predict() is said
+    to take pictures, which MLflow's own does not."""
+    source = source_of(small_media.save(tmp_path / "model", kind), "transformers")
+    assert TransformersSource().refuse(source, Compliance()) is None
+    pixels = TransformersSource().tokenize(source, [_PICTURE, _PICTURE // 2])
+    made = prove(source, pixels, sizes=(1, 2))
+    outputs = [str(spec) for spec in made.signature.outputs]
+    if kind == "features":
+        # ViTModel makes its missing pooler of random weights at each load.
+        assert outputs == ["last_hidden_state: float32[batch, 17, 32]"]
+    else:
+        assert outputs == ["logits: float32[batch, 6, 8]", "pred_boxes: float32[batch, 6, 4]"]
+    assert "MLflow's own pyfunc has no answer" in TransformersSource().processor(source, tmp_path).refusal
+
+
+def test_a_network_whose_files_lack_weights_is_refused(pictures: Pair, tmp_path: Path) -> None:
+    """Broken: what transformers drew at random is taken for the model, and each load is another baseline."""
+    from safetensors.torch import load_file, save_file
+
+    path = small_media.save(tmp_path / "model", "vit")
+    weights = load_file(path / "model" / "model.safetensors")
+    del weights["classifier.weight"]
+    save_file(weights, path / "model" / "model.safetensors", {"format": "pt"})
+    reason = str(TransformersSource().refuse(source_of(path, "transformers"), Compliance()))
+    assert "its weights lack 1 of the network's" in reason
+    assert "classifier.weight" in reason
+    assert TransformersSource().refuse(pictures.source, Compliance()) is None

@@ -81,6 +81,20 @@ def test_a_batch_that_the_export_fixed_is_refused_when_the_policy_asks_for_anoth
     assert TorchSource().export(source, {}, tmp_path / "out").signature.fixed_batch == 1
 
 
+def test_an_archive_that_pytorch_cant_read_back_is_refused_with_what_to_change(tmp_path: Path) -> None:
+    """Broken: whoever logged some of their pictures, channels moved forward, as the example is told to use the version
+    of PyTorch that they have."""
+    example = np.moveaxis(np.zeros((8, 8, 8, 3), np.float32), -1, 1)[::2]
+    signature = infer_signature(example, np.zeros((4, 4, 6, 6), np.float32))
+    source = save(tmp_path / "net", torch.nn.Conv2d(3, 4, 3).eval(), example, signature=signature)
+    with (
+        pytest.raises(SourceError, match=r"torch.export.load can't read it") as caught,
+        TorchSource().open(source, Target(name="cpu")),
+    ):
+        pass
+    assert "np.ascontiguousarray" in caught.value.fix
+
+
 @pytest.mark.parametrize("model", [torch.nn.Dropout(0.5), torch.nn.BatchNorm2d(1)], ids=["dropout", "batch_norm"])
 def test_a_model_frozen_in_training_mode_is_refused(tmp_path: Path, model: Any) -> None:
     source = save(tmp_path / "live", model.train(), signature=infer_signature(IMAGES, IMAGES))

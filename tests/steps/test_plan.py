@@ -267,3 +267,22 @@ def test_a_source_whose_packages_are_missing_has_no_jobs(
     reason = {refusal.backend: refusal.reason for refusal in made.refused}["onnxruntime"]
     assert reason.startswith("pytorch needs ")
     assert reason.endswith('onnxscript, which is not installed: pip install "compile-stage[torch]"')
+
+
+def test_a_variant_for_other_hardware_is_not_required_where_the_family_has_one_for_this_machine() -> None:
+    """Broken: no run of a family could pass on any machine; or one would pass where none of its variants is for it."""
+    here = replace(hardware(), features=("avx2",))
+
+    def required(*wanted: str) -> list[bool]:
+        targets = tuple(
+            replace(TARGET, family="x86", target=replace(TARGET.target, name=f"t{number}", hardware={"features": word}))
+            for number, word in enumerate(wanted)
+        )
+        made = plan(SOURCE, replace(POLICY, targets=targets), here)
+        assert len([note for note in made.notes if "not required here" in note]) == sum(
+            not rules.target.required for rules in made.policy.targets
+        )
+        return [rules.target.required for rules in made.policy.targets]
+
+    assert required("avx2", "avx512_vnni") == [True, False]
+    assert required("amx_int8", "avx512_vnni") == [True, True]

@@ -46,16 +46,25 @@ def move(*timings: Timing) -> Any:
     in."""
     measured = measurement(timings=timings) if timings else None
     context: Any = SimpleNamespace()
-    return promote(context, source(), TARGET, "prod", Incumbent(artifact=artifact(digest="sha256:old")), measured)
+    before = Incumbent(artifact=artifact(digest="sha256:old"), uri="models:/m-compiled/1")
+    return promote(context, source(), TARGET, "prod", before, measured)
 
 
 @pytest.mark.parametrize(
     ("timings", "says"),
     [
-        ((), "could not be measured against its predecessor at batch size 1"),
-        ((timing(1, 1.5, 1.6),), "could not be measured against its predecessor at batch size 8"),
-        ((timing(1, 0.9, 0.95), timing(8, 2.0, 2.1)), "at batch size 1 it takes up to 1.111 times"),
-        ((timing(1, 2.0, 2.1), timing(8, 0.9, 0.95)), "at batch size 8 it takes up to 1.111 times"),
+        ((), "could not be measured against models:/m-compiled/1 at batch size 1"),
+        ((timing(1, 1.5, 1.6),), "could not be measured against models:/m-compiled/1 at batch size 8"),
+        (
+            (timing(1, 0.9, 0.95), timing(8, 2.0, 2.1)),
+            r"not promoted to 'prod': at batch size 1 its p50 is 1\.081 \(up to 1\.111\) times that of "
+            "models:/m-compiled/1, at most 1.02 allowed",
+        ),
+        (
+            (timing(1, 2.0, 2.1), timing(8, 0.9, 0.95)),
+            r"not promoted to 'prod': at batch size 8 its p50 is 1\.081 \(up to 1\.111\) times that of "
+            "models:/m-compiled/1, at most 1.02 allowed",
+        ),
         ((timing(1, 0.8, 3.0, stable=False), timing(8, 2.0, 2.1)), "after 10 rounds it is not known more narrowly"),
     ],
 )

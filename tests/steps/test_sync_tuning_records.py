@@ -13,11 +13,20 @@ from factories import job, run_context
 
 from compile_stage.backends.tensorrt import TensorRt
 from compile_stage.core import plugins, tuning_records
+from compile_stage.core.cache import Cache
 from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.context import Context
 from compile_stage.core.records import Candidate, Job, SourceModel, Target, TargetResult
+from compile_stage.core.shared_cache import NoSeal, SecretSeal, SharedCache
+from compile_stage.core.shared_store import open_store
+from compile_stage.functions.caches import cache_entries, verify_cache
 from compile_stage.steps.select import select
-from compile_stage.steps.sync_tuning_records import pull_records, push_records
+from compile_stage.steps.sync_tuning_records import (
+    pull_records,
+    pull_shared_records,
+    push_records,
+    share_records,
+)
 from tests.steps.test_plan import SOURCE as IN_MLFLOW
 from tests.steps.test_plan import TARGET
 
@@ -183,3 +192,37 @@ def test_names_tell_the_whole_content() -> None:
     assert (
         tuning_records.name_of("timings", "cache", b"one") == f"timings-{hashlib.sha256(b'one').hexdigest()[:24]}.cache"
     )
+
+
+@pytest.mark.parametrize("seal", [NoSeal(), SecretSeal(b"s" * 32)], ids=["unsigned", "secret"])
+def test_machines_share_them_by_the_shared_cache_too(
+    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seal: Any
+) -> None:
+    """Broken: each CI machine tunes again what another has, or a damaged record makes a run fail."""
+    url = f"file://{tmp_path}/shared"
+
+    def with_cache() -> Context:
+        return replace(context, cache=Cache(tmp_path / "steps", shared=SharedCache(open_store(url), seal)))
+
+    first = a_machine(monkeypatch, tmp_path / "first")
+    name = measured(first, b"of the first")
+    assert "1, of" in share_records(with_cache(), done(JOB)).notes[0]
+    assert share_records(with_cache(), done(JOB)).notes == (), "it is there"
+
+    second = a_machine(monkeypatch, tmp_path / "second")
+    monkeypatch.setattr(TensorRt, "refuse_record", lambda *_: None)
+    assert pull_shared_records(with_cache(), [JOB]) == (f"tuning records taken from the shared cache: 1, of {KEY}",)
+    assert (second / name).read_bytes() == b"of the first"
+    assert pull_shared_records(with_cache(), [JOB]) == ()
+
+    (held,) = [path for path in (tmp_path / "shared").rglob("timings-*") if path.is_file()]
+    if isinstance(seal, NoSeal):
+        monkeypatch.delenv("COMPILE_STAGE_CACHE_KEY", raising=False)
+        assert [entry.step for entry in cache_entries(url).entries] == ["tuning"]
+        assert verify_cache(url).refused == {}
+    held.write_bytes(held.read_bytes()[:-3] + b"BAD")
+    third, shared = a_machine(monkeypatch, tmp_path / "third"), with_cache()
+    assert pull_shared_records(shared, [JOB]) == ()
+    assert not (third / name).exists()
+    assert any("1 refused" in note for note in shared.cache.notes())
+    assert pull_shared_records(context, [JOB]) == (), "without a shared cache"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.ports.plugin import Plugin
-from compile_stage.core.records import Bundle, Receipt, SourceModel
+from compile_stage.core.records import Bundle, Receipt, RegisteredVersion, SourceModel
 
 
 class Registry(Plugin, Protocol):
@@ -38,6 +38,13 @@ class Registry(Plugin, Protocol):
     @abstractmethod
     def find(self, name: str, key: str) -> Receipt | None:
         """The published version with that idempotency key."""
+
+    def find_family(self, name: str, family_key: str) -> tuple[Receipt, ...]:
+        """The published versions that hold variants of a family, by the tag `compile_stage.family_key`, and that no
+        other was made after (`compile_stage.family_after`), the newest first: more than one where machines published
+        side by side. Empty where there is none, or the registry does not look for it: a run then publishes its own
+        variants alone. Raises RegistryError when it can't be reached or refuses."""
+        return ()
 
     @abstractmethod
     def published(self, uri: str) -> Receipt:
@@ -83,6 +90,11 @@ class Registry(Plugin, Protocol):
     def fetch(self, uri: str, into: Path) -> Path:
         """Download a published version into the folder `into`; returns the MLflow model directory."""
 
+    def result(self, uri: str, into: Path) -> Path:
+        """Copy the `result.json` that was stored with a published version into the folder `into`; returns the file.
+        Raises RegistryError where there is none."""
+        raise RegistryError(f"the registry {self.name} keeps no reports", where=uri)
+
     @abstractmethod
     def check(self) -> str | None:
         """None when it can be reached, or the reason: for `doctor`."""
@@ -110,3 +122,41 @@ class Registry(Plugin, Protocol):
             source: Whose registry it is.
         """
         raise RegistryError(f"the registry {self.name} keeps no tuning records")
+
+    def versions(self) -> Iterator[RegisteredVersion]:
+        """Of a registry that `can_be_watched`: every version that it holds. Raises RegistryError as `pull_records`
+        does."""
+        raise RegistryError(f"the registry {self.name} can't be watched")
+
+    def search(self, name: str, alias: str = "", tags: Mapping[str, str] | None = None) -> Iterator[RegisteredVersion]:
+        """Of a registry that `can_be_watched`: the versions of the models whose name matches, page by page, so that no
+        more than a page of them is held. Raises RegistryError as `pull_records` does.
+
+        Args:
+            name: Glob pattern.
+            alias: Glob pattern; versions that have such an alias. Empty: the newest version of each model.
+            tags: That the version must have; the server leaves others out where it can.
+        """
+        raise RegistryError(f"the registry {self.name} can't be searched")
+
+    def flavor(self, uri: str) -> str:
+        """Of a registry that `can_be_watched`: the flavor that a version would be read as. Fetches its `MLmodel` alone.
+        Raises RegistryError as `pull_records` does, SourceError where that file can't be read."""
+        raise RegistryError(f"the registry {self.name} can't be searched")
+
+    def version(self, name: str, number: str) -> RegisteredVersion | None:
+        """Of a registry that `can_be_watched`: one version as it is now; None where there is none. Raises RegistryError
+        as `pull_records` does."""
+        raise RegistryError(f"the registry {self.name} can't be watched")
+
+    def remove_alias(self, name: str, alias: str, *, expected: str) -> None:
+        """Of a registry that `can_be_watched`: take an alias away, where it still points to the version `expected`.
+        Nothing happens where it is gone already. Raises AliasMovedError where it points to another, RegistryError as
+        `pull_records` does."""
+        raise RegistryError(f"the registry {self.name} removes no aliases")
+
+    def register_webhook(self, name: str, url: str, secret: str | None) -> str | None:
+        """Of a registry that `can_be_watched`: have it report new versions, aliases and tags to an address, signed with
+        the secret. Returns None when an example got there, or what became of it. Raises RegistryError where it
+        refuses."""
+        raise RegistryError(f"the registry {self.name} can't be watched")

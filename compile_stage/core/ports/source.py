@@ -74,7 +74,8 @@ class Exporter(Plugin, Protocol):
         """How the source's pyfunc answers, so that the published model answers the same way; read by
         `compile_stage.flavor`:
 
-        {"kind": "array" | "dict" | "dataframe",   what predict() returns for an array (or dict) input
+        {"kind": "array" | "dict" | "dataframe" | "series",   what predict() returns for an array (or dict) input; a
+                                                  series is an array for one, and a pandas Series for a DataFrame
          "outputs": ["label", ...],                which graph outputs it answers with, in order
          "columns": ["f0", ...] | None,            the data frame's columns that make up the (single) input, in order
          "frame_in_frame_out": bool}               a DataFrame is answered with a DataFrame
@@ -108,6 +109,21 @@ class Exporter(Plugin, Protocol):
     def class_names(self, source: SourceModel) -> Sequence[str]:
         """The names of the classes in the order of the network's scores, where labels of samples may be such names."""
         return ()
+
+    def keeps_cache(self, source: SourceModel) -> bool:
+        """The graph of this model hands on a cache (`core.generation`), so its samples are windows of tokens
+        (`token_windows`), and only backends whose capabilities say `caches` take it. Answered from what `MLmodel`
+        says."""
+        return False
+
+    def token_windows(self, source: SourceModel, texts: Sequence[str], tokens: int) -> Sequence[Array]:
+        """Of a source that `keeps_cache`: of each text its windows of exactly so many tokens, int64 [windows, tokens],
+        without overlap; a text that is too short has none."""
+        raise SourceError(f"a {self.framework} model reads no text token by token", where=source.uri)
+
+    def texts_of(self, source: SourceModel, tokens: Sequence[Sequence[int]]) -> Sequence[str]:
+        """Of a source that `keeps_cache`: rows of tokens as text, without special tokens."""
+        raise SourceError(f"a {self.framework} model writes no text token by token", where=source.uri)
 
     @abstractmethod
     def packages(self) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from compile_stage.core.records.base import JsonMap, record
 from compile_stage.core.records.model import Artifact, PortableModel
 from compile_stage.core.records.plan import Job
 from compile_stage.core.records.timing import Measurement
-from compile_stage.core.records.verdict import Trial, Verdict
+from compile_stage.core.records.verdict import OutputErrors, Trial, Verdict
 
 NOT_STARTED = "plan"
 """The step of a failure that kept a job from being started at all."""
@@ -48,6 +48,7 @@ class Candidate:
         reason: One sentence on why it is in its state; empty while it is planned.
         trials: Of the search for nodes to keep in higher precision, when this candidate missed its tolerance.
         note: What became of that search, or what this candidate owes to one; follows the reason.
+        errors: By output, of each validation sample; empty where nothing could be compared.
     """
 
     job: Job
@@ -62,6 +63,7 @@ class Candidate:
     cache: Mapping[str, CacheState] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     note: str = ""
+    errors: tuple[OutputErrors, ...] = ()
 
     def in_state(self, state: CandidateState, reason: str) -> Candidate:
         """The candidate with its new state, and the sentence that says why."""

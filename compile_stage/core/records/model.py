@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import ClassVar, Literal
 
 from compile_stage.core.records.base import JsonMap, record
+from compile_stage.core.records.policy import Generation
 from compile_stage.core.tensors import Signature
 
 
@@ -88,6 +89,8 @@ class Predictions:
         answer: As `compile_stage.serving.predictions.plain_prediction` writes it.
         column: Of the data frame that all were given in; empty for a list.
         each: They were given one by one.
+        params: That predict() was given beside them, past MLflow's signature: of a language model that it does not draw
+            its tokens at random.
     """
 
     texts: tuple[str, ...]
@@ -95,6 +98,7 @@ class Predictions:
     answer: JsonMap
     column: str = ""
     each: bool = False
+    params: JsonMap = field(default_factory=dict)
 
 
 @record
@@ -141,6 +145,7 @@ class Artifact:
         options: What `Backend.open` needs beside the files (threads, hints).
         executed: What the runtime says it really runs: `{"providers": {...}, "ops": {...}, "precision": {...}}`.
         not_runnable_here: Why this machine can't run it: it was compiled for another. Empty when it can.
+        generation: Of a graph with a cache (`core.generation`): what a call of it reads and writes. None of others.
     """
 
     FORMER_NAMES: ClassVar = {"elsewhere": "not_runnable_here"}
@@ -160,3 +165,4 @@ class Artifact:
     executed: JsonMap = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     not_runnable_here: str = ""
+    generation: Generation | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from compile_stage.core.records.base import JsonMap, record
+from compile_stage.core.records.serving import Serving
 
 
 @record
@@ -67,6 +68,24 @@ class ShapeRange:
 
 
 @record
+class Generation:
+    """How much text a call of a language model reads and writes, where it is validated and measured.
+
+    Attributes:
+        prompt_tokens: That go in at once, before the cache holds any.
+        new_tokens: That are added one by one, each through the cache.
+    """
+
+    prompt_tokens: int = 64
+    new_tokens: int = 32
+
+    @property
+    def tokens(self) -> int:
+        """Of a sample: the prompt, and what follows it."""
+        return self.prompt_tokens + self.new_tokens
+
+
+@record
 class Target:
     """Where an artifact must run.
 
@@ -80,6 +99,7 @@ class Target:
         hardware: What the machine must match, by `Hardware` field name
             (`{"machine": "x86_64", "features": "avx512_vnni"}`).
         options: Per backend name, options handed to it untouched.
+        generation: Of language models alone.
     """
 
     name: str
@@ -92,9 +112,12 @@ class Target:
     required: bool = True
     hardware: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, JsonMap] = field(default_factory=dict)
+    generation: Generation = field(default_factory=Generation)
 
 
 Direction: TypeAlias = Literal["at_most", "at_least"]
+Reach: TypeAlias = Literal["never", "same-machine", "same-fingerprint"]
+"""Which earlier results of a machine are used: of no run, of its own runs, or of any machine with its hardware."""
 
 
 @record
@@ -148,7 +171,8 @@ class Fallback:
 @record
 class Budget:
     """How much a run may cost. `job_*` bound one worker; `measure_seconds` bounds one target's measurement;
-    `soak_seconds` is how long a winner is called before it is one, 0 for not at all."""
+    `soak_seconds` is how long a winner is called before it is one, `predict_seconds` how long its predict() and the
+    original's take turns; 0 for not at all."""
 
     minutes: float = 60.0
     tuning_trials: int = 0
@@ -156,14 +180,22 @@ class Budget:
     job_memory_mb: float = 12_000.0
     measure_seconds: float = 60.0
     soak_seconds: float = 2.0
+    predict_seconds: float = 1.0
 
 
 @record
 class Promotion:
-    """Which alias moves, and how much slower than what it points to now the new version may be (1.02 = 2 %)."""
+    """Which alias moves, and how much slower than what it points to now the new version may be (1.02 = 2 %).
+
+    Attributes:
+        approval: Tag of the published version that somebody must set before the alias moves; None: nobody is asked.
+        approvers: Names, one of which must be the tag's value; empty: the value is `approved`.
+    """
 
     alias: str | None = None
     max_slowdown: float = 1.02
+    approval: str | None = None
+    approvers: tuple[str, ...] = ()
 
 
 @record
@@ -173,6 +205,7 @@ class Compliance:
     Attributes:
         trusted_keys: Files that name who may sign (`serving.trust`), absolute once the policy was loaded.
         sandbox: `required` refuses where workers can't be confined (`engine.confinement`).
+        reuse_verdicts, reuse_timings: Which results of earlier runs are used (`core.reuse`).
     """
 
     allow_pickle: bool = False
@@ -182,6 +215,8 @@ class Compliance:
     trusted_keys: tuple[str, ...] = ()
     on_hardware_mismatch: Literal["error", "warn", "ignore"] = "error"
     sandbox: Literal["required", "best-effort"] = "best-effort"
+    reuse_verdicts: Reach = "same-fingerprint"
+    reuse_timings: Reach = "same-machine"
 
 
 @record
@@ -191,9 +226,12 @@ class TargetPolicy:
     Attributes:
         tolerances: By precision (`fp32`, `int8`, ...). A precision without an entry has no gates, so its verdict can't
             pass.
-        performance: Gates on `speedup`, `p95_latency_ms`, `size_mb`, `memory_mb`.
+        performance: Gates on `speedup`, `p95_latency_ms`, `size_mb`, `memory_mb`; of language models on `ttft_p95_ms`,
+            `tpot_p95_ms` and `tokens_per_s`; of what is served on `throughput_at_p99` and `cost_per_million`.
         ladder: Tune the backend's options on the fastest candidate that passes: those for memory, then those for speed,
             one by one.
+        serving: How the winner is measured behind its server.
+        family: Of targets that are published together, as variants in one version; empty for a version of its own.
     """
 
     target: Target
@@ -203,6 +241,19 @@ class TargetPolicy:
     fallback: Fallback = field(default_factory=Fallback)
     promote: Promotion = field(default_factory=Promotion)
     ladder: bool = False
+    serving: Serving = field(default_factory=Serving)
+    family: str = ""
+
+    @property
+    def published_as(self) -> str:
+        """Whose version it is published in: its family's, or its own."""
+        return self.family or self.target.name
+
+    @property
+    def alias(self) -> str | None:
+        """The alias that is moved (`{target}-prod` → `cpu-server-prod`); None where none is."""
+        template = self.promote.alias
+        return template.replace("{target}", self.published_as) if template else None
 
     @property
     def prunes_slow(self) -> bool:
@@ -213,11 +264,45 @@ class TargetPolicy:
 
 
 @record
+class ReportContent:
+    """What reports may show beside numbers.
+
+    Attributes:
+        samples: The validation samples with the largest errors, at most three of a target, made small.
+        profile: What the baseline's and the winner's runtimes spend their time on.
+    """
+
+    samples: bool = False
+    profile: bool = False
+
+
+@record
+class PolicyValue:
+    """One resolved value of a policy.
+
+    Attributes:
+        path: Dotted: `targets.edge.tolerances.int8.cosine`.
+        value: A plain JSON value; None where a limit was taken away.
+        origin: `file:line`, or the `--set` argument.
+        is_default: It is the shipped default.
+        locked_by: `file:line` of the lock that keeps later layers from changing it; empty where none does.
+    """
+
+    path: str
+    value: Any
+    origin: str
+    is_default: bool
+    locked_by: str = ""
+
+
+@record
 class AppliesTo:
-    """Which models the policy is for: glob patterns over names, and tags that must be equal. Empty means all."""
+    """Which models the policy is for: glob patterns over names, tags that must be equal, and flavors of which it must
+    have been logged with one. Empty means all."""
 
     names: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
+    flavors: tuple[str, ...] = ()
 
 
 @record
@@ -228,7 +313,11 @@ class Policy:
         digest: Of the resolved values, so that a comment or a reordering does not change it.
         files: Every file that had a say, in layer order.
         publish_name: Template with `{model}`.
+        elsewhere: What a version that holds a family does on a machine that no variant is proven for.
         warnings: Limits that can't fail and waivers without an end, located; no part of the digest.
+        report: What reports may show; no part of the digest, since it changes nothing that is compiled.
+        families: Family → its targets, also those that this run was not asked for (`--target`) or that another node of
+            a cluster has; no part of the digest, since the targets say it.
     """
 
     name: str
@@ -242,4 +331,7 @@ class Policy:
     compliance: Compliance = field(default_factory=Compliance)
     waivers: tuple[Waiver, ...] = ()
     publish_name: str = "{model}-compiled"
+    elsewhere: Literal["refuse", "portable-fp32"] = "refuse"
     warnings: tuple[str, ...] = ()
+    report: ReportContent = field(default_factory=ReportContent)
+    families: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

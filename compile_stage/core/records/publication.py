@@ -60,12 +60,48 @@ class FetchedVersion:
 
     Attributes:
         predictions: What the original's predict() answers to texts; None where nothing is known of it.
+        variant: Of a version that holds several artifacts, the id of the one that is to be loaded; else empty.
     """
 
     uri: str
     path: str
     artifact: Artifact
     predictions: Predictions | None = None
+    variant: str = ""
+
+
+@record
+class Variant:
+    """One artifact of a version that holds a family (`serving.variants`).
+
+    Attributes:
+        id: Its name within the version.
+        manifest: Its own, as plain JSON values: what it is, what proved it, where.
+        path: The folder with the artifact's files.
+        taken_from: URI of the published version that it was taken over from; empty for what this run made.
+        validations: Files that `compile-stage validate` attached to it there.
+    """
+
+    id: str
+    manifest: JsonMap
+    path: str
+    taken_from: str = ""
+    validations: tuple[str, ...] = ()
+
+
+@record
+class TakenOver:
+    """What a run found of a family in the registry.
+
+    Attributes:
+        variants: That it publishes again with its own.
+        notes: On those that were left out.
+        versions: That were looked at. What is published then comes after them.
+    """
+
+    variants: tuple[Variant, ...] = ()
+    notes: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
 
 
 @record
@@ -76,3 +112,26 @@ class UnvalidatedBundle:
     job_id: str
     bundle: Bundle
     receipt: Receipt | None = None
+
+
+@record
+class RegisteredVersion:
+    """A version of a registered model, as the registry describes it at one moment.
+
+    Attributes:
+        published: compile-stage published it, so it is no source.
+        approval: The tag that must be set before an alias moves to it, and that alias; both empty where none is asked.
+        owner: Its tag `owner`, or else that of its registered model; empty where neither is set.
+        location: Where its files are, in the registry's words: two versions with one location are one model. Empty
+            where the registry does not say.
+    """
+
+    uri: str
+    name: str
+    version: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    published: bool = False
+    approval: tuple[str, str] = ("", "")
+    owner: str = ""
+    location: str = ""

@@ -29,6 +29,10 @@ class Timing:
             where it was not measured. A turn's few microseconds around each call are in it.
         threads: How many threads ran in a turn (median): with at least a tenth of the CPU time of the busiest; 0 where
             it was not measured.
+        first_s: Of a language model, seconds of a call for its first token alone, one beside each of `latency_s`, on
+            the same batch: the time to the first token. Empty for any other.
+        new_tokens: That each call of `latency_s` writes in each row of its batch, the first among them; 0 where it is
+            no language model.
     """
 
     latency_s: tuple[float, ...]
@@ -43,16 +47,40 @@ class Timing:
     processes: tuple[int, ...] = ()
     cpu_s: tuple[float, ...] = ()
     threads: int = 0
+    first_s: tuple[float, ...] = ()
+    new_tokens: int = 0
+
+    @property
+    def token_s(self) -> tuple[float, ...]:
+        """Of a language model, seconds for an output token after the first, on average over each call."""
+        more = self.new_tokens - 1
+        if more < 1:
+            return ()
+        return tuple((whole - first) / more for whole, first in zip(self.latency_s, self.first_s, strict=True))
 
     @property
     def cpu_per_call_s(self) -> float | None:
-        """CPU seconds of a call, on average; None where it was not measured."""
-        return sum(self.cpu_s) / len(self.latency_s) if self.cpu_s and self.latency_s else None
+        """CPU seconds of a call, on average; None where it was not measured. Of a turn in which first tokens were timed
+        too, the calls have the share that they have of its time."""
+        if not self.cpu_s or not self.latency_s:
+            return None
+        whole_s = sum(self.latency_s)
+        share = whole_s / (whole_s + sum(self.first_s)) if self.first_s else 1.0
+        return share * sum(self.cpu_s) / len(self.latency_s)
 
     @property
     def headline_speedup(self) -> float | None:
         """`speedup` where one figure may stand for it; None where it is unstable, and for the baseline."""
         return self.speedup if self.stable else None
+
+
+def is_ratio_known(interval: tuple[float, float] | None) -> bool:
+    """Whether the interval of a quotient of speeds tells people anything: its ends are less than a factor of 100 apart.
+
+    With one degree of freedom, two rounds that differ by a third have an interval of thirty powers of ten: right, and
+    its digits hide that nothing is known.
+    """
+    return interval is not None and interval[0] > 0 and interval[1] < 100 * interval[0]
 
 
 @record

@@ -69,6 +69,38 @@ class Verdict:
 
 
 @record
+class WorstAnswer:
+    """One of the samples on which an output is furthest from the original's.
+
+    Attributes:
+        sample: Index within the validation samples.
+        error: As in `OutputErrors`.
+        original, candidate: The two answers, shortened for people (`class 3 (0.98)`); empty unless the policy's
+            `report.samples` is true.
+    """
+
+    sample: int
+    error: float
+    original: str = ""
+    candidate: str = ""
+
+
+@record
+class OutputErrors:
+    """How far one output is from the original's, sample by sample, at the target's first batch size.
+
+    Attributes:
+        errors: One for each sample, in their order: |candidate - original| / |original|, with Euclidean norms; of
+            whole numbers and texts the share of elements that differ. Infinite where one side alone is not finite.
+        worst: At most three samples, worst first; none that are exact.
+    """
+
+    output: str
+    errors: tuple[float, ...]
+    worst: tuple[WorstAnswer, ...] = ()
+
+
+@record
 class Sensitivity:
     """What one quantised node does to the output.
 

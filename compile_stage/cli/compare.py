@@ -1,0 +1,67 @@
+"""`compare`: two runs, two published versions, or two policies side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from compile_stage.cli.options import example as _example
+from compile_stage.cli.options import json_option as _json
+from compile_stage.cli.options import roots_option as _roots
+from compile_stage.cli.output import print_json, print_text
+from compile_stage.core import errors
+
+
+@click.command(
+    short_help="What changed between two runs, versions or policies.",
+    epilog=_example(
+        "compile-stage compare before/ after/ --fail-on-regression",
+        "compile-stage compare models:/fraud-compiled@cpu-server-prod models:/fraud-compiled/4",
+        "compile-stage compare --policy main/fraud.yaml fraud.yaml",
+    ),
+)
+@click.argument("before")
+@click.argument("after")
+@click.option("--policy", "of_policies", is_flag=True, help="Both are policy files: values and jobs; nothing is run.")
+@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write the comparison to this file.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write it as a page to this file.")
+@click.option("--fail-on-regression", is_flag=True, help="Exit with 3 where something is worse beyond the noise.")
+@_roots
+@_json
+def compare(
+    before: str,
+    after: str,
+    of_policies: bool,
+    markdown: Path | None,
+    html: Path | None,
+    fail_on_regression: bool,
+    policy_roots: tuple[Path, ...],
+    as_json: bool,
+) -> int:
+    """What changed from BEFORE to AFTER: policy, packages, hardware, verdicts, and figures beyond their noise.
+
+    Each is a result.json, a folder with one, or a published version (models:/NAME/VERSION, models:/NAME@ALIAS).
+    """
+    from compile_stage import api
+    from compile_stage.report import compare as comparison
+    from compile_stage.report import comparison_text as text
+
+    if of_policies:
+        if markdown or html or fail_on_regression:
+            raise errors.UsageError("--policy has neither --markdown, --html nor --fail-on-regression")
+        changed = api.compare_policies(before, after, policy_roots=policy_roots)
+        if as_json:
+            print_json({"schema": comparison.SCHEMA, "inputs": changed})
+        else:
+            print_text(text.render_policy_text(changed))
+        return errors.EXIT_OK
+    found = api.compare(before, after)
+    for file, render in ((markdown, text.render_markdown), (html, text.render_html)):
+        if file is not None:
+            file.write_text(render(found), encoding="utf-8")
+    if as_json:
+        print_json(comparison.comparison_document(found))
+    else:
+        print_text(text.render_text(found))
+    return errors.EXIT_GATE if fail_on_regression and found.regressed else errors.EXIT_OK

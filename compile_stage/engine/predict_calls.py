@@ -1,0 +1,69 @@
+"""The original's predict() in a worker: what it is given, and its calls in turns with those of the published model."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import SourceError
+from compile_stage.core.records import Compliance, Predictions, SampleSet, SourceModel, Target
+from compile_stage.core.tensors import Signature
+
+if TYPE_CHECKING:
+    from compile_stage.measure.predict_turns import PredictTurns
+
+_opened: tuple[ExitStack, PredictTurns] | None = None
+
+
+def describe_predict(source: Any, compliance: Any, signature: Any, predictions: Any = None) -> dict[str, Any]:
+    """What the original's predict() is given (`sources.original_predict.describe_input`). Raises SourceError where the
+    policy does not let MLflow load it, or samples are not what it takes."""
+    from compile_stage.sources import original_predict
+
+    model = revive(SourceModel, source)
+    if (reason := original_predict.refuse(model, revive(Compliance, compliance))) is not None:
+        raise SourceError(reason, where=model.uri)
+    return original_predict.describe_input(model, revive(Signature, signature), revive(Predictions | None, predictions))
+
+
+def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: Any) -> float:
+    """Load the original's pyfunc and call it until it is warm; it stays open. Returns the seconds of a call.
+
+    Args:
+        how: From `describe_predict`.
+        target: Its threads, its device, and the first of its batch sizes.
+    """
+    from compile_stage.measure.predict_turns import PredictTurns, build_input
+    from compile_stage.measure.samples import open_samples
+    from compile_stage.sources import original_predict
+
+    global _opened
+    close_predict()
+    model, where = revive(SourceModel, source), revive(Target, target)
+    with ExitStack() as stack:
+        loaded = stack.enter_context(original_predict.open_predict(model, revive(Compliance, compliance), where))
+        try:
+            given = build_input(how, open_samples(revive(SampleSet, samples)).inputs, where.batch_sizes[0])
+            turns = PredictTurns(loaded.predict, given)
+        except Exception as error:
+            line = (str(error).strip().splitlines() or [""])[0][:300]
+            raise SourceError(f"its predict() does not take the samples: {type(error).__name__}: {line}") from error
+        _opened = stack.pop_all(), turns
+        return turns.call_s
+    raise AssertionError("unreachable")
+
+
+def time_predict() -> float:
+    """Seconds of one call of the open predict()."""
+    if _opened is None:
+        raise SourceError("no predict() is open in this worker")
+    return _opened[1].turn()
+
+
+def close_predict() -> None:
+    """Let go of the original's pyfunc."""
+    global _opened
+    if _opened is not None:
+        stack, _opened = _opened[0], None
+        stack.close()

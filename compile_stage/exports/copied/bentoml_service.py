@@ -1,0 +1,64 @@
+"""A BentoML service of the published bundle beside it, by the loader that it carries.
+
+Copied by `compile-stage export --to bentoml`. Nothing of it is of one model: names and types are those of the bundle's
+manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import bentoml
+
+BUNDLE = Path(__file__).parent / "bundle"
+MANIFEST = json.loads((BUNDLE / "data" / "manifest.json").read_text(encoding="utf-8"))
+ANSWERS_REQUESTS = any(MANIFEST["answer"].get(key) for key in ("text", "media", "python_model"))
+MISMATCH = os.environ.get("COMPILE_STAGE_ON_HARDWARE_MISMATCH", MANIFEST["on_hardware_mismatch"])
+
+
+@bentoml.service(resources={"cpu": str(MANIFEST["threads"])}, workers=1)
+class PublishedModel:
+    """One process, and as many threads as the artifact was proven with."""
+
+    def __init__(self) -> None:
+        sys.path.insert(0, str(BUNDLE / "code"))
+        if ANSWERS_REQUESTS:
+            import mlflow.pyfunc
+
+            self.model = mlflow.pyfunc.load_model(str(BUNDLE), model_config={"on_hardware_mismatch": MISMATCH})
+        else:
+            from compile_stage.flavor import CompiledModel
+
+            self.model = CompiledModel(BUNDLE, on_hardware_mismatch=MISMATCH)
+
+    @bentoml.api  # type: ignore[untyped-decorator]
+    def predict(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Answer tensors by name, nested lists in and out; a model of texts, pictures or recordings takes a request of
+        MLflow's scoring protocol, and answers as its scoring server does."""
+        try:
+            return self.respond(inputs) if ANSWERS_REQUESTS else self.run(inputs)
+        except Exception as error:
+            if (problem := getattr(error, "problem", None)) is None and not isinstance(error, ValueError):
+                raise
+            raise bentoml.exceptions.InvalidArgument(problem or str(error)) from error
+
+    def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        import numpy as np
+
+        kinds = {spec.name: spec.dtype for spec in self.model.signature.inputs}
+        batch = {name: np.asarray(value, kinds.get(name)) for name, value in inputs.items()}
+        return {name: array.tolist() for name, array in self.model.run(batch).items()}
+
+    def respond(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        from mlflow.pyfunc import scoring_server
+
+        schema = self.model.metadata.get_input_schema()
+        answer = scoring_server.invocations(json.dumps(inputs), "application/json", self.model, schema)
+        if answer.status != 200:
+            raise ValueError(answer.response)
+        answered: dict[str, Any] = json.loads(answer.response)
+        return answered

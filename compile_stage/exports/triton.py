@@ -1,0 +1,103 @@
+"""`--to triton`: a model repository.
+
+MODEL/config.pbtxt
+MODEL/VERSION/               the artifact, or `model.py` of Triton's Python backend
+MODEL/compile-stage/bundle/  the bundle as it was published; Triton leaves folders alone whose names are no numbers
+README.md, export.json
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from compile_stage.exports import pbtxt
+from compile_stage.exports.folder import BUNDLE, Written, common_differences, copy_bundle, link_artifact
+from compile_stage.exports.options import ExportOptions
+from compile_stage.exports.triton_config import PYTHON, Choice, choose, configure, pays
+from compile_stage.exports.version import Version, plain_name
+
+CONFIG = "config.pbtxt"
+BESIDE = "compile-stage"
+_MODEL_PY = Path(__file__).with_name("copied") / "triton_model.py"
+
+
+def write(version: Version, options: ExportOptions, folder: Path) -> Written:
+    """Write the repository into the folder."""
+    choice, name = choose(version), plain_name(version.name)
+    home = folder / name
+    bundle = home / BESIDE / BUNDLE
+    copy_bundle(version, bundle)
+    place = home / version.number
+    if choice.backend == PYTHON:
+        place.mkdir()
+        shutil.copyfile(_MODEL_PY, place / "model.py")
+    else:
+        link_artifact(version, bundle, place)
+    config = configure(version, choice, name)
+    (home / CONFIG).write_text(pbtxt.write(config), encoding="utf-8")
+    mounts = '-v "$PWD":/models'
+    return Written(
+        bundle=f"{name}/{BESIDE}/{BUNDLE}",
+        served_by={
+            "server": "Triton",
+            "backend": choice.backend,
+            "reason": choice.why,
+            "model": name,
+            "version": version.number,
+        },
+        start=[
+            f"docker run --rm -p 8000:8000 -p 8001:8001 {mounts} IMAGE tritonserver --model-repository=/models",
+            f"curl -s localhost:8000/v2/models/{name}/ready",
+        ],
+        differs=[*common_differences(version), *_differences(version, choice, config)],
+    )
+
+
+def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> list[str]:
+    said = ["Triton's server itself was not run for this export: the configuration was written by its documentation."]
+    if choice.backend == PYTHON:
+        said.append(
+            f"It runs on Triton's Python backend ({choice.why}), by the loader that the bundle carries. The image "
+            "needs the packages of the bundle's `requirements.txt`."
+        )
+    else:
+        held = version.manifest.get("runtime", {})
+        named = ", ".join(f"{package} {number}" for package, number in held.items())
+        said.append(
+            f"Triton's backend {choice.backend} brings its own version of the runtime; proven was {named}. Nothing "
+            "compares them: Triton does not know our loader."
+        )
+    said += _batches_said(version, choice, config["max_batch_size"])
+    if choice.backend == "onnxruntime" and not version.artifact.options.get("spinning", True):
+        said.append("Threads spin between calls: config.pbtxt can't switch that off, and it was proven without.")
+    if choice.backend == "openvino" and config["max_batch_size"]:
+        said.append(f"OpenVINO's backend runs each request as a batch of {config['max_batch_size']}, filled up.")
+    said.append(
+        f"One instance with {version.manifest.get('threads', 1)} thread(s), as it was measured; several instances were "
+        "not."
+    )
+    return said
+
+
+def _batches_said(version: Version, choice: Choice, largest: int) -> list[str]:
+    if choice.requests:
+        return ["A request is one JSON text of MLflow's scoring protocol, and the response another."]
+    sizes = ", ".join(map(str, version.batches.sizes))
+    if not largest:
+        return [f"The batch is a fixed size of the graph, so Triton puts no requests together (proven: {sizes})."]
+    said = []
+    if choice.backend == "onnxruntime" or choice.backend == "tensorrt":
+        said.append(
+            f"Triton runs a request of any size up to {largest} as it is; proven were {sizes}, and the published "
+            "model fills other sizes up to those."
+        )
+    if pays(version):
+        said.append("Triton puts requests of several clients together, to sizes that were proven.")
+    else:
+        said.append(
+            "Requests are not put together: nothing measured shows that larger batches are faster, or that a row's "
+            "answer is independent of the others."
+        )
+    return said

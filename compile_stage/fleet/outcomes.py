@@ -1,0 +1,141 @@
+"""What became of a job: read from the `result.json` that its run left, and from how its process ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core.errors import EXIT_GATE, EXIT_NOTHING_COMPILED, EXIT_OK, EXIT_SOURCE
+from compile_stage.core.json_files import read_json_object
+from compile_stage.core.records import record
+
+PASSED, FAILED, REFUSED, COMPILED, UNKNOWN = "passed", "failed", "refused", "compiled", "unknown"
+NOT_BEGUN = "not begun"
+
+
+@record
+class TargetOutcome:
+    """One target of a job.
+
+    Attributes:
+        outcome: `passed`: it has a winner; `compiled`: for hardware that was not there, to be validated; `failed`;
+            `refused`: the model or the policy was; `unknown`: the run ended before it could say.
+        reason: Why it did not pass.
+        speedup: Of the winner over the original, at the policy's first batch size.
+        published: URI of the published version.
+        note: Such as why the alias stays, or what it waits for.
+    """
+
+    target: str
+    required: bool
+    outcome: str
+    reason: str = ""
+    winner: str = ""
+    speedup: float | None = None
+    published: str = ""
+    note: str = ""
+
+
+@record
+class JobOutcome:
+    """A job's end.
+
+    Attributes:
+        passed: The exit code is 0.
+        conclusive: It failed, published nothing, and would again: the same files under the same policy.
+        steps: Step → (seconds, times it ran, times it came from the cache).
+    """
+
+    passed: bool
+    conclusive: bool
+    exit_code: int
+    problem: str = ""
+    seconds: float = 0.0
+    targets: tuple[TargetOutcome, ...] = ()
+    steps: Mapping[str, tuple[float, int, int]]
+
+
+def outcome_of_run(
+    result: Path, targets: tuple[tuple[str, bool], ...], exit_code: int, problem: str, seconds: float
+) -> JobOutcome:
+    """The end of a run.
+
+    Args:
+        result: Its `result.json`, which may be missing.
+        targets: (name, required) of the policy's targets.
+        problem: What the log says, for want of a result.
+    """
+    try:
+        document = read_json_object(result)
+        held = {str(target["name"]): target for target in document.get("targets", [])}
+        problem = str(document.get("problem") or problem)
+        found = tuple(_target(name, required, held.get(name), document, problem) for name, required in targets)
+        steps = _steps(document.get("events", []))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # An interrupted write leaves none, and a run that could not even start too.
+        unknown = UNKNOWN if exit_code != EXIT_OK else FAILED
+        found = tuple(
+            TargetOutcome(target=name, required=required, outcome=unknown, reason=problem) for name, required in targets
+        )
+        steps = {}
+    nothing_made = not any(target.published or target.winner or target.outcome == COMPILED for target in found)
+    return JobOutcome(
+        passed=exit_code == EXIT_OK,
+        conclusive=exit_code in (EXIT_GATE, EXIT_SOURCE, EXIT_NOTHING_COMPILED) and nothing_made,
+        exit_code=exit_code,
+        problem="" if exit_code == EXIT_OK else problem,
+        seconds=seconds,
+        targets=found,
+        steps=steps,
+    )
+
+
+def _target(
+    name: str, required: bool, held: Mapping[str, Any] | None, document: Mapping[str, Any], problem: str
+) -> TargetOutcome:
+    if held is None:
+        outcome = REFUSED if document.get("status") == "refused" else FAILED
+        return TargetOutcome(target=name, required=required, outcome=outcome, reason=problem)
+    receipt = held.get("receipt") or {}
+    drafts = [draft for draft in held.get("drafts", []) if draft.get("bundle") or draft.get("receipt")]
+    if held["winner"] is not None:
+        outcome, reason = PASSED, ""
+    elif drafts:
+        outcome, reason = COMPILED, str(held.get("reason") or "")
+        receipt = drafts[0].get("receipt") or {}
+    else:
+        outcome, reason = FAILED, str(held.get("reason") or problem)
+    return TargetOutcome(
+        target=name,
+        required=required,
+        outcome=outcome,
+        reason=reason,
+        winner=str(held["winner"] or ""),
+        speedup=_speedup(held),
+        published=str(receipt.get("uri") or ""),
+        note=str(receipt.get("note") or ""),
+    )
+
+
+def _speedup(target: Mapping[str, Any]) -> float | None:
+    for candidate in target.get("candidates", []):
+        if candidate.get("job_id") == target["winner"]:
+            batches: dict[str, Any] = (candidate.get("timing") or {}).get("by_batch") or {}
+            first = next(iter(batches.values()), None)
+            value = first.get("speedup") if isinstance(first, Mapping) else None
+            return float(value) if isinstance(value, int | float) else None
+    return None
+
+
+def _steps(events: list[Mapping[str, Any]]) -> dict[str, tuple[float, int, int]]:
+    """Steps of jobs run side by side, so their seconds may add up to more than the run took."""
+    seconds: dict[str, float] = defaultdict(float)
+    ran: dict[str, int] = defaultdict(int)
+    cached: dict[str, int] = defaultdict(int)
+    for event in events:
+        step = str(event["step"])
+        seconds[step] += float(event["ended_s"]) - float(event["started_s"])
+        (cached if event.get("cached") else ran)[step] += 1
+    return {step: (seconds[step], ran[step], cached[step]) for step in seconds}

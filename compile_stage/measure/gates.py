@@ -1,0 +1,81 @@
+"""What a gate looks at, which side of its limit is good, and its value in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY
+from compile_stage.core.records import Gate
+from compile_stage.measure.classes import CLASS_METRICS, has_classes
+from compile_stage.measure.columns import COLUMN_METRICS
+from compile_stage.measure.elementwise import DISTANCE_METRICS
+from compile_stage.measure.similarity import SIMILARITY_METRICS
+from compile_stage.measure.structure import listed
+from compile_stage.measure.tasks import classifies
+from compile_stage.measure.tokens import TEXT_METRICS, TOKEN_METRICS, is_text
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Array
+
+CLASSES_ONLY = "classes_only"
+"""Option of a task gate that nobody asked for by name: it holds where there are classes, and is left out, with a word,
+for a regression."""
+
+FLOAT_METRICS = (*DISTANCE_METRICS, "allclose", *COLUMN_METRICS)
+"""Of floating outputs, whatever their axes mean."""
+
+
+def fitting(gates: Sequence[Gate], baseline: Mapping[str, Array], labels: Array | None) -> tuple[list[Gate], list[str]]:
+    """The gates without shipped ones that the labels say nothing of, and a sentence for what is left out.
+
+    Where there are no labels at all a task metric says so itself.
+    """
+    texts = any(is_text(labels, output) for output in baseline.values())
+    classes = labels is None or classifies(baseline, np.asarray(labels))
+    without = {
+        "the labels are no classes of an output": [g for g in gates if g.options.get(CLASSES_ONLY) and not classes],
+        "the samples have no text as labels": [
+            g for g in gates if g.options.get(LANGUAGE_MODELS_ONLY) and g.metric in TEXT_METRICS and not texts
+        ],
+    }
+    kept = [gate for gate in gates if not any(gate in left_out for left_out in without.values())]
+    return kept, [
+        f"the shipped limit on {listed([gate.metric for gate in left_out])} is left out: {why}"
+        for why, left_out in without.items()
+        if left_out
+    ]
+
+
+def holds(gate: Gate, value: float, slack: float = 0.0) -> bool:
+    """Whether the value is on the good side of the limit, or within `slack` of it."""
+    return value <= gate.limit + slack if gate.direction == "at_most" else value >= gate.limit - slack
+
+
+def worse_end(gate: Gate, ends: tuple[float, float]) -> float:
+    """Of an interval, as the gate sees it."""
+    return ends[1] if gate.direction == "at_most" else ends[0]
+
+
+def change_text(gate: Gate, value: float) -> str:
+    """In words that fit a higher log loss and a lower accuracy alike."""
+    if gate.options.get("drop") is None:
+        return f"is {value:.4g}"
+    if value == 0:
+        return "does not change"
+    share = " of the baseline's" if gate.options["drop"] == "max_relative_drop" else ""
+    return f"gets {'worse' if value > 0 else 'better'} by {abs(value):.4g}{share}"
+
+
+def suits(gate: Gate, output: Array) -> bool:
+    """Whether a gate that names no output looks at this one."""
+    floats = output.dtype.kind == "f"
+    if gate.metric in (*FLOAT_METRICS, *SIMILARITY_METRICS):
+        return floats
+    if gate.metric in CLASS_METRICS:
+        return floats and has_classes(output, gate.options)
+    if gate.metric in TOKEN_METRICS:
+        return floats and output.ndim == 3
+    return not floats if gate.metric == "agreement" else True

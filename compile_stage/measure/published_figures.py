@@ -1,0 +1,68 @@
+"""What is said of a published version in its registry: one line, and figures by name."""
+
+from __future__ import annotations
+
+from compile_stage.core.records import Candidate, SourceModel, TargetPolicy, Timing
+from compile_stage.measure import stats
+from compile_stage.measure.search import margin
+
+
+def summary_of(source: SourceModel, target: TargetPolicy, chosen: Candidate) -> str:
+    """What it is, how fast and how exact, in one line."""
+    job, artifact = chosen.job, chosen.artifact
+    what = f"{source.name} {source.version}".strip()
+    parts = [f"{what} compiled by {job.backend} to {job.scheme.precision} for {target.target.name}"]
+    timing = stats.deciding_timing(chosen.measurement, target)
+    if timing is not None:
+        parts.append(f"median {stats.median(timing.latency_s) * 1e3:.3g} ms at batch {timing.batch_size}")
+        parts += _speedup_words(timing)
+    parts.append(_accuracy_words(chosen))
+    size = [f"{artifact.size_bytes / 1e6:.3g} MB"] if artifact is not None else []
+    return "; ".join([*parts, *size]) + "."
+
+
+def _speedup_words(timing: Timing) -> list[str]:
+    """An unstable ratio is a range without a figure of its own."""
+    if timing.speedup is None:
+        return []
+    low, high = timing.speedup_interval or (timing.speedup, timing.speedup)
+    if not timing.stable:
+        return [f"{low:.2f} to {high:.2f} times the original's speed (unstable measurement)"]
+    return [f"{timing.speedup:.2f} times the original's speed (95 % interval {low:.2f} to {high:.2f})"]
+
+
+def _accuracy_words(chosen: Candidate) -> str:
+    if chosen.verdict is None:
+        return "not validated, since it can't run where it was compiled"
+    metrics = {gate.metric for gate in chosen.job.gates}
+    checks = [check for check in chosen.verdict.checks if check.gate.metric in metrics]
+    closest = min(checks, key=margin, default=None)
+    under = " under waivers" if chosen.verdict.waivers else ""
+    passed = f"all {len(checks)} accuracy checks passed{under}"
+    if closest is None:
+        return passed
+    return f"{passed}, closest to its limit: {closest.reason}"
+
+
+def metrics_of(winner: Candidate) -> dict[str, float]:
+    """Every measured error, latencies in milliseconds, throughput, memory and size, as a registry shows them."""
+    metrics: dict[str, float] = {}
+    for check in winner.verdict.checks if winner.verdict else ():
+        if check.measured is not None and check.batch_size is not None:
+            name = ".".join(filter(None, (check.gate.metric, check.output, f"batch_{check.batch_size}")))
+            metrics[name.replace(":", "_")] = check.measured
+    for timing in winner.measurement.timings if winner.measurement else ():
+        median_s, p95_s = stats.median(timing.latency_s), stats.percentile(timing.latency_s, 0.95)
+        metrics[f"latency_p50_ms.batch_{timing.batch_size}"] = median_s * 1e3
+        if p95_s is not None:  # fewer than 59 calls can't carry it
+            metrics[f"latency_p95_ms.batch_{timing.batch_size}"] = p95_s * 1e3
+        if median_s > 0:
+            metrics[f"throughput_per_s.batch_{timing.batch_size}"] = timing.batch_size / median_s
+        if timing.speedup is not None:
+            metrics[f"speedup.batch_{timing.batch_size}"] = timing.speedup
+    if winner.measurement:
+        metrics["peak_memory_mb"] = winner.measurement.peak_memory_bytes / 1e6
+        metrics["load_s"] = winner.measurement.load_s
+    if winner.artifact:
+        metrics["size_mb"] = winner.artifact.size_bytes / 1e6
+    return metrics

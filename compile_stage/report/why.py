@@ -1,0 +1,47 @@
+"""What a reader asks first of a target: why this candidate won, and how it is served."""
+
+from __future__ import annotations
+
+from compile_stage.core.records import Receipt, RunResult, TargetResult
+from compile_stage.report import numbers, summary
+
+
+def why_it_won(result: RunResult, target: TargetResult) -> tuple[str, ...]:
+    """Three sentences: what was tried and what held, how fast the winner is, what the next best was. Empty without a
+    winner."""
+    winner = target.winner
+    if winner is None:
+        return ()
+    rows = summary.rows(result, target)
+    won = next(row for row in rows if row.job_id == winner.job.id)
+    states = [row.state for row in rows]
+    tried = f"{numbers.count(len(rows), 'candidate')}: {states.count('won') + states.count('lost')} held every gate"
+    ended = ((states.count("failed"), "failed"), (states.count("refused"), "refused"),
+             (states.count("compiled_not_validated"), "not validated"))  # fmt: skip
+    tried += "".join(f", {number} {word}" for number, word in ended if number) + "."
+    speed = summary.how_fast(won.timing, summary.main_timing(target, summary.baseline_of(result, target)))
+    fast = f"{won.backend} {won.scheme}: {speed}" if speed else f"{won.backend} {won.scheme}: {won.reason}"
+    error = f"; {summary.error_text(won.error)}" if won.error is not None else ""
+    return (tried, f"{fast}{error}.", _next_best(target, rows, won))
+
+
+def _next_best(target: TargetResult, rows: tuple[summary.Row, ...], won: summary.Row) -> str:
+    others = [row for row in rows if row.state == "lost"]
+    if not others:
+        return "No other candidate held every gate."
+    if target.policy.prefer != "latency":
+        return f"Next: {others[0].backend} {others[0].scheme}: {others[0].reason}."
+    timed = [(median, row) for row in others if (median := summary.median_s(row.timing)) is not None]
+    own = summary.median_s(won.timing)
+    if not timed or own is None:
+        return f"Next: {others[0].backend} {others[0].scheme}: {others[0].reason}."
+    median, row = min(timed, key=lambda entry: entry[0])
+    ratio = f"{median / own:.2f} times the winner's median" if median >= own else "no slower by its median"
+    return f"Next: {row.backend} {row.scheme}, {numbers.duration(median)}, {ratio}: {row.reason}."
+
+
+def serve_command(receipt: Receipt) -> str:
+    """The shell command that serves a published version over HTTP; by its alias where one points to it."""
+    uri = f"models:/{receipt.name}@{receipt.promoted_to}" if receipt.promoted_to else receipt.uri
+    quoted = "'" + uri.replace("'", "'\\''") + "'"
+    return f"mlflow models serve -m {quoted} --env-manager local --port 5000"

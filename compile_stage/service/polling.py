@@ -1,0 +1,76 @@
+"""A search of the whole registry from time to time, for what no delivery reported: MLflow gives a delivery up after a
+few attempts, and sends none for what happened while no webhook was there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+
+from compile_stage.core import plugins
+from compile_stage.core.errors import CompileStageError
+from compile_stage.core.records import RegisteredVersion
+from compile_stage.policy.folder import PolicyFolder
+from compile_stage.service.deciding import needed
+from compile_stage.service.queue import Queue
+from compile_stage.service.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class Poller:
+    """Searches the registry.
+
+    Attributes:
+        succeeded_at: Seconds since 1970, of the last search that reached the end; 0 before one did.
+        problem: Why the last one did not; empty when it did.
+    """
+
+    def __init__(self, settings: Settings, queue: Queue, policies: PolicyFolder) -> None:
+        self._settings, self._queue, self._policies = settings, queue, policies
+        self.succeeded_at, self.problem = 0.0, ""
+
+    def work(self, stop: threading.Event) -> None:
+        """Until it is stopped. The first search is made at once: the service may have been down for long."""
+        while not stop.is_set():
+            try:
+                self.poll()
+            except CompileStageError as error:
+                self.problem = error.problem
+                _log.warning("the registry can't be searched: %s", error.problem)
+            except Exception as error:  # noqa: BLE001 - the next one may succeed, and deliveries still work
+                self.problem = f"{type(error).__name__}: {error}"
+                _log.exception("the search of the registry failed")
+            stop.wait(self._settings.poll_s if not self.problem else min(30.0, self._settings.poll_s))
+
+    def poll(self) -> int:
+        """Search once; returns how many versions are to be looked at."""
+        versions = list(plugins.load("registries", self._settings.registry).versions())
+        known = self._queue.known()
+        if known is None:
+            # What was promoted long before anybody watched is not compiled by surprise.
+            before = versions if not self._settings.backlog else []
+            self._queue.remember_known((one.name, one.version) for one in before)
+            known = {(one.name, one.version) for one in before}
+        found = sum(map(self._look_if_new, (one for one in versions if (one.name, one.version) not in known)))
+        self._requalify_if_due()
+        self.succeeded_at, self.problem = time.time(), ""
+        return found
+
+    def _look_if_new(self, version: RegisteredVersion) -> bool:
+        jobs: Iterable[tuple[str, str]] = needed(version, self._settings, self._policies)
+        if all(self._queue.has(kind, version.name, version.version, subject) for kind, subject in jobs):
+            return False
+        self._queue.look_at(version.name, version.version, "poll")
+        return True
+
+    def _requalify_if_due(self) -> None:
+        """One job for each period, whatever was restarted meanwhile."""
+        if (period_s := self._settings.requalify_s) > 0:
+            self._queue.add("requalify", "", "", time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(_slot(period_s))))
+
+
+def _slot(period_s: float) -> float:
+    now = time.time()
+    return now - now % period_s

@@ -1,0 +1,311 @@
+"""The durable queue: deliveries → versions to look at → jobs, each once.
+
+Every step is one transaction: what is taken out of one table is in the next, whenever the process is killed. A job is
+known by its kind, version and subject (the policy's name), which the database holds unique, so a version that ten
+deliveries and the poll report is compiled once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compile_stage.core.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_REGISTRY
+from compile_stage.service.deliveries import Delivery, Refused
+from compile_stage.service.store import Store, insert_once, table
+
+LOST_S = 120.0
+"""A job whose owner has not been heard of for so long is free again: another machine's service had it."""
+_KEEP_DELIVERIES_S = 7 * 86400  # far longer than a signature is fresh
+_KEEP_REFUSALS = 500  # rows
+_ATTEMPTS = 6
+_LOOK_PAUSE_S = (2.0, 300.0)  # first and longest, while the registry can't be reached
+_QUEUED, _RUNNING, _DONE, _FAILED = "queued", "running", "done", "failed"
+
+
+@dataclass(frozen=True)
+class Look:
+    """A version to look at."""
+
+    id: int
+    name: str
+    version: str
+    alias: str
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work on one version.
+
+    Attributes:
+        kind: `run`, `promote` or `requalify`.
+        subject: The policy's name; of a promotion the alias and the tag's value; else when it was due.
+        attempt: Counted from 1; a new one is another start.
+        tries: How many of them ended by themselves, since it was queued.
+    """
+
+    id: int
+    kind: str
+    name: str
+    version: str
+    subject: str
+    attempt: int
+    tries: int = 0
+
+    @property
+    def uri(self) -> str:
+        """The version's."""
+        return f"models:/{self.name}/{self.version}"
+
+
+class Queue:
+    """The queue in a database; its methods may be called from any thread. `changed` is set when there is news."""
+
+    def __init__(self, store: Store, owner: str, retry_s: float = 30.0) -> None:
+        self._store, self._owner, self._retry_s = store, owner, retry_s
+        self.changed = threading.Condition()
+
+    # ------------------------------------------------------------------------------------------------- deliveries
+
+    def accept(self, delivery: Delivery) -> str:
+        """Write a delivery down. Returns `accepted`, `duplicate`, or `own` for what the stage itself did."""
+        now = time.time()
+        with self._store.transaction() as connection:
+            if not insert_once(connection, "deliveries", id=delivery.id, received_at=now):
+                label = "duplicate"
+            elif delivery.own:
+                label = "own"
+            else:
+                label = "accepted"
+                _add_look(connection, delivery.name, delivery.version, delivery.alias, delivery.event)
+            deliveries = table("deliveries")
+            connection.execute(deliveries.delete().where(deliveries.c.received_at < now - _KEEP_DELIVERIES_S))
+            _count(connection, label)
+        self._notify()
+        return label
+
+    def refuse(self, refused: Refused, peer: str) -> None:
+        """Write down why one was not taken; the last few are kept."""
+        with self._store.transaction() as connection:
+            _count(connection, refused.reason)
+            if refused.status == 200:
+                return
+            refusals, now = table("refusals"), time.time()
+            row = {"at": now, "reason": refused.reason, "problem": refused.problem, "peer": peer[:64]}
+            (newest,) = connection.execute(refusals.insert().values(**row)).inserted_primary_key or (0,)
+            connection.execute(refusals.delete().where(refusals.c.id <= newest - _KEEP_REFUSALS))
+
+    # ------------------------------------------------------------------------------------------ versions to look at
+
+    def look_at(self, name: str, version: str, event: str, alias: str = "") -> None:
+        """Have a version looked at."""
+        with self._store.transaction() as connection:
+            _add_look(connection, name, version, alias, event)
+        self._notify()
+
+    def next_look(self) -> Look | None:
+        """The oldest version that is due; it stays until `looked` or `postpone`."""
+        looks = table("looks")
+        due = looks.select().where(looks.c.not_before <= time.time()).order_by(looks.c.id).limit(1)
+        with self._store.transaction() as connection:
+            row = connection.execute(due).one_or_none()
+        return Look(row.id, row.name, row.version, row.alias, row.attempts) if row is not None else None
+
+    def looked(self, look: Look, jobs: Iterable[tuple[str, str]]) -> int:
+        """Add the jobs that a version needs, by kind and subject, unless they are known; returns how many are new."""
+        with self._store.transaction() as connection:
+            added = sum(_add_job(connection, kind, look.name, look.version, subject) for kind, subject in jobs)
+            looks = table("looks")
+            connection.execute(looks.delete().where(looks.c.id == look.id))
+        self._notify()
+        return added
+
+    def postpone(self, look: Look, problem: str) -> None:
+        """The registry could not be asked: again later, for as long as it takes."""
+        first, longest = _LOOK_PAUSE_S
+        pause_s = min(longest, first * 2 ** min(look.attempts, 16))
+        looks = table("looks")
+        values = {"attempts": look.attempts + 1, "not_before": time.time() + pause_s, "problem": problem[:1000]}
+        with self._store.transaction() as connection:
+            connection.execute(looks.update().where(looks.c.id == look.id).values(**values))
+
+    # --------------------------------------------------------------------------------------------------------- jobs
+
+    def add(self, kind: str, name: str, version: str, subject: str, *, again: bool = False) -> bool:
+        """Add a job unless it is known; with `again` one that ended is queued once more. True if it is queued now."""
+        jobs = table("jobs")
+        with self._store.transaction() as connection:
+            added = bool(_add_job(connection, kind, name, version, subject))
+            if again and not added:
+                same = (jobs.c.kind == kind) & (jobs.c.name == name) & (jobs.c.version == version)
+                ended = same & (jobs.c.subject == subject) & jobs.c.state.in_((_DONE, _FAILED))
+                values = {"state": _QUEUED, "not_before": 0, "exit_code": None, "problem": "", "tries": 0}
+                added = connection.execute(jobs.update().where(ended).values(**values)).rowcount == 1
+        self._notify()
+        return added
+
+    def has(self, kind: str, name: str, version: str, subject: str) -> bool:
+        """True when the job is known, whatever became of it."""
+        jobs = table("jobs")
+        same = (jobs.c.kind == kind) & (jobs.c.name == name) & (jobs.c.version == version) & (jobs.c.subject == subject)
+        with self._store.transaction() as connection:
+            return connection.execute(jobs.select().where(same)).first() is not None
+
+    def claim(self, kinds: Iterable[str]) -> Job | None:
+        """Take the oldest job that is due; its attempt is counted before anything is started."""
+        from sqlalchemy import and_, or_
+
+        jobs, now = table("jobs"), time.time()
+        lost = and_(jobs.c.state == _RUNNING, jobs.c.owner != self._owner, jobs.c.beat_at < now - LOST_S)
+        due = or_(and_(jobs.c.state == _QUEUED, jobs.c.not_before <= now), lost)
+        first = jobs.select().where(jobs.c.kind.in_(list(kinds)), due).order_by(jobs.c.id).limit(1)
+        with self._store.transaction() as connection:
+            row = connection.execute(first.with_for_update(skip_locked=True)).one_or_none()
+            if row is None:
+                return None
+            taken = {"state": _RUNNING, "owner": self._owner, "attempt": row.attempt + 1, "beat_at": now}
+            connection.execute(jobs.update().where(jobs.c.id == row.id).values(**taken))
+        return Job(row.id, row.kind, row.name, row.version, row.subject, row.attempt + 1, row.tries)
+
+    def unfinished(self) -> list[Job]:
+        """What this service had begun when it was last killed."""
+        jobs = table("jobs")
+        mine = jobs.select().where(jobs.c.state == _RUNNING, jobs.c.owner == self._owner).order_by(jobs.c.id)
+        with self._store.transaction() as connection:
+            rows = connection.execute(mine).all()
+        return [Job(row.id, row.kind, row.name, row.version, row.subject, row.attempt, row.tries) for row in rows]
+
+    def beat(self, job: Job) -> None:
+        """Say that a job is still looked after."""
+        jobs = table("jobs")
+        with self._store.transaction() as connection:
+            connection.execute(jobs.update().where(jobs.c.id == job.id).values(beat_at=time.time()))
+
+    def ended(self, job: Job, exit_code: int | None, seconds: float, problem: str) -> None:
+        """Record how an attempt ended. Registry trouble is tried again after a pause, and what was interrupted at once.
+
+        Args:
+            exit_code: The stage's; None when the process was killed before it could say.
+        """
+        jobs, now = table("jobs"), time.time()
+        fate = {"state": _DONE if exit_code == EXIT_OK else _FAILED, "ended_at": now}
+        if exit_code in (EXIT_REGISTRY, EXIT_INTERRUPTED, None) and job.tries + 1 < _ATTEMPTS:
+            pause_s = self._retry_s * 4**job.tries if exit_code == EXIT_REGISTRY else 0.0
+            fate = {"state": _QUEUED, "not_before": now + min(pause_s, 3600.0)}
+        values = {**fate, "tries": job.tries + 1, "exit_code": exit_code, "problem": problem[:2000]}
+        attempt = {"job": job.id, "attempt": job.attempt, "kind": job.kind, "exit_code": exit_code, "seconds": seconds}
+        with self._store.transaction() as connection:
+            insert_once(connection, "attempts", **attempt, ended_at=now)
+            connection.execute(jobs.update().where(jobs.c.id == job.id).values(**values))
+        self._notify()
+
+    def release(self, job: Job) -> None:
+        """Put back what was interrupted since the service is stopped: that is no failed try."""
+        jobs = table("jobs")
+        with self._store.transaction() as connection:
+            connection.execute(jobs.update().where(jobs.c.id == job.id).values(state=_QUEUED, not_before=0))
+
+    # ------------------------------------------------------------------------------------------------ the first start
+
+    def remember_known(self, versions: Iterable[tuple[str, str]]) -> None:
+        """Note the versions that were there before the service first searched."""
+        with self._store.transaction() as connection:
+            for name, version in versions:
+                insert_once(connection, "known", name=name, version=version)
+            insert_once(connection, "counts", label="first search", value=1)
+
+    def known(self) -> set[tuple[str, str]] | None:
+        """Those; None before the first search."""
+        counts, known = table("counts"), table("known")
+        with self._store.transaction() as connection:
+            looked = connection.execute(counts.select().where(counts.c.label == "first search")).first()
+            return {(row.name, row.version) for row in connection.execute(known.select())} if looked else None
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def rows(self, name: str, limit: int) -> list[Mapping[str, Any]]:
+        """The newest rows of a table, for the page."""
+        where = table(name)
+        with self._store.transaction() as connection:
+            found = connection.execute(where.select().order_by(where.c.id.desc()).limit(limit))
+            return [dict(row._mapping) for row in found]
+
+    def job(self, job: int) -> Mapping[str, Any] | None:
+        """One row of `jobs`."""
+        jobs = table("jobs")
+        with self._store.transaction() as connection:
+            row = connection.execute(jobs.select().where(jobs.c.id == job)).one_or_none()
+        return dict(row._mapping) if row is not None else None
+
+    def figures(self, buckets: Iterable[float]) -> Figures:
+        """What the metrics show."""
+        from sqlalchemy import case, func, select
+
+        counts, jobs, looks, attempts = (table(name) for name in ("counts", "jobs", "looks", "attempts"))
+        sums = [func.sum(case((attempts.c.seconds <= bound, 1), else_=0)) for bound in buckets]
+        states = (jobs.c.kind, jobs.c.state)
+        ended = select(attempts.c.kind, func.count(), func.sum(attempts.c.seconds), *sums).group_by(attempts.c.kind)
+        codes = (attempts.c.kind, attempts.c.exit_code)
+        with self._store.transaction() as connection:
+            return Figures(
+                deliveries={row.label: row.value for row in connection.execute(counts.select())},
+                looks=connection.execute(select(func.count()).select_from(looks)).scalar_one(),
+                jobs=list(_rows(connection, select(*states, func.count()), *states)),
+                exits=list(_rows(connection, select(*codes, func.count()), *codes)),
+                durations=[tuple(row) for row in connection.execute(ended)],
+            )
+
+    def _notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Counts over all time, from the tables, so that a restart loses none.
+
+    Attributes:
+        deliveries: What became of them → how many.
+        looks: Versions that wait to be looked at.
+        jobs: (kind, state, how many).
+        exits: (kind, exit code, how many attempts).
+        durations: (kind, attempts, their seconds in all, how many of them took at most each of the buckets' seconds).
+    """
+
+    deliveries: Mapping[str, int]
+    looks: int
+    jobs: list[tuple[Any, ...]]
+    exits: list[tuple[Any, ...]]
+    durations: list[tuple[Any, ...]]
+
+
+def _rows(connection: Any, query: Any, *by: Any) -> Iterator[tuple[Any, ...]]:
+    yield from map(tuple, connection.execute(query.group_by(*by).order_by(*by)))
+
+
+def _add_look(connection: Any, name: str, version: str, alias: str, event: str) -> None:
+    row = {"name": name, "version": version, "alias": alias, "event": event}
+    connection.execute(table("looks").insert().values(**row, attempts=0, not_before=0, problem=""))
+
+
+def _add_job(connection: Any, kind: str, name: str, version: str, subject: str) -> int:
+    row = {
+        "kind": kind,
+        "name": name,
+        "version": version,
+        "subject": subject,
+        "state": _QUEUED,
+        "attempt": 0,
+        "tries": 0,
+    }
+    return int(insert_once(connection, "jobs", **row, not_before=0, queued_at=time.time(), problem="", owner=""))
+
+
+def _count(connection: Any, label: str) -> None:
+    insert_once(connection, "counts", label=label, value=0)
+    counts = table("counts")
+    connection.execute(counts.update().where(counts.c.label == label).values(value=counts.c.value + 1))

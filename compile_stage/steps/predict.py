@@ -1,0 +1,161 @@
+"""Winner → how much faster its predict() is than the original's, both loaded by MLflow, each in a process of its own.
+
+A custom pyfunc is compared within its validation (`measure.whole_predict`), and keeps that figure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from compile_stage.core import plugins
+from compile_stage.core.baseline import baseline_target
+from compile_stage.core.context import Context
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import CompileStageError, WorkerError
+from compile_stage.core.ports import Worker
+from compile_stage.core.records import Candidate, Plan, PredictSpeedup, TargetResult
+from compile_stage.measure import stats
+from compile_stage.measure.whole_predict import SPEEDUP
+
+PAIRS = 31
+_FEWEST_PAIRS = 5  # Student's t is 2.8 there; a model whose predict() takes seconds has no more
+
+
+@dataclass(frozen=True)
+class PredictComparison:
+    """The comparison of one target's winner, which is asked where it happens to be loaded for serving.
+
+    Attributes:
+        source_worker: Holds the original.
+    """
+
+    context: Context
+    source_worker: Worker
+    plan: Plan
+
+    def known(self, target: TargetResult) -> PredictSpeedup | None:
+        """What needs no further measurement: that of a custom pyfunc."""
+        winner = target.winner
+        return of_checks(winner, target.policy.target.batch_sizes[0]) if winner is not None else None
+
+    def take(self, target: TargetResult, load: Callable[[], Worker]) -> PredictSpeedup | None:
+        """The figure, from the cache or measured; None where the policy gives it no time.
+
+        Args:
+            load: Gives the worker that has the published model loaded (`load_published`, with `stays`); it is asked
+                only where something is measured.
+        """
+        bundle, winner, budget = target.bundle, target.winner, self.plan.policy.budget
+        if bundle is None or winner is None or winner.artifact is None or budget.predict_seconds <= 0:
+            return None
+        source, where = self.plan.source, target.policy.target
+        key = {
+            "bundle": bundle.digest,
+            "source": source.identity,
+            "samples": target.samples["validation"].digest,
+            "predictions": target.predictions,
+            "rows": where.batch_sizes[0],
+            "threads": where.threads,
+            "device": where.device,
+            "allow_pickle": self.plan.policy.compliance.allow_pickle,
+            "seconds": budget.predict_seconds,
+            "made_by": plugins.cache_identity("sources", source.flavor),
+            "runtime": plugins.cache_identity("backends", winner.artifact.backend),
+            "packages": plugins.package_versions("mlflow", "numpy", "pandas"),
+            "hardware": self.context.hardware,
+        }
+        try:
+            made = self.context.cached(
+                "predict-speedup/1",
+                where.name,
+                key,
+                lambda _: self._measured(target, load),
+                anew=self.context.remeasure,
+            )
+        except WorkerError as error:  # no result of the model's: not kept
+            return PredictSpeedup(reason=error.problem)
+        taken: PredictSpeedup = revive(PredictSpeedup, made.value)
+        return taken
+
+    def _measured(self, target: TargetResult, load: Callable[[], Worker]) -> PredictSpeedup:
+        compliance, source = self.plan.policy.compliance, self.plan.source
+        where, samples = baseline_target(target.policy.target), target.samples["validation"]
+        winner = target.winner
+        assert winner is not None
+        assert winner.artifact is not None
+        try:
+            how: dict[str, Any] = self.source_worker.call(
+                "describe_predict",
+                source=source,
+                compliance=compliance,
+                signature=winner.artifact.signature,
+                predictions=target.predictions,
+            )
+            original_s = self.source_worker.call(
+                "open_predict", source=source, compliance=compliance, target=where, samples=samples, how=how
+            )
+            try:
+                served = load()
+                compiled_s = served.call("prepare_published", samples=samples, batch_size=where.batch_sizes[0], how=how)
+                pairs = self._take_turns(served, original_s + compiled_s)
+            finally:
+                self.source_worker.call("close_predict")
+        except WorkerError:
+            raise
+        except CompileStageError as error:
+            return PredictSpeedup(reason=error.problem)
+        rows = 1 if how.get("each") else where.batch_sizes[0]
+        return judge(pairs, rows, str(how["words"]), self.plan.policy.data.seed)
+
+    def _take_turns(self, served: Worker, call_s: float) -> list[tuple[float, float]]:
+        """Seconds of both, pair by pair; who begins alternates."""
+        pairs: list[tuple[float, float]] = []
+        with self.context.engine.exclusive():
+            ends = time.monotonic() + self.plan.policy.budget.predict_seconds
+            while len(pairs) < PAIRS and (len(pairs) < _FEWEST_PAIRS or time.monotonic() + call_s < ends):
+                if len(pairs) % 2 == 0:
+                    original_s = self.source_worker.call("time_predict")
+                    compiled_s = served.call("time_published")
+                else:
+                    compiled_s = served.call("time_published")
+                    original_s = self.source_worker.call("time_predict")
+                pairs.append((float(original_s), float(compiled_s)))
+        return pairs
+
+
+def judge(pairs: list[tuple[float, float]], rows: int, given: str, seed: int) -> PredictSpeedup:
+    """The figure of calls (original, compiled) in seconds. One process of each was seen, so its interval has room for
+    what processes differ by (`measure.stats.ratio_interval`)."""
+    original, compiled = ([[pair[side]] for pair in pairs] for side in (0, 1))
+    ratio = stats.ratio_interval(original, compiled, seed=seed, processes=[0] * len(pairs))
+    return PredictSpeedup(
+        speedup=ratio.value,
+        interval=(ratio.low, ratio.high),
+        stable=stats.is_within(ratio, stats.UNSTABLE),
+        rows=rows,
+        pairs=len(pairs),
+        original_s=stats.median([pair[0] for pair in pairs]),
+        compiled_s=stats.median([pair[1] for pair in pairs]),
+        given=given,
+    )
+
+
+def of_checks(winner: Candidate, rows: int) -> PredictSpeedup | None:
+    """The figure that a custom pyfunc's validation has; None of any other model."""
+    checks = winner.verdict.checks if winner.verdict is not None else ()
+    check = next((check for check in checks if check.gate.metric == SPEEDUP), None)
+    if check is None or check.measured is None:
+        return None
+    low, high = check.interval or (0.0, float("inf"))
+    ratio = stats.Interval(value=check.measured, low=low, high=high, confidence=0.95)
+    return PredictSpeedup(
+        speedup=check.measured,
+        interval=check.interval,
+        stable=check.interval is not None and stats.is_within(ratio, stats.UNSTABLE),
+        rows=rows,
+        pairs=check.samples,
+        given="what its own code takes",
+    )

@@ -1,0 +1,39 @@
+"""The entry point `compile` of the MLflow Project: calls the stage, and keeps its reports as artifacts of the
+project's run, also when a gate failed. Exits with the stage's own exit code.
+
+    python compile_model.py MODEL_URI POLICY TARGETS ARGUMENTS      the last two are JSON lists
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import mlflow
+
+REPORTS = ("result.json", "report.html", "report.md", "junit.xml")
+
+
+def main(model_uri: str, policy: str, targets: str, arguments: str) -> int:
+    """Returns the stage's exit code."""
+    # The run that the project made is for the reports; the stage must not take it for one of its own.
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_RUN_ID"}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out")
+        command = [sys.executable, "-m", "compile_stage", "run", "--policy", policy, "--out", str(out)]
+        for target in json.loads(targets):
+            command += ["--target", target]
+        command += [*json.loads(arguments), "--", model_uri]
+        code = subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 (a list: no shell reads it)
+        with mlflow.start_run():  # goes on with the run that MLFLOW_RUN_ID names
+            mlflow.set_tag("compile-stage.exit_code", code)
+            for name in REPORTS:
+                if (out / name).exists():
+                    mlflow.log_artifact(str(out / name))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""KServe and BentoML: what is written, and, in environments of their own, the servers themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from exports_of import exported
+
+from compile_stage import api
+from compile_stage.serving.manifest import check_integrity
+
+pytestmark = [  # what MLflow says of its own type hints, and its queries
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning"),
+]
+
+KSERVE = api.ExportOptions(storage_uri="s3://models/perceptron/1", image="registry.example/serving:1")
+
+# Whether KServe's own classes of its API know each field, and have a place for each value.
+READ_BY_KSERVE = """
+import json, sys
+import kserve.models as kserve
+import kubernetes.client.models as kubernetes
+
+def walk(document, kind, path):
+    if kind.startswith("list["):
+        for item in document:
+            yield from walk(item, kind[5:-1], path)
+    elif hasattr(kserve, kind):
+        fields = getattr(kserve, kind)
+        names = {json_name: name for name, json_name in fields.attribute_map.items()}
+        for key, value in document.items():
+            if key not in names:
+                yield f"{path}.{key}"
+            else:
+                yield from walk(value, fields.openapi_types[names[key]], f"{path}.{key}")
+    elif hasattr(kubernetes, kind):
+        getattr(kubernetes, kind).from_dict(document)
+
+print(json.dumps(list(walk(json.load(sys.stdin), "V1beta1InferenceService", ""))))
+"""
+
+
+@pytest.fixture(scope="module")
+def kserve(versions: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return exported(versions.native, "kserve", tmp_path_factory.mktemp("kserve") / "out", options=KSERVE, check=False)
+
+
+@pytest.fixture(scope="module")
+def bento(versions: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return exported(versions.native, "bentoml", tmp_path_factory.mktemp("bentoml") / "out", check=False)
+
+
+def test_an_inference_service_says_what_was_proven(kserve: Any) -> None:
+    """Broken: the cluster would serve another model, with other threads, on machines that can't run it."""
+    service = yaml.safe_load((Path(kserve.folder) / "inferenceservice.yaml").read_text())
+    assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    assert service["metadata"]["name"] == "perceptron-compiled"
+    assert service["metadata"]["annotations"]["compile-stage/artifact-digest"] == kserve.artifact_digest
+    predictor = service["spec"]["predictor"]
+    assert predictor["model"] == {
+        "modelFormat": {"name": "mlflow"},
+        "protocolVersion": "v2",
+        "runtime": "kserve-mlserver",
+        "storageUri": "s3://models/perceptron/1",
+        "image": "registry.example/serving:1",
+        "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}},
+    }
+    assert predictor["nodeSelector"]["kubernetes.io/arch"] in ("amd64", "arm64")
+    check_integrity(Path(kserve.folder) / "bundle", beside=True)
+    dockerfile = (Path(kserve.folder) / "Dockerfile").read_text()
+    assert "COPY bundle/requirements.txt" in dockerfile
+    assert any("`Dockerfile` makes one. It was not built" in line for line in kserve.differs)
+
+
+def test_a_bentofile_holds_the_lineage(bento: Any) -> None:
+    """Broken: a bento in a store could not be traced to what it was made from, or lack the files that it loads."""
+    bentofile = yaml.safe_load((Path(bento.folder) / "bentofile.yaml").read_text())
+    assert bentofile["service"] == "service:PublishedModel"
+    assert bentofile["labels"]["artifact_digest"] == bento.artifact_digest[7:39]
+    assert all(len(value) <= 63 for value in bentofile["labels"].values())
+    assert set(bentofile["include"]) >= {"service.py", "bundle/**", "export.json"}
+    pinned = (Path(bento.folder) / "requirements.txt").read_text()
+    assert pinned == (Path(bento.folder) / "bundle" / "requirements.txt").read_text()
+    assert "onnxruntime==" in pinned
+
+
+def test_mlflow_loads_the_exported_bundle(versions: Any, tmp_path: Path) -> None:
+    """Broken: an export for MLServer or BentoML that no serving process can load would be called proven."""
+    made = exported(versions.native, "kserve", tmp_path / "out", options=KSERVE, check=True)
+    assert made.proven
+    assert made.said.startswith("MLflow loads it in a new process, and it answers a batch of validation samples")
+
+
+# ------------------------------------------------------------------------------------------- the servers themselves
+
+
+def post(url: str, body: dict[str, Any]) -> tuple[int, Any]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(errors="replace")
+
+
+@pytest.mark.orchestrators
+def test_kserves_own_classes_know_every_field(kserve: Any, server_environment: Any) -> None:
+    """Broken: kubectl would refuse the service, or the cluster ignore a field that was mistyped."""
+    bundle = Path(kserve.folder) / "bundle"
+    programs = server_environment("kserve", bundle / "requirements.txt")
+    service = yaml.safe_load((Path(kserve.folder) / "inferenceservice.yaml").read_text())
+
+    def unknown(document: Any) -> list[str]:
+        done = subprocess.run(
+            [programs / "python", "-c", READ_BY_KSERVE], input=json.dumps(document), capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found: list[str] = json.loads(done.stdout)
+        return found
+
+    assert unknown(service) == []
+    service["spec"]["predictor"]["model"]["modelFromat"] = {}
+    assert unknown(service) == [".spec.predictor.model.modelFromat"]
+
+
+@pytest.mark.orchestrators
+def test_mlserver_answers_as_the_version_does(
+    versions: Any, kserve: Any, server_environment: Any, start_server: Any, tmp_path: Path
+) -> None:
+    """Broken: KServe's runtime for MLflow models could not load the bundle, or answer otherwise."""
+    out = shutil.copytree(kserve.folder, tmp_path / "served")
+    programs = server_environment("mlserver", out / "bundle" / "requirements.txt")
+    ports = start_server.ports(3)
+    variables = {
+        "MLSERVER_HOST": "127.0.0.1", "MLSERVER_HTTP_PORT": str(ports[0]), "MLSERVER_GRPC_PORT": str(ports[1]),
+        "MLSERVER_METRICS_PORT": str(ports[2]), "MLSERVER_PARALLEL_WORKERS": "0",
+    }  # fmt: skip
+    base = f"http://127.0.0.1:{ports[0]}/v2/models/perceptron-compiled"
+    start_server([str(programs / "mlserver"), "start", "."], out, f"{base}/ready", variables)
+    rows = versions.rows[:5]  # five was not proven: the loader fills it up
+    asked = {"name": "x", "shape": [5, 8], "datatype": "FP32", "data": rows.ravel().tolist()}
+    status, answer = post(f"{base}/infer", {"inputs": [asked]})
+    assert status == 200
+    [output] = answer["outputs"]
+    np.testing.assert_allclose(np.reshape(output["data"], output["shape"]), versions.answers[:5], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.orchestrators
+def test_bentoml_answers_as_the_version_does(
+    versions: Any, bento: Any, server_environment: Any, start_server: Any, tmp_path: Path
+) -> None:
+    """Broken: the service could not be started, answer otherwise, or end with a request that does not fit."""
+    out = shutil.copytree(bento.folder, tmp_path / "served")
+    programs = server_environment("bentoml", out / "requirements.txt")
+    [port] = start_server.ports(1)
+    variables = {
+        "BENTOML_HOME": str(tmp_path / "home"), "BENTOML_DO_NOT_TRACK": "True",
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+    }  # fmt: skip
+    command = [str(programs / "bentoml"), "serve", "service:PublishedModel", "--host", "127.0.0.1", "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    start_server(command, out, f"{url}/readyz", variables)
+    status, answer = post(f"{url}/predict", {"inputs": {"x": versions.rows[:5].tolist()}})
+    assert status == 200
+    np.testing.assert_allclose(answer["y"], versions.answers[:5], rtol=1e-4, atol=1e-4)
+    status, said = post(f"{url}/predict", {"inputs": {"x": [[1.0, 2.0]]}})
+    assert status == 400
+    assert "does not fit" in said
+    assert post(f"{url}/predict", {"inputs": {"x": versions.rows[:1].tolist()}})[0] == 200

@@ -1,0 +1,350 @@
+"""Which versions make a fleet, its report, and a fleet of real models that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import numpy as np
+import pytest
+from factories import POLICY_TEXT
+
+from compile_stage import api
+from compile_stage.cli.fleet import _line
+from compile_stage.cli.main import main
+from compile_stage.core import plugins
+from compile_stage.core.errors import UsageError
+from compile_stage.fleet.document import fleet_document, fleet_json_schema
+from compile_stage.fleet.driving import Progress
+from compile_stage.fleet.fleets import Settings
+from compile_stage.fleet.journal import Journal, PlannedJob
+from compile_stage.fleet.outcomes import JobOutcome, TargetOutcome, outcome_of_run
+from compile_stage.fleet.regressions import note_regressions
+from compile_stage.fleet.requalification import room
+from compile_stage.fleet.selection import split_pattern
+from compile_stage.registry import mlflow_watch
+from compile_stage.report import fleet_page
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
+PATIENCE_S = 400  # of whatever a process does; the machine is shared
+POLICY = """\
+apiVersion: compile-stage/v1
+kind: OptimizationPolicy
+name: fleet
+owner: tests
+report: {{profile: false}}
+data:
+  validation: {{source: "file:{data}", max_samples: 32}}
+  calibration: {{source: "file:{data}", max_samples: 16}}
+  min_samples: 32
+targets:
+  cpu: {{device: cpu, backends: [onnxruntime], precisions: [fp32], batch_sizes: [1], threads: 1}}
+performance: {{min_speedup: null}}
+budget: {{measure_seconds: 0.2, soak_seconds: 0.1, predict_seconds: 0}}
+promote: {{alias: "{{target}}-prod"}}
+"""
+
+
+def register(client: Any, name: str, versions: int = 1, owner: str = "", **tags: str) -> None:
+    client.create_registered_model(name, tags={"owner": owner} if owner else None)
+    for _ in range(versions):
+        client.create_model_version(name, "/none", tags=tags, await_creation_for=0)
+
+
+def write(folder: Path, name: str, **sections: str) -> None:
+    text = POLICY_TEXT.replace("name: cpu-server", f"name: {name}")
+    (folder / f"{name}.yaml").write_text(text + "".join(f"{key}: {value}\n" for key, value in sections.items()))
+
+
+def test_a_fleet_is_what_the_policies_are_meant_for(
+    embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a fleet would compile models that nobody asked for, or leave some out at the end of a page."""
+    from mlflow import MlflowClient
+
+    monkeypatch.setattr(mlflow_watch, "_PAGE", 2)
+    client, policies = MlflowClient(), tmp_path / "policies"
+    policies.mkdir()
+    for number in range(5):
+        register(client, f"vision-{number}", 2, owner=f"team-{number % 2}", task="classify" if number != 3 else "x")
+        client.set_registered_model_alias(f"vision-{number}", "candidate", "1")
+    client.delete_registered_model_alias("vision-2", "candidate")
+    register(client, "vision-compiled", **{"compile_stage.key": "k"})
+    client.set_registered_model_alias("vision-compiled", "candidate", "1")
+    register(client, "fraud", 1, task="classify")
+    register(client, "vision-0-empty", 0)
+    register(client, "vision-1-empty", 0)
+    write(policies, "a", applies_to="{names: ['vision-*'], tags: {task: classify}}")
+    write(policies, "b", applies_to="{names: ['vision-4'], tags: {task: classify}}")
+
+    found = api.fleet_plan("vision-*@cand*", policies)
+    assert [(job["uri"], job["policy"], job["owner"]) for job in found["jobs"]] == [
+        ("models:/vision-0/1", "a", "team-0"),
+        ("models:/vision-1/1", "a", "team-1"),
+        ("models:/vision-4/1", "a", "team-0"),
+        ("models:/vision-4/1", "b", "team-0"),
+    ]
+    assert found["counts"]["models"] == 3
+    newest = api.fleet_plan("*", policies / "a.yaml")
+    assert [job["uri"] for job in newest["jobs"]] == [f"models:/vision-{number}/2" for number in (0, 1, 2, 4)]
+    registry = plugins.load("registries", "mlflow")
+    everything = [version.uri for version in registry.search("vision-[04]", "candidate")]
+    assert everything == ["models:/vision-0/1", "models:/vision-4/1"]
+    write(policies, "b", applies_to="{names: ['vision-4']}", promote='{alias: "prod"}')
+    write(policies, "a", applies_to="{names: ['vision-*']}", promote='{alias: "prod"}')
+    with pytest.raises(UsageError, match=r"'a' \(a.yaml\) and 'b' \(b.yaml\) both move the alias 'prod'"):
+        api.fleet_plan("vision-*@candidate", policies)
+    with pytest.raises(UsageError, match="no registered model matches"):
+        api.fleet_run("speech-*@candidate", policies / "a.yaml", Settings(state=tmp_path / "state"))
+
+
+@pytest.mark.parametrize("pattern", ["", "@x", "a@", "models:/a/1"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    """Broken: a typing mistake would select nothing, or everything."""
+    with pytest.raises(UsageError, match="is no pattern"):
+        split_pattern(pattern)
+
+
+def planned(name: str) -> PlannedJob:
+    return PlannedJob(
+        uri=f"models:/{name}/1", name=name, version="1", policy="p", policy_path="", policy_digest="d",
+        targets=(("cpu", True), ("edge", False)), owner="o",
+    )  # fmt: skip
+
+
+def outcome(cpu: str, code: int, **fields: Any) -> JobOutcome:
+    reason = "" if cpu == "passed" else "cosine 0.98 < 0.99 <script>alert(1)</script>"
+    targets = (
+        TargetOutcome(target="cpu", required=True, outcome=cpu, reason=reason, speedup=2.0),
+        TargetOutcome(target="edge", required=False, outcome="failed", reason="slow"),
+    )
+    steps = {"compile": (1.5, 2, 1)}
+    return JobOutcome(
+        passed=code == 0, conclusive=False, exit_code=code, problem=reason, seconds=2.0, targets=targets, steps=steps,
+        **fields,
+    )  # fmt: skip
+
+
+def test_the_report_says_what_passed_failed_and_regressed(tmp_path: Path) -> None:
+    """Broken: the one report of a fleet would miss a regression, or run what a model's name holds."""
+    journal = Journal(tmp_path)
+    first = journal.begin("run", "s", {"pattern": "*"})
+    journal.plan(first, [planned("a"), planned("b")])
+    for job in (1, 2):
+        journal.begun(job, 1, "n", 0.0)
+        journal.ended(job, outcome("passed", 0), 5.0)
+    journal.finish(first)
+    assert fleet_document(journal, first)["exit_code"] == 0
+    second = journal.begin("run", "s", {"pattern": "*"})
+    journal.plan(second, [planned("a"), planned("<b>c</b>"), planned("same"), planned("late")])
+    for job, code in ((3, 3), (4, 5)):
+        journal.begun(job, 1, "n", 0.0)
+        journal.ended(job, outcome("failed", code), 5.0)
+    journal.copied(5, 4, 6.0)
+    note_regressions(journal, second, plugins.load("registries", "mlflow"))
+    document = fleet_document(journal, second)
+    journal.close()
+    jsonschema.validate(json.loads(json.dumps(document)), fleet_json_schema())
+    assert (document["status"], document["exit_code"]) == ("failed", 3)
+    assert document["counts"] == {
+        "jobs": 4, "failed": 3, "refused": 0, "not begun": 1, "passed": 0, "same": 1, "regressed": 1, "skipped": 0,
+    }  # fmt: skip
+    assert fleet_page.headline(document) == "0 of 4 jobs passed, 3 failed, 1 not begun; 1 target regressed"
+    jobs = {job["name"]: job for job in document["jobs"]}
+    assert jobs["a"]["targets"][0]["regressed"] == "models:/a/1 passed in the last fleet"
+    assert jobs["same"]["same_as"] == 4
+    files = fleet_page.write(document, tmp_path / "report")
+    page = files["fleet.html"].read_text()
+    assert "default-src 'none'; style-src 'unsafe-inline'" in page
+    assert "<script" not in page
+    assert "<b>c</b>" not in page
+    assert "passed in the last fleet" in page
+    cases = ElementTree.parse(files["fleet.junit.xml"]).getroot()
+    assert (cases.get("tests"), cases.get("failures"), cases.get("errors"), cases.get("skipped")) == (
+        "8",
+        "3",
+        "2",
+        "3",
+    )
+
+
+def test_a_run_without_a_result_is_unknown_and_one_that_failed_by_its_content_is_told(tmp_path: Path) -> None:
+    """Broken: a job that crashed would look like one that failed its gates, and others would end as it did."""
+    targets = (("cpu", True),)
+    missing = outcome_of_run(tmp_path / "result.json", targets, 70, "a bug", 1.0)
+    assert (missing.conclusive, missing.targets[0].outcome, missing.problem) == (False, "unknown", "a bug")
+    document = {"status": "failed", "problem": "no winner", "events": [], "targets": [
+        {"name": "cpu", "winner": None, "reason": "cosine 0.9 < 0.99", "candidates": [], "drafts": []}]}  # fmt: skip
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    failed = outcome_of_run(tmp_path / "result.json", targets, 3, "", 1.0)
+    assert (failed.conclusive, failed.targets[0].outcome) == (True, "failed")
+    assert failed.targets[0].reason == "cosine 0.9 < 0.99"
+    assert not outcome_of_run(tmp_path / "result.json", targets, 4, "", 1.0).conclusive
+
+
+def test_a_line_of_progress_fits_80_columns(tmp_path: Path) -> None:
+    """Broken: a long name would break the terminal's lines, one for each of thousands of jobs."""
+    journal = Journal(tmp_path)
+    fleet = journal.begin("run", "s", {})
+    journal.plan(fleet, [planned("a-name-" + "x" * 120)])
+    row = journal.job(1)
+    journal.close()
+    for line in _line(Progress(row, outcome("failed", 3), 1, 1000)).splitlines():
+        assert len(line) <= 80
+    assert len(_line(Progress(row, None, 1, 1000, same_as=7))) <= 80
+
+
+def check(metric: str, limit: float, direction: str, measured: float) -> dict[str, Any]:
+    return {"gate": {"metric": metric, "limit": limit, "direction": direction}, "measured": measured}
+
+
+def test_room_is_a_share_of_what_may_be_lost() -> None:
+    """Broken: requalification would begin with a latency far from its limit, and not with a cosine at its own."""
+    cosine = check("cosine", 0.99, "at_least", 0.991)
+    latency = check("p95_latency_ms", 10.0, "at_most", 5.0)
+    assert room({"verdict": {"checks": [cosine, latency]}}) == pytest.approx(0.1)
+    assert room({"verdict": {"checks": [latency]}}) == pytest.approx(0.5)
+    assert room({"verdict": None}) < 0
+
+
+# ------------------------------------------------------------------------------------------------- the real thing
+
+
+def network(seed: int) -> Any:
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = np.random.default_rng(seed).standard_normal((8, 4)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+        [numpy_helper.from_array(weights, "w")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def log(names: dict[str, int]) -> None:
+    """Models by name and seed."""
+    import mlflow
+    from mlflow.models import infer_signature
+
+    zeros = np.zeros((2, 8), np.float32)
+    signature = infer_signature({"x": zeros}, {"y": np.zeros((2, 4), np.float32)})
+    with warnings.catch_warnings(), mlflow.start_run(experiment_id="0"):
+        warnings.simplefilter("ignore")
+        for name, seed in names.items():
+            mlflow.onnx.log_model(
+                network(seed), name="net", signature=signature, registered_model_name=name, pip_requirements=["onnx"]
+            )
+            mlflow.MlflowClient().set_registered_model_alias(name, "candidate", "1")
+
+
+def rows(state: Path, query: str) -> list[tuple[Any, ...]]:
+    if not (state / "fleet.db").exists():
+        return []
+    try:
+        db = sqlite3.connect(f"file:{state / 'fleet.db'}?mode=ro", uri=True)
+        try:
+            return db.execute(query).fetchall()
+        finally:
+            db.close()
+    except sqlite3.OperationalError:  # it is being made
+        return []
+
+
+@pytest.mark.timeout(880)  # seven processes, of which five are runs of the stage
+def test_a_fleet_that_is_killed_publishes_each_version_once(embedded: str, tmp_path: Path) -> None:
+    """Broken: a fleet of a thousand models would begin again after a crash, or publish some of them twice."""
+    from mlflow import MlflowClient
+
+    log({"net-a": 1, "net-b": 2, "net-same": 1})
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32))
+    policies, state = tmp_path / "policies", tmp_path / "state"
+    policies.mkdir()
+    (policies / "fleet.yaml").write_text(
+        POLICY.format(data=tmp_path / "data.npz") + "applies_to: {names: ['net-*'], flavors: [onnx]}\n"
+    )
+    command = [
+        sys.executable, "-m", "compile_stage", "fleet", "run", "net-*@candidate", "-p", str(policies), "--state",
+        str(state),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + PATIENCE_S
+    while not rows(state, "SELECT 1 FROM jobs WHERE state='running'"):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(PATIENCE_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed: 3 of 3 jobs passed" in done.stdout
+    document = json.loads((state / "1" / "fleet.json").read_text())
+    jsonschema.validate(document, fleet_json_schema())
+    assert [job["attempts"] for job in document["jobs"]] == [1, 1, 1], "what had begun was begun again"
+    cached = {name: (ran, hits) for name, ran, hits in rows(
+        state, "SELECT j.name, s.ran, s.cached FROM steps s JOIN jobs j ON j.id=s.job WHERE s.step='compile'"
+    )}  # fmt: skip
+    assert cached["net-same"] == (0, cached["net-a"][0])
+    client = MlflowClient()
+    for name in ("net-a", "net-b", "net-same"):
+        versions = client.search_model_versions(f"name = '{name}-compiled'")
+        assert len(versions) == 1
+    requalified = requalify(tmp_path / "again", "net-b-compiled", {0})
+    assert [(job["status"], job["uri"]) for job in requalified["jobs"]] == [("passed", "models:/net-b-compiled/1")]
+    assert "cpu-prod: " in requalified["jobs"][0]["why"]
+    assert requalify(tmp_path / "here", "net-b-compiled", None)["counts"]["skipped"] == 1
+
+
+def requalify(state: Path, name: str, cores: set[int] | None) -> dict[str, Any]:
+    """What `fleet requalify` finds on a machine that has fewer cores."""
+    if cores is not None:
+        if len(os.sched_getaffinity(0)) < 2:
+            pytest.skip("a machine with one core can't pass for another with fewer")
+        cores = {sorted(os.sched_getaffinity(0))[0]}
+    command = [sys.executable, "-m", "compile_stage", "fleet", "requalify", name, "--state", str(state), "--json"]
+    if cores is not None:
+        pinned = f"import os, sys; os.sched_setaffinity(0, {cores}); os.execv(sys.argv[1], sys.argv[1:])"
+        command = [sys.executable, "-c", pinned, *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_requalification_looks_at_what_the_policies_promote_to(embedded: str, tmp_path: Path) -> None:
+    """Broken: an alias of somebody's experiment would be validated for hours, or production's would be left out."""
+    policies, state = tmp_path / "policies", Settings(state=tmp_path / "state")
+    policies.mkdir()
+    write(policies, "a", promote='{alias: "{target}-prod"}')
+    found = api.fleet_requalify("*", settings=state, policies=policies)
+    assert (found["given"]["aliases"], found["counts"]["jobs"], found["exit_code"]) == (["cpu-server-prod"], 0, 0)
+    assert api.fleet_requalify("*", settings=state)["given"]["aliases"] == ["*"]
+    write(policies, "a", promote="{alias: null}")
+    with pytest.raises(UsageError, match="none of the policies promotes"):
+        api.fleet_requalify("*", settings=state, policies=policies)
+
+
+def test_the_command_refuses_a_broken_policy_before_anything_runs(
+    embedded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: the models of a policy with a typing mistake would be left out, and the fleet would pass."""
+    (tmp_path / "policies").mkdir()
+    write(tmp_path / "policies", "good")
+    (tmp_path / "policies" / "bad.yaml").write_text("name: [")
+    with pytest.raises(SystemExit) as ended:
+        main(["fleet", "plan", "*@candidate", "-p", str(tmp_path / "policies")])
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert "bad.yaml" in shown
+    assert "fix: compile-stage lint" in shown

@@ -1,0 +1,77 @@
+"""The winner's predict() beside the original's: measured while it is loaded for serving, kept, and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from compile_stage import api
+from compile_stage.core.records import RunResult
+
+pytestmark = [
+    pytest.mark.usefixtures("known_original"),
+    pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
+]
+
+BODY = (
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0, predict_seconds: 0.2}\n"
+    'promote: {alias: "{target}-prod"}'
+)
+Write = Callable[..., Path]
+
+
+def run(small_model: Path, policy: Path, *, publish: bool = True) -> RunResult:
+    return api.run(f"folder:{small_model}", policy, out=policy.parent / "out", publish=publish)
+
+
+def test_it_is_measured_before_promotion_and_kept(small_model: Path, write_policy: Write) -> None:
+    """Broken: clients learn the runtime's speedup, and not that of the predict() which they call; or each run of the
+    same thing loads both models again."""
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32], batch_sizes: [4]", BODY)
+    result = run(small_model, policy)
+    assert result.exit_code == 0, result.problem
+    (target,) = result.targets
+    found = target.predict_speedup
+    assert found is not None
+    assert found.reason == ""
+    assert (found.rows, found.given) == (4, "an array")
+    assert 5 <= found.pairs <= 31
+    assert found.original_s
+    assert found.compiled_s
+    assert found.speedup == pytest.approx(found.original_s / found.compiled_s)
+    assert target.receipt is not None
+    assert target.receipt.promoted_to == "cpu-prod"
+    written = json.loads((policy.parent / "out" / "result.json").read_text())
+    assert written["targets"][0]["predict_speedup"]["pairs"] == found.pairs
+    for name in ("report.html", "report.md"):
+        assert "through predict()" in (policy.parent / "out" / name).read_text()
+
+    again = run(small_model, policy, publish=False)
+    assert again.targets[0].predict_speedup == found
+    assert [event.cached for event in again.events if event.step == "predict-speedup"] == [True]
+    stored = api.compare(target.receipt.uri, again)  # by the result.json that lies beside the published version
+    assert not stored.changed, str(stored)
+    assert stored.inputs == ()
+
+
+def test_the_code_of_a_model_does_not_run_for_a_figure(small_model: Path, write_policy: Write, tmp_path: Path) -> None:
+    """Broken: a loader that somebody wrote into MLmodel runs, since the report wants its speed; or the run fails for
+    that."""
+    described = yaml.safe_load((small_model / "MLmodel").read_text())
+    described["flavors"]["python_function"] |= {"loader_module": "evil", "code": "code"}
+    (small_model / "MLmodel").write_text(yaml.safe_dump(described))
+    (small_model / "code").mkdir()
+    (small_model / "code" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", BODY)
+    result = run(small_model, policy, publish=False)
+    assert result.exit_code == 0, result.problem
+    found = result.targets[0].predict_speedup
+    assert found is not None
+    assert found.speedup is None
+    assert "its pyfunc is loaded by evil, which is not MLflow's own for onnx" in found.reason
+    assert not (tmp_path / "ran").exists()
+    assert f"through predict() not measured: {found.reason}" in (tmp_path / "out" / "report.md").read_text()

@@ -1,0 +1,93 @@
+"""What predict() is given when it is timed, and what its turns answer."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_stage.core.records import PredictSpeedup
+from compile_stage.measure.predict_turns import PredictTurns, build_input
+from compile_stage.steps.predict import judge
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def frame(columns: list[list[Any]], **arrays: Any) -> Any:
+    return build_input({"kind": "frame", "columns": columns}, arrays, 2)
+
+
+def test_a_matrix_becomes_the_columns_of_the_signature() -> None:
+    """Broken: MLflow refuses the input for its types, and nothing is measured."""
+    built = frame([["a", "float64"], ["b", "int64"], ["c", None]], X=ROWS)
+    assert {name: str(dtype) for name, dtype in built.dtypes.items()} == {"a": "float64", "b": "int64", "c": "float32"}
+    assert built.to_numpy().tolist() == ROWS[:2].tolist()
+
+
+def test_columns_of_their_own_keep_texts() -> None:
+    """Broken: a model of named columns would be asked with one column's values in another."""
+    built = frame([["t", "str"], ["n", "float64"]], n=np.array([1.0, 2.0]), t=np.array(["x", "y"]))
+    assert built["t"].tolist() == ["x", "y"]
+    assert built["n"].tolist() == [1.0, 2.0]
+
+
+def test_fewer_samples_than_a_batch_are_repeated() -> None:
+    """Broken: a batch would be smaller than the report says."""
+    built = build_input({"kind": "array", "dtypes": {}}, {"x": ROWS[:1]}, 3)
+    assert built.tolist() == ROWS[:1].tolist() * 3
+
+
+def test_a_dict_has_the_types_of_its_tensors() -> None:
+    """Broken: MLflow refuses an input whose type differs."""
+    built = build_input({"kind": "dict", "dtypes": {"x": "float64"}}, {"x": ROWS, "n": ROWS[:, 0]}, 2)
+    assert (built["x"].dtype.name, built["n"].dtype.name) == ("float64", "float32")
+
+
+def test_texts_come_as_a_list_or_a_column_and_arrays_among_them_as_arrays() -> None:
+    """Broken: text pipelines and pictures would be timed on what they do not take."""
+    how = {"kind": "items", "texts": ["one", "two"], "column": "", "each": False}
+    assert build_input(how, {}, 3) == ["one", "two", "one"]
+    assert build_input({**how, "column": "text"}, {}, 2)["text"].tolist() == ["one", "two"]
+    file = io.BytesIO()
+    np.save(file, ROWS)
+    picture = "npy:" + base64.b64encode(file.getvalue()).decode()
+    assert build_input({**how, "texts": [picture], "each": True}, {}, 1).tolist() == ROWS.tolist()
+
+
+def test_samples_that_do_not_fill_the_columns_are_refused() -> None:
+    """Broken: the figure would be of another input than clients send."""
+    with pytest.raises(ValueError, match="do not fill its data frame of 2 columns"):
+        frame([["a", None], ["b", None]], X=ROWS)
+    with pytest.raises(ValueError, match="the samples of 'a' do not fit its type int64"):
+        frame([["a", "int64"]], a=np.array([0.5, 1.0]))
+
+
+def test_short_calls_follow_one_that_is_not_timed() -> None:
+    """Broken: each call would pay for the caches that the other process took."""
+    asked: list[Any] = []
+    turns = PredictTurns(asked.append, "given")
+    warmed = len(asked)
+    assert turns.turn() > 0
+    assert asked == ["given"] * (warmed + 2)
+
+
+def test_the_figure_is_the_quotient_of_the_medians() -> None:
+    """Broken: predict() would be said to be faster or slower than its own medians say."""
+    found = judge([(0.004, 0.002), (0.0041, 0.002), (0.0039, 0.002)] * 10, 1, "an array", seed=0)
+    assert found == PredictSpeedup(
+        speedup=pytest.approx(2.0),
+        interval=found.interval,
+        stable=found.stable,
+        rows=1,
+        pairs=30,
+        original_s=0.004,
+        compiled_s=0.002,
+        given="an array",
+    )
+    assert found.interval is not None
+    low, high = found.interval
+    assert 1.7 < low < 1.95, "one process of each: there is room for what processes differ by"
+    assert 2.05 < high < 2.3

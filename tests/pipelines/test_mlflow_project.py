@@ -1,0 +1,41 @@
+"""The MLflow Project: run by `mlflow run` in the current environment."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+from pipelines import shells
+
+PROJECT = Path(__file__).parents[2] / "pipelines" / "mlflow"
+
+
+def test_a_failed_gate_fails_the_run_and_keeps_its_reports(embedded, tmp_path, registered):
+    """Broken: the run that the project made shows nothing, or a path with a quote in it is run by a shell."""
+    odd = tmp_path / "a $(touch pwned) 'b' \"c\".yaml"
+    shutil.copy(registered.unreachable, odd)
+    given = {"model_uri": registered.uri, "policy": odd.name, "targets": '["small"]', "arguments": '["--no-publish"]'}
+    parameters = [word for name, value in given.items() for word in ("-P", f"{name}={value}")]
+    command = ["mlflow", "run", str(PROJECT), "-e", "compile", *parameters, "--env-manager", "local"]
+    done = shells.run(command, tmp_path, {})
+    assert done.returncode != 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
+        [(run_id, status)] = connection.execute("SELECT run_uuid, status FROM runs").fetchall()
+        tags = dict(connection.execute("SELECT key, value FROM tags").fetchall())
+    assert (status, tags["compile-stage.exit_code"]) == ("FAILED", "3"), done.stderr
+    kept = {path.name for path in (tmp_path / "mlruns" / "0" / run_id / "artifacts").iterdir()}
+    assert kept == {"result.json", "report.html", "report.md", "junit.xml"}
+    assert not [path for path in (tmp_path, PROJECT) if (path / "pwned").exists()]
+
+
+def test_its_entry_points_hand_on_every_parameter():
+    """Broken: a parameter that somebody gives changes nothing."""
+    from mlflow.projects.utils import load_project
+
+    project = load_project(str(PROJECT))
+    promote = project.get_entry_point("promote").compute_command({"uri": "$(id)", "alias": "x;y"}, None)
+    assert promote == "compile-stage promote --alias 'x;y' -- '$(id)'"
+    compiled = project.get_entry_point("compile").compute_command({"model_uri": "a b", "policy": str(PROJECT)}, None)
+    assert compiled == f"python compile_model.py 'a b' {PROJECT} '[]' '[]'"

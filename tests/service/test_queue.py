@@ -1,0 +1,168 @@
+"""The durable queue: nothing twice, nothing lost, in SQLite and in PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from compile_stage.core.errors import StorageError
+from compile_stage.service import queue as queue_module
+from compile_stage.service.deliveries import Delivery, Refused
+from compile_stage.service.metrics import BUCKETS_S, exposition
+from compile_stage.service.queue import Queue
+from compile_stage.service.store import Store
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database; of PostgreSQL a schema of the test's own."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'state' / 'queue.db'}"
+    server = request.getfixturevalue("postgres")
+    import psycopg2
+
+    schema = f"watch_{time.time_ns()}"
+    connection = psycopg2.connect(server)
+    with connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE SCHEMA {schema}")
+    connection.close()
+    return f"{server.replace('postgresql:', 'postgresql+psycopg2:')}?options=-csearch_path%3D{schema}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    store = Store(url)
+    yield store
+    store.close()
+
+
+def delivery(number: int, of: int = 1) -> Delivery:
+    return Delivery(id=f"d-{number}", event="model_version.created", name="m", version=str(of))
+
+
+def later(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
+    """Move the clock on."""
+    now = time.time() + by_s
+    monkeypatch.setattr(queue_module.time, "time", lambda: now)
+
+
+def test_ten_deliveries_of_one_version_are_one_job(store: Store) -> None:
+    """Broken: a version that several events report would be compiled several times, or a repeated delivery counted."""
+    queue = Queue(store, "here")
+    answers = [queue.accept(delivery(number % 5)) for number in range(10)]
+    assert answers == ["accepted"] * 5 + ["duplicate"] * 5
+    added = []
+    while (look := queue.next_look()) is not None:
+        added.append(queue.looked(look, [("run", "cpu"), ("run", "gpu")]))
+    assert added == [2, 0, 0, 0, 0]
+    assert [row["subject"] for row in queue.rows("jobs", 9)] == ["gpu", "cpu"]
+
+
+def test_many_at_once_claim_each_job_once(store: Store) -> None:
+    """Broken: two workers would run one job beside each other."""
+    queues = [Queue(store, f"machine-{number}") for number in range(4)]
+    for version in range(12):
+        queues[0].add("run", "m", str(version), "cpu")
+
+    def claim_all(queue: Queue) -> list[int]:
+        claimed = []
+        for _ in range(20):
+            if (job := queue.claim(["run"])) is not None:
+                claimed.append(job.id)
+        return claimed
+
+    with ThreadPoolExecutor(4) as pool:
+        claimed = sorted(job for jobs in pool.map(claim_all, queues) for job in jobs)
+    assert claimed == sorted(row["id"] for row in queues[0].rows("jobs", 99))
+
+
+def test_only_registry_trouble_is_tried_again_and_then_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a missed gate would be compiled again and again, or an outage of the registry would lose the run."""
+    queue = Queue(store, "here", retry_s=60)
+    queue.add("run", "m", "1", "cpu")
+    job = queue.claim(["run"])
+    assert job is not None
+    queue.ended(job, 4, 1.0, "the registry can't be reached")
+    (row,) = queue.rows("jobs", 1)
+    assert row["state"] == "queued"
+    assert 50 < row["not_before"] - time.time() <= 60
+    assert queue.claim(["run"]) is None
+    for tries in range(1, 6):
+        later(monkeypatch, 3600)
+        job = queue.claim(["run"])
+        assert job is not None
+        assert (job.attempt, job.tries) == (tries + 1, tries)
+        queue.ended(job, 4, 1.0, "the registry can't be reached")
+    monkeypatch.undo()
+    assert queue.rows("jobs", 1)[0]["state"] == "failed"
+
+    queue.add("run", "m", "2", "cpu")
+    job = queue.claim(["run"])
+    assert job is not None
+    queue.ended(job, 3, 1.0, "no winner")
+    assert (queue.rows("jobs", 1)[0]["state"], queue.claim(["run"])) == ("failed", None)
+    assert not queue.add("run", "m", "2", "cpu")
+    assert queue.add("run", "m", "2", "cpu", again=True)
+    assert not queue.add("run", "m", "2", "cpu", again=True)
+    again = queue.claim(["run"])
+    assert again is not None
+    assert (again.id, again.attempt, again.tries) == (job.id, 2, 0)
+
+
+def test_what_a_dead_service_began_is_taken_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a run whose service was killed would stay `running` for ever; or be taken from one that lives."""
+    here, there = Queue(store, "here"), Queue(store, "there")
+    here.add("run", "m", "1", "cpu")
+    job = here.claim(["run"])
+    assert job is not None
+    assert (here.unfinished(), there.unfinished(), there.claim(["run"])) == ([job], [], None)
+    later(monkeypatch, queue_module.LOST_S + 1)
+    here.beat(job)
+    assert there.claim(["run"]) is None
+    later(monkeypatch, queue_module.LOST_S + 1)
+    taken = there.claim(["run"])
+    assert taken is not None
+    assert (taken.id, taken.attempt, here.unfinished()) == (job.id, 2, [])
+
+
+def test_a_version_waits_until_the_registry_can_be_asked(store: Store) -> None:
+    """Broken: what was delivered while the registry was down would be forgotten."""
+    queue = Queue(store, "here")
+    queue.accept(delivery(1))
+    look = queue.next_look()
+    assert look is not None
+    queue.postpone(look, "the registry can't be reached")
+    assert queue.next_look() is None
+    (row,) = queue.rows("looks", 9)
+    assert (row["attempts"], row["problem"]) == (1, "the registry can't be reached")
+
+
+def test_refusals_are_counted_and_the_last_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: whoever sends forged deliveries could fill the disk; or nobody would see that somebody does."""
+    monkeypatch.setattr(queue_module, "_KEEP_REFUSALS", 3)
+    queue = Queue(store, "here")
+    for number in range(5):
+        queue.refuse(Refused(401, "signature", f"number {number}"), "203.0.113.7")
+    assert [row["problem"] for row in queue.rows("refusals", 9)] == ["number 4", "number 3", "number 2"]
+    queue.add("run", "m", "1", 'a "name"')
+    job = queue.claim(["run"])
+    assert job is not None
+    queue.ended(job, 3, 20.0, "")
+    text = exposition(queue.figures(BUCKETS_S), {"ok": 1, "broken": 0}, 0.0, poll_failed=False)
+    lines = [line.removeprefix("compile_stage_watch_") for line in text.splitlines()]
+    assert 'deliveries_total{result="signature"} 5' in lines
+    assert 'attempts_total{kind="run",exit_code="3"} 1' in lines
+    assert 'attempt_seconds_bucket{kind="run",le="15"} 0' in lines
+    assert 'attempt_seconds_bucket{kind="run",le="60"} 1' in lines
+    assert 'jobs{kind="run",state="failed"} 1' in lines
+
+
+def test_a_database_that_can_not_be_opened_is_named_without_its_password() -> None:
+    """Broken: the service would end with a traceback, and show the password in it."""
+    with pytest.raises(StorageError, match="the queue's database can't be opened") as error:
+        Store("postgresql+psycopg2://user:hunter2@127.0.0.1:1/none")
+    assert "hunter2" not in str(error.value)

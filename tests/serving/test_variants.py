@@ -1,0 +1,166 @@
+"""Which of a version's artifacts a machine loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import factories
+import numpy as np
+import pytest
+import tiny_bundle
+
+from compile_stage import flavor
+from compile_stage.core.digest import plain
+from compile_stage.core.environment import Hardware, hardware
+from compile_stage.core.errors import IntegrityError
+from compile_stage.core.records import Outcome, Target, Variant, Verdict, Waiver
+from compile_stage.serving.manifest import plain_validation, sealed, write_validation
+from compile_stage.serving.variant_writing import FamilyVersion, with_variants
+from compile_stage.serving.variants import choose
+from compile_stage.serving.version_tags import check_tags, waivers_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, where it is imported for the first time
+
+HERE = hardware()
+GPU = replace(HERE, accelerators=("NVIDIA H200 (driver 580.1)",))
+
+
+def entry(folder: Path, name: str, latency_s: float, machine: Hardware = HERE, **changes: Any) -> Variant:
+    fields = {
+        **tiny_bundle.manifest_fields(),
+        **tiny_bundle.describe(folder / "artifact"),
+        "hardware": machine,
+        "fingerprint": machine.fingerprint,
+        "key": f"sha256:{name}",
+        "target": Target(name=name, **changes.pop("target", {})),
+        "timing": {"1": {"p50_s": latency_s}},
+        **changes,
+    }
+    manifest = plain(fields)
+    return Variant(
+        id=name,
+        manifest={**manifest, "artifact": {**manifest["artifact"], "path": "artifact"}},
+        path=str(folder / "artifact"),
+    )
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Any:
+    """Writes a version with these variants, the first as its lead; all have the same files."""
+
+    def save(*variants: Variant, elsewhere: str = "refuse") -> Path:
+        staged = tmp_path / "staged"
+        shutil.copytree(tmp_path / "artifact", staged / "artifact")
+        lead = variants[0]
+        given = FamilyVersion(family="x", key="sha256:f", variants=variants, elsewhere=elsewhere)
+        manifest = with_variants(lead.manifest, given, lead.id, staged)
+        flavor.save_model(staged, tmp_path / "model", manifest=manifest)
+        return tmp_path / "model"
+
+    tiny_bundle.write_onnx(tmp_path / "artifact")
+    return save
+
+
+def test_the_fastest_that_is_proven_here_is_loaded_and_says_why(family: Any, tmp_path: Path) -> None:
+    """Broken: a machine would load a slower artifact than it may, or one that is proven for another machine."""
+    other = replace(HERE, features=("sse4_2",))
+    model_dir = family(
+        entry(tmp_path, "slow", 2e-3),
+        entry(tmp_path, "fast", 1e-3, replace(HERE, cpu="of the same kind", cores=HERE.cores + 3)),
+        entry(tmp_path, "elsewhere", 1e-4, other),
+        entry(tmp_path, "not-meant", 1e-4, target={"hardware": {"without": " ".join(HERE.features)}}),
+        entry(tmp_path, "old", 1e-4, runtime={"onnxruntime": "1.2.3"}),
+    )
+    assert not (model_dir / "data" / "variants").exists()  # one graph, stored once
+    with flavor.load_model(str(model_dir)) as model:
+        assert model.variant == "fast"
+        assert model.variant_reason.startswith("the fastest of 2 that are proven here: proven on ")
+        assert "median 1 ms at batch 1" in model.variant_reason
+        for passed_over in ("elsewhere (features: sse4_2 there", "not-meant (the target wants a machine without"):
+            assert passed_over in model.variant_reason
+        assert f"old (onnxruntime: 1.2.3 there, {version('onnxruntime')} here)" in model.variant_reason
+        answer = model.run({"x": np.ones((2, 4), np.float32)})["y"]
+        np.testing.assert_allclose(answer, np.ones((2, 4), np.float32) @ tiny_bundle.WEIGHTS)
+        folder = Path(model._data.parent)
+    assert sorted(path.name for path in (folder / "data").iterdir()) == ["artifact", "manifest.json"]
+    with flavor.load_model(str(model_dir), variant="slow") as model:
+        assert (model.variant, model.variant_reason) == ("slow", "it was asked for by name")
+    with pytest.raises(IntegrityError, match="the variant elsewhere is not proven for this machine"):
+        flavor.load_model(str(model_dir), variant="elsewhere")
+
+
+def test_a_gpus_driver_counts_for_the_gpus_variant_alone(family: Any, tmp_path: Path) -> None:
+    """Broken: a new driver would take the CPU's artifact away, or leave the GPU's its proof."""
+    gpu = entry(tmp_path, "gpu", 1e-4, GPU, target={"device": "cuda"})
+    model_dir = family(entry(tmp_path, "cpu", 1e-3), gpu)
+    whole = flavor.read_manifest(model_dir)
+    updated = replace(GPU, accelerators=("NVIDIA H200 (driver 590.2)",))
+    assert choose(whole, model_dir, machine=GPU).manifest["variant"] == "gpu"
+    assert choose(whole, model_dir, machine=updated).manifest["variant"] == "cpu"
+
+
+def test_a_validation_of_this_machine_proves_its_variant_and_no_other(family: Any, tmp_path: Path) -> None:
+    """Broken: what failed here would be loaded, or what passed here would be refused; one artifact's proof would be
+    taken for another's."""
+    model_dir = family(entry(tmp_path, "lead", 1e-3), entry(tmp_path, "draft", 1e-4, verdict=None))
+    whole = flavor.read_manifest(model_dir)
+
+    def attach(variant: str, *, passed: bool, p50_s: float) -> None:
+        found = {
+            "variant": variant,
+            "artifact": whole["artifact"]["digest"],
+            "hardware": plain(HERE),
+            "fingerprint": HERE.fingerprint,
+            "passed": passed,
+            "timing": {"1": {"p50_s": p50_s}},
+            "runtime": {},
+        }
+        write_validation(plain_validation(found), model_dir / "validations")
+
+    def loaded() -> str:
+        return str(choose(whole, model_dir).manifest["variant"])
+
+    assert loaded() == "lead"
+    attach("draft", passed=True, p50_s=1e-4)
+    assert loaded() == "draft"
+    attach("draft", passed=True, p50_s=1e-2)  # slower here than the lead
+    assert loaded() == "lead"
+    attach("lead", passed=False, p50_s=1e-3)
+    assert loaded() == "draft"
+    attach("draft", passed=False, p50_s=1e-4)
+    with pytest.raises(IntegrityError, match="its validation on this machine failed"):
+        choose(whole, model_dir)
+    (file,) = model_dir.glob("validations/*--draft.json")
+    file.rename(file.with_name(f"{HERE.fingerprint}.json"))
+    with pytest.raises(IntegrityError, match="not validated on this machine"):
+        choose(whole, model_dir)
+
+
+@pytest.mark.parametrize("place", ["../../code/compile_stage/__init__.py", "/etc/hostname", "artifact/absent.onnx"])
+def test_no_file_is_put_together_from_outside_of_the_listed_ones(family: Any, tmp_path: Path, place: str) -> None:
+    """Broken: a manifest could have a file loaded that no digest covers."""
+    model_dir = family(entry(tmp_path, "lead", 1e-3), entry(tmp_path, "second", 1e-4))
+    file = model_dir / "data" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["variants"]["second"]["stored"]["model.onnx"] = place
+    file.write_text(json.dumps(sealed(manifest)))
+    with pytest.raises(IntegrityError, match=r"a file outside of the model|is missing"):
+        flavor.check_integrity(model_dir)
+
+
+def test_a_waiver_of_any_variant_is_the_versions(family: Any, tmp_path: Path) -> None:
+    """Broken: a version would be called passed, though what some machines load passed under a waiver."""
+    waiver = Waiver(gate="cosine", target="second", reason="new sensor", owner="me", expires="2027-01-31")
+    (check,) = factories.verdict().checks
+    missed = Verdict(checks=(replace(check, outcome=Outcome.FAIL, waived=waiver),))
+    model_dir = family(entry(tmp_path, "lead", 1e-3), entry(tmp_path, "second", 1e-3, verdict=missed))
+    whole = flavor.read_manifest(model_dir)
+    assert waivers_of(whole) == (waiver,)
+    check_tags(whole, {"compile_stage.verdict": "passed under waivers", "compile_stage.variants": "lead, second"}, "m")
+    with pytest.raises(IntegrityError, match=r"the tag compile_stage.verdict says 'passed'"):
+        check_tags(whole, {"compile_stage.verdict": "passed"}, "m")

@@ -1,0 +1,247 @@
+"""Causal language models: the exported graph with its cache, its session, and the samples that are made of texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_lms
+
+from compile_stage.core import plugins
+from compile_stage.core.errors import PolicyError, SourceError, UsageError
+from compile_stage.core.generation import session_signature
+from compile_stage.core.records import Compliance, DataSpec, Generation, ShapeRange, SourceModel, Target
+from compile_stage.measure.readers import SampleRequest
+from compile_stage.measure.samples import FromModel, open_samples, prepare
+from compile_stage.serving.chat import without_identity
+from compile_stage.serving.generation import GenerationSession, opened_as_called
+from compile_stage.serving.prediction_io import InputRefusedError
+from compile_stage.serving.text_generation import GenerationProcessor
+
+pytest.importorskip("transformers", reason="the models are transformers pipelines")
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and PyTorch's own deprecations
+
+GENERATION = Generation(prompt_tokens=10, new_tokens=6)
+TARGET = Target(name="cpu", generation=GENERATION)
+MODEL_CONFIG = {"max_new_tokens": 12, "do_sample": False}
+TEXT = "A call of it reads a prompt, and writes what follows, token by token."
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SourceModel:
+    path = small_lms.save(tmp_path_factory.mktemp(request.param) / "model", request.param, model_config=MODEL_CONFIG)
+    return SourceModel(uri=f"folder:{path}", name="m", version="", flavor="transformers", path=str(path), digest="d")
+
+
+@pytest.fixture(scope="module")
+def exporter() -> Any:
+    return plugins.load("sources", "transformers")
+
+
+@pytest.fixture(scope="module")
+def portable(source: SourceModel, exporter: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    assert exporter.refuse(source, Compliance()) is None
+    return exporter.export(source, {}, tmp_path_factory.mktemp("graph"))
+
+
+def _without_cache(source: SourceModel, ids: Any) -> Any:
+    """The distributions of the new tokens, of one pass of the original over all tokens."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(Path(source.path) / "model").eval()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(ids)).logits.numpy()
+    return logits[:, GENERATION.prompt_tokens - 1 : -1]
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_generations_through_the_cache_are_the_originals(
+    source: SourceModel, exporter: Any, portable: Any, backend: str, tmp_path: Path
+) -> None:
+    """Broken: what goes through the cache of the graph, or of the baseline, is not what one pass without a cache says:
+    a position, a mask or a layer's cache is wrong, or the tokens that are generated differ."""
+    assert [spec.name for spec in portable.signature.inputs][:4] == [
+        "input_ids", "attention_mask", "position_ids", "past_key_values.0.key",
+    ]  # fmt: skip
+    (window,) = exporter.token_windows(source, [TEXT * 2], GENERATION.tokens)
+    expected = _without_cache(source, window)
+    compiler = plugins.load("backends", backend)
+    artifact = compiler.compile(portable, compiler.schemes(TARGET, "fp32")[0], TARGET, "job", tmp_path / "artifact")
+    with (
+        exporter.open(source, TARGET) as original,
+        opened_as_called(compiler, replace(artifact, generation=GENERATION), 1) as compiled,
+    ):
+        assert compiled.signature == original.signature == session_signature(portable.signature, GENERATION)
+        for session in (original, compiled, compiled):  # twice: nothing of the first call is left in the cache
+            np.testing.assert_allclose(session.run({"input_ids": window})["logits"], expected, atol=2e-4)
+        few = window[:3, :5]
+        tokens = original.generate(few, 9)
+        assert compiled.generate(few, 9) == tokens
+        stop = tokens[0][4]
+        ended = compiled.generate(few, 9, stops=[stop])
+        assert ended[0] == tokens[0][: tokens[0].index(stop) + 1]
+        with pytest.raises(UsageError, match="does not fit"):
+            compiled.run({"input_ids": window[:, 1:]})
+
+
+def test_a_session_without_a_way_for_the_cache_is_given_arrays(
+    source: SourceModel, exporter: Any, portable: Any, tmp_path: Path
+) -> None:
+    """Broken: a third party's backend, whose session has `run` alone, can't serve a language model."""
+    compiler = plugins.load("backends", "onnxruntime")
+    artifact = compiler.compile(portable, compiler.schemes(TARGET, "fp32")[0], TARGET, "job", tmp_path / "artifact")
+    (window,) = exporter.token_windows(source, [TEXT], GENERATION.tokens)
+
+    class OnlyRun:
+        def __init__(self, session: Any) -> None:
+            self.signature, self.run = session.signature, session.run
+
+    with compiler.open(artifact, 1) as session:
+        by_arrays, by_steps = (GenerationSession(one, GENERATION) for one in (OnlyRun(session), session))
+        one, other = (each.run({"input_ids": window})["logits"] for each in (by_arrays, by_steps))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_texts_become_windows_with_their_last_tokens_as_labels(
+    source: SourceModel, exporter: Any, portable: Any, tmp_path: Path
+) -> None:
+    """Broken: samples of a language model are not windows of the text, a text that is too short is padded or lost
+    without a word, or perplexity has no tokens to judge by."""
+    import pandas as pd
+
+    file = tmp_path / "texts.csv"
+    pd.DataFrame({"text": [TEXT, "too short", TEXT[::-1]]}).to_csv(file, index=False)
+    signature = session_signature(portable.signature, GENERATION)
+    request = SampleRequest(spec=DataSpec(source=f"file:{file}"), signature=signature, seed=0)
+    model = FromModel(windows=lambda texts, tokens: exporter.token_windows(source, texts, tokens))
+    samples = prepare(request, tmp_path / "samples", model)
+    opened = open_samples(samples)
+    assert samples.count == 2 * (len(TEXT) // GENERATION.tokens)
+    assert "1 that are too short were left out" in " ".join(samples.notes)
+    assert exporter.texts_of(source, opened.inputs["input_ids"])[0] == TEXT[: GENERATION.tokens]
+    np.testing.assert_array_equal(opened.labels, opened.inputs["input_ids"][:, GENERATION.prompt_tokens :])
+    longer = replace(
+        request, signature=session_signature(portable.signature, Generation(prompt_tokens=800, new_tokens=100))
+    )
+    with pytest.raises(PolicyError, match="none of the 3 texts has 900 tokens"):
+        prepare(longer, tmp_path / "none", model)
+
+
+def test_what_a_language_model_can_not_have_is_refused(source: SourceModel, exporter: Any, tmp_path: Path) -> None:
+    """Broken: a policy that asks for more tokens than the network has places gets an index error of PyTorch's, or
+    shapes for a graph whose lengths are free are silently ignored."""
+    too_long = replace(TARGET, generation=Generation(prompt_tokens=120, new_tokens=9))
+    with pytest.raises(SourceError, match=r"129 tokens .* takes 128"), exporter.open(source, too_long):
+        pass
+    shape = ShapeRange(min=(1, 1), typical=(1, 8), max=(1, 16))
+    with pytest.raises(SourceError, match="lengths are free"):
+        exporter.export(source, {"input_ids": shape}, tmp_path)
+    with pytest.raises(SourceError, match="as ONNX with its cache only"):
+        exporter.export_program(source, {}, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def served(source: SourceModel, exporter: Any, portable: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """predict() as a published version has it, around ONNX Runtime, and the flavor's own of the original."""
+    import mlflow.pyfunc
+
+    folder = tmp_path_factory.mktemp("served")
+    described = exporter.processor(source, folder)
+    assert described.refusal == ""
+    compiler = plugins.load("backends", "onnxruntime")
+    artifact = compiler.compile(portable, compiler.schemes(TARGET, "fp32")[0], TARGET, "job", folder / "artifact")
+    processor = GenerationProcessor(folder, described.text)
+    original = mlflow.pyfunc.load_model(source.path)._model_impl
+    with opened_as_called(compiler, replace(artifact, generation=GENERATION), 1) as session:
+        yield lambda data, params=None: processor.predict(data, params, session.generate), original.predict
+
+
+def test_prompts_are_answered_as_the_originals_pyfunc_answers_them(served: Any) -> None:
+    """Broken: whoever sends prompts to the published model gets other texts than from its source, in another form, or
+    a param that the source knows is refused or has no effect."""
+    import pandas as pd
+
+    ours, theirs = served
+    prompts = small_lms.PROMPTS
+    asked: list[tuple[Any, Any]] = [
+        (prompts, None),
+        (prompts[0], None),
+        (pd.DataFrame({"text": prompts}), None),
+        (prompts, {"return_full_text": False, "max_new_tokens": 5}),
+        (prompts[:1], {"include_prompt": False, "collapse_whitespace": True}),
+    ]
+    for data, params in asked:
+        answered = ours(data, params)
+        assert answered == theirs(data, params)
+        assert isinstance(answered, list)
+
+
+def test_a_text_ends_at_its_stop_and_not_beyond_the_networks_places(source: SourceModel, served: Any) -> None:
+    """Broken: generation runs on behind the token that ends a text, a prompt that does not fit answers with an index
+    error of the runtime, or what is drawn at random is not among the likeliest."""
+    ours, _ = served
+    (one,) = ours(["What is "], {"do_sample": True, "top_k": 1})
+    assert [one] == ours(["What is "])
+    assert ours(["What is "], {"do_sample": True, "temperature": 5.0, "top_p": 1e-6}) == [one]
+    drawn = {ours(["What is "], {"do_sample": True, "temperature": 100.0})[0] for _ in range(5)}
+    assert len(drawn) > 1
+    with pytest.raises(InputRefusedError, match="places for 128"):
+        ours(["x" * 120])
+    with pytest.raises(InputRefusedError, match="has no param 'num_beams'"):
+        ours(["x"], {"num_beams": 4})
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_large_weights_lie_beside_the_graph(
+    source: SourceModel, exporter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a model of more than 2 GiB, as most language models are, is copied in memory until it is short, or its
+    graph is written without its weights."""
+    monkeypatch.setattr("compile_stage.sources.graph.EXTERNAL_DATA_ABOVE", 1000)
+    large = exporter.export(source, {}, tmp_path / "graph")
+    files = {file.name: file.stat().st_size for file in (tmp_path / "graph").iterdir()}
+    assert set(files) == {"model.onnx", "model.onnx.data"}
+    assert files["model.onnx.data"] > 60_000
+    compiler = plugins.load("backends", "onnxruntime")
+    artifact = compiler.compile(large, compiler.schemes(TARGET, "fp32")[0], TARGET, "job", tmp_path / "artifact")
+    (window,) = exporter.token_windows(source, [TEXT], GENERATION.tokens)
+    with opened_as_called(compiler, replace(artifact, generation=GENERATION), 1) as session:
+        found = session.run({"input_ids": window})["logits"]
+    np.testing.assert_allclose(found, _without_cache(source, window), atol=2e-4)
+
+
+@pytest.mark.parametrize("task", ["llm/v1/chat", "llm/v1/completions"])
+def test_requests_of_an_inference_task_are_answered_as_before(task: str, exporter: Any, tmp_path: Path) -> None:
+    """Broken: a chat model's published version takes no messages, renders them otherwise than the tokenizer's template,
+    or answers without the usage, the reason of its end, or the role that clients read."""
+    import mlflow.pyfunc
+    import pandas as pd
+
+    chats = task == "llm/v1/chat"
+    tokenizer = small_lms.bytes_tokenizer(chat_template=small_lms.TEMPLATE) if chats else small_lms.bytes_tokenizer()
+    path = small_lms.save(tmp_path / "model", "llama", tokenizer=tokenizer, task=task, model_config=MODEL_CONFIG)
+    source = SourceModel(uri="folder:m", name="m", version="", flavor="transformers", path=str(path), digest="d")
+    described = exporter.processor(source, tmp_path / "tokenizer")
+    assert described.refusal == ""
+    assert ("jinja2" in described.runtime) == chats
+    served = GenerationProcessor(tmp_path / "tokenizer", described.text)
+    asked = [[{"role": "user", "content": "Who?"}], [{"role": "user", "content": "Why?"}]] if chats else ["Who", "Why"]
+    data = pd.DataFrame({"messages" if chats else "prompt": asked, "max_tokens": [7, 7], "temperature": [None, None]})
+    expected = mlflow.pyfunc.load_model(str(path))._model_impl.predict(data)
+    with exporter.open(source, TARGET) as session:
+        answers = served.predict(data, None, session.generate)
+        with pytest.raises(InputRefusedError, match="takes messages" if chats else "takes prompt"):
+            served.predict(3, None, session.generate)
+    assert without_identity(answers) == without_identity(expected)
+    assert [set(one) for one in answers] == [set(one) for one in expected]
+
+
+def test_a_chat_model_without_a_template_says_so(exporter: Any, tmp_path: Path) -> None:
+    """Broken: a chat model whose tokenizer has no template is published as if it took messages."""
+    path = small_lms.save(tmp_path / "model", "llama", task="llm/v1/chat", model_config=MODEL_CONFIG)
+    source = SourceModel(uri="folder:m", name="m", version="", flavor="transformers", path=str(path), digest="d")
+    assert "no chat template" in exporter.processor(source, tmp_path / "tokenizer").refusal
