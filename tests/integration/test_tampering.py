@@ -19,7 +19,7 @@ from small_net import write_small_net
 
 from compile_stage import api, flavor
 from compile_stage.core import run_context
-from compile_stage.core.cache import Cache
+from compile_stage.core.cache import Cache, sealed_entry
 from compile_stage.core.digest import digest_file, digest_of, digest_tree
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import CompileStageError, GateError, IntegrityError, PolicyError, UsageError
@@ -372,8 +372,7 @@ def test_an_entry_sealed_anew_counts_without_the_secret_only(
     root = Path(shutil.copytree(folder / "cache", tmp_path / "cache"))
     for step, key, entry in entries(root):
         stored = json.loads((entry / "entry.json").read_text())
-        sealed = {"step": step, "key": key, "value": {"forged": True}, "files": stored["files"]}
-        forged = {**sealed, "digest": digest_of(sealed)}
+        forged = sealed_entry(step, key, {"forged": True}, stored["files"], stored["made"])
         for mac in ({}, {"mac": stored["mac"]}, {"mac": ""}):
             (entry / "entry.json").write_text(json.dumps({**forged, **mac}))
             assert Cache(root, (folder / "secret").read_bytes()).read(step, key) is None
