@@ -1,6 +1,6 @@
 """How many requests a published model answers behind MLflow's server, beside plain ONNX Runtime and the original.
 
-    python benchmarks/served.py                 # two to three minutes
+    python benchmarks/served.py                 # four minutes
 
 A random forest of 50 trees on the breast cancer data (30 columns), one row a request, one thread. `published` is the
 published version in ONNX Runtime, `by hand` the pyfunc below around the same ONNX file, as a user would write it, and
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="starts of the servers")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a trial with clients")
     parser.add_argument("--search-seconds", type=float, default=8.0, help="of a search in one round, at most")
-    parser.add_argument("--p99-ms", type=float, default=20.0, help="that 99 %% of the requests must hold")
+    parser.add_argument("--p99-ms", type=float, default=100.0, help="that 99 %% of the requests must hold")
     parser.add_argument("--seed", type=int, default=0)
     results.add_save_option(parser)
     chosen = parser.parse_args()
