@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -33,6 +33,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure import disturbance, stats, timing
 from compile_stage.measure.drafts import Drafts
+from compile_stage.measure.leaving import leaving, one_process
 from compile_stage.measure.participant import Participant, Turn, latencies
 from compile_stage.measure.performance import check_performance
 from compile_stage.measure.request import MeasurementRequest
@@ -57,6 +58,8 @@ class Rounds:
         seed: For the order of turns and the intervals.
         min_calls: So many calls of each participant are wanted even where the ratios are known sooner.
         first_look: A first pair of undisturbed rounds, or a few more of any kind, is all that is wanted.
+        may_leave: Who can neither win nor has an open gate leaves the rounds (`measure.leaving`), where the request
+            says what gates there are.
     """
 
     batch_size: int
@@ -64,9 +67,44 @@ class Rounds:
     seed: int
     min_calls: int = 0
     first_look: bool = False
+    may_leave: bool = False
 
 
 _Round: TypeAlias = dict[str, Turn]  # participant → its turn
+
+
+@dataclass
+class _Played:
+    """The rounds of one batch size, in order, so that who left them early was in the first of any of them.
+
+    Attributes:
+        quiet: Of each round, whether other processes left us the cores.
+        all_count: Somebody left by disturbed rounds, so that these go on counting.
+    """
+
+    rounds: list[_Round] = field(default_factory=list)
+    quiet: list[bool] = field(default_factory=list)
+    all_count: bool = False
+
+    @property
+    def clean(self) -> list[_Round]:
+        """The undisturbed rounds."""
+        return [played for played, quiet in zip(self.rounds, self.quiet, strict=True) if quiet]
+
+    @property
+    def disturbed(self) -> int:
+        return len(self.rounds) - sum(self.quiet)
+
+    @property
+    def deciding(self) -> list[_Round]:
+        """The undisturbed rounds, where there are enough of them; else all."""
+        clean = self.clean
+        return clean if len(clean) >= timing.MIN_ROUNDS and not self.all_count else self.rounds
+
+    @property
+    def dropped(self) -> int:
+        """Disturbed rounds that don't count."""
+        return len(self.rounds) - len(self.deciding)
 
 
 class Interleaved:
@@ -94,6 +132,8 @@ class Interleaved:
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="timed-", dir=context.scratch)))
         self._runners: dict[str, Participant] = {}
         self._dropped: dict[str, tuple[Participant, str]] = {}
+        self._left: dict[str, str] = {}  # the rounds of this batch size
+        self._notes: dict[str, tuple[str, ...]] = {}
         self._load = disturbance.Load()
         # A device's engine reads what everybody uses there (`compile_stage.devices`).
         self._usage_there: Callable[[], disturbance.Usage] | None = getattr(context.engine, "machine_usage", None)
@@ -160,42 +200,71 @@ class Interleaved:
         for name in list(self._runners):
             self._guarded(name, partial(Participant.warm_up, samples=self._samples, batch_size=wanted.batch_size))
         answers = AnswerLog(self._folder, self._samples.count, wanted.batch_size)
-        clean: list[_Round] = []
-        dirty: list[_Round] = []
+        played, self._left = _Played(), {}
         pace = Pace(wanted.seconds, time.monotonic(), wanted.min_calls)
         while BASELINE in self._runners:
-            number = len(clean) + len(dirty)
-            played, quiet = self._round(number, wanted, answers, pace.longest_turn_s(number))
+            last, quiet = self._round(
+                len(played.rounds), wanted, answers, longest_s=pace.longest_turn_s(len(played.rounds))
+            )
             now_s = time.monotonic()
-            if self._shorten(pace, played, number + 1, now_s):
-                clean, dirty = [], []
+            if self._shorten(pace, last, len(played.rounds) + 1, now_s):
+                played = _Played()
                 continue
-            (clean if quiet else dirty).append(played)
-            late = self._is_over(pace, _deciding(clean, dirty), number + 1, now_s, wanted.seed)
-            # Where others use the cores all the time, more rounds must agree, as far as there is time.
-            first = clean if len(clean) == _FIRST_LOOK else [*clean, *dirty]
-            if leads is not None and (
-                first is clean or len(first) == timing.MIN_ROUNDS or (late and len(first) >= _FIRST_LOOK)
-            ):
+            played.rounds.append(last)
+            played.quiet.append(quiet)
+            late = self._is_over(pace, played, now_s, wanted.seed)
+            if leads is not None and (first := _first_look(played, late=late)):
                 here = [name for name in leads if name in self._runners]
-                self._drop_far_slower(self._turns(first), here, wanted)
+                self._drop_far_slower(first, here, wanted)
                 leads = None
                 if wanted.first_look:
                     break
-            if late or timing.enough(self._by_name(clean), BASELINE, seed=wanted.seed, min_calls=wanted.min_calls):
+            if wanted.may_leave:
+                self._let_go(played, wanted)
+            known = partial(timing.enough, baseline=BASELINE, seed=wanted.seed, min_calls=wanted.min_calls)
+            if late or known(self._by_name(played.clean)):
                 break
-            message = f"batch {wanted.batch_size}, round {len(clean) + len(dirty)}"
-            self._progress(f"{message}, {len(dirty)} disturbed" if dirty else message)
+            message = f"batch {wanted.batch_size}, round {len(played.rounds)}"
+            self._progress(f"{message}, {played.disturbed} disturbed" if played.disturbed else message)
         self.overtime_s += pace.overtime_s(time.monotonic())
-        deciding = _deciding(clean, dirty)
-        self._refuse_turns(deciding, answers)
-        rounds = self._turns(deciding)
+        self._refuse_turns(played.deciding, answers)
         for name, runner in self._runners.items():
-            summary = self._summary(name, rounds, wanted)
-            runner.timings.append(replace(summary, disturbed=len(dirty)) if deciding is clean else summary)
+            summary = self._summary(name, self._turns(played.deciding), wanted)
+            runner.timings.append(replace(summary, disturbed=played.dropped))
+            if (why := self._left.get(name)) is not None:
+                self._notes[name] = (*self._notes.get(name, ()), f"{why} (of {len(played.rounds)})")
 
-    def _is_over(self, pace: Pace, deciding: Sequence[_Round], rounds: int, now_s: float, seed: int) -> bool:
-        return pace.is_over(rounds, now_s, lambda: timing.roughly_known(self._by_name(deciding), BASELINE, seed=seed))
+    def _is_over(self, pace: Pace, played: _Played, now_s: float, seed: int) -> bool:
+        known = lambda: timing.roughly_known(self._by_name(played.deciding), BASELINE, seed=seed)  # noqa: E731
+        return pace.is_over(len(played.rounds), now_s, known)
+
+    def _let_go(self, played: _Played, wanted: Rounds) -> None:
+        """Whoever is slower than the leader beyond doubt, and of whose gates none is open, leaves the rounds of this
+        batch size. Looked at after each whole pair of rounds, like what ends them."""
+        holds, rounds, number = self._request.holds, played.deciding, len(played.rounds)
+        if holds is None or len(rounds) < timing.MIN_ROUNDS or number % 2:
+            return
+        here = {name: turns for name, turns in self._by_name(rounds).items() if name != BASELINE}
+        hold = lambda name: holds(name, self._so_far(name, rounds, wanted))  # noqa: E731
+        others = len(self._runners) - 1
+        for name, leader in leaving(here, hold, candidates=others, seed=wanted.seed).items():
+            played.all_count = played.all_count or rounds is played.rounds
+            self._left[name] = (
+                f"at batch {wanted.batch_size} it was measured in {number} rounds, since it is slower than {leader} "
+                "beyond doubt and no gate is open"
+            )
+            self._progress(f"{name} left the rounds: {self._left[name]}")
+
+    def _so_far(self, name: str, rounds: Sequence[_Round], wanted: Rounds) -> Measurement:
+        """What is known of it by these rounds, with room for what rounds of one process can't show."""
+        turns, runner = self._turns(rounds), self._runners[name]
+        others = len(self._runners) - 1
+        ratio = one_process(latencies(turns[BASELINE]), latencies(turns[name]), others, wanted.seed)
+        return Measurement(
+            timings=(*runner.timings, _with_ratio(self._timing(turns[name], wanted), ratio)),
+            load_s=runner.load_s,
+            peak_memory_bytes=runner.peak_memory_bytes,
+        )
 
     def _shorten(self, pace: Pace, last: _Round, rounds: int, now_s: float) -> bool:
         """Shorter turns from now on, where enough rounds would not fit otherwise; those before don't count then."""
@@ -216,10 +285,11 @@ class Interleaved:
             problem = ""
             if self._proof is not None and name in self._proof.gates:
                 problem = answers.refuse(name, BASELINE, self._proof)
-            if problem := problem or refuse_turns(turns[name], turns[BASELINE], self._threads):
+            if problem := problem or refuse_turns(turns[name], turns[BASELINE][: len(turns[name])], self._threads):
                 self._drop(name, WorkerError("exception", problem))
 
-    def _drop_far_slower(self, rounds: Mapping[str, list[Turn]], leads: Sequence[str], wanted: Rounds) -> None:
+    def _drop_far_slower(self, first: Sequence[_Round], leads: Sequence[str], wanted: Rounds) -> None:
+        rounds = self._turns(first)
         compared = {name: latencies(turns) for name, turns in rounds.items() if name != BASELINE or name in leads}
         for name, (leader, times) in timing.far_slower(compared, leads).items():
             runner = self._runners.pop(name)
@@ -234,9 +304,10 @@ class Interleaved:
 
     def _round(self, number: int, wanted: Rounds, answers: AnswerLog, longest_s: float) -> tuple[_Round, bool]:
         """One turn for each, of `longest_s` at most, and whether other processes left us the cores meanwhile."""
-        before, played, participants = self._usage(), {}, len(self._runners)
+        before, played = self._usage(), {}
+        names = tuple(name for name in self._runners if name not in self._left)
         checked_seed, folder = answers.begin_round() if self._proof is not None else (None, None)
-        for place, name in enumerate(timing.schedule(tuple(self._runners), number, wanted.seed)):
+        for place, name in enumerate(timing.schedule(names, number, wanted.seed)):
             into = folder / str(place) if folder is not None else None
             take = partial(
                 Participant.turn,
@@ -251,7 +322,7 @@ class Interleaved:
         after = self._usage()
         if checked_seed is not None and folder is not None:
             answers.end_round(checked_seed, folder, played)
-        if len(played) == participants:  # what a process has used is not counted any more when it has ended
+        if len(played) == len(names):  # what a process has used is not counted any more when it has ended
             self._load.add(before, after)
         return played, not disturbance.disturbed(before, after, self._threads, self._cores)
 
@@ -259,10 +330,12 @@ class Interleaved:
         return self._usage_there() if self._usage_there is not None else disturbance.usage()
 
     def _turns(self, rounds: Sequence[_Round]) -> dict[str, list[Turn]]:
-        return {name: [played[name] for played in rounds] for name in self._runners}
+        """Of each participant; of one that left early those of the first rounds."""
+        return {name: [played[name] for played in rounds if name in played] for name in self._runners}
 
     def _by_name(self, rounds: Sequence[_Round]) -> dict[str, list[list[float]]]:
-        return {name: latencies(turns) for name, turns in self._turns(rounds).items()}
+        """Of those that are still in the rounds."""
+        return {name: latencies(turns) for name, turns in self._turns(rounds).items() if name not in self._left}
 
     def measurements(self) -> dict[str, Measurement]:
         """By participant. The baseline's notes tell of all of them."""
@@ -275,7 +348,7 @@ class Interleaved:
                 load_s=runner.load_s,
                 peak_memory_bytes=runner.peak_memory_bytes,
                 stopped_early=dropped,
-                notes=notes if name == BASELINE else _notes(runner),
+                notes=notes if name == BASELINE else (*_notes(runner), *self._notes.get(name, ())),
             )
             for name, (runner, dropped) in everybody.items()
         }
@@ -300,8 +373,14 @@ class Interleaved:
         )
 
     def _summary(self, name: str, rounds: Mapping[str, list[Turn]], wanted: Rounds) -> Timing:
-        turns = rounds[name]
-        own, base = latencies(turns), latencies(rounds[BASELINE])
+        timed = self._timing(rounds[name], wanted)
+        if name == BASELINE:
+            return timed
+        base, own = latencies(rounds[BASELINE]), latencies(rounds[name])
+        return _with_ratio(timed, stats.ratio_interval(base, own, seed=wanted.seed))
+
+    def _timing(self, turns: Sequence[Turn], wanted: Rounds) -> Timing:
+        own = latencies(turns)
         timed = Timing(
             latency_s=tuple(value for turn in own for value in turn),
             batch_size=wanted.batch_size,
@@ -314,23 +393,24 @@ class Interleaved:
         )
         if first_s := tuple(value for turn in turns for value in turn.first_s):
             timed = replace(timed, first_s=first_s, new_tokens=self._target.generation.new_tokens)
-        if name == BASELINE:
-            return timed
-        ratio = stats.ratio_interval(base, own, seed=wanted.seed)
-        return replace(
-            timed,
-            stable=stats.is_within(ratio, stats.UNSTABLE),
-            speedup=ratio.value,
-            speedup_interval=(ratio.low, ratio.high),
-        )
+        return timed
 
     def _progress(self, message: str) -> None:
         self._context.events.progress("benchmark", self._request.label, message)
 
 
-def _deciding(clean: list[_Round], dirty: list[_Round]) -> list[_Round]:
-    """The undisturbed rounds, where there are enough of them; else all."""
-    return clean if len(clean) >= timing.MIN_ROUNDS else [*clean, *dirty]
+def _first_look(played: _Played, *, late: bool) -> list[_Round]:
+    """The rounds that say who is far slower: a first pair of undisturbed ones, else a few of any kind; empty while
+    there are too few."""
+    clean, rounds = played.clean, played.rounds
+    if len(clean) == _FIRST_LOOK:
+        return clean
+    return rounds if len(rounds) == timing.MIN_ROUNDS or (late and len(rounds) >= _FIRST_LOOK) else []
+
+
+def _with_ratio(timed: Timing, ratio: stats.Interval) -> Timing:
+    stable = stats.is_within(ratio, stats.UNSTABLE)
+    return replace(timed, stable=stable, speedup=ratio.value, speedup_interval=(ratio.low, ratio.high))
 
 
 def _notes(runner: Participant) -> tuple[str, ...]:

@@ -28,6 +28,9 @@ class MeasurementRequest:
             Such a measurement is not kept for the next run, which may find a quieter machine.
         drop_behind: Where given, whoever is far slower than another that holds these gates (on size and memory) is
             dropped after a first pair of rounds, and its measurement says so.
+        holds: Where given, whether a candidate's gates hold by the last timing of what is known of it, None while one
+            is open: who is slower beyond doubt than one whose gates hold leaves the rounds when its own are decided
+            (`measure.leaving`). None where everybody stays to the end.
         first_look: That pair is all that is wanted, and the baseline is the one to be slower than.
         proof: What answers are compared with that are given while they are timed; who is not among its gates is not
             judged by them. None where the baseline is not the original, whose artifacts were compared with it in a
@@ -42,5 +45,6 @@ class MeasurementRequest:
     min_calls: int = 0
     decided: Callable[[str, Measurement], bool] = _any
     drop_behind: tuple[Gate, ...] | None = None
+    holds: Callable[[str, Measurement], bool | None] | None = None
     first_look: bool = False
     proof: Proof | None = None

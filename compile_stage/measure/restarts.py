@@ -86,17 +86,20 @@ class Schedule:
 
 
 def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
-    """Who may still win by its latency, at some batch size: all within 25 % of the fastest candidate."""
+    """Who may still win by its latency, at some batch size: all within 25 % of the fastest candidate, but for those
+    that left the rounds, since they were further behind beyond doubt."""
     others = {name: m for name, m in measured.items() if name != baseline and not m.stopped_early and m.timings}
+    rounds = {timing.batch_size: timing.rounds for timing in measured[baseline].timings}
+    stayed = {name: [t for t in m.timings if t.rounds == rounds.get(t.batch_size)] for name, m in others.items()}
     best: dict[int, float] = {}
-    for measurement in others.values():
-        for timing in measurement.timings:
+    for timings in stayed.values():
+        for timing in timings:
             latency_s = stats.median(timing.latency_s)
             best[timing.batch_size] = min(latency_s, best.get(timing.batch_size, latency_s))
     return [
         name
-        for name, measurement in others.items()
-        if any(stats.median(t.latency_s) <= CONTENDER * best[t.batch_size] for t in measurement.timings)
+        for name, timings in stayed.items()
+        if any(stats.median(t.latency_s) <= CONTENDER * best[t.batch_size] for t in timings)
     ]
 
 

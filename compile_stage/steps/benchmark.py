@@ -37,6 +37,7 @@ from compile_stage.measure import stats
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.interleaved import BASELINE as BASELINE
 from compile_stage.measure.interleaved import Interleaved, Rounds
+from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.performance import calls_needed, check_performance
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import MORE_PROCESSES, Schedule, contenders, merge
@@ -80,6 +81,9 @@ def benchmark_candidates(
         checks = check_performance(gates, measured, validated[name].size_bytes)
         return bool(measured.stopped_early) or not any(_left_open(check, measured) for check in checks)
 
+    def holds(name: str, measured: Measurement) -> bool | None:
+        return gates_hold(gates, measured, validated[name].size_bytes)
+
     request = MeasurementRequest(
         label=target.name,
         samples=samples,
@@ -89,6 +93,8 @@ def benchmark_candidates(
         min_calls=calls_needed(gates),
         decided=decided,
         drop_behind=drop_behind,
+        # Where size or memory decides, the winner may be a slow one, and its speedup is wanted as narrowly.
+        holds=holds if target_policy.prefer in ("latency", "throughput") else None,
         proof=proof,
     )
     results = benchmark(context, plan.source, validated, request)
@@ -195,6 +201,7 @@ def _key(
         "min_calls": request.min_calls,
         "hardware": context.hardware,
         **({} if request.drop_behind is None else {"drop_behind": request.drop_behind}),
+        **({"leaving": True} if request.holds is not None else {}),
         **({"first_look": True} if request.first_look else {}),
         **({"proof": request.proof.key()} if request.proof is not None else {}),
     }
@@ -263,6 +270,7 @@ class _Measuring:
                     seed=request.seed + number,
                     min_calls=self._calls_wanted(earlier, members, batch_size),
                     first_look=request.first_look,
+                    may_leave=number == 0,  # only who may win is started again, and stays
                 )
                 interleaved.run(rounds, leads)
                 leads = None

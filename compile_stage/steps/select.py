@@ -33,25 +33,37 @@ def select(candidates: Sequence[Candidate], policy: TargetPolicy) -> Selection:
 @dataclass(frozen=True)
 class _Ranking:
     """Attributes:
+    costs: Of each passing candidate, by its job's id; lower is better, in the unit of the policy's preference.
     leader: The candidate with the lowest cost.
     tied: It, and all that tie with it within the noise.
     winner: The simplest of these.
     """
 
+    costs: Mapping[str, float]
     leader: Candidate
     tied: tuple[Candidate, ...]
     winner: Candidate
 
 
 def _rank(passing: Sequence[Candidate], policy: TargetPolicy) -> _Ranking:
-    leader = min(passing, key=lambda c: _cost(c, policy))
-    tied = tuple(c for c in passing if c is leader or _tied(c, leader, policy))
-    winner = min(tied, key=lambda c: (_complexity(c), _cost(c, policy)))
-    return _Ranking(leader=leader, tied=tied, winner=winner)
+    longest = _longest(passing)
+    costs = {c.job.id: _cost(c, policy, longest) for c in passing}
+    leader = min(passing, key=lambda c: costs[c.job.id])
+    tied = tuple(c for c in passing if c is leader or _tied(c, leader, policy, costs))
+    winner = min(tied, key=lambda c: (_complexity(c), costs[c.job.id]))
+    return _Ranking(costs=costs, leader=leader, tied=tied, winner=winner)
 
 
-def _cost(candidate: Candidate, policy: TargetPolicy) -> float:
-    """Lower is better, in the unit of the policy's preference."""
+def _longest(candidates: Sequence[Candidate]) -> dict[int, Timing]:
+    """At each batch size the timing with the most rounds."""
+    longest: dict[int, Timing] = {}
+    for timing in (t for c in candidates if c.measurement is not None for t in c.measurement.timings):
+        if timing.batch_size not in longest or timing.rounds > longest[timing.batch_size].rounds:
+            longest[timing.batch_size] = timing
+    return longest
+
+
+def _cost(candidate: Candidate, policy: TargetPolicy, longest: Mapping[int, Timing]) -> float:
     measurement, artifact = candidate.measurement, candidate.artifact
     if policy.prefer == "size":
         return float(artifact.size_bytes) if artifact else float("inf")
@@ -62,13 +74,26 @@ def _cost(candidate: Candidate, policy: TargetPolicy) -> float:
     timing = stats.deciding_timing(measurement, policy)
     if timing is None:
         return float("inf")
-    return stats.per_sample_s(timing) if policy.prefer == "throughput" else stats.median(timing.latency_s)
+    latency_s = _latency_in_all_rounds(timing, longest[timing.batch_size])
+    return latency_s / timing.batch_size if policy.prefer == "throughput" else latency_s
 
 
-def _tied(candidate: Candidate, leader: Candidate, policy: TargetPolicy) -> bool:
+def _latency_in_all_rounds(timing: Timing, longest: Timing) -> float:
+    """Seconds of a call, as it would be in the rounds of `longest`: by the speedups over the original, each of its own
+    rounds.
+
+    Who left the rounds early, or was not started again, met the machine as it was in the first of them. Were it slower
+    later, they would seem to be faster than whoever stayed.
+    """
+    if timing.rounds == longest.rounds or not timing.speedup or not longest.speedup:
+        return stats.median(timing.latency_s)
+    return stats.median(longest.latency_s) * longest.speedup / timing.speedup
+
+
+def _tied(candidate: Candidate, leader: Candidate, policy: TargetPolicy, costs: Mapping[str, float]) -> bool:
     if policy.prefer in ("size", "memory"):
         slack = SAME_MEMORY if policy.prefer == "memory" else 1.0  # files do not differ at all
-        return _cost(candidate, policy) <= _cost(leader, policy) * slack
+        return costs[candidate.job.id] <= costs[leader.job.id] * slack
     best = stats.deciding_timing(leader.measurement, policy)
     # At the leader's batch size: only what was run in the same rounds can be told apart.
     mine = candidate.measurement.timing(best.batch_size) if candidate.measurement and best else None
@@ -97,7 +122,7 @@ def _placed(candidate: Candidate, ranking: _Ranking | None, policy: TargetPolicy
             else "neither is simpler: the winner's own figure is the better"
         )
         return candidate.in_state("lost", f"ties with the winner in {policy.prefer} within the noise, and {why}")
-    ratio = _cost(candidate, policy) / _cost(ranking.leader, policy)
+    ratio = ranking.costs[candidate.job.id] / ranking.costs[ranking.leader.job.id]
     whose = "the winner's" if ranking.leader is ranking.winner else f"that of {ranking.leader.job.id}"
     return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times {whose}")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +17,17 @@ import pytest
 from factories import artifact, run_context, source
 
 from compile_stage.core.ports import MeteredCall, WorkerLimits, WorkerMemory, WorkerUsage
-from compile_stage.core.records import Budget, Measurement, SampleSet, Target, Timing
-from compile_stage.measure import disturbance, interleaved, restarts
+from compile_stage.core.records import Budget, Gate, Measurement, SampleSet, Target, Timing
+from compile_stage.measure import disturbance, interleaved, restarts, stats
+from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import Schedule
 from compile_stage.steps.benchmark import BASELINE, Measured, _Measuring, benchmark
 
 SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
 TARGET = Target(name="cpu", threads=2)
-LATENCY_S = {BASELINE: 0.02, "fast": 0.01}
+LATENCY_S = {BASELINE: 0.02, "fast": 0.01, "near": 0.0105, "behind": 0.016, "slow": 0.04}
+SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 
 
 class FakeWorker:
@@ -139,6 +142,55 @@ def test_an_unstable_measurement_has_no_headline_and_comes_from_the_cache_with_a
         "The measurement of cpu comes from the cache, and the speedup of fast is unstable: on a quieter machine, run "
         "again with --remeasure"
     )
+
+
+def measure_four(tmp_path: Path, engine: FakeEngine, *, may_leave: bool) -> Measured:
+    compiled = tmp_path / "compiled"
+    compiled.mkdir(parents=True)
+    (compiled / "model.onnx").write_text("any")
+    context = run_context(tmp_path, engine)
+    four = {name: artifact(job_id=name, path=str(compiled)) for name in LATENCY_S if name != BASELINE}
+    holds = partial(lambda _, measured: gates_hold((SPEEDUP,), measured, 1)) if may_leave else None
+    budget = Budget(measure_seconds=5)
+    request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=budget, seed=0, holds=holds)
+    return benchmark(context, source(), four, request)
+
+
+def test_losers_leave_the_rounds_and_their_figures_are_of_the_rounds_they_were_in(tmp_path: Path) -> None:
+    """Broken: losers take most of the time; or the speedup of one that left is over rounds in which it was not."""
+    engine, others = FakeEngine(noise=0.05), FakeEngine(noise=0.05)
+    found = measure_four(tmp_path / "now", engine, may_leave=True).measurements
+    whole = measure_four(tmp_path / "before", others, may_leave=False).measurements
+    of = {name: m.timings[0] for name, m in found.items()}
+    assert of["behind"].rounds < 20 > of["slow"].rounds
+    assert of["fast"].rounds == of["near"].rounds == of[BASELINE].rounds > 2 * of["behind"].rounds
+    assert len(of["behind"].latency_s) == sum(of["behind"].turns)
+    assert whole["behind"].timings[0].rounds > 2 * of["behind"].rounds
+    assert of["behind"].speedup == pytest.approx(1.25, rel=0.1)
+    assert of["slow"].speedup == pytest.approx(0.5, rel=0.1)
+    base = np.median([call for turn in stats.by_round(of[BASELINE])[: of["slow"].rounds] for call in turn])
+    assert of["slow"].speedup == pytest.approx(base / np.median(of["slow"].latency_s))
+    (note,) = found["slow"].notes
+    assert note.startswith(f"at batch 1 it was measured in {of['slow'].rounds} rounds, since it is slower than fast ")
+    assert not found["fast"].notes
+    assert not found["slow"].stopped_early
+
+
+def test_who_left_by_disturbed_rounds_keeps_them(tmp_path: Path, others: list[float]) -> None:
+    """Broken: when the machine becomes quiet, the rounds of who has left are dropped, and nothing is known of it."""
+    others[0] = 1.3
+    engine = FakeEngine(noise=0.05)
+    turn = FakeWorker.call
+
+    def call(self: FakeWorker, function: str, /, **arguments: Any) -> Any:
+        others[0] = 1.3 if engine.turns < 60 else 0.0
+        return turn(self, function, **arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeWorker, "call", call)
+        found = measure_four(tmp_path, engine, may_leave=True).measurements
+    assert found["slow"].timings[0].rounds >= 6
+    assert found["slow"].timings[0].speedup == pytest.approx(0.5, rel=0.1)
 
 
 def test_remeasure_measures_and_replaces_what_the_cache_has(tmp_path: Path) -> None:

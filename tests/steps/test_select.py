@@ -170,6 +170,19 @@ def test_a_waiver_past_its_day_waives_nothing() -> None:
     assert select(judged(candidate("int8", 6.0, cosine=0.9), waivers=(last_day,)), POLICY).winner is not None
 
 
+def test_a_machine_that_gets_slower_makes_no_winner_of_who_left_early() -> None:
+    """Broken: whoever left the rounds while the machine was fast has the lower latency, and wins."""
+    fast, left = candidate("int8", 6.0), candidate("fp32", 4.0)
+    assert fast.measurement is not None
+    (first,) = fast.measurement.timings
+    later = tuple(3 * call for call in first.latency_s)  # the original has become three times as slow too
+    slowed = replace(first, latency_s=first.latency_s + 2 * later, turns=first.turns * 3, rounds=60)
+    fast = replace(fast, measurement=replace(fast.measurement, timings=(slowed,)))
+    chosen = select(judged(fast, left), POLICY)
+    assert chosen.winner == fast.job.id
+    assert "1.50 times the winner's" in chosen.reasons[left.job.id]
+
+
 def test_throughput_ties_are_judged_at_one_batch_size() -> None:
     """Broken: latencies of different batch sizes, from different rounds, would be compared call by call, and a
     candidate with half of the throughput would win as the simpler of two 'equals'."""
