@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -53,6 +54,7 @@ budget: {{measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}}
 promote: {{alias: "{{target}}-prod"}}
 """
 TARGET = "  cpu-{0}: {{device: cpu, backends: [onnxruntime], precisions: [fp32], batch_sizes: [{1}], threads: 1}}"
+RAY_TOKEN = secrets.token_hex(32)
 
 
 def environment(work: Path) -> dict[str, str]:
@@ -61,6 +63,11 @@ def environment(work: Path) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
         "COMPILE_STAGE_CACHE": str(work / "cache"),
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        # Ray's daemons have 30 seconds to come up, which are too few beside much else.
+        "RAY_raylet_start_wait_time_s": "300",
+        "RAY_agent_register_timeout_ms": "300000",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": RAY_TOKEN,
     }
 
 
@@ -171,7 +178,10 @@ def register_networks(models: int, work: Path) -> str:
         for number in range(models):
             seed = number - 1 if number % 10 == 9 else number
             name = f"small-{number:04d}"
-            mlflow.onnx.log_model(network(seed), name=name, signature=signature, registered_model_name=name)
+            mlflow.onnx.log_model(
+                network(seed), name=name, signature=signature, registered_model_name=name,
+                pip_requirements=["onnxruntime"],  # else found by a process that loads the model
+            )  # fmt: skip
             client.set_registered_model_alias(name, "candidate", "1")
             client.set_model_version_tag(name, "1", "owner", f"team-{number % 3}")
     return f"file:{data}"
@@ -202,12 +212,12 @@ def cluster(work: Path, cores: int) -> Iterator[str]:
     with (work / "ray.log").open("wb") as log:
         head = subprocess.Popen(command, env=environment(work), stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 180
-        while time.monotonic() < deadline and head.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
+        deadline = time.monotonic() + 300
+        # The command's own words once the raylet is there; the port is open long before.
+        while b"Ray runtime started" not in (work / "ray.log").read_bytes():
+            if head.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"Ray did not start:\n{(work / 'ray.log').read_text()}")
             time.sleep(0.5)
-        time.sleep(5)  # its raylet follows its store
         yield f"127.0.0.1:{port}"
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -122,7 +122,7 @@ class Pool:
                 raise UsageError(
                     f"no Ray cluster can be reached: {str(error).splitlines()[0]}",
                     fix="start one (ray start --head, and ray start --address=HEAD:6379 on the other machines), or "
-                    "name one in RAY_ADDRESS",
+                    f"name one in RAY_ADDRESS{_token_fix()}",
                     where=f"RAY_ADDRESS={address}",
                 ) from error
         return cls(ray, reporter)
@@ -401,6 +401,14 @@ def _node(raw: Mapping[str, Any], answer: Mapping[str, Any]) -> Node:
 
 def _cpus(needs: Needs, node: Node) -> int:
     return node.cpus if needs.exclusive else min(needs.cpus, node.cpus)
+
+
+def _token_fix() -> str:
+    """`ray start` takes the token of ~/.ray into use by itself; a driver does for an address that is named only when it
+    is asked to, and Ray's error does not say so."""
+    if os.environ.get("RAY_AUTH_MODE"):
+        return ""
+    return "; where `ray start` said that token authentication is enabled, set RAY_AUTH_MODE=token"
 
 
 def _quieten() -> None:
