@@ -17,6 +17,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent)]
 
 import results  # noqa: E402
+from by_hand_tables import by_hand, roofline  # noqa: E402
 from cache_tables import cache_hits  # noqa: E402
 from fleet_tables import fleets  # noqa: E402
 from language_tables import language_models  # noqa: E402
@@ -465,7 +466,7 @@ def versions_words(content: dict[str, Any]) -> str:
 
 
 SECTIONS = (
-    speed_of_winners, every_backend, static_int8, accuracy_control, precisions, graph_rewrites,
+    speed_of_winners, by_hand, roofline, every_backend, static_int8, accuracy_control, precisions, graph_rewrites,
     option_tuning, tvm_tuning, own_cost, predict_cost, served, language_models, operators, statistics,
     selection, neighbour, fleets, cache_hits, ray_overhead, runs,
 )  # fmt: skip

@@ -1,0 +1,284 @@
+"""The stage's winner beside the best that a skilled user reaches by hand with each peer's own tools.
+
+    python benchmarks/by_hand.py                            # six networks, batch 1 and 8
+    python benchmarks/by_hand.py small lstm --seconds 6     # some of them, shorter
+    python benchmarks/by_hand.py --peers onnxruntime openvino --batches 1
+    python benchmarks/by_hand.py --interpreter executorch=ENV/bin/python    # a peer in an environment of its own
+
+For each network the stage is run once, with a target for each batch size, and publishes its winners. The peers'
+recipes (`benchmarks/peers/`) are made from the same network with the same 64 calibration samples. Then, for each
+batch size, all take turns: a fresh process each, the same inputs, the same threads, a shuffled order and its mirror
+image, NumPy arrays in and out.
+
+1. Screening: each recipe answers the 64 validation samples, held to the policy's tolerances for its precision, and runs
+   four rounds.
+2. Whoever may be the fastest that passes, or the fastest at all, is started anew `--starts` times beside ours, and so
+   is ours once more, as a control of what chance does. Only these rounds count.
+
+A ratio is the peer's median over ours, with its 95 % interval over starts: above 1 ours is faster. LiteRT runs in its
+toolchain where that is made; a peer that is not there is left out and said to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import results  # noqa: E402
+from by_hand_process import HERE, PEERS, recipes  # noqa: E402
+from by_hand_tables import CONTROL  # noqa: E402
+from by_hand_turns import OURS, Comparison, Participant, contenders, helper, row_of  # noqa: E402
+from peers.recipe import BATCHES, Given  # noqa: E402
+
+from compile_stage.core import plugins  # noqa: E402
+from compile_stage.core.errors import CompileStageError  # noqa: E402
+from compile_stage.measure import stats  # noqa: E402
+from compile_stage.policy.load import load_policy  # noqa: E402
+
+NETWORKS = ("resnet50", "bert6", "separable", "vit", "lstm", "small")
+THREADS = 2
+POLICY = """\
+apiVersion: compile-stage/v1
+kind: OptimizationPolicy
+name: by-hand
+owner: benchmarks
+data:
+  validation: {source: "mlflow-dataset:validation", max_samples: 64}
+  calibration: {source: "mlflow-dataset:calibration", max_samples: 64}
+  min_samples: 32
+"""
+TARGET = """\
+  batch{batch}:
+    device: cpu
+    backends: [onnxruntime, openvino]
+    precisions: [int8, int8-dynamic, bf16, fp32]
+    batch_sizes: [{batch}]
+    threads: {threads}
+"""
+
+
+# ------------------------------------------------------------------------------------------------------------ the stage
+
+
+@dataclass(frozen=True)
+class Winner:
+    """What the stage published for one batch size."""
+
+    job: str
+    folder: str
+
+
+def policy_text(batches: Sequence[int], seconds: float) -> str:
+    targets = "".join(TARGET.format(batch=batch, threads=THREADS) for batch in batches)
+    return f"{POLICY}targets:\n{targets}budget: {{measure_seconds: {seconds}}}\n"
+
+
+def run_stage(name: str, work: Path, environment: dict[str, str], sets: Sequence[str]) -> dict[str, Any]:
+    """result.json of one run of the stage, after the model was registered; of an earlier call with the same `--keep`,
+    where there was one."""
+    if (work / "out" / "result.json").exists():
+        return json.loads((work / "out" / "result.json").read_text())
+    call = f"import networks; print(networks.register({name!r}))"
+    register = [sys.executable, "-c", call]
+    there = {**environment, "PYTHONPATH": str(HERE)}
+    done = subprocess.run(register, env=there, cwd=work, check=True, stdout=subprocess.PIPE, text=True)
+    uri = done.stdout.strip().splitlines()[-1]
+    command = [sys.executable, "-m", "compile_stage", "run", uri, "-p", str(work / "policy.yaml"), "-q"]
+    command += ["--out", str(work / "out"), *(word for one in sets for word in ("--set", one))]
+    subprocess.run(command, env=environment, cwd=work, check=False, stdout=subprocess.DEVNULL)
+    return json.loads((work / "out" / "result.json").read_text())
+
+
+def winners(result: dict[str, Any], work: Path, environment: dict[str, str]) -> dict[int, Winner]:
+    """By batch size, the published version on this disk. Raises SystemExit where the stage published none."""
+    found = {}
+    for target in result["targets"]:
+        batch = int(target["name"].removeprefix("batch"))
+        receipt = target.get("receipt")
+        if receipt is None:
+            raise SystemExit(f"the stage published nothing for {target['name']}: see {work / 'out' / 'report.md'}")
+        into = work / f"published-{batch}"
+        into.mkdir(exist_ok=True)
+        call = "import sys, mlflow; print(mlflow.artifacts.download_artifacts(sys.argv[1], dst_path=sys.argv[2]))"
+        command = [sys.executable, "-c", call, receipt["uri"], str(into)]
+        done = subprocess.run(command, env=environment, cwd=work, check=True, stdout=subprocess.PIPE, text=True)
+        job = " ".join(target["winner"].split("--")[2:])
+        found[batch] = Winner(job, done.stdout.strip().splitlines()[-1])
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ the peers
+
+
+def interpreters(asked: Sequence[str]) -> dict[str, str]:
+    """By peer, the Python that has it; empty where none has."""
+    given = dict(word.split("=", 1) for word in asked)
+    found = {}
+    for peer, (_, _, package) in PEERS.items():
+        found[peer] = given.get(peer, "")
+        if not found[peer] and importable(package):
+            found[peer] = sys.executable
+        if not found[peer] and peer in plugins.names("backends"):
+            found[peer] = plugins.interpreter_of(peer)
+    return found
+
+
+def importable(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
+
+
+def made_by_peers(
+    given: Given, peers: Sequence[str], pythons: dict[str, str], log: Path
+) -> tuple[list[Participant], dict[str, str]]:
+    """The recipes that were made, and why others were not."""
+    made, left_out = [], {}
+    for peer in peers:
+        if not pythons[peer]:
+            left_out[peer] = "not installed here, nor as a toolchain, nor named by --interpreter"
+            continue
+        words = (given.network, str(given.folder), str(given.threads))
+        kept = given.folder / f"{peer}.json"
+        try:
+            if not kept.exists():
+                kept.write_text(json.dumps(helper("make", peer, *words, interpreter=pythons[peer], log=log)["made"]))
+        except ChildProcessError as error:
+            kept.unlink(missing_ok=True)
+            left_out[peer] = f"{error} while its recipes were made"
+            continue
+        answer = json.loads(kept.read_text())
+        for recipe in recipes(peer):
+            if answer.get(recipe.name) == "":
+                command = ("open", peer, recipe.name, *words)
+                made.append(Participant(recipe.name, command, recipe.precision, pythons[peer]))
+            elif recipe.name in answer:
+                left_out[recipe.name] = answer[recipe.name]
+    return made, left_out
+
+
+# --------------------------------------------------------------------------------------------------------- the report
+
+
+def compare(
+    comparison: Comparison, winner: Winner, everybody: Sequence[Participant], own: Participant,
+    chosen: argparse.Namespace,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row for each recipe."""
+    screened = comparison.screen([own, *everybody])
+    if own.name not in screened:
+        raise SystemExit(f"the published version can't be opened: {comparison.left_out[own.name]}")
+    names = contenders(screened)
+    control = replace(own, name=CONTROL)
+    racing = [own, control, *(who for who in everybody if who.name in names)]
+    taken = comparison.race(racing, chosen.starts, chosen.seconds)
+    ours_s = screened[OURS][0]
+    rows = []
+    for who in [control, *everybody]:
+        row: dict[str, Any] = {"recipe": who.name, "precision": who.precision, "ours": winner.job}
+        if who.name in screened:
+            seconds, refusal = screened[who.name]
+            row |= {"passes": not refusal, "screened_over_ours": round(seconds / ours_s, 3)}
+            row |= {"refusal": refusal} if refusal else {}
+        elif who.name != CONTROL:
+            row["left_out"] = comparison.left_out.get(who.name, "not meant for this batch size")
+        if who.name in taken:
+            row |= row_of(taken, who.name)
+        row["ours_p50_ms"] = row_of(taken, OURS)["p50_ms"]
+        rows.append(row)
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| recipe | precision | passes | over ours (95 % interval) | p50 ms |", "|---|---|---|---|---|"]
+    order = sorted(rows, key=lambda row: row.get("over_ours", row.get("screened_over_ours", 1e9)))
+    for row in order:
+        if "left_out" in row:
+            lines.append(f"| {row['recipe']} | {row['precision']} | left out: {row['left_out']} | | |")
+            continue
+        passes = f"no, {row['refusal'][:90]}" if row.get("refusal") else "yes"
+        ratio = f"{row.get('screened_over_ours')} (screening)"
+        if "over_ours" in row:
+            ratio = f"**{row['over_ours']:.3f}** ({row['low']:.3f} to {row['high']:.3f})"
+        lines.append(f"| {row['recipe']} | {row['precision']} | {passes} | {ratio} | {row.get('p50_ms', '')} |")
+    return "\n".join(lines)
+
+
+def measure(name: str, work: Path, environment: dict[str, str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """All rows of a network."""
+    log = work / "processes.log"
+    (work / "policy.yaml").write_text(policy_text(chosen.batches, chosen.stage_seconds))
+    gates = dict(load_policy(work / "policy.yaml").targets[0].tolerances)
+    clock = time.monotonic()
+    result = run_stage(name, work, environment, chosen.set)
+    published = winners(result, work, environment)
+    stage_s, clock = time.monotonic() - clock, time.monotonic()
+    given = Given(name, work / "given", THREADS)
+    words = (name, str(given.folder), str(given.threads))
+    if not (given.folder / "original.npy").exists():
+        helper("write", *words, log=log)
+    made, missing = made_by_peers(given, chosen.peers, interpreters(chosen.interpreter), log)
+    made_s = time.monotonic() - clock
+    rows: list[dict[str, Any]] = []
+    for batch in chosen.batches:
+        clock = time.monotonic()
+        comparison = Comparison(given, batch, gates, log)
+        own = Participant(OURS, ("open", "published", published[batch].folder, *words))
+        suited = [who for who in made if batch_suits(who, name, batch)]
+        of_batch = compare(comparison, published[batch], suited, own, chosen)
+        share = round(comparison.disturbed / comparison.played, 2)
+        of_batch = [{"network": name, "batch": batch, **row, "disturbed_rounds": share} for row in of_batch]
+        print(f"\n### {name}, batch {batch}: ours is {published[batch].job}, {time.monotonic() - clock:.0f} s; "
+              f"{share:.0%} of the rounds disturbed\n\n{table(of_batch)}", flush=True)  # fmt: skip
+        rows += of_batch
+    rows += [{"network": name, "batch": 0, "recipe": who, "left_out": why} for who, why in missing.items()]
+    print("".join(f"\nleft out: {who}: {why}" for who, why in missing.items()))
+    print(f"\n{name}: stage {stage_s:.0f} s, recipes {made_s:.0f} s", flush=True)
+    return rows
+
+
+def batch_suits(who: Participant, network: str, batch: int) -> bool:
+    [recipe] = [one for one in recipes(who.command[1]) if one.name == who.name]
+    return recipe.suits(network, batch)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--seconds", type=float, default=12.0, help="of rounds, a network and batch size")
+    parser.add_argument("--starts", type=int, default=5, help="of each contender; at least 3")
+    parser.add_argument("--stage-seconds", type=float, default=20.0, help="budget.measure_seconds of the stage's run")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="laid over the stage's policy")
+    parser.add_argument("--interpreter", action="append", default=[], metavar="PEER=PYTHON")
+    parser.add_argument("--keep", type=Path, help="folder for reports and files; what is there is used again")
+    results.add_save_option(parser)
+    chosen = parser.parse_args(arguments)
+    if chosen.starts < stats.FEW_PROCESSES:
+        parser.error(f"--starts must be at least {stats.FEW_PROCESSES}: fewer don't show how processes differ")
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
+    with tempfile.TemporaryDirectory() as scratch, results.recording("by-hand", chosen.save) as record:
+        record.settings |= {"threads": THREADS, "seconds": chosen.seconds, "starts": chosen.starts}
+        record.settings |= {"stage_seconds": chosen.stage_seconds, "sets": chosen.set}
+        for name in chosen.networks:
+            work, environment = results.workspace(chosen.keep, scratch, name)
+            record.rows += measure(name, work, environment, chosen)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CompileStageError as error:
+        raise SystemExit(str(error)) from error
