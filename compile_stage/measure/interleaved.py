@@ -37,7 +37,7 @@ from compile_stage.measure.leaving import leaving, one_process
 from compile_stage.measure.participant import Participant, Turn, latencies
 from compile_stage.measure.performance import check_performance
 from compile_stage.measure.request import MeasurementRequest
-from compile_stage.measure.rounds import Pace
+from compile_stage.measure.rounds import OVERTIME, Pace
 from compile_stage.measure.timed_answers import AnswerLog
 from compile_stage.measure.turn_rules import refuse_turns
 
@@ -58,6 +58,7 @@ class Rounds:
         seed: For the order of turns and the intervals.
         min_calls: So many calls of each participant are wanted even where the ratios are known sooner.
         first_look: A first pair of undisturbed rounds, or a few more of any kind, is all that is wanted.
+        overtime: Times `seconds` at most, where there are too few rounds.
         may_leave: Who can neither win nor has an open gate leaves the rounds (`measure.leaving`), where the request
             says what gates there are.
     """
@@ -67,6 +68,7 @@ class Rounds:
     seed: int
     min_calls: int = 0
     first_look: bool = False
+    overtime: float = OVERTIME
     may_leave: bool = False
 
 
@@ -201,7 +203,7 @@ class Interleaved:
             self._guarded(name, partial(Participant.warm_up, samples=self._samples, batch_size=wanted.batch_size))
         answers = AnswerLog(self._folder, self._samples.count, wanted.batch_size)
         played, self._left = _Played(), {}
-        pace = Pace(wanted.seconds, time.monotonic(), wanted.min_calls)
+        pace = Pace(wanted.seconds, time.monotonic(), wanted.min_calls, wanted.overtime)
         while BASELINE in self._runners:
             last, quiet = self._round(
                 len(played.rounds), wanted, answers, longest_s=pace.longest_turn_s(len(played.rounds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compile_stage.core.records import Budget, Gate, Measurement, SampleSet, Target, record
+from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import Proof
 
 
@@ -20,14 +21,15 @@ class MeasurementRequest:
         label: Whose measurement it is, for events.
         samples: The batches are made of these.
         target: Its batch sizes, threads and device.
-        budget: Its `measure_seconds` is for the rounds over all batch sizes, and twice as much again where a start has
-            fewer than 6 of them (`measure.rounds`); warm-up and loading come on top.
+        budget: Its `measure_seconds` is for the rounds over all batch sizes, and `overtime` times that where a start
+            has fewer than 6 of them (`measure.rounds`); warm-up and loading come on top.
         seed: For the order of turns and the intervals.
         min_calls: So many calls of each are wanted even where the ratios are known sooner.
         decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
             Such a measurement is not kept for the next run, which may find a quieter machine.
         drop_behind: Where given, whoever is far slower than another that holds these gates (on size and memory) is
             dropped after a first pair of rounds, and its measurement says so.
+        overtime: Times the seconds that rounds may take where there are too few of them.
         holds: Where given, whether a candidate's gates hold by the last timing of what is known of it, None while one
             is open: who is slower beyond doubt than one whose gates hold leaves the rounds when its own are decided
             (`measure.leaving`). None where everybody stays to the end.
@@ -45,6 +47,7 @@ class MeasurementRequest:
     min_calls: int = 0
     decided: Callable[[str, Measurement], bool] = _any
     drop_behind: tuple[Gate, ...] | None = None
+    overtime: float = OVERTIME
     holds: Callable[[str, Measurement], bool | None] | None = None
     first_look: bool = False
     proof: Proof | None = None

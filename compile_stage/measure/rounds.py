@@ -46,11 +46,13 @@ class Pace:
         seconds: That the rounds may take.
         began_s: When they began (`time.monotonic`).
         min_calls: So many calls of each participant are wanted in all rounds together.
+        overtime: Times `seconds` that they may take in the end.
     """
 
     seconds: float
     began_s: float
     min_calls: int = 0
+    overtime: float = OVERTIME
     _changes: int = 0
 
     def is_over(self, rounds: int, now_s: float, known: Callable[[], bool]) -> bool:
@@ -63,7 +65,7 @@ class Pace:
         spent_s = now_s - self.began_s
         if rounds < PAIR or spent_s <= self.seconds:
             return False
-        return spent_s > OVERTIME * self.seconds or (rounds >= MIN_ROUNDS and known())
+        return spent_s > self.overtime * self.seconds or (rounds >= MIN_ROUNDS and known())
 
     def overtime_s(self, now_s: float) -> float:
         """By how much the rounds took longer than they were given."""

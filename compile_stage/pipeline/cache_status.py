@@ -20,7 +20,7 @@ from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Artifact, Candidate, Job, Plan, TargetPolicy
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.inputs import TargetInputs
-from compile_stage.steps.benchmark import benchmark_candidates
+from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.compile import compile_job
 from compile_stage.steps.judge import judge_tolerances
 from compile_stage.steps.lower import lower
@@ -76,7 +76,9 @@ def _status_of_target(
     if candidates:
         proof = Proof.of(candidates, inputs.reference.outputs, inputs.reference.digest)
         with contextlib.suppress(_NotCachedError):
-            measured, _ = benchmark_candidates(reader, plan, policy, candidates, inputs.validation, proof)
+            seconds = plan.policy.budget.measure_seconds
+            request = CandidatesRequest(samples=inputs.validation, proof=proof, seconds=seconds)
+            measured, _ = benchmark_candidates(reader, plan, policy, candidates, request)
             for candidate in measured:
                 if candidate.measurement is not None:
                     steps[candidate.job.id].append("benchmark")

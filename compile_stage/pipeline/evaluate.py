@@ -22,6 +22,7 @@ from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.measure import stats
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.pruning import quick_comparison
+from compile_stage.pipeline.time_left import in_order_of_promise
 from compile_stage.steps.compile import compile_job
 from compile_stage.steps.judge import judge_tolerances
 from compile_stage.steps.lower import lower
@@ -71,15 +72,24 @@ class Evaluation:
 
 
 def evaluate_all(target: TargetRun, jobs: Sequence[Job], *, prune: bool = False) -> list[Candidate]:
-    """A candidate for each job of one target; as many jobs at once as the engine has room for."""
-    context, options = target.context, EvaluationOptions(prune=prune)
+    """A candidate for each job of one target, in their order; as many jobs at once as the engine has room for, the most
+    promising first."""
+    context, options, left = target.context, EvaluationOptions(prune=prune), target.time
+
+    def evaluated(job: Job) -> Candidate:
+        began = time.monotonic()
+        candidate = evaluate(target, job, options).candidate
+        if candidate.failure is None or candidate.failure.step != NOT_STARTED:
+            left.ended(job, time.monotonic() - began, passed=candidate.has_passed)
+        return candidate
+
     lanes = context.engine.max_parallel(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
-        futures = [pool.submit(evaluate, target, job, options) for job in jobs]
+        futures = {job.id: pool.submit(evaluated, job) for job in in_order_of_promise(jobs)}
         try:
-            return [future.result().candidate for future in futures]
+            return [futures[job.id].result() for job in jobs]
         except BaseException:
-            for future in futures:
+            for future in futures.values():
                 future.cancel()
             context.engine.close()  # ends the workers, so that the threads that wait for them end too
             raise
@@ -87,14 +97,12 @@ def evaluate_all(target: TargetRun, jobs: Sequence[Job], *, prune: bool = False)
 
 def evaluate(target: TargetRun, job: Job, options: EvaluationOptions = _TO_THE_END) -> Evaluation:
     """Take one job as far as it goes."""
-    budget = target.run_policy.budget
-    if target.seconds_left < 0:
-        late = f"not started: the budget of {budget.minutes:g} minutes (budget.minutes) was used up"
-        failure = Failure(kind="timeout", step=NOT_STARTED, problem=late)
-        return Evaluation(candidate=Candidate(job=job).failed(failure))
+    if (late := target.time.refuse(job)) is not None:
+        return Evaluation(candidate=Candidate(job=job).failed(late))
     if (known := target.context.failed.get(job.id)) is not None:
         return Evaluation(candidate=Candidate(job=job).failed(known))
-    steps = _Steps(target, job, options)
+    bound_s, began = target.time.bound_s() if options.seconds is None else None, time.monotonic()
+    steps = _Steps(target, job, options if bound_s is None else replace(options, seconds=bound_s))
     try:
         quick_latency_s = steps.run()
         return Evaluation(candidate=steps.candidate, quick_latency_s=quick_latency_s)
@@ -102,6 +110,7 @@ def evaluate(target: TargetRun, job: Job, options: EvaluationOptions = _TO_THE_E
         return Evaluation(candidate=steps.candidate.in_state("refused", refusal.problem))
     except WorkerError as error:
         failure = Failure(kind=error.kind, step=steps.current, problem=error.problem, detail=error.detail)
+        failure = target.time.cut(failure, bound_s, time.monotonic() - began)
     except (
         StorageError
     ):  # a full disk, or files that are gone: the machine's trouble, which no candidate is to blame for

@@ -32,6 +32,7 @@ from compile_stage.core.records import (
     TargetPolicy,
 )
 from compile_stage.measure.readers import SampleRequest
+from compile_stage.pipeline.time_left import TimeLeft
 from compile_stage.steps.export import export, other_forms
 from compile_stage.steps.rewrite import rewrite
 from compile_stage.steps.sample import sample
@@ -196,7 +197,9 @@ class TargetRun:
         """What holds for all targets: budget, waivers, data, compliance."""
         return self.plan.policy
 
-    @property
-    def seconds_left(self) -> float:
-        """Of the run's budget; negative when it is used up."""
-        return self.run_policy.budget.minutes * 60 - self.context.events.elapsed_s
+    @cached_property
+    def time(self) -> TimeLeft:
+        """Of the run's budget, for this target."""
+        names = [policy.target.name for policy in self.run_policy.targets]
+        later = len(names) - 1 - names.index(self.target.name) if self.target.name in names else 0
+        return TimeLeft(self.context.events, self.run_policy.budget, len(self.target.batch_sizes), later)

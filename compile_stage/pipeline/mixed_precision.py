@@ -78,7 +78,7 @@ class SearchBudget:
     def of(cls, target: TargetRun) -> SearchBudget:
         """The policy's bounds, and never more than what remains of the run's own budget."""
         fallback = target.policy.fallback
-        seconds = min(fallback.max_minutes * 60, target.seconds_left)
+        seconds = min(fallback.max_minutes * 60, target.time.for_searches_s)
         return cls(evaluations=fallback.max_evaluations, ends=time.monotonic() + seconds)
 
     @property

@@ -80,7 +80,8 @@ class _Tuner:
 
     def __init__(self, target: TargetRun) -> None:
         # The final measurement of all candidates keeps its own part of the budget.
-        self._ends = time.monotonic() + target.seconds_left - target.run_policy.budget.measure_seconds
+        left_s = target.time.seconds - target.run_policy.budget.measure_seconds
+        self._ends = time.monotonic() + min(left_s, target.time.for_searches_s)
         self._target = target
 
     @property

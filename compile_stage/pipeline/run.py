@@ -29,6 +29,7 @@ from compile_stage.core.records import (
     Origin,
     Plan,
     Policy,
+    PredictSpeedup,
     Replacement,
     RunOutcome,
     SourceModel,
@@ -40,6 +41,7 @@ from compile_stage.pipeline.outcome import RunState, ended_by, outcome_of
 from compile_stage.pipeline.profiles import profile_winners
 from compile_stage.pipeline.serving import measure_served
 from compile_stage.pipeline.target import run_target
+from compile_stage.pipeline.time_left import START_S, TimeLeft
 from compile_stage.pipeline.tuning_options import announce
 from compile_stage.steps.benchmark import benchmark_successor
 from compile_stage.steps.export import inspect, predict_original
@@ -127,7 +129,7 @@ def run(progress: RunState, context: Context, plan: Plan) -> None:
                 if progress.options.promote and progress.outcome.exit_code == EXIT_OK:
                     _promote(progress, context, plan, comparison)
             _compare_predicts(progress, context, plan, comparison)
-            progress.targets = profile_winners(context, source_worker, plan, progress.targets)
+            _profile(progress, context, plan, source_worker)
             attach_reports(context, plan.source, progress.targets, progress.write_reports())
 
 
@@ -251,10 +253,28 @@ def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparis
             continue
         where, trust = target.policy.target, _demanded_trust(progress, plan)
         limits = WorkerLimits.within(plan.policy.budget, where.threads, plugins.interpreter_of(winner.artifact.backend))
+        if late := _late_for_predict(context, plan):
+            _put(progress, replace(target, predict_speedup=comparison.known(target) or PredictSpeedup(reason=late)))
+            continue
         with ExitStack() as stack:
             loading = load_model_dir(context, bundle, where, limits, trust)
             found = comparison.known(target) or comparison.take(target, partial(stack.enter_context, loading))
         _put(progress, replace(target, predict_speedup=found))
+
+
+def _late_for_predict(context: Context, plan: Plan) -> str:
+    """Why predict() is not compared, which no verdict needs: too little time is left; empty where there is enough."""
+    budget = plan.policy.budget
+    return TimeLeft(context.events, budget).lacks(budget.predict_seconds + 2 * START_S)
+
+
+def _profile(progress: RunState, context: Context, plan: Plan, source_worker: Worker) -> None:
+    """Profiles of the winners, where there is time for them: no verdict needs them."""
+    wanted = plan.policy.report.profile and any(target.winner is not None for target in progress.targets)
+    if wanted and (late := TimeLeft(context.events, plan.policy.budget).lacks(2 * START_S)):
+        progress.notes = (*progress.notes, f"nothing was profiled: {late}")
+        return
+    progress.targets = profile_winners(context, source_worker, plan, progress.targets)
 
 
 def _demanded_trust(progress: RunState, plan: Plan) -> Trust | None:
@@ -296,7 +316,8 @@ def _promote_target(
     def compare_predicts(worker: Worker) -> None:
         found.append(comparison.take(packaged, lambda: worker))
 
-    meanwhile = compare_predicts if found == [None] and plan.policy.budget.predict_seconds > 0 else None
+    wanted = found == [None] and plan.policy.budget.predict_seconds > 0 and not _late_for_predict(context, plan)
+    meanwhile = compare_predicts if wanted else None
     demand_served(context, version, where, target.samples["validation"], limits, trust, meanwhile)
     target = replace(target, predict_speedup=found[-1])
     _put(progress, target)

@@ -16,7 +16,8 @@ from compile_stage.pipeline.inputs import TargetRun, prepare
 from compile_stage.pipeline.mixed_precision import search_missed
 from compile_stage.pipeline.option_tuning import lay_out, tune
 from compile_stage.pipeline.pruning import to_validate
-from compile_stage.steps.benchmark import benchmark_candidates
+from compile_stage.pipeline.time_left import late_note
+from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.sample import compare_samples
 from compile_stage.steps.select import select
@@ -58,7 +59,7 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, policy: Targ
     return replace(
         _with_samples(result, inputs.validation, shown=plan.policy.report.samples),
         samples=inputs.samples,
-        notes=(*notes, *result.measurement_notes),
+        notes=(*notes, *result.measurement_notes, *late_note(result.candidates, plan.policy.budget.minutes)),
     )
 
 
@@ -86,7 +87,13 @@ def _compete(target: TargetRun, candidates: Sequence[Candidate]) -> TargetResult
     with_tuned, tuning = tune(target, searched)
     inputs = target.inputs
     proof = Proof.of(with_tuned, inputs.reference.outputs, inputs.reference.digest)
-    measured, baseline = benchmark_candidates(target.context, target.plan, policy, with_tuned, inputs.validation, proof)
+    measuring = target.time.for_measuring([c for c in with_tuned if c.has_passed])
+    late = {c.job.id: c for c in measuring.late}
+    request = CandidatesRequest(
+        samples=inputs.validation, proof=proof, seconds=measuring.seconds, overtime=measuring.overtime
+    )
+    timely = [late.get(c.job.id, c) for c in with_tuned]
+    measured, baseline = benchmark_candidates(target.context, target.plan, policy, timely, request)
     judged = tuple(judge_performance(c, policy, run_policy.waivers, target.context.today) for c in measured)
     judged, selection = _soaked(target, judged)
     return TargetResult(

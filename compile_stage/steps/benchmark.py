@@ -41,6 +41,7 @@ from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.performance import calls_needed, check_performance
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import MORE_PROCESSES, Schedule, contenders, merge
+from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import Proof
 
 
@@ -54,20 +55,32 @@ class Measured:
     cached: bool
 
 
+@record
+class CandidatesRequest:
+    """What is asked of the measurement of a target's candidates.
+
+    Attributes:
+        proof: What the answers are compared with that are given while they are timed.
+        seconds: For the rounds.
+        overtime: Times that, where there are too few rounds.
+    """
+
+    samples: SampleSet
+    proof: Proof
+    seconds: float
+    overtime: float = OVERTIME
+
+
 def benchmark_candidates(
     context: Context,
     plan: Plan,
     target_policy: TargetPolicy,
     candidates: Sequence[Candidate],
-    samples: SampleSet,
-    proof: Proof,
+    wanted: CandidatesRequest,
 ) -> tuple[list[Candidate], Measurement | None]:
     """The candidates with what was measured of those that are validated, and the original model's own measurement.
 
     What already failed a tolerance is not measured: timings of a wrong answer decide nothing.
-
-    Args:
-        proof: What the answers are compared with that are given while they are timed.
     """
     validated = {c.job.id: c.artifact for c in candidates if c.has_passed and c.artifact}
     if not validated:
@@ -86,16 +99,17 @@ def benchmark_candidates(
 
     request = MeasurementRequest(
         label=target.name,
-        samples=samples,
+        samples=wanted.samples,
         target=target,
-        budget=plan.policy.budget,
+        budget=replace(plan.policy.budget, measure_seconds=wanted.seconds),
+        overtime=wanted.overtime,
         seed=plan.policy.data.seed,
         min_calls=calls_needed(gates),
         decided=decided,
         drop_behind=drop_behind,
         # Where size or memory decides, the winner may be a slow one, and its speedup is wanted as narrowly.
         holds=holds if target_policy.prefer in ("latency", "throughput") else None,
-        proof=proof,
+        proof=wanted.proof,
     )
     results = benchmark(context, plan.source, validated, request)
     state: CacheState = "hit" if results.cached else "miss"
@@ -201,6 +215,7 @@ def _key(
         "min_calls": request.min_calls,
         "hardware": context.hardware,
         **({} if request.drop_behind is None else {"drop_behind": request.drop_behind}),
+        **({"overtime": request.overtime} if request.overtime != OVERTIME else {}),
         **({"leaving": True} if request.holds is not None else {}),
         **({"first_look": True} if request.first_look else {}),
         **({"proof": request.proof.key()} if request.proof is not None else {}),
@@ -270,6 +285,7 @@ class _Measuring:
                     seed=request.seed + number,
                     min_calls=self._calls_wanted(earlier, members, batch_size),
                     first_look=request.first_look,
+                    overtime=request.overtime,
                     may_leave=number == 0,  # only who may win is started again, and stays
                 )
                 interleaved.run(rounds, leads)
