@@ -99,6 +99,35 @@ def selection(page: Page) -> None:
     page.table(head, [selection_cells(figure.row) for figure in figures], figures)
 
 
+def leaving(page: Page) -> None:
+    """Losers that leave the rounds, by noise."""
+    figures = page.newest("leaving", by=("noise",))
+    if not figures:
+        return
+    page.section(
+        "Is anything lost where losers leave the rounds?",
+        "Simulated with the stage's own functions: six candidates, the slowest at a third of the fastest's speed, who are "
+        "started once, and those that may win twice more. Before: everybody stays to the end of the first start's "
+        "rounds. Wrong: the winner is more than 5 % slower than the fastest. What is simulated is written in "
+        "`benchmarks/leaving.py`.",
+    )
+    head = [
+        "noise", "turns of the first start", "before", "left, of 6", "winner's interval holds the truth", "before",
+        "that of who left", "wrong winner", "before",
+    ]  # fmt: skip
+    rows = [
+        [
+            row["noise"],
+            f"{row['now_turns']:.0f}",
+            f"{row['before_turns']:.0f}",
+            f"{row['now_left']:.1f}",
+            *(percent(row, key) for key in ("now_held", "before_held", "now_losers_held", "now_wrong", "before_wrong")),
+        ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
 def selection_cells(row: Row) -> list[str]:
     return [
         row["noise"],
