@@ -106,9 +106,9 @@ def leaving(page: Page) -> None:
         return
     page.section(
         "Is anything lost where losers leave the rounds?",
-        "Simulated with the stage's own functions: six candidates, the slowest at a third of the fastest's speed, who are "
-        "started once, and those that may win twice more. Before: everybody stays to the end of the first start's "
-        "rounds. Wrong: the winner is more than 5 % slower than the fastest. What is simulated is written in "
+        "Simulated with the stage's own functions: six candidates, the slowest at a third of the fastest's speed. All "
+        "are started once, and those that may win twice more. Before: everybody stays to the end of the first start's "
+        "rounds. Wrong: the winner is more than 5 % slower than the fastest. What is simulated: "
         "`benchmarks/leaving.py`.",
     )
     head = [

@@ -264,14 +264,15 @@ def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparis
 
 def _late_for_predict(context: Context, plan: Plan) -> str:
     """Why predict() is not compared, which no verdict needs: too little time is left; empty where there is enough."""
-    budget = plan.policy.budget
-    return TimeLeft(context.events, budget).lacks(budget.predict_seconds + 2 * START_S)
+    left = TimeLeft(context.events, plan.policy.budget)
+    return left.lacks(plan.policy.budget.predict_seconds + START_S + left.source_s)
 
 
 def _profile(progress: RunState, context: Context, plan: Plan, source_worker: Worker) -> None:
     """Profiles of the winners, where there is time for them: no verdict needs them."""
     wanted = plan.policy.report.profile and any(target.winner is not None for target in progress.targets)
-    if wanted and (late := TimeLeft(context.events, plan.policy.budget).lacks(2 * START_S)):
+    left = TimeLeft(context.events, plan.policy.budget)
+    if wanted and (late := left.lacks(START_S + left.source_s)):
         progress.notes = (*progress.notes, f"nothing was profiled: {late}")
         return
     progress.targets = profile_winners(context, source_worker, plan, progress.targets)

@@ -94,10 +94,11 @@ class TimeLeft:
     @property
     def after_s(self) -> float:
         """From the measurement to the publication: the soak, the load as serving loads it, and the registry."""
-        return self._budget.soak_seconds + START_S + self._source_s + 2 * self._of("resolve", 0.5)
+        return self._budget.soak_seconds + START_S + self.source_s + 2 * self._of("resolve", 0.5)
 
     @property
-    def _source_s(self) -> float:
+    def source_s(self) -> float:
+        """What it takes to start the original."""
         return self._of("inspect", START_S)
 
     def _of(self, step: str, default: float) -> float:
@@ -107,7 +108,7 @@ class TimeLeft:
     def _opening_s(self, candidates: int) -> float:
         """Until everybody is open and warm, one after the other."""
         warm_s = self._batch_sizes * WARM_UP_S * (candidates + 1)
-        return self._source_s + candidates * START_S + warm_s
+        return self.source_s + candidates * START_S + warm_s
 
     # ------------------------------------------------------------------------------------------------------------ jobs
 
