@@ -27,8 +27,13 @@ _CHUNK = 1 << 20
 def plain(value: Any) -> Any:
     """A record, or anything built of records, as dicts, lists, strings and numbers. Raises TypeError for anything
     else."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind: Any = type(value)
+    if kind is str or kind is int or kind is bool or value is None:  # nearly all that a result is made of
+        return value
+    if kind is float and math.isfinite(value):
+        return value
+    if (names := _fields(kind)) is not None:
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, float):
@@ -44,6 +49,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"{type(value).__name__} can't travel as JSON")
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of a record's fields; None for what is no record."""
+    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def canonical_json(value: Any) -> str:
@@ -62,7 +73,7 @@ def revive(kind: Any, value: Any) -> Any:
     Unknown keys are ignored, so that a newer writer's records can be read. Raises TypeError or ValueError for a value
     that does not fit.
     """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = (None, ()) if type(kind) is type else (typing.get_origin(kind), typing.get_args(kind))
     if kind is Any or kind is object:
         return value
     if origin in (Union, types.UnionType):

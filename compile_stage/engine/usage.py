@@ -19,6 +19,7 @@ from compile_stage.core.ports import WorkerMemory, WorkerUsage
 from compile_stage.measure.memory import peak_rss_bytes
 
 _PROC = Path("/proc")
+_PART_BYTES = 4096
 if sys.platform == "win32":
     _TICK_S = 0.0  # there is no /proc either
 else:
@@ -90,12 +91,25 @@ def descendants_of(pid: int) -> list[int]:
     while waiting:
         parent = waiting.pop()
         with contextlib.suppress(OSError):
-            for task in (_PROC / f"{parent}/task").iterdir():
+            for task in os.listdir(f"{_PROC}/{parent}/task"):  # noqa: PTH208 - names are enough, and faster
                 with contextlib.suppress(OSError):
-                    waiting += map(int, (task / "children").read_text().split())
+                    waiting += map(int, _read(f"{_PROC}/{parent}/task/{task}/children").split())
         if parent != pid:
             below.append(parent)
     return below
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc. These are read a thousand times a second while a worker is timed: `Path.read_text` takes three
+    times as long."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        parts = [os.read(descriptor, _PART_BYTES)]
+        while parts[-1]:  # the kernel gives a page at a time
+            parts.append(os.read(descriptor, _PART_BYTES))
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
 
 
 def _by_their_parents(pid: int) -> list[int]:
@@ -114,13 +128,13 @@ def _by_their_parents(pid: int) -> list[int]:
 def _threads(pid: int) -> Iterator[tuple[str, float, float]]:
     """Each thread with the seconds that it has run, and that it has waited for a core, to the nanosecond."""
     try:
-        tasks = list((_PROC / f"{pid}/task").iterdir())
+        tasks = os.listdir(f"{_PROC}/{pid}/task")  # noqa: PTH208 - as above
     except OSError:
         return
     for task in tasks:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            ran, waited, _ = map(int, (task / "schedstat").read_text().split())
-            yield f"{pid}:{task.name}", ran / 1e9, waited / 1e9
+            ran, waited, _ = map(int, _read(f"{_PROC}/{pid}/task/{task}/schedstat").split())
+            yield f"{pid}:{task}", ran / 1e9, waited / 1e9
 
 
 def _process_times(pid: int) -> tuple[float, float]:
@@ -134,6 +148,6 @@ def _process_times(pid: int) -> tuple[float, float]:
         except psutil.Error as error:
             raise OSError(f"process {pid} is gone") from error
         return times.user + times.system, times.children_user + times.children_system
-    fields = stat.read_text().rpartition(")")[2].split()  # the name before it may hold anything
+    fields = _read(str(stat)).rpartition(b")")[2].split()  # the name before it may hold anything
     user, system, children_user, children_system = (int(fields[number]) for number in (11, 12, 13, 14))
     return (user + system) * _TICK_S, (children_user + children_system) * _TICK_S

@@ -17,8 +17,9 @@ import psutil
 
 from compile_stage.core.errors import FailureKind
 from compile_stage.engine.protocol import says_out_of_memory
+from compile_stage.engine.usage import descendants_of
 
-_FIND_CHILDREN_EVERY_S = 0.5  # it reads all of /proc, the sizes of known processes cost microseconds
+_FIND_CHILDREN_EVERY_S = 0.5  # where /proc does not name children, it is read whole
 _LOOK_AT_DISK_EVERY_S = 2.0
 _LOOK_AT_DISK_SHARE = 0.02  # of the time, where there are very many files
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -156,11 +157,12 @@ def gigabytes(size: int) -> str:
 
 
 def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return []
+    """A process and all below it; found from it, since psutil looks through every process of the machine."""
+    found = []
+    for each in (pid, *descendants_of(pid)):
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            found.append(psutil.Process(each))
+    return found
 
 
 def _resident(process: psutil.Process) -> int:

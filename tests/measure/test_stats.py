@@ -36,6 +36,21 @@ def rounds_of(medians: np.ndarray) -> list[list[float]]:
     return [[float(m)] for m in medians]
 
 
+def test_the_resamples_of_rounds_are_scipys() -> None:
+    """Broken: the interval would not be that of `scipy.stats.bootstrap`, as the documents say."""
+    from scipy.stats import bootstrap as scipys
+
+    rounds = [np.random.default_rng(number).lognormal(size=(12, 5)).tolist() for number in (1, 2)]
+
+    def log_ratio(drawn: np.ndarray) -> float:
+        ours, others = (stats._PooledMedian([side[round_] for round_ in drawn]).value for side in rounds)
+        return math.log(ours / others)
+
+    theirs = scipys((np.arange(12),), log_ratio, vectorized=False, n_resamples=1000, method="percentile", rng=7)
+    base, own = map(stats._PooledMedian, rounds)
+    np.testing.assert_allclose(stats._resampled_log_ratios(base, own, 12, 7), theirs.bootstrap_distribution)
+
+
 def test_bootstrap_of_a_difference_covers_the_truth() -> None:
     """Were the interval too short, a drop that the policy forbids would be let through more often than 1 in 20."""
     generator = np.random.default_rng(1)
