@@ -11,7 +11,7 @@ batch size, all take turns: a fresh process each, the same inputs, the same thre
 image, NumPy arrays in and out.
 
 1. Screening: each recipe answers the 64 validation samples, held to the policy's tolerances for its precision, and runs
-   four rounds.
+   six rounds.
 2. Whoever may be the fastest that passes, or the fastest at all, is started anew `--starts` times beside ours, and so
    is ours once more, as a control of what chance does. Only these rounds count.
 

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def make(peer: str, given: Given) -> dict[str, str]:
         began = time.monotonic()
         try:
             if folder not in done:
-                folder.mkdir()
-                recipe.make(given, folder)
+                folder.mkdir(exist_ok=True)
+                recipe.make(replace(given), folder)  # a recipe may change the network
                 done[folder] = ""
             made[recipe.name] = done[folder]
         except Exception as error:  # noqa: BLE001 - whatever a peer raises is why its recipe is left out

@@ -36,7 +36,7 @@ def _quantised(recipe: str) -> Callable[[Given, Path], None]:
         from ai_edge_quantizer.utils import qsv_utils
 
         plain = folder / "fp32"
-        plain.mkdir(parents=True)
+        plain.mkdir(parents=True, exist_ok=True)
         converted(given, plain)
         for batch in BATCHES:
             file, rules = str(plain / f"{batch}.tflite"), getattr(recipes, recipe)()

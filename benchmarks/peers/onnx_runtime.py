@@ -47,11 +47,20 @@ def fused_by_onnxscript(given: Given, folder: Path) -> None:
 
 
 def fused_by_transformers_tool(given: Given, folder: Path) -> None:
-    """onnxruntime.transformers.optimizer, with the heads and width of the network."""
+    """onnxruntime.transformers.optimizer, with the heads and width of the network. Its patterns are those of the older
+    exporter and of attention that is written out."""
+    import torch
     from onnxruntime.transformers.optimizer import optimize_model
 
+    source, names = folder / "older-exporter.onnx", list(given.validation)
+    given.module.network.set_attn_implementation("eager")
+    with torch.no_grad():
+        torch.onnx.export(
+            given.module, given.tensors(0, 2), str(source), dynamo=False, opset_version=17, input_names=names,
+            output_names=["answer"], dynamic_axes={name: {0: "batch"} for name in (*names, "answer")},
+        )  # fmt: skip
     kind, heads, width = {"bert6": ("bert", 12, 384), "vit": ("vit", 3, 192)}[given.network]
-    optimised = optimize_model(str(given.onnx), model_type=kind, num_heads=heads, hidden_size=width, opt_level=1)
+    optimised = optimize_model(str(source), model_type=kind, num_heads=heads, hidden_size=width, opt_level=0)
     optimised.save_model_to_file(str(folder / _FILE))
 
 
@@ -97,8 +106,8 @@ def dynamic(given: Given, folder: Path) -> None:
 
 
 def dynamic_after_fusion(given: Given, folder: Path) -> None:
-    """The same of the fused graph."""
-    fused_by_onnxscript(given, folder)
+    """The same of the graph that the transformers optimizer made: Attention becomes QAttention."""
+    fused_by_transformers_tool(given, folder)
     _dynamic((folder / _FILE).rename(folder / "fused.onnx"), folder)
 
 
@@ -124,6 +133,6 @@ RECIPES = (
         "ONNX Runtime, quantize_static U8S8 percentile", "int8", static_u8s8_percentile, open_session, CONVOLUTIONAL
     ),
     Recipe("ONNX Runtime, quantize_dynamic", "int8-dynamic", dynamic, open_session, (*TRANSFORMERS, "lstm")),
-    Recipe("ONNX Runtime, ort_fusions and quantize_dynamic", "int8-dynamic", dynamic_after_fusion, open_session,
+    Recipe("ONNX Runtime, transformers optimizer, quantize_dynamic", "int8-dynamic", dynamic_after_fusion, open_session,
            TRANSFORMERS),
 )  # fmt: skip

@@ -78,6 +78,23 @@ def test_every_recipe_says_whose_tolerances_it_must_meet(benchmarks):
     assert len({recipe.name for recipe in recipes}) == len(recipes)
 
 
+def test_the_stage_is_given_a_valid_policy_with_a_target_for_each_batch_size(benchmarks, tmp_path):
+    """Broken: half an hour of measuring ends with an error in the policy, or both batch sizes have one winner."""
+    from compile_stage.policy.load import load_policy
+
+    (tmp_path / "policy.yaml").write_text(benchmarks("by_hand").policy_text((1, 8), 5.0))
+    targets = load_policy(tmp_path / "policy.yaml").targets
+    assert [(one.target.name, one.target.batch_sizes) for one in targets] == [("batch1", (1,)), ("batch8", (8,))]
+
+
+def test_recipes_that_make_the_same_share_their_files(benchmarks, tmp_path):
+    """Broken: the same quantisation is made four times, or a recipe opens the files of another."""
+    process, recipe = benchmarks("by_hand_process"), benchmarks("peers.recipe")
+    given = recipe.Given("small", tmp_path, 2)
+    folders = {one.name: process.folder_of("openvino", given, one) for one in process.recipes("openvino")}
+    assert folders["OpenVINO, NNCF, bf16 hint"] == folders["OpenVINO, NNCF"] != folders["OpenVINO"]
+
+
 def test_operations_of_a_graph_are_counted(benchmarks):
     """Broken: how near a winner is to the roofline is of another network's size."""
     weights = {
