@@ -1,6 +1,6 @@
-"""IREE, ahead of time: the graph becomes machine code in one `.vmfb` file, which IREE's small runtime runs.
+"""IREE, ahead of time: the graph becomes machine code, a `.vmfb` file for each shape, which IREE's small runtime runs.
 
-What was compiled is read back from that file: for which CPU or GPU, and every dispatch function in it with the types
+What was compiled is read back from those files: for which CPU or GPU, and every dispatch function in it with the types
 that it computes in. The file holds code for one kind of machine; `open` refuses on another. So a model can be compiled
 here for a phone or a GPU that is not here (`target_triple`, `target_device`): it is not run then, and no gate passes.
 
@@ -26,12 +26,11 @@ import numpy as np
 from compile_stage.backends.iree_compiler import (
     CHIP_FLAGS,
     ENTRY,
-    compile_module,
+    compile_graph,
     compile_modules,
-    import_graph,
     one_line,
 )
-from compile_stage.backends.iree_module import read_back, read_back_all, source_types
+from compile_stage.backends.iree_module import read_back_all, source_types
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -54,6 +53,8 @@ _OPTIONS: Mapping[str, Option] = {
     "optimization": OneOf("O0", "O1", "O2", "O3"),
     "data_tiling": FLAG,
     "aggressive_fusion": FLAG,
+    "shapes": OneOf("fixed", "free"),
+    "channels_last": FLAG,
     "stack_limit": PowerOfTwo(low=_SMALLEST_STACK, high=_LARGEST_STACK),
     "target_device": OneOf("local", "cuda", "vulkan", "hip", "metal"),
     "target_chip": Like(pattern=re.compile(r"[A-Za-z0-9_.-]+"), example="sm_80"),
@@ -164,17 +165,14 @@ class Iree(Backend):
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
             if model.form == "stablehlo":
                 asked, modules, notes = compile_modules(model, asked, Path(scratch), into)
-                found = read_back_all([into / one["file"] for one in modules], asked, scheme, source_types(model))
-                notes = [*notes, *filter(None, [padding_note(model.signature, [shapes_of(one) for one in modules])])]
             else:
-                import_graph(Path(model.path), Path(scratch) / "main.mlir")
-                asked, note = compile_module(asked, Path(scratch))
-                (into / "model.vmfb").write_bytes((Path(scratch) / "main.vmfb").read_bytes())
-                modules, notes = [], [note] if note else []
-                found = read_back(into / "model.vmfb", asked, scheme, source_types(model))
+                asked, modules, notes = compile_graph(model, asked, target, Path(scratch), into)
+        files = [one["file"] for one in modules] or ["model.vmfb"]
+        found = read_back_all([into / file for file in files], asked, scheme, source_types(model))
+        notes += filter(None, [padding_note(model.signature, [shapes_of(one) for one in modules])])
         executed, needs, said = found
         compiled = Compiled(
-            entry=modules[-1]["file"] if modules else "model.vmfb",
+            entry=files[-1],
             options={**asked, "needs": needs, **({"modules": modules} if modules else {})},
             executed=executed,
             notes=(*notes, *said),

@@ -1,38 +1,50 @@
-"""IREE's compiler: an ONNX graph to a module, in a process of its own."""
+"""IREE's compiler: ONNX graphs and StableHLO programs to modules, in a process of its own."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from compile_stage.core.errors import NothingCompiledError
-from compile_stage.core.records import PortableModel
+from compile_stage.backends.iree_graph import fix_shapes, gather_before_strided_products, has_convolutions
+from compile_stage.core.errors import NothingCompiledError, UsageError
+from compile_stage.core.records import PortableModel, Target
 from compile_stage.plugin_support.artifacts import without_folders
+from compile_stage.plugin_support.buckets import Shapes, bucket_name, buckets, refuse_buckets
 from compile_stage.plugin_support.fixed_shapes import read_modules
+
+if TYPE_CHECKING:
+    import onnx
+
+# What one module is called, the shapes of its inputs, and what writes its program to a file.
+Source: TypeAlias = tuple[str, Shapes, Callable[[Path], object]]
 
 # A large matrix product of a transformer does not fit into the compiler's own default of 32 KiB; a thread of the
 # runtime has 128 KiB.
 _STACK = 65536
 
+# A pass that writes a convolution of [batch, channels, height, width], as ONNX has it, with its channels last.
+_CHANNELS_LAST = "iree-preprocessing-convert-conv-to-channels-last"
 
 # The flag that names the chip, by device; a device without one takes no chip.
 CHIP_FLAGS = {"cuda": "--iree-cuda-target", "vulkan": "--iree-vulkan-target", "hip": "--iree-rocm-target"}
 ENTRY = "main"
 
 
-def import_graph(source: Path, into: Path) -> None:
+def import_graph(model: onnx.ModelProto, into: Path) -> None:
     """The graph in IREE's input form. Nodes keep their names, which the compiler's errors then tell."""
     import onnx
     from iree.compiler.extras import onnx_importer
     from iree.compiler.ir import Context
 
-    model = onnx.load(source)
     model.graph.name = ENTRY  # it names the function
     try:
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        gather_before_strided_products(model.graph)
         with Context() as context:
             info = onnx_importer.ModelInfo(model)
             module = info.create_module(context=context).operation
@@ -43,30 +55,36 @@ def import_graph(source: Path, into: Path) -> None:
         raise NothingCompiledError(f"IREE can't import the graph: {one_line(str(error))}") from error
 
 
-def compile_module(asked: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
-    """Compile with what was asked for, and where the target leaves that open, without an optimisation that fails.
-    Returns the options that were used, and what a reader should know.
+def compile_graph(
+    model: PortableModel, asked: Mapping[str, Any], target: Target, scratch: Path, into: Path
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    """An ONNX graph as files in `into`: one for each bucket of the target's shapes, or one `model.vmfb` for all of them
+    where sizes stay free. Returns as `compile_modules` does, with no modules for the latter.
 
-    With aggressive fusion, the compiler's own default from O2 on, it fails on some graphs with a free batch; tiling may
-    ask for too large a stack.
+    Code for a free batch took up to twice the time (docs/decisions/0092).
     """
-    without: list[dict[str, bool]] = [{}]
-    if asked.get("optimization", "O3") not in ("O0", "O1"):
-        without += [{"aggressive_fusion": False}, {"aggressive_fusion": False, "data_tiling": False}]
-    tries = [{**asked, **changed} for changed in without if not set(changed) & set(asked)]
-    first = ""
-    for number, options in enumerate(tries, 1):
-        try:
-            _run_compiler(_flags(options), folder)
-        except NothingCompiledError as error:
-            first = first or error.problem
-            if number == len(tries):
-                raise NothingCompiledError(first) from error
-        else:
-            changed = {key: value for key, value in options.items() if key not in asked}
-            named = " and ".join(key.replace("_", " ") for key in changed)
-            return options, f"compiled without {named}, since with it: {first}" if changed else ""
-    raise AssertionError("there is always a first try")
+    import onnx
+
+    why_free = refuse_buckets("iree", model.signature, target)
+    if why_free and asked.get("shapes") == "fixed":
+        raise UsageError(why_free)
+    shapes = "free" if why_free else asked.get("shapes", "fixed")
+    graph = onnx.load(model.path)
+    defaults = {"channels_last": asked.get("target_device", "local") == "local" and has_convolutions(graph.graph)}
+
+    def source(name: str, found: Shapes | None) -> Source:
+        def write(path: Path) -> None:
+            given = graph if found is None else fix_shapes(graph, model.signature, found)
+            import_graph(given, path)
+
+        return name, found or (), write
+
+    fixed = buckets(model.signature, target) if shapes == "fixed" else []
+    sources = [source(bucket_name(model.signature, found), found) for found in fixed] or [source("model", None)]
+    options, modules, notes = _compile_all(sources, asked, defaults, scratch, into)
+    if why_free:
+        notes.append(f"compiled for free shapes, which is slower than for fixed ones: {why_free}")
+    return {**options, "shapes": shapes}, modules if fixed else [], notes
 
 
 def compile_modules(
@@ -75,30 +93,76 @@ def compile_modules(
     """The modules of a StableHLO model as files in `into`. Returns the options that were used for all of them, file and
     shapes of each, and what a reader should know.
 
-    The importer takes no sizes that are computed (`dynamic_reshape`), so there is a module for each shape. The largest
-    comes first, since what can't be optimised fails there.
+    The importer takes no sizes that are computed (`dynamic_reshape`), so there is a module for each shape.
     """
+
+    sources = [(one.file.stem, one.shapes, partial(shutil.copyfile, one.file)) for one in read_modules(model)]
+    return _compile_all(sources, asked, {}, scratch, into)
+
+
+def _compile_all(
+    sources: Sequence[Source], asked: Mapping[str, Any], defaults: Mapping[str, Any], scratch: Path, into: Path
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
+    """The largest comes first, since what can't be optimised fails there."""
     options, modules, notes = dict(asked), [], []
-    for module in reversed(read_modules(model)):
-        (scratch / "main.mlir").write_bytes(module.file.read_bytes())
-        options, note = compile_module(options, scratch)
-        name = f"{module.file.stem}.vmfb"
-        (into / name).write_bytes((scratch / "main.vmfb").read_bytes())
-        modules.append({"file": name, "shapes": [list(shape) for shape in module.shapes]})
-        notes += [note] if note else []
-    return options, modules[::-1], notes
+    for name, shapes, write in reversed(sources):
+        write(scratch / "main.mlir")
+        options, note = _compile_module(options, defaults, scratch)
+        (into / f"{name}.vmfb").write_bytes((scratch / "main.vmfb").read_bytes())
+        modules.append({"file": f"{name}.vmfb", "shapes": [list(shape) for shape in shapes]})
+        notes += [note] if note and note not in notes else []
+    return {**defaults, **options}, modules[::-1], notes
+
+
+def _compile_module(asked: Mapping[str, Any], defaults: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
+    """Compile with what was asked for, and where the target leaves that open, without an optimisation that fails.
+    Returns what was asked for with what was left out, and what a reader should know.
+
+    With aggressive fusion, the compiler's own default from O2 on, it fails on some graphs with a free batch; tiling may
+    ask for too large a stack.
+    """
+    first = ""
+    tries = list(_tries(asked, defaults))
+    for number, changed in enumerate(tries, 1):
+        try:
+            _run_compiler(_flags({**defaults, **asked, **changed}), folder)
+        except NothingCompiledError as error:
+            first = first or error.problem
+            if number == len(tries):
+                raise NothingCompiledError(first) from error
+        else:
+            named = " and ".join(key.replace("_", " ") for key in changed)
+            return {**asked, **changed}, f"compiled without {named}, since with it: {first}" if changed else ""
+    raise AssertionError("there is always a first try")
+
+
+def _tries(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[dict[str, bool]]:
+    """What to leave out, first nothing, then more and more of what the target leaves open."""
+    left_out: dict[str, bool] = {}
+    yield left_out
+    fuses = asked.get("optimization", "O3") not in ("O0", "O1")
+    for key, by_default in (("aggressive_fusion", fuses), ("data_tiling", fuses), *defaults.items()):
+        if by_default and key not in asked:
+            left_out = {**left_out, key: False}
+            yield left_out
 
 
 def _flags(asked: Mapping[str, Any]) -> list[str]:
     device = asked.get("target_device", "local")
+    tiles = bool(asked.get("data_tiling", True))
     flags = [
         f"--iree-hal-target-device={device}",
         f"--iree-opt-level={asked.get('optimization', 'O3')}",
-        f"--iree-dispatch-creation-data-tiling={_word(asked.get('data_tiling', True))}",
+        f"--iree-dispatch-creation-data-tiling={_word(tiles)}",
         # Neither source positions nor symbols: they name files of this machine.
         "--iree-vm-bytecode-module-strip-source-map=true",
         "--iree-llvmcpu-debug-symbols=false",
     ]
+    if tiles and device == "local":
+        # From O2 on, products become general loops, which are not laid out anew: data tiling would do nothing.
+        flags.append("--iree-opt-generalize-matmul=false")
+    if asked.get("channels_last"):
+        flags.append(f"--iree-preprocessing-pass-pipeline=builtin.module(util.func({_CHANNELS_LAST}))")
     if "aggressive_fusion" in asked:
         flags.append(f"--iree-dispatch-creation-enable-aggressive-fusion={_word(asked['aggressive_fusion'])}")
     if device in CHIP_FLAGS:
