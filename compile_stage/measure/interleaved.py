@@ -134,7 +134,7 @@ class Interleaved:
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="timed-", dir=context.scratch)))
         self._runners: dict[str, Participant] = {}
         self._dropped: dict[str, tuple[Participant, str]] = {}
-        self._left: dict[str, str] = {}  # the rounds of this batch size
+        self._left: dict[str, str] = {}  # the rounds of this batch size, since it is behind whom
         self._notes: dict[str, tuple[str, ...]] = {}
         self._load = disturbance.Load()
         # A device's engine reads what everybody uses there (`compile_stage.devices`).
@@ -233,8 +233,12 @@ class Interleaved:
         for name, runner in self._runners.items():
             summary = self._summary(name, self._turns(played.deciding), wanted)
             runner.timings.append(replace(summary, disturbed=played.dropped))
-            if (why := self._left.get(name)) is not None:
-                self._notes[name] = (*self._notes.get(name, ()), f"{why} (of {len(played.rounds)})")
+            if (leader := self._left.get(name)) is not None:
+                note = (
+                    f"at batch {wanted.batch_size} it was measured in {summary.rounds} of {len(played.deciding)} "
+                    f"rounds, since it is slower than {leader} beyond doubt and no gate is open"
+                )
+                self._notes[name] = (*self._notes.get(name, ()), note)
 
     def _is_over(self, pace: Pace, played: _Played, now_s: float, seed: int) -> bool:
         known = lambda: timing.roughly_known(self._by_name(played.deciding), BASELINE, seed=seed)  # noqa: E731
@@ -251,11 +255,8 @@ class Interleaved:
         others = len(self._runners) - 1
         for name, leader in leaving(here, hold, candidates=others, seed=wanted.seed).items():
             played.all_count = played.all_count or rounds is played.rounds
-            self._left[name] = (
-                f"at batch {wanted.batch_size} it was measured in {number} rounds, since it is slower than {leader} "
-                "beyond doubt and no gate is open"
-            )
-            self._progress(f"{name} left the rounds: {self._left[name]}")
+            self._left[name] = leader
+            self._progress(f"{name} left the rounds of batch {wanted.batch_size} after {number}: it is behind {leader}")
 
     def _so_far(self, name: str, rounds: Sequence[_Round], wanted: Rounds) -> Measurement:
         """What is known of it by these rounds, with room for what rounds of one process can't show."""
