@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,28 +141,39 @@ def importable(package: str) -> bool:
     return find_spec(package) is not None
 
 
+def made_by(given: Given, peer: str, python: str, log: Path) -> dict[str, str] | str:
+    """By recipe, why it could not be made (empty where it was); or why none of the peer's could."""
+    if not python:
+        return "not installed here, nor as a toolchain, nor named by --interpreter"
+    kept = given.folder / f"{peer}.json"
+    if not kept.exists():
+        words = (given.network, str(given.folder), str(given.threads))
+        try:
+            kept.write_text(json.dumps(helper("make", peer, *words, interpreter=python, log=log)["made"]))
+        except ChildProcessError as error:
+            kept.unlink(missing_ok=True)
+            return f"{error} while its recipes were made"
+    return json.loads(kept.read_text())
+
+
 def made_by_peers(
     given: Given, peers: Sequence[str], pythons: dict[str, str], log: Path
 ) -> tuple[list[Participant], dict[str, str]]:
-    """The recipes that were made, and why others were not."""
-    made, left_out = [], {}
+    """The recipes that were made, and why others were not. Peers are asked side by side: most of what they do is one
+    compiler's thread."""
+    made: list[Participant] = []
+    left_out: dict[str, str] = {}
+    longest_first = sorted(peers, key=lambda peer: peer != "pytorch")
+    with ThreadPoolExecutor(THREADS) as pool:
+        asked = {peer: pool.submit(made_by, given, peer, pythons[peer], log) for peer in longest_first}
     for peer in peers:
-        if not pythons[peer]:
-            left_out[peer] = "not installed here, nor as a toolchain, nor named by --interpreter"
+        answer = asked[peer].result()
+        if isinstance(answer, str):
+            left_out[peer] = answer
             continue
-        words = (given.network, str(given.folder), str(given.threads))
-        kept = given.folder / f"{peer}.json"
-        try:
-            if not kept.exists():
-                kept.write_text(json.dumps(helper("make", peer, *words, interpreter=pythons[peer], log=log)["made"]))
-        except ChildProcessError as error:
-            kept.unlink(missing_ok=True)
-            left_out[peer] = f"{error} while its recipes were made"
-            continue
-        answer = json.loads(kept.read_text())
         for recipe in recipes(peer):
             if answer.get(recipe.name) == "":
-                command = ("open", peer, recipe.name, *words)
+                command = ("open", peer, recipe.name, given.network, str(given.folder), str(given.threads))
                 made.append(Participant(recipe.name, command, recipe.precision, pythons[peer]))
             elif recipe.name in answer:
                 left_out[recipe.name] = answer[recipe.name]
@@ -258,9 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--seconds", type=float, default=12.0, help="of rounds, a network and batch size")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of rounds, a network and batch size")
     parser.add_argument("--starts", type=int, default=5, help="of each contender; at least 3")
-    parser.add_argument("--stage-seconds", type=float, default=20.0, help="budget.measure_seconds of the stage's run")
+    parser.add_argument("--stage-seconds", type=float, default=15.0, help="budget.measure_seconds of the stage's run")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="laid over the stage's policy")
     parser.add_argument("--interpreter", action="append", default=[], metavar="PEER=PYTHON")
     parser.add_argument("--keep", type=Path, help="folder for reports and files; what is there is used again")
