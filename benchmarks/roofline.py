@@ -243,6 +243,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = winners(runs, _kind())
         for name in chosen.networks:
             record.rows += network_rows(name, peaks, known)
+        if any(row.get("share", 0.0) > 1.0 for row in record.rows):
+            note = "A share above 100 %: the peaks were measured while others used the machine. Measure on a quiet one"
+            record.notes.append(note)
+            print(note)
 
 
 def _run(path: Path) -> results.Run:
