@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from compile_stage.backends.xla_depthwise import depthwise
 from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.tensors import Signature
 
@@ -261,8 +262,10 @@ def _interpreter(module: Any, operators: Mapping[Any, Any], half: bool) -> Any:
             pooling = "pool" in target.overloadpacket.__name__
             taken = [leaf for leaf in jax.tree_util.tree_leaves((args, kwargs)) if is_array(leaf)]
             wide = any(_is_wide(value) for value in (*taken, *(() if pooling else said)))
+            # In bf16 what is read back must name the type that convolutions multiply in, so they stay there.
+            own = None if half or kwargs else depthwise(target.overloadpacket.__name__, args)
             with jax.enable_x64(wide):
-                answer = _find(operators, target).func(*args, **kwargs)
+                answer = own() if own is not None else _find(operators, target).func(*args, **kwargs)
             leaves, shape = jax.tree_util.tree_flatten(answer)
             if len(leaves) != len(said):
                 return answer
