@@ -8,6 +8,7 @@ participants are started anew, measured in turns again, and a speedup's interval
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,21 +87,20 @@ class Schedule:
 
 
 def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
-    """Who may still win by its latency, at some batch size: all within 25 % of the fastest candidate, but for those
-    that left the rounds, since they were further behind beyond doubt."""
+    """Who may still win by its latency, at some batch size: all within 25 % of the fastest candidate. Latencies are
+    beside the baseline's in the rounds that both ran. So who left the rounds behind one that was then refused, and is
+    the fastest without it, is started again."""
     others = {name: m for name, m in measured.items() if name != baseline and not m.stopped_early and m.timings}
-    rounds = {timing.batch_size: timing.rounds for timing in measured[baseline].timings}
-    stayed = {name: [t for t in m.timings if t.rounds == rounds.get(t.batch_size)] for name, m in others.items()}
-    best: dict[int, float] = {}
-    for timings in stayed.values():
-        for timing in timings:
-            latency_s = stats.median(timing.latency_s)
-            best[timing.batch_size] = min(latency_s, best.get(timing.batch_size, latency_s))
-    return [
-        name
-        for name, timings in stayed.items()
-        if any(stats.median(t.latency_s) <= CONTENDER * best[t.batch_size] for t in timings)
-    ]
+    base = {timing.batch_size: timing for timing in measured[baseline].timings}
+    relative = {name: {t.batch_size: _beside(base[t.batch_size], t) for t in m.timings} for name, m in others.items()}
+    best = {size: min((own[size] for own in relative.values() if size in own), default=math.inf) for size in base}
+    return [name for name, own in relative.items() if any(own[size] <= CONTENDER * best[size] for size in own)]
+
+
+def _beside(base: Timing, own: Timing) -> float:
+    """The own median latency over the baseline's, in the rounds that both ran."""
+    base_s, own_s = ([call for turn in turns for call in turn] for turns in shared_rounds(base, own))
+    return stats.median(own_s) / stats.median(base_s)
 
 
 def merge(starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: int) -> dict[str, Measurement]:
@@ -180,11 +180,20 @@ def _with_speedup(own: Timing, base: Timing, seen: _Seen, seed: int) -> Timing:
 
 
 def shared_rounds(base: Timing, own: Timing) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """Seconds per call of the rounds that both ran, which are the first ones: whoever was dropped, or is not started
-    again, has fewer."""
+    """Seconds per call of the rounds that both ran: of each start the first ones, since whoever left, was dropped, or
+    is not started again, has fewer."""
     base_rounds, rounds = stats.by_round(base), stats.by_round(own)
-    kept = min(len(rounds), len(base_rounds))
-    return base_rounds[:kept], rounds[:kept]
+    if not base.processes or not own.processes:
+        kept = min(len(rounds), len(base_rounds))
+        return base_rounds[:kept], rounds[:kept]
+    shared: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = [], []
+    for start in dict.fromkeys(own.processes):
+        base_of = [turn for turn, number in zip(base_rounds, base.processes, strict=True) if number == start]
+        own_of = [turn for turn, number in zip(rounds, own.processes, strict=True) if number == start]
+        kept = min(len(base_of), len(own_of))
+        shared[0].extend(base_of[:kept])
+        shared[1].extend(own_of[:kept])
+    return shared
 
 
 def _seen(parts: Mapping[str, Sequence[Measurement]], baseline: str, index: int) -> _Seen:

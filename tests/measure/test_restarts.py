@@ -149,6 +149,21 @@ def test_only_who_may_win_is_started_again() -> None:
     assert "far" in contenders(measured, "baseline")
 
 
+def test_who_left_behind_one_that_was_refused_is_started_again() -> None:
+    """Broken: a liar that claims to be the fastest has all others leave the rounds, is refused, and the honest winner
+    is known by one start, or by rounds of another start than the original's."""
+    starts = [
+        {"baseline": measurement(*[2.0] * 8), "left": measurement(*[1.0] * 6), "far": measurement(*[1.5] * 8)},
+        {"baseline": measurement(*[6.0] * 8), "left": measurement(*[3.0] * 8)},
+        {"baseline": measurement(*[4.0] * 8), "left": measurement(*[2.0] * 8)},
+    ]
+    assert contenders(starts[0], "baseline") == ["left"]
+    own = merge(starts, "baseline", seed=0)["left"].timings[0]
+    assert own.speedup_interval is not None
+    assert own.speedup_interval[0] > 1.8  # each start's quotient is 2: rounds of different starts would give 0.7 to 6
+    assert own.speedup_interval[1] < 2.2
+
+
 @pytest.mark.parametrize(("restart_s", "starts"), [(0.0, 5), (3.75, 5), (3.8, 3), (15.0, 3), (16.0, 2), (31.0, 1)])
 def test_loading_takes_at_most_half_of_the_time(restart_s: float, starts: int) -> None:
     """Broken: a network that loads for a minute would be loaded three times in a measurement of a minute; or one that
