@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,6 +28,7 @@ from compile_stage.core import plugins
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
+from compile_stage.core.generation import INPUT_IDS
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Samples, Session
 from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, TuningOption
@@ -44,6 +46,7 @@ _OPTIONS: Mapping[str, Option] = {
     "spinning": FLAG,
     "memory_arena": FLAG,
     "mapped_weights": FLAG,
+    "fused_attention": FLAG,
     "config": MAPPING,
     "provider": CHECKED_ELSEWHERE,
     "provider_options": MAPPING,
@@ -236,11 +239,14 @@ class OnnxRuntime(Backend):
             executed, notes = sessions.read_places(session, provider, asked)
             signature = sessions.read_signature(session, model.signature)
         else:
+            fused, said = self._fuse_attention(into / entry, model.signature, scheme, asked, target.threads)
+            asked = {**asked, **fused}
             with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
                 dump = Path(scratch) / "optimized.onnx"
                 session = sessions.open_here(into / "model.onnx", asked, target.threads, dump=dump)
                 signature = sessions.read_signature(session, model.signature)
                 executed, notes = sessions.read_back(session, dump, scheme)
+            notes = (*notes, *said)
         sessions.demand_same(model.signature, signature)
         compiled = Compiled(
             entry=entry,
@@ -251,6 +257,21 @@ class OnnxRuntime(Backend):
             not_runnable_here=away,
         )
         return describe(self, model, scheme, job_id, into, compiled)
+
+    def _fuse_attention(
+        self, path: Path, signature: Signature, scheme: Scheme, asked: Mapping[str, Any], threads: int
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The attention of a language model as the runtime's own, in the file; what a session has to know of that, and
+        a note."""
+        from compile_stage.backends import onnxruntime_decoder as decoder
+
+        if not decoder.is_offered(signature, scheme.precision, asked):
+            return {}, ()
+        reason = decoder.fuse(path, signature, partial(_answers, asked=asked, threads=threads))
+        if reason is not None:
+            return {}, (f"attention stays in single operators: {reason}",)
+        note = "attention is ONNX Runtime's own operator (GroupQueryAttention): it takes no padding"
+        return {sessions.CACHE_IN_PLACE: True}, (note,)
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
@@ -264,7 +285,8 @@ class OnnxRuntime(Backend):
             runtime = sessions.open_here(path, artifact.options, threads)
         else:
             runtime = sessions.open_elsewhere(provider, path, artifact.options, threads)
-        session = _OnnxSession(runtime, artifact.signature)
+        in_place = bool(artifact.options.get(sessions.CACHE_IN_PLACE))
+        session = _OnnxSession(runtime, artifact.signature, in_place=in_place)
         try:
             yield session
         finally:
@@ -285,8 +307,8 @@ class OnnxRuntimeOpenVino(OnnxRuntime):
 class _OnnxSession:
     """One open model. ONNX Runtime allocates new outputs for every call, so they are the caller's."""
 
-    def __init__(self, session: Any, described: Signature) -> None:
-        self._session = session
+    def __init__(self, session: Any, described: Signature, *, in_place: bool) -> None:
+        self._session, self._in_place = session, in_place
         self.signature = sessions.read_signature(session, described)
 
     def run(self, batch: Batch) -> Batch:
@@ -299,11 +321,15 @@ class _OnnxSession:
         return dict(zip(names, outputs, strict=True))
 
     def step(self, inputs: Batch, cache: Any) -> tuple[Array, Any]:
-        """One call of a graph with a cache (`core.generation`): the runtime's own values are handed on."""
+        """One call of a graph with a cache (`core.generation`): its buffers, or the runtime's own values, are handed
+        on."""
         if self._session is None:
             raise UsageError("this session is closed; call it inside its context")
         try:
-            return sessions.step(self._session, self.signature, inputs, cache)
+            if not self._in_place:
+                return sessions.step(self._session, self.signature, inputs, cache)
+            held = cache or sessions.CacheInPlace(self._session, self.signature, len(inputs[INPUT_IDS]))
+            return held.step(inputs), held
         except Exception as error:  # onnxruntime's own errors share no base class
             raise NothingCompiledError(f"ONNX Runtime could not run the graph: {sessions.sentence(error)}") from error
 
@@ -375,10 +401,16 @@ def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
-
-
 # --------------------------------------------------------------------------------------------------------------- files
+
+
+def _answers(
+    path: Path, names: Sequence[str], calls: Sequence[Mapping[str, Any]], *, asked: Mapping[str, Any], threads: int
+) -> list[list[Any]]:
+    """What a graph answers, with float products: with rounded ones the least difference moves a whole step."""
+    exact = {**asked, "config": {**asked.get("config", {}), _ACCURACY_LEVEL: sessions.FLOAT_PRODUCTS}}
+    session = sessions.open_here(path, exact, threads)
+    return [session.run(list(names), dict(call)) for call in calls]
 
 
 def _copy_graph(source: Path, into: Path, *, mapped: bool) -> None:

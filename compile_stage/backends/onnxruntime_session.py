@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from compile_stage.backends import onnxruntime_providers as providers
 from compile_stage.core.errors import IntegrityError, NothingCompiledError
-from compile_stage.core.generation import INPUT_IDS, LOGITS, empty_cache, present_of
+from compile_stage.core.generation import INPUT_IDS, LOGITS, cache_specs, empty_cache, present_of
 from compile_stage.core.records import Scheme
 from compile_stage.core.tensors import Signature, TensorSpec
 
@@ -30,6 +32,12 @@ _DTYPES = {
 }  # fmt: skip
 INT8_PRODUCTS = "4"
 """How `MatMulNBits` computes where its products are in int8 (`session.qdq_matmulnbits_accuracy_level`)."""
+FLOAT_PRODUCTS = "1"
+
+CACHE_IN_PLACE = "cache_in_place"
+"""The option of an artifact that says: its attention writes new tokens into the memory of the cache."""
+
+_LEAST_ROOM = 64  # tokens
 
 # Operators that do the arithmetic of a network, by what they compute in.
 _INTEGER_OPS = {
@@ -39,7 +47,7 @@ _INTEGER_OPS = {
 _BLOCK_OPS = {"MatMulNBits"}  # they read weights of 4 bits by blocks
 FLOAT_OPS = {
     "Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "Attention",
-    "MultiHeadAttention", "LSTM", "GRU", "RNN",
+    "MultiHeadAttention", "GroupQueryAttention", "LSTM", "GRU", "RNN",
 }  # fmt: skip
 
 
@@ -189,6 +197,48 @@ def step(session: Any, signature: Signature, inputs: Mapping[str, Any], cache: A
     names = list(cache)
     logits, *held = session.run_with_ort_values([LOGITS, *map(present_of, names)], {**given, **cache})
     return logits.numpy(), dict(zip(names, held, strict=True))
+
+
+class CacheInPlace:
+    """The cache of one generation, in memory that the graph's attention writes new tokens into: past and present of a
+    call are the same buffers [rows, heads, capacity, size], of which the first tokens are taken."""
+
+    def __init__(self, session: Any, signature: Signature, rows: int) -> None:
+        self._session, self._rows, self._held = session, rows, 0
+        self._specs = {spec.name: spec for spec in cache_specs(signature)}
+        logits = next(spec for spec in signature.outputs if spec.name == LOGITS)
+        self._logits = np.empty((rows, 1, int(logits.shape[-1])), logits.dtype)
+        self._buffers: dict[str, Any] = {}
+        self._bound: Any = None
+
+    def step(self, inputs: Mapping[str, Any]) -> Any:
+        """The logits [rows, 1, vocabulary] behind the tokens of a call."""
+        from onnxruntime import OrtValue
+
+        self._make_room(self._held + inputs[INPUT_IDS].shape[1])
+        for name, array in inputs.items():
+            self._bound.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array))
+        self._session.run_with_iobinding(self._bound)
+        self._held += inputs[INPUT_IDS].shape[1]
+        return self._logits.copy()
+
+    def _make_room(self, tokens: int) -> None:
+        """Larger buffers where the tokens have no place: a quarter more, so that few copies are made of long texts."""
+        from onnxruntime import OrtValue
+
+        if self._bound is not None and tokens <= next(iter(self._buffers.values())).shape[2]:
+            return
+        self._bound = self._session.io_binding()
+        self._bound.bind_ortvalue_output(LOGITS, OrtValue.ortvalue_from_numpy(self._logits))
+        for name, spec in self._specs.items():
+            room = tokens + max(_LEAST_ROOM, tokens // 4)
+            grown = np.zeros((self._rows, int(spec.shape[1]), room, int(spec.shape[3])), spec.dtype)
+            if self._held:
+                grown[:, :, : self._held] = self._buffers[name][:, :, : self._held]
+            value = OrtValue.ortvalue_from_numpy(grown)  # it does not copy: the array is kept here
+            self._bound.bind_ortvalue_input(name, value)
+            self._bound.bind_ortvalue_output(present_of(name), value)
+            self._buffers[name] = grown
 
 
 # ------------------------------------------------------------------------------------------------------ what really ran

@@ -106,6 +106,27 @@ def test_a_session_without_a_way_for_the_cache_is_given_arrays(
     np.testing.assert_array_equal(one, other)
 
 
+def test_attention_is_the_runtimes_own_and_its_cache_grows_in_place(
+    source: SourceModel, portable: Any, tmp_path: Path
+) -> None:
+    """Broken: a layer's attention stays in dozens of operators, which cost more than the products at each token; or a
+    text that is longer than the cache's first buffer is answered otherwise than without one."""
+    compiler, longer = plugins.load("backends", "onnxruntime"), Generation(prompt_tokens=20, new_tokens=100)
+    ids = np.random.default_rng(0).integers(1, 200, (2, longer.tokens))
+    answers = {}
+    for fused in (True, False):
+        target = Target(
+            name="cpu", generation=longer, options={"onnxruntime": {} if fused else {"fused_attention": False}}
+        )
+        into = tmp_path / str(fused)
+        artifact = compiler.compile(portable, compiler.schemes(target, "fp32")[0], target, "job", into)
+        layers = artifact.executed["ops"].get("com.microsoft.GroupQueryAttention", 0)
+        assert (layers, bool(artifact.options.get("cache_in_place"))) == ((2, True) if fused else (0, False))
+        with opened_as_called(compiler, replace(artifact, generation=longer), 1) as session:
+            answers[fused] = session.run({"input_ids": ids})["logits"]
+    np.testing.assert_allclose(answers[True], answers[False], atol=2e-4)
+
+
 def test_texts_become_windows_with_their_last_tokens_as_labels(
     source: SourceModel, exporter: Any, portable: Any, tmp_path: Path
 ) -> None:

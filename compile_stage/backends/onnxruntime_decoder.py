@@ -1,0 +1,276 @@
+"""Decoders in the operators that ONNX Runtime has for them: attention that knows its cache, and what stands around it.
+
+An exporter writes the attention of a layer as some sixty standard operators, most of which compute shapes. At each
+token they cost more than the products. Here each attention becomes one `com.microsoft.GroupQueryAttention`, which also
+appends to the cache, in place where past and present are the same memory; rotary positions become
+`com.microsoft.RotaryEmbedding`; and a reciprocal root becomes a division, so that the runtime's own fusion knows an RMS
+norm.
+
+GroupQueryAttention looks at all tokens before, and at no padding. Whether a graph does so is asked twice. The mask's
+part of the graph may hold no number that could be a window's length; and both graphs have to answer alike, at random,
+with and without a cache. What neither tells is how rows that begin with padding are answered: no session of ours sends
+any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_stage.backends.onnxruntime_attention import DecoderGraph, is_op, swaps_heads
+from compile_stage.core.generation import INPUT_IDS, LOGITS, MASK, cache_specs, present_of, token_inputs
+from compile_stage.core.tensors import Signature
+from compile_stage.precision.wiring import (
+    Names,
+    captured,
+    drop_unused_weights,
+    reads,
+    replace_nodes,
+)
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+    from compile_stage.core.tensors import Array
+
+TOLERANCE = 1e-4
+"""Largest deviation, of an output's largest magnitude; that of graph rewrites. Other orders of the same sums differ by
+1e-6 to 1e-5."""
+
+COMPARED = ((2, 0, 9), (1, 7, 3), (2, 9, 1))
+"""Rows, tokens in the cache and new tokens of the calls that are compared: prompts, a prompt's second part, one token.
+The operator takes a second part of one row only."""
+
+
+class Decoder:
+    """A graph with a cache, whose attentions are found when it is made.
+
+    Args:
+        model: Is rewritten by `fuse`. Weights outside of its file need not be read.
+        signature: Of the graph.
+    """
+
+    def __init__(self, model: ModelProto, signature: Signature) -> None:
+        self._model, self._graph, self._signature = model, model.graph, signature
+        self._found = DecoderGraph(model, signature)
+        self.attentions = self._found.attentions
+        self._names = Names(self._graph)
+        self._new: list[NodeProto] = []
+        self._halves: dict[str, str] = {}  # cosines or sines → the half that RotaryEmbedding takes
+        self._constants: dict[tuple[int, ...], str] = {}
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """Tensors [batch, heads, tokens, size], whose shapes say how many heads there are."""
+        return tuple(found.query for found in self.attentions)
+
+    def fuse(self, heads: Sequence[int]) -> None:
+        """Rewrite the graph in place.
+
+        Args:
+            heads: Of the queries, one number for each of `attentions`.
+        """
+        from onnx import helper
+
+        replaced = {name for found in self.attentions for name in (found.answer, *map(present_of, found.past))}
+        self._divide_by_roots()
+        lengths = self._lengths()
+        sizes = {spec.name: spec.shape for spec in cache_specs(self._signature)}
+        for found, count in zip(self.attentions, heads, strict=True):
+            _, key_heads, _, size = sizes[found.past[0]]
+            inputs = [self._flat(name, int(size)) for name in (found.query, found.key, found.value)]
+            outputs = [found.answer, *map(present_of, found.past)]
+            settings = {"num_heads": count, "kv_num_heads": int(key_heads), "scale": found.scale}
+            self._add("GroupQueryAttention", [*inputs, *found.past, *lengths], outputs, **settings)
+        kept = [node for node in self._found.nodes if not replaced.intersection(node.output)]
+        wanted = self._found.outputs | captured(self._graph)
+        replace_nodes(self._graph, _in_order([*kept, *self._new], wanted))
+        drop_unused_weights(self._graph)
+        del self._graph.value_info[:]
+        if not any(opset.domain == "com.microsoft" for opset in self._model.opset_import):
+            self._model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+    def _divide_by_roots(self) -> None:
+        """x · Reciprocal(Sqrt(y)) as x / Sqrt(y)."""
+        for node in self._found.nodes:
+            if not is_op(node, "Mul"):
+                continue
+            for at in (0, 1):
+                inverse = self._found.made_by.get(node.input[at])
+                if inverse is None or not is_op(inverse, "Reciprocal"):
+                    continue
+                if is_op(self._found.made_by.get(inverse.input[0]), "Sqrt"):
+                    x = node.input[1 - at]
+                    node.op_type = "Div"
+                    node.input[0], node.input[1] = x, inverse.input[0]
+                    break
+
+    def _lengths(self) -> tuple[str, str]:
+        """Of each row its last place, int32 [batch], and the number of all tokens, int32 []."""
+        from onnx import TensorProto
+
+        one = self._integers(1)
+        last = self._add("Sub", [*self._add("ReduceSum", [MASK, one], ["tokens_of_row"], keepdims=0), one], ["last"])
+        (count,) = self._add("Shape", [MASK], ["all_tokens"], start=1, end=2)
+        (count,) = self._add("Squeeze", [count], ["all_tokens_number"])
+        (rows,) = self._add("Cast", last, ["last_int32"], to=TensorProto.INT32)
+        (total,) = self._add("Cast", [count], ["all_tokens_int32"], to=TensorProto.INT32)
+        return rows, total
+
+    def _flat(self, name: str, size: int) -> str:
+        """[batch, heads, tokens, size] as [batch, tokens, heads · size], turned by positions where it was."""
+        rotated = self._found.rotated(name)
+        if rotated is not None:
+            before, cosines, sines = rotated
+            inputs = [self._flat(before, size), self._places(), *(self._half(one, size) for one in (cosines, sines))]
+            return self._add("RotaryEmbedding", inputs, [f"{name}_turned"])[0]
+        made = self._found.made_by.get(name)
+        if made is not None and swaps_heads(made):
+            split = self._found.made_by.get(made.input[0])
+            if split is not None and is_op(split, "Reshape"):
+                return str(split.input[0])
+            (turned,) = (made.input[0],)
+        else:
+            (turned,) = self._add("Transpose", [name], [f"{name}_by_token"], perm=[0, 2, 1, 3])
+        return self._add("Reshape", [turned, self._integers(0, 0, -1)], [f"{name}_flat"])[0]
+
+    def _half(self, name: str, size: int) -> str:
+        """[batch, tokens, size], whose halves are alike, as [batch · tokens, size / 2]."""
+        if name not in self._halves:
+            ends = [self._integers(0), self._integers(size // 2), self._integers(-1)]
+            (half,) = self._add("Slice", [name, *ends], [f"{name}_half"])
+            (flat,) = self._add("Reshape", [half, self._integers(-1, size // 2)], [f"{name}_rows"])
+            self._halves[name] = flat
+        return self._halves[name]
+
+    def _places(self) -> str:
+        """Which row of the halves belongs to which token, int64 [batch, tokens]."""
+        if INPUT_IDS not in self._halves:
+            from onnx import helper
+
+            ends = []
+            for number in (0, 1):
+                ends.append(self._names.fresh(f"number_{number}"))
+                self._graph.initializer.append(helper.make_tensor(ends[-1], 7, [], [number]))
+            (count,) = self._add("Size", [INPUT_IDS], ["new_tokens"])
+            (row,) = self._add("Range", [ends[0], count, ends[1]], ["places_in_a_row"])
+            (shape,) = self._add("Shape", [INPUT_IDS], ["shape_of_tokens"])
+            (self._halves[INPUT_IDS],) = self._add("Reshape", [row, shape], ["places"])
+        return self._halves[INPUT_IDS]
+
+    # --------------------------------------------------------------------------------------------------------- helpers
+
+    def _add(self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **settings: Any) -> list[str]:
+        """A new node; names of tensors that a graph's output or a node has already are those that it replaces."""
+        from onnx import helper
+
+        own = op_type in ("GroupQueryAttention", "RotaryEmbedding")
+        names = list(outputs) if op_type == "GroupQueryAttention" else [self._names.fresh(name) for name in outputs]
+        node = helper.make_node(op_type, list(inputs), names, domain="com.microsoft" if own else "", **settings)
+        node.name = self._names.fresh(f"fused_{names[0]}")
+        self._new.append(node)
+        return names
+
+    def _integers(self, *numbers: int) -> str:
+        """A constant of integers, int64 [n]."""
+        from onnx import TensorProto, helper
+
+        if numbers not in self._constants:
+            name = self._names.fresh("integers_" + "_".join(map(str, numbers)).replace("-", "minus_"))
+            self._graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [len(numbers)], numbers))
+            self._constants[numbers] = name
+        return self._constants[numbers]
+
+
+def fuse(path: Path, signature: Signature, run: Any) -> str | None:
+    """Rewrite a graph's file in place, if it is a decoder whose attentions are all known.
+
+    Args:
+        path: The graph; weights outside of its file stay as they are.
+        run: (file, names of outputs, inputs by name) → arrays; float products must be computed in float.
+
+    Returns:
+        Why the graph is as it was; None where it was rewritten.
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    model = onnx.load(path, load_external_data=False)
+    decoder = Decoder(model, signature)
+    if not decoder.attentions:
+        return "not every layer's attention is one that ONNX Runtime's operator computes"
+    asked, now = path.with_name("asked.onnx"), path.with_name("fused.onnx")
+    try:
+        probed = type(model)()
+        probed.CopyFrom(model)
+        known = {value.name for value in probed.graph.output}
+        for name in dict.fromkeys(decoder.queries):
+            if name not in known:
+                probed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+        onnx.save_model(probed, asked)
+        names = [spec.name for spec in signature.outputs]
+        calls = list(_calls(signature))
+        before = run(asked, [*names, *decoder.queries], calls)
+        decoder.fuse([answer.shape[1] for answer in before[0][len(names) :]])
+        onnx.save_model(model, now)
+        if (reason := _differs(names, before, run(now, names, calls))) is None:
+            now.replace(path)
+        return reason
+    except Exception as error:  # noqa: BLE001 - a graph that this runtime can't run so stays as it is
+        return f"ONNX Runtime can't run it with its own attention: {' '.join(str(error).split())[:200]}"
+    finally:
+        asked.unlink(missing_ok=True)
+        now.unlink(missing_ok=True)
+
+
+def _calls(signature: Signature) -> Iterator[dict[str, Array]]:
+    """Inputs at random: the tokens, and a cache with so many before."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    vocabulary = next(int(spec.shape[-1]) for spec in signature.outputs if spec.name == LOGITS)
+    for rows, past, tokens in COMPARED:
+        ids = random.integers(0, vocabulary, (rows, tokens))
+        cache = {
+            spec.name: random.standard_normal((rows, int(spec.shape[1]), past, int(spec.shape[3])), np.float32)
+            for spec in cache_specs(signature)
+        }
+        yield {**token_inputs(signature, ids, past), **cache}
+
+
+def _differs(names: Sequence[str], before: Sequence[Sequence[Array]], after: Sequence[Sequence[Array]]) -> str | None:
+    """The first answer that is another, in words; None where there is none."""
+    for (_, past, tokens), was_all, now_all in zip(COMPARED, before, after, strict=True):
+        for name, was, now in zip(names, was_all, now_all, strict=False):
+            place = f"of {tokens} tokens behind {past}, the output {name!r}"
+            if was.shape != now.shape:
+                return f"{place} has the shape {now.shape}, not {was.shape}"
+            largest, away = float(abs(was).max(initial=0)), float(abs(was.astype("float64") - now).max(initial=0))
+            if not away <= TOLERANCE * max(largest, 1e-6):
+                return f"{place} differs by {away:.3g}, of at most {largest:.3g}"
+    return None
+
+
+def _in_order(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
+    """The nodes that something wanted depends on, each behind those that it reads."""
+    made_by = {name: node for node in nodes for name in node.output}
+    placed: dict[int, NodeProto] = {}
+    for target in sorted(wanted):
+        left = [made_by[target]] if target in made_by else []
+        while left:
+            node = left[-1]
+            missing = [made_by[name] for name in sorted(reads(node)) if name in made_by]
+            missing = [one for one in missing if id(one) not in placed]
+            if missing and id(node) not in placed:
+                left += missing
+            else:
+                placed.setdefault(id(left.pop()), node)
+    return list(placed.values())
+
+
+def is_offered(signature: Signature, precision: str, asked: Mapping[str, Any]) -> bool:
+    """Graphs with a cache whose products are comparable: where activations are rounded to integers, the least
+    difference moves a whole step."""
+    known = any(spec.name == MASK for spec in signature.inputs) and bool(cache_specs(signature))
+    return known and precision in ("fp32", "int4") and bool(asked.get("fused_attention", True))
