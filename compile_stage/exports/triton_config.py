@@ -24,7 +24,15 @@ _TYPES = {
 }  # fmt: skip
 # Triton's numbers: 0 is all, and there is no other word for it.
 _GRAPH_LEVELS = {"all": 0, "extended": 1, "basic": -1, "disabled": 2}
-_ORT_OPTIONS = {"graph_optimization", "memory_arena", "spinning", "provider", "mapped_weights", "config"}
+_ORT_OPTIONS = {
+    "graph_optimization",
+    "memory_arena",
+    "spinning",
+    "provider",
+    "mapped_weights",
+    "config",
+    "fused_attention",
+}
 _ORT_DEVICES = {"cpu": "KIND_CPU", "CPUExecutionProvider": "KIND_CPU"}
 
 
