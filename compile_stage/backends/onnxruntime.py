@@ -12,6 +12,7 @@ As `.ort` (`onnxruntime_mobile.py`) it is optimised when it is written; for a ph
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -263,8 +264,8 @@ class OnnxRuntime(Backend):
     ) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The attention of a language model as the runtime's own, in the file; what a session has to know of that, and
         a note."""
-        from compile_stage.backends import onnxruntime_decoder as decoder
-
+        # By its name: a published model carries what is imported here, and never compiles.
+        decoder = importlib.import_module("compile_stage.backends.onnxruntime_decoder")
         if not decoder.is_offered(signature, scheme.precision, asked):
             return {}, ()
         reason = decoder.fuse(path, signature, partial(_answers, asked=asked, threads=threads))
