@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from compile_stage.backends.iree_graph import fix_shapes, gather_before_strided_products, has_convolutions
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import PortableModel, Target
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.artifacts import without_folders
 from compile_stage.plugin_support.buckets import Shapes, bucket_name, buckets, refuse_buckets
 from compile_stage.plugin_support.fixed_shapes import read_modules
@@ -63,13 +64,11 @@ def compile_graph(
 
     Code for a free batch took up to twice the time (docs/decisions/0092).
     """
-    import onnx
-
     why_free = refuse_buckets("iree", model.signature, target)
     if why_free and asked.get("shapes") == "fixed":
         raise UsageError(why_free)
     shapes = "free" if why_free else asked.get("shapes", "fixed")
-    graph = onnx.load(model.path)
+    graph = onnx_weights.load_whole(model.path)
     defaults = {"channels_last": asked.get("target_device", "local") == "local" and has_convolutions(graph.graph)}
 
     def source(name: str, found: Shapes | None) -> Source:

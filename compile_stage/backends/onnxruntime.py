@@ -34,6 +34,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Samples, Session
 from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, TuningOption
 from compile_stage.core.tensors import Signature
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types
 from compile_stage.plugin_support.options import CHECKED_ELSEWHERE, FLAG, MAPPING, OneOf, Option, refuse_options
 from compile_stage.plugin_support.sessions import demand_call
@@ -429,9 +430,7 @@ def _copy_graph(source: Path, into: Path, *, mapped: bool) -> None:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise IntegrityError(f"the graph keeps weights outside its folder: {name}", where=str(source))
     if mapped:
-        onnx.save_model(onnx.load(source), into / "model.onnx", save_as_external_data=True, location="weights.bin")
-        if (into / "weights.bin").exists():
-            (into / "weights.bin").chmod(0o644)  # onnx makes it readable by its owner alone
+        onnx_weights.write(onnx_weights.load(source), into / "model.onnx", "weights.bin", 0)
         return
     for name in sorted(files):
         (into / name).parent.mkdir(parents=True, exist_ok=True)

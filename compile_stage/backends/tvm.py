@@ -34,6 +34,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Samples, Session
 from compile_stage.core.records import Artifact, Budget, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types, trial_filler
 from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.options import Number, Option, refuse_options, valid_options
@@ -243,13 +244,12 @@ def _linker() -> str | None:
 
 def _read(model: PortableModel, shapes: list[Shapes]) -> Any:
     """One Relax function for each of the shapes. Raises NothingCompiledError when TVM can't read the graph."""
-    import onnx
 
     with _quietly():
         import tvm
         from tvm.relax.frontend.onnx import from_onnx
 
-        graph, whole = onnx.load(model.path), tvm.IRModule()
+        graph, whole = onnx_weights.load_whole(model.path), tvm.IRModule()
         names = [spec.name for spec in model.signature.inputs]
         for sizes in shapes:
             try:

@@ -17,6 +17,7 @@ import numpy as np
 from compile_stage.core.parallel import in_threads
 from compile_stage.core.records import PortableModel, SampleSet, record
 from compile_stage.measure.samples import open_samples
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.precision.onnx_graph import name_nodes, read_types, write_graph
 
 if TYPE_CHECKING:
@@ -76,9 +77,8 @@ def noted_share(calibration: int) -> float:
 
 def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet, threads: int = 1) -> Coverage:
     """The clipped share of the float tensors of an FP32 ONNX graph."""
-    import onnx
 
-    graph = onnx.load(model.path)
+    graph = onnx_weights.load_whole(model.path)
     name_nodes(graph.graph)
     floats = _float_tensors(graph)
     seen = _Watched(graph, _range_nodes(floats), floats, threads)

@@ -18,6 +18,7 @@ import numpy as np
 
 from compile_stage.core.errors import SourceError, UsageError
 from compile_stage.core.records import record
+from compile_stage.plugin_support import onnx_weights
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -148,7 +149,7 @@ class OnnxGraph:
         with tempfile.TemporaryDirectory(prefix="compile-stage-trace-") as scratch:
             path = self._path
             if tensors:
-                model = onnx.load(path)
+                model = onnx_weights.load_whole(path)
                 name_nodes(model.graph)
                 listed = {value.name for value in model.graph.output}
                 # Without a type: the runtime infers it.

@@ -12,6 +12,7 @@ from typing import Any
 from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import SourceError, UsageError
 from compile_stage.core.records import PortableModel, record
+from compile_stage.plugin_support import onnx_weights
 
 _ONE_BY_ONE = 24  # from here on a graph is small enough to try every node
 
@@ -115,7 +116,7 @@ class Cutter:
 
         from compile_stage.precision.onnx_graph import name_nodes
 
-        model = self._model = onnx.load(path)
+        model = self._model = onnx_weights.load_whole(path)
         name_nodes(model.graph)
         try:
             inferred = onnx.shape_inference.infer_shapes(model).graph

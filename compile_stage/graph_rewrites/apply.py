@@ -13,6 +13,7 @@ from compile_stage.core import sample_files
 from compile_stage.core.parallel import granted_threads
 from compile_stage.core.records import PortableModel, SampleSet
 from compile_stage.graph_rewrites import masked_softmax
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.precision.onnx_graph import finish, name_nodes, open_session
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def rewrite_graph(model: PortableModel, samples: SampleSet, into: Path) -> Porta
     current, notes = model, []
     with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
         for name, rewrite in REWRITES.items():
-            graph = onnx.load(current.path)
+            graph = onnx_weights.load(current.path)
             name_nodes(graph.graph)
             if not (places := rewrite(graph)):
                 continue
@@ -55,7 +56,7 @@ def rewrite_graph(model: PortableModel, samples: SampleSet, into: Path) -> Porta
             notes.append(f"graph rewrite {name}: {places} place{'s' if places > 1 else ''}")
             current = made
         if current is not model:
-            current = finish(onnx.load(current.path), model, into, model.precision)
+            current = finish(onnx_weights.load(current.path), model, into, model.precision)
     return replace(current, notes=(*model.notes, *notes))
 
 

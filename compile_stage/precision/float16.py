@@ -16,6 +16,7 @@ from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
+from compile_stage.plugin_support.onnx_weights import values as weight_values
 from compile_stage.precision import halves
 from compile_stage.precision.onnx_graph import constant_tensor, finish, load_named, read_batches
 from compile_stage.precision.peaks import measure_peaks
@@ -89,7 +90,7 @@ class Float16(Lowering):
 
 def _constants_past(model: ModelProto, limit: float) -> set[str]:
     """Names of weights and constants that hold a finite value of a larger magnitude."""
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto
 
     tensors = [(tensor.name, tensor) for tensor in model.graph.initializer]
     tensors += [
@@ -100,7 +101,7 @@ def _constants_past(model: ModelProto, limit: float) -> set[str]:
     names = set()
     for name, tensor in tensors:
         if tensor.data_type == TensorProto.FLOAT:
-            values = np.abs(numpy_helper.to_array(tensor))
+            values = np.abs(weight_values(tensor))
             if np.any((values > limit) & np.isfinite(values)):
                 names.add(name)
     return names

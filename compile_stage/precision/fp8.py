@@ -7,6 +7,7 @@ magnitude over 448, the type's own largest.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +18,7 @@ from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
+from compile_stage.plugin_support.onnx_weights import values as weight_values
 from compile_stage.precision.onnx_graph import (
     finish,
     is_finite,
@@ -36,7 +38,7 @@ from compile_stage.precision.wiring import (
 )
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto, TensorProto
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
     from compile_stage.core.tensors import Array
 
@@ -63,7 +65,18 @@ class Float8(Lowering):
     ) -> PortableModel:
         if calibration is None or calibration.count < (model.signature.fixed_batch or 1):
             raise UsageError(NEEDS_SAMPLES)
-        graph, kept = load_simplified(model, keep, OPSET)
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+            return self._lower(model, scheme, calibration, load_simplified(model, keep, OPSET, Path(scratch)), into)
+
+    def _lower(
+        self,
+        model: PortableModel,
+        scheme: Scheme,
+        calibration: SampleSet,
+        simplified: tuple[ModelProto, tuple[str, ...]],
+        into: Path,
+    ) -> PortableModel:
+        graph, kept = simplified
         weights = _float_weights(graph.graph)
         nodes = _candidates(graph.graph, scheme, kept)
         read = {name for node in nodes for name in node.input[:2]} - weights.keys()
@@ -132,7 +145,7 @@ def _dequantize_weight(graph: GraphProto, tensor: TensorProto, axis: int | None,
     """The weight in 8 bits and what makes it float32 again."""
     from onnx import TensorProto, helper, numpy_helper
 
-    values = numpy_helper.to_array(tensor)
+    values = weight_values(tensor)
     others = None if axis is None else tuple(one for one in range(values.ndim) if one != axis)
     peak = np.max(np.abs(values), axis=others, keepdims=True, initial=0.0).astype(np.float32)
     scale = np.where(peak > 0, peak / np.float32(LARGEST), np.float32(1)).astype(np.float32)

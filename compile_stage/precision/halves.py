@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.errors import UsageError
+from compile_stage.plugin_support.onnx_weights import values as weight_values
 from compile_stage.precision.onnx_graph import (
     constant_tensor,
     name_nodes,
@@ -329,10 +330,9 @@ def _float_constants(graph: GraphProto) -> dict[str, Any]:
 
 def _encode(tensor: TensorProto, half: Half) -> None:
     """Turn a float32 tensor into one of the type, in place."""
-    from onnx import numpy_helper
-
-    raw = half.encode(numpy_helper.to_array(tensor)).astype("<u2").tobytes()
-    tensor.ClearField("float_data")
+    raw = half.encode(weight_values(tensor)).astype("<u2").tobytes()
+    for name in ("float_data", "external_data", "data_location"):
+        tensor.ClearField(name)
     tensor.data_type, tensor.raw_data = half.kind, raw
 
 

@@ -8,6 +8,7 @@ only, no transposition.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +19,7 @@ from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
+from compile_stage.plugin_support.onnx_weights import values as weight_values
 from compile_stage.precision import blocks
 from compile_stage.precision.onnx_graph import (
     finish,
@@ -79,19 +81,20 @@ class Int4(Lowering):
     ) -> PortableModel:
         if (reason := _refuse_scheme(scheme)) is not None:
             raise UsageError(reason)
-        graph, kept = load_simplified(model, keep, OPSET)
-        done, left = _quantize(graph.graph, scheme, kept)
-        if not done:
-            why = "; ".join(dict.fromkeys(left)) or "no matrix product is left to do it to"
-            raise UsageError(f"nothing was quantised: {why}")
-        drop_unused_weights(graph.graph)
-        method, block = _read(scheme)
-        notes = [f"{done} matrices have weights in 4 bits, by blocks of {block} ({method})"]
-        if left:
-            notes.append(f"{len(left)} matrix products stay in fp32: {'; '.join(dict.fromkeys(left))}")
-        if scheme.options.get("tables", True) and (count := round_tables(graph.graph, kept)):
-            notes.append(say_tables(count))
-        return finish(graph, model, into, self.name, kept=kept, notes=notes)
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+            graph, kept = load_simplified(model, keep, OPSET, Path(scratch))
+            done, left = _quantize(graph.graph, scheme, kept)
+            if not done:
+                why = "; ".join(dict.fromkeys(left)) or "no matrix product is left to do it to"
+                raise UsageError(f"nothing was quantised: {why}")
+            drop_unused_weights(graph.graph)
+            method, block = _read(scheme)
+            notes = [f"{done} matrices have weights in 4 bits, by blocks of {block} ({method})"]
+            if left:
+                notes.append(f"{len(left)} matrix products stay in fp32: {'; '.join(dict.fromkeys(left))}")
+            if scheme.options.get("tables", True) and (count := round_tables(graph.graph, kept)):
+                notes.append(say_tables(count))
+            return finish(graph, model, into, self.name, kept=kept, notes=notes)
 
 
 def _quantize(graph: GraphProto, scheme: Scheme, kept: Collection[str]) -> tuple[int, list[str]]:
@@ -121,9 +124,7 @@ def _quantize(graph: GraphProto, scheme: Scheme, kept: Collection[str]) -> tuple
 
 
 def _quantise_weight(tensor: TensorProto, turned: bool, block: int, scheme: Scheme) -> blocks.Blocks:
-    from onnx import numpy_helper
-
-    values = numpy_helper.to_array(tensor)
+    values = weight_values(tensor)
     matrix = np.ascontiguousarray(values.T) if turned else values
     return blocks.quantize(matrix, block, scheme.weights == "int4", _read(scheme)[0])
 

@@ -19,6 +19,7 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.parallel import granted_threads
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.precision.onnx_graph import (
     INLINE_LIMIT_BYTES,
     QUANTISED_OPS,
@@ -154,7 +155,6 @@ class DynamicInt8(Lowering):
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
-        import onnx
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
@@ -173,7 +173,7 @@ class DynamicInt8(Lowering):
                 nodes_to_exclude=[*kept, *(f"{name}_MatMul" for name in kept)],
                 use_external_data_format=_is_large(simple),
             )
-            graph, notes = onnx.load(quantised), []
+            graph, notes = onnx_weights.load(quantised), []
             if (
                 scheme.options.get("tables", True)
                 and _count_quantised(graph)
@@ -203,9 +203,7 @@ def _unshare_turned(simple: Path) -> Path:
     The quantizer (ONNX Runtime 1.31.1) transposes that weight in place, once for each such Gemm, also for its other
     readers: outputs of tied weights then had -2 dB.
     """
-    import onnx
-
-    model = onnx.load(simple)
+    model = onnx_weights.load(simple)
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     names = Names(graph)
@@ -220,11 +218,11 @@ def _unshare_turned(simple: Path) -> Path:
             graph.initializer.append(copy_message(weights[weight], name=node.input[1]))
             readers[weight] -= 1
             changed = True
-    return write_graph(model, simple.parent / "unshared") if changed else simple
+    return write_graph(model, simple.parent, "unshared.onnx") if changed else simple
 
 
 def _is_large(path: Path) -> bool:
-    return sum(file.stat().st_size for file in path.parent.iterdir()) >= INLINE_LIMIT_BYTES
+    return onnx_weights.weight_bytes(onnx_weights.load(path)) >= INLINE_LIMIT_BYTES
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.precision.onnx_graph import QUANTISED_OPS, finish, name_nodes, raise_opset, read_opset
 from compile_stage.precision.wiring import copy_message, free_name, has_subgraph, reads, replace_nodes
 
@@ -75,9 +76,7 @@ def mix(model: PortableModel, lowered: PortableModel, keep: Sequence[str], into:
 
 def load_pair(model: PortableModel, lowered: PortableModel) -> tuple[ModelProto, ModelProto]:
     """Both graphs, the source with names for all nodes, in the same version of ONNX's operators."""
-    import onnx
-
-    source, twin = onnx.load(model.path), onnx.load(lowered.path)
+    source, twin = onnx_weights.load(model.path), onnx_weights.load(lowered.path)
     source = raise_opset(source, read_opset(twin))
     name_nodes(source.graph)
     known = {entry.domain for entry in twin.opset_import}

@@ -4,7 +4,6 @@ time."""
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,14 @@ from compile_stage.core import sample_files
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet
+from compile_stage.plugin_support import onnx_weights
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
     from compile_stage.core.tensors import Batch
 
-# Protobuf can't hold more than 2 GiB in one message; beyond this, weights go to a file beside the graph.
-INLINE_LIMIT_BYTES = 1_500_000_000
+INLINE_LIMIT_BYTES = onnx_weights.INLINE_LIMIT_BYTES
 WEIGHTS = "model.onnx.data"
 
 QUANTISED_OPS = (
@@ -178,9 +177,8 @@ def constant_tensor(node: NodeProto) -> Any:
 def is_finite(tensor: TensorProto) -> bool:
     """True when a TensorProto of floats holds neither NaN nor infinity."""
     import numpy as np
-    from onnx import numpy_helper
 
-    return bool(np.isfinite(numpy_helper.to_array(tensor)).all())
+    return bool(np.isfinite(onnx_weights.values(tensor)).all())
 
 
 def _split_weights(model: ModelProto) -> tuple[Any, dict[str, Any]]:
@@ -188,7 +186,11 @@ def _split_weights(model: ModelProto) -> tuple[Any, dict[str, Any]]:
     import onnx
     from onnx import helper
 
-    weights = {tensor.name: tensor for tensor in model.graph.initializer if _tensor_bytes(tensor) >= _WEIGHT_BYTES}
+    weights = {
+        tensor.name: tensor
+        for tensor in model.graph.initializer
+        if _tensor_bytes(tensor) >= _WEIGHT_BYTES or onnx_weights.is_outside(tensor)
+    }
     bare = onnx.ModelProto(ir_version=model.ir_version)
     bare.opset_import.extend(model.opset_import)
     bare.functions.extend(model.functions)
@@ -232,10 +234,6 @@ def simplify(source: Path, into: Path) -> Path:
     import onnxruntime
     from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
-    named = onnx.load(source)
-    name_nodes(named.graph)
-    write_graph(named, into / "named")
-    del named
     optimised = into / "optimised.onnx"
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -244,10 +242,10 @@ def simplify(source: Path, into: Path) -> Path:
     options.intra_op_num_threads = 1
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimised.data")
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    onnxruntime.InferenceSession(str(into / "named" / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    _run_optimiser(source, options)
     inferred = into / "inferred.onnx"
     onnx.shape_inference.infer_shapes_path(str(optimised), str(inferred))
-    model = onnx.load(inferred)
+    model = onnx_weights.load(inferred)
     name_nodes(model.graph)
     # ONNX Runtime also notes the shapes of weights; the quantizer transposes some of them and would stumble over the
     # old shape.
@@ -256,7 +254,20 @@ def simplify(source: Path, into: Path) -> Path:
     del model.graph.value_info[:]
     model.graph.value_info.extend(shapes)
     add_pre_process_metadata(model)  # or the quantizer asks for what was just done
-    return write_graph(model, into / "simplified")
+    return write_graph(model, into, "simplified.onnx")  # beside its weights, which are not copied
+
+
+def _run_optimiser(source: Path, options: Any) -> None:
+    """Have ONNX Runtime write its optimised graph, of the source with a name for every node."""
+    import onnxruntime
+
+    model = onnx_weights.load(source)
+    name_nodes(model.graph)
+    # Nothing is run, so no weight is laid out anew for a kernel.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    content = _content(model, options)
+    del model
+    onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def map_kept(source: Path, simplified: Path, keep: Sequence[str]) -> tuple[str, ...]:
@@ -280,59 +291,41 @@ def map_kept(source: Path, simplified: Path, keep: Sequence[str]) -> tuple[str, 
     return tuple(node.name for node in after.node if node.name in keep or tensors.intersection(node.output))
 
 
-def write_graph(model: ModelProto, into: Path) -> Path:
-    """Write `into/model.onnx`, weights beside it when they are too large for one message. Same graph, same bytes.
+def write_graph(model: ModelProto, into: Path, name: str = "model.onnx") -> Path:
+    """Write `into/NAME`, large weights beside it. Same graph, same bytes. Weights that lie in that folder already stay
+    where they are.
 
     Returns the file.
     """
-    import onnx
-
-    into.mkdir(parents=True, exist_ok=True)
-    path = into / "model.onnx"
-    (into / WEIGHTS).unlink(missing_ok=True)  # onnx would append to it
-    # To ask protobuf for the size costs as much as to serialise, so it is asked once.
-    small = _inline_bytes(model) < INLINE_LIMIT_BYTES
-    message = model.SerializeToString(deterministic=True) if small else b""
-    if small and len(message) < INLINE_LIMIT_BYTES:
-        path.write_bytes(message)
-        return path
-    onnx.save_model(
-        model,
-        str(path),
-        save_as_external_data=True,
-        all_tensors_to_one_file=True,
-        location=WEIGHTS,
-        size_threshold=1024,
-    )
-    return path
+    return onnx_weights.write(model, into / name, f"{name}.data", INLINE_LIMIT_BYTES)
 
 
 def load_named(model: PortableModel, keep: Sequence[str]) -> ModelProto:
-    """The graph, with a name for every node.
+    """The graph, with a name for every node. Its weights are read by `onnx_weights.values`.
 
     Raises:
         UsageError: A name in `keep` is no node of it.
     """
-    import onnx
-
-    graph = onnx.load(model.path)
+    graph = onnx_weights.load(model.path)
     name_nodes(graph.graph)
     demand_nodes(graph.graph, keep)
     return graph
 
 
-def load_simplified(model: PortableModel, keep: Sequence[str], opset: int) -> tuple[ModelProto, tuple[str, ...]]:
+def load_simplified(
+    model: PortableModel, keep: Sequence[str], opset: int, scratch: Path
+) -> tuple[ModelProto, tuple[str, ...]]:
     """The graph as `simplify` leaves it, at `opset` or later; and those of its nodes that stand for the nodes `keep`.
+
+    Args:
+        scratch: A folder that holds its weights, for as long as it is used.
 
     Raises:
         UsageError: A name in `keep` is no node of the model, or the converter of operators can't.
     """
-    import onnx
-
-    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-        simple = simplify(Path(model.path), Path(scratch))
-        kept = map_kept(Path(model.path), simple, keep)
-        return raise_opset(onnx.load(simple), opset), kept
+    simple = simplify(Path(model.path), scratch)
+    kept = map_kept(Path(model.path), simple, keep)
+    return raise_opset(onnx_weights.load(simple), opset), kept
 
 
 def finish(
@@ -373,10 +366,11 @@ def finish(
     )
 
 
-def open_session(path: Path | str, *, optimise: bool = True, threads: int = 0) -> Any:
+def open_session(graph: Path | str | ModelProto, *, optimise: bool = True, threads: int = 0) -> Any:
     """An ONNX Runtime session of a graph on the CPU.
 
     Args:
+        graph: Its file; or a graph whose weights, where they lie outside of it, are all in one folder.
         optimise: With ONNX Runtime's portable optimisations (level BASIC); False: every node runs as it is written.
         threads: Of one operator; 0: as many as there are cores.
     """
@@ -387,14 +381,18 @@ def open_session(path: Path | str, *, optimise: bool = True, threads: int = 0) -
     options.graph_optimization_level = level.ORT_ENABLE_BASIC if optimise else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors only: what it warns of is our own doing
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    content = str(graph) if isinstance(graph, Path | str) else _content(graph, options)
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def _content(model: ModelProto, options: Any) -> bytes:
+    """The graph for a session that finds its weights where they are."""
+    folder = onnx_weights.folder_of(model)
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return onnx_weights.message(model, folder)
 
 
 def read_batches(model: PortableModel, calibration: SampleSet) -> Iterator[Batch]:
     """The calibration samples in order, in batches that the model takes, read from disk one at a time."""
     return sample_files.read_batches(calibration, model.signature)
-
-
-def _inline_bytes(model: ModelProto) -> int:
-    """Bytes of the weights, summed without asking protobuf, whose own count fails past 2 GiB."""
-    return sum(len(tensor.raw_data) + 4 * len(tensor.float_data) for tensor in model.graph.initializer)

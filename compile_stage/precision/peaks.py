@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compile_stage.precision.onnx_graph import open_session, read_types, write_graph
+from compile_stage.precision.onnx_graph import open_session, read_types
 from compile_stage.precision.wiring import copy_message
 
 if TYPE_CHECKING:
@@ -43,10 +41,10 @@ def measure_peaks(model: ModelProto, batches: Iterable[Batch], only: Collection[
         watched.graph.node.append(helper.make_node("ReduceMax", [magnitude], [peak], keepdims=0))
         watched.graph.output.append(helper.make_tensor_value_info(peak, TensorProto.FLOAT, []))
     peaks = dict.fromkeys(floats, 0.0)
-    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-        session = open_session(write_graph(watched, Path(scratch)), optimise=False)
-        wanted = [f"compile_stage/peak/{position}" for position in range(len(floats))]
-        for batch in batches:
-            for name, peak in zip(floats, session.run(wanted, dict(batch)), strict=True):
-                peaks[name] = float(np.fmax(peaks[name], peak)) if np.isfinite(peak) else float("inf")
+    session = open_session(watched, optimise=False)
+    del watched
+    wanted = [f"compile_stage/peak/{position}" for position in range(len(floats))]
+    for batch in batches:
+        for name, peak in zip(floats, session.run(wanted, dict(batch)), strict=True):
+            peaks[name] = float(np.fmax(peaks[name], peak)) if np.isfinite(peak) else float("inf")
     return peaks

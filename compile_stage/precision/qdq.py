@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compile_stage.plugin_support.onnx_weights import values as weight_values
 from compile_stage.precision.wiring import Names, attribute, captured, is_plain_gemm, is_standard, replace_nodes
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ class View:
 
     def values(self, tensor: str) -> Any:
         """A constant as an array."""
-        from onnx import numpy_helper
-
-        return numpy_helper.to_array(self.constants[tensor])
+        return weight_values(self.constants[tensor])
 
 
 @dataclass(frozen=True)

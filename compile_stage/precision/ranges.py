@@ -18,7 +18,8 @@ import numpy as np
 
 from compile_stage.core.errors import UsageError
 from compile_stage.core.parallel import in_threads
-from compile_stage.precision.onnx_graph import open_session, write_graph
+from compile_stage.plugin_support import onnx_weights
+from compile_stage.precision.onnx_graph import open_session
 from compile_stage.precision.weights import LEAST_SCALE
 
 if TYPE_CHECKING:
@@ -148,15 +149,13 @@ class Activations:
         """Computes all of the tensors that are not the graph's inputs; and the names of these."""
         import onnx
 
-        proto = onnx.load(self._model)
+        proto = onnx_weights.load(self._model)
         inputs = {value.name for value in proto.graph.input}
         computed = [name for name in self.axes if name not in inputs]
         if computed:
             del proto.graph.output[:]
             proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in computed)
-        path = write_graph(proto, self._model.parent / "observed")
-        del proto
-        return open_session(path, threads=1), frozenset(computed)
+        return open_session(proto, threads=1), frozenset(computed)
 
 
 def observe(tensors: Activations, counted: Collection[str] = ()) -> tuple[dict[str, Channels], dict[str, Histogram]]:

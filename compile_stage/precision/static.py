@@ -7,6 +7,7 @@ shifts the mean of an output; the bias takes the shift out again (Nagel et al. 2
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.precision import qdq, ranges, weights
 from compile_stage.precision.equalise import equalise
 from compile_stage.precision.onnx_graph import raise_opset, read_opset, write_graph
@@ -67,8 +69,6 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
         simple: The float graph, simplified; beside it is room for scratch files.
         batches: Gives the calibration samples, from the first, each time that it is called.
     """
-    import onnx
-
     model, path = _load(simple)
     view, plan = _plan(model, settings)
     if not plan.reads:
@@ -78,8 +78,8 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
     seen, counts = ranges.observe(tensors, counted)
     groups = equalise(view, plan, seen, settings.kept, settings.levels) if settings.equalise else ()
     if groups:
-        path = write_graph(model, path.parent / "equalised")
-        model = onnx.load(path)
+        path = write_graph(model, path.parent, "equalised.onnx")
+        model = onnx_weights.load(path)
         view, plan = _plan(model, settings)
         tensors = ranges.Activations(path, _channel_axes(plan), batches, threads)
         if counted:  # tensors that hold other values now have other names
@@ -99,13 +99,11 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
 
 def _load(simple: Path) -> tuple[Any, Path]:
     """The model, in a version of ONNX that knows scales by channel, and its file."""
-    import onnx
-
-    model = onnx.load(simple)
+    model = onnx_weights.load(simple)
     if read_opset(model) >= _LEAST_OPSET:
         return model, simple
     model = raise_opset(model, _LEAST_OPSET)
-    return model, write_graph(model, simple.parent / "converted")
+    return model, write_graph(model, simple.parent, "converted.onnx")
 
 
 def _plan(model: Any, settings: Settings) -> tuple[qdq.View, qdq.Plan]:
@@ -206,7 +204,7 @@ def _round_weights(view: qdq.View, plan: qdq.Plan, calibration: _Calibration, se
     """Put integers and a DequantizeLinear in the place of each layer's weight and bias."""
     names = Names(view.graph)
     added: dict[str, list[Any]] = {}
-    shared: dict[tuple[str, bytes], Any] = {}  # layers that read one weight share its integers where they are the same
+    shared: dict[tuple[str, str], Any] = {}  # layers that read one weight share its integers where they are the same
     for layer in plan.layers.values():
         params = calibration.params.get(plan.rounded.get(layer.x, ""))
         if params is None:
@@ -214,7 +212,7 @@ def _round_weights(view: qdq.View, plan: qdq.Plan, calibration: _Calibration, se
             continue
         weight = _round_weight(view, layer, params, calibration, settings)
         before = added.setdefault(layer.node.name, [])
-        kind = (layer.weight, weight.integers.tobytes() + weight.scale.tobytes())
+        kind = (layer.weight, hashlib.sha256(weight.integers.tobytes() + weight.scale.tobytes()).hexdigest())
         if kind not in shared:
             shared[kind] = qdq.weight_node(view, names, layer, weight.integers, _by_axis(layer, weight.scale))
             before.append(shared[kind])

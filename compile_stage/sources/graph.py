@@ -11,6 +11,7 @@ from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
+from compile_stage.plugin_support import onnx_weights
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -22,8 +23,8 @@ ML_OPSET = 3
 IR_VERSION = 10
 """The newest file format that ONNX Runtime 1.20, the oldest that we allow, reads."""
 
-EXTERNAL_DATA_ABOVE = 1_900_000_000
-"""Bytes of weights above which they lie beside the file: a protobuf message ends at 2 GiB."""
+EXTERNAL_DATA_ABOVE = onnx_weights.INLINE_LIMIT_BYTES
+"""Bytes of weights above which they lie beside the file."""
 
 BATCH = "batch"
 
@@ -111,9 +112,12 @@ def finish(
     into: Path,
     *,
     notes: Sequence[str] = (),
-    external_data_above: int = EXTERNAL_DATA_ABOVE,
+    external_data_above: int | None = None,
 ) -> PortableModel:
     """Check the graph against what the policy asks for, write `into/model.onnx`, and describe it.
+
+    Args:
+        external_data_above: Bytes of weights above which they lie beside the file; `EXTERNAL_DATA_ABOVE` by default.
 
     Raises:
         SourceError: `shapes` asks for a size that the graph has fixed, or the graph is no valid ONNX.
@@ -127,13 +131,8 @@ def finish(
     demand_shapes(signature, shapes, source)
     into.mkdir(parents=True, exist_ok=True)
     path = into / "model.onnx"
-    weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    if weights > external_data_above:
-        onnx.save_model(
-            model, path, save_as_external_data=True, all_tensors_to_one_file=True, location="model.onnx.data"
-        )
-    else:
-        path.write_bytes(model.SerializeToString(deterministic=True))
+    limit = EXTERNAL_DATA_ABOVE if external_data_above is None else external_data_above
+    onnx_weights.write(model, path, "model.onnx.data", limit)
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:

@@ -13,6 +13,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, Profile, ShapeRange, SourceModel, Target
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources.session import SourceSession
 
@@ -162,11 +163,14 @@ def _lacking(provider: str, device: str, source: SourceModel) -> SourceError:
 
 
 def _load(source: SourceModel, *, weights: bool) -> ModelProto:
+    """Args:
+    weights: It is to be written again, so it says where its weights lie.
+    """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
-        return onnx.load(str(_file(source)), load_external_data=weights)
+        return onnx_weights.load(_file(source)) if weights else onnx.load(_file(source), load_external_data=False)
     except (OSError, DecodeError, onnx.checker.ValidationError) as error:
         raise SourceError(f"its file is no readable ONNX: {error}", where=source.uri) from error
 
@@ -217,6 +221,7 @@ def _modern(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     if have >= OLDEST_OPSET:
         return model, ()
     try:
+        onnx_weights.take_in(model)
         converted = onnx.version_converter.convert_version(model, graph.OPSET)
     except (RuntimeError, ValueError, onnx.checker.ValidationError, onnx.version_converter.ConvertError):
         return model, (f"its operator set {have} could not be raised to {graph.OPSET}; some precisions may be refused",)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.torch_programs import free_axes
 from compile_stage.sources import graph
 from compile_stage.sources import torch as programs
@@ -52,13 +53,12 @@ def export(
     Raises:
         SourceError: An operator, a type or a size that can't be had as a program; it is named.
     """
-    import onnx
 
     arguments = _arguments(model.signature, shapes, example, source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside both packages
         onnx2torch = _onnx2torch()
-        prepared = _prepare(onnx.load(model.path), source)
+        prepared = _prepare(onnx_weights.load_whole(model.path), source)
         try:
             converted = onnx2torch.convert(prepared).eval().requires_grad_(False)
         except Exception as error:

@@ -268,11 +268,11 @@ def _as_message(exported: Any, program: ExportedProgram, into: Path) -> Any:
     weights = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
     if weights <= graph.EXTERNAL_DATA_ABOVE:
         return exported.model_proto
-    import onnx
+    from compile_stage.plugin_support import onnx_weights
 
     into.mkdir(parents=True, exist_ok=True)
     exported.save(str(into / "model.onnx"), external_data=True)
-    return onnx.load(into / "model.onnx", load_external_data=False)
+    return onnx_weights.load(into / "model.onnx")
 
 
 def save_program(
