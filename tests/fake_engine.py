@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ class Scenario:
         latency_s: Scheme name → seconds of a call; `original` for the baseline.
         raises: (function, scheme name or "") → the exception that the call ends with.
         effects: Node → how much of a scheme's error goes away when it stays in higher precision.
+        factor: Of every latency of a candidate, by its backend's options.
         calls: (function, scheme name) → how often it was called.
         key: Its own, for a cache that no other scenario uses.
     """
@@ -46,6 +47,7 @@ class Scenario:
     latency_s: dict[str, float] = field(default_factory=dict)
     raises: dict[tuple[str, str], BaseException] = field(default_factory=dict)
     effects: dict[str, float] = field(default_factory=dict)
+    factor: Callable[[Mapping[str, Any]], float] = lambda options: 1.0
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     key: str = field(default_factory=lambda: uuid4().hex)
 
@@ -80,7 +82,7 @@ class FakeWorker:
     _lock = threading.Lock()
 
     def __init__(self, scenario: Scenario) -> None:
-        self._scenario, self._open = scenario, ""
+        self._scenario, self._open, self._factor = scenario, "", 1.0
 
     def call(self, function: str, /, **arguments: Any) -> Any:
         scheme = self._scheme(function, arguments)
@@ -109,7 +111,9 @@ class FakeWorker:
             artifact = arguments.get("artifact")
             if function == "open_served":
                 artifact = _served(arguments["model"])
-            self._open = artifact.options["scheme"] if isinstance(artifact, Artifact) else "original"
+            options = artifact.options if isinstance(artifact, Artifact) else {"scheme": "original"}
+            self._open = options["scheme"].partition("+")[0]
+            self._factor = self._scenario.factor(options)
         return self._open
 
     # ----------------------------------------------------------------------------------------------------- source
@@ -156,7 +160,7 @@ class FakeWorker:
         return Artifact(
             path=into, entry="model.bin", digest="", job_id=job.id, backend=job.backend, precision=scheme.precision,
             toolchain={}, hardware="", signature=SIGNATURE, size_bytes=0,
-            options={"scheme": scheme.name, "error": left},
+            options={"scheme": scheme.name, "error": left, **job.target.options.get(job.backend, {})},
         )  # fmt: skip
 
     # ----------------------------------------------------------------------------------------------- run, measure
@@ -194,17 +198,20 @@ class FakeWorker:
         return {"calls": 1000, "kept": []}
 
     def _warm_up(self, **_: Any) -> Any:
-        return {"calls": 1, "seconds": 0.0, "steady": True, "latency_s": self._scenario.latency_s.get(self._open, 0.01)}
+        return {"calls": 1, "seconds": 0.0, "steady": True, "latency_s": self._latency_s()}
 
     def _quick_turn(self, **_: Any) -> Any:
-        return [self._scenario.latency_s.get(self._open, 0.01)] * 20
+        return [self._latency_s()] * 20
+
+    def _latency_s(self) -> float:
+        return self._factor * self._scenario.latency_s.get(self._open, 0.01)
 
     def _prepare_turn(self, checked_seed: int | None, **_: Any) -> int:
         self._checked_seed = checked_seed
         return 20
 
     def _time_turn(self, **_: Any) -> Any:
-        return [self._scenario.latency_s.get(self._open, 0.01)] * 20
+        return [self._latency_s()] * 20
 
     def _end_turn(self, into: str | None) -> Any:
         if into is None or self._checked_seed is None:

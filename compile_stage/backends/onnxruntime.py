@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from compile_stage.backends import onnxruntime_mobile as mobile
 from compile_stage.backends import onnxruntime_providers as providers
@@ -36,7 +36,7 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, 
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types
-from compile_stage.plugin_support.options import CHECKED_ELSEWHERE, FLAG, MAPPING, OneOf, Option, refuse_options
+from compile_stage.plugin_support.options import CHECKED_ELSEWHERE, FLAG, MAPPING, Number, OneOf, Option, refuse_options
 from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ _OPTIONS: Mapping[str, Option] = {
     "graph_optimization": OneOf(*sessions.LEVELS),
     "spinning": FLAG,
     "memory_arena": FLAG,
+    "threads": Number(low=1),
+    "inter_op_threads": Number(low=1),
+    "affinity": FLAG,
     "mapped_weights": FLAG,
     "fused_attention": FLAG,
     "config": MAPPING,
@@ -376,30 +379,35 @@ def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
     Nor is the switch that takes denormals for zero: it sets the arithmetic of the thread that serves, not of the model
     alone."""
 
-    def config(name: str, value: str) -> dict[str, Any]:
-        return {"config": {name: value}}
+    def setting(kind: Literal["memory", "tuning"], name: str, **options: Any) -> TuningOption:
+        return TuningOption(kind=kind, name=name, options=options, opening=options)
 
     memory = (
         # From a file of their own weights are mapped: they are not read twice, and processes share what is not packed
         # for the kernels.
         TuningOption(kind="memory", name="mapped-weights", options={"mapped_weights": True}),
-        TuningOption(kind="memory", name="no-arena", options={"memory_arena": False}),
+        setting("memory", "no-arena", memory_arena=False),
         # Weights are not packed beforehand: less memory, and where packing paid each call is slower.
-        TuningOption(kind="memory", name="no-prepacking", options=config("session.disable_prepacking", "1")),
+        setting("memory", "no-prepacking", config={"session.disable_prepacking": "1"}),
     )
     tuning = (
         # Without NCHWc, whose copies of the weights are most of a large network's memory, and whose reordering may cost
         # a small one time.
-        TuningOption(kind="tuning", name="extended", options={"graph_optimization": "extended"}),
+        setting("tuning", "extended", graph_optimization="extended"),
     )
     if threads == 1:  # what follows is about the threads of the pool, and there is none
         return memory + tuning
     return (
         *memory,
         *tuning,
-        TuningOption(kind="tuning", name="no-spinning", options={"spinning": False}),
+        setting("tuning", "no-spinning", spinning=False),
         # Blocks of an operator are handed out in ever smaller parts: threads wait less for the last.
-        TuningOption(kind="tuning", name="dynamic-blocks", options=config("session.dynamic_block_base", "4")),
+        setting("tuning", "dynamic-blocks", config={"session.dynamic_block_base": "4"}),
+        # Small operators lose more by being shared out than they gain.
+        setting("tuning", "half-threads", threads=threads // 2),
+        # Operators that don't wait for each other run side by side, each on its part of the threads.
+        setting("tuning", "inter-op", inter_op_threads=2, threads=threads // 2),
+        setting("tuning", "affinity", affinity=True),
     )
 
 

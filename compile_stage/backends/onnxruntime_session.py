@@ -5,6 +5,7 @@ It needs nothing but onnxruntime and numpy; reading an optimised graph back need
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -59,9 +60,14 @@ def session_options(asked: Mapping[str, Any], threads: int) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    within = min(threads, int(asked.get("threads", threads)))  # never more than the target's
+    beside = max(1, min(threads // within, int(asked.get("inter_op_threads", 1))))
+    options.intra_op_num_threads = within
+    options.inter_op_num_threads = beside
+    modes = onnxruntime.ExecutionMode
+    options.execution_mode = modes.ORT_PARALLEL if beside > 1 else modes.ORT_SEQUENTIAL
+    if asked.get("affinity", False) and (pinned := affinities(within)):
+        options.add_session_config_entry("session.intra_op_thread_affinities", pinned)
     level = LEVELS[asked.get("graph_optimization", "all")]
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.enable_cpu_mem_arena = asked.get("memory_arena", True)
@@ -70,6 +76,13 @@ def session_options(asked: Mapping[str, Any], threads: int) -> Any:
     for key, value in asked.get("config", {}).items():
         options.add_session_config_entry(str(key), str(value))
     return options
+
+
+def affinities(threads: int) -> str:
+    """A core for each thread of the pool but the caller's own, as the runtime writes it (`2;3`, counted from 1): of the
+    cores that this process may use where it is opened. Empty where there is none to spare, or the system can't say."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return ";".join(str(core + 1) for core in allowed[1:threads]) if 1 < threads <= len(allowed) else ""
 
 
 def open_here(path: Path, asked: Mapping[str, Any], threads: int, dump: Path | None = None) -> Any:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _OPTIONS: Mapping[str, Option] = {
     "performance_hint": OneOf("latency", "throughput", "cumulative_throughput"),
     "num_streams": Number(low=1),
+    "threads": Number(low=1),
     "cpu_pinning": FLAG,
     "hyper_threading": FLAG,
     "partitioner": OneOf("static", "auto"),
@@ -47,6 +48,7 @@ _OPTIONS: Mapping[str, Option] = {
 _PROPERTIES = {
     "performance_hint": "PERFORMANCE_HINT",
     "num_streams": "NUM_STREAMS",
+    "threads": "INFERENCE_NUM_THREADS",
     "cpu_pinning": "ENABLE_CPU_PINNING",
     "hyper_threading": "ENABLE_HYPER_THREADING",
     "partitioner": "TBB_PARTITIONER",
@@ -221,15 +223,23 @@ def _tuning_options(target: Target) -> tuple[TuningOption, ...]:
     options = [
         # One compiled model for every batch size, not one for each with packed weights of its own.
         *([TuningOption(kind="memory", name="one-model", options={"fixed_shapes": False})] if several else []),
-        TuningOption(kind="tuning", name="no-pinning", options={"cpu_pinning": False}),
+        _setting("no-pinning", cpu_pinning=False),
     ]
     if target.threads > 1:
         options += [
-            TuningOption(kind="tuning", name="hyper-threading", options={"hyper_threading": True}),
+            _setting("hyper-threading", hyper_threading=True),
             # The parts of an operator are balanced among the threads while they run.
-            TuningOption(kind="tuning", name="auto-partitioner", options={"partitioner": "auto"}),
+            _setting("auto-partitioner", partitioner="auto"),
+            # Small operators lose more by being shared out than they gain.
+            _setting("half-threads", threads=target.threads // 2),
         ]
     return tuple(options)
+
+
+def _setting(name: str, **options: Any) -> TuningOption:
+    """One that the plug-in takes when it opens the model."""
+    properties = {_PROPERTIES[key]: value for key, value in options.items()}
+    return TuningOption(kind="tuning", name=name, options=options, opening={"config": properties})
 
 
 # -------------------------------------------------------------------------------------------------------- quantisation

@@ -139,7 +139,8 @@ def _compile(
     back."""
     hint = options["hint"]
     config = {key: value.upper() if isinstance(value, str) else value for key, value in options["config"].items()}
-    config |= {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
+    config["INFERENCE_NUM_THREADS"] = min(threads, int(config.get("INFERENCE_NUM_THREADS", threads)))
+    config |= {"INFERENCE_PRECISION_HINT": hint}
     for kind, capability in (("bf16", "BF16"), ("f16", "FP16")):
         if hint == kind and capability not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise NothingCompiledError(f"OpenVINO's CPU plug-in says that this machine has no arithmetic in {kind}")

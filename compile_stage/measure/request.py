@@ -33,6 +33,7 @@ class MeasurementRequest:
         holds: Where given, whether a candidate's gates hold by the last timing of what is known of it, None while one
             is open: who is slower beyond doubt than one whose gates hold leaves the rounds when its own are decided
             (`measure.leaving`). None where everybody stays to the end.
+        starts: So many processes of each participant at most; None for as many as `measure.restarts` finds time for.
         first_look: That pair is all that is wanted, and the baseline is the one to be slower than.
         proof: What answers are compared with that are given while they are timed; who is not among its gates is not
             judged by them. None where the baseline is not the original, whose artifacts were compared with it in a
@@ -49,5 +50,6 @@ class MeasurementRequest:
     drop_behind: tuple[Gate, ...] | None = None
     overtime: float = OVERTIME
     holds: Callable[[str, Measurement], bool | None] | None = None
+    starts: int | None = None
     first_look: bool = False
     proof: Proof | None = None

@@ -1,8 +1,9 @@
-"""Option tuning of a target: on the fastest candidate that passes, its backend's options are tried one by one, as long
-as the run's budget lasts.
+"""Option tuning of a target: on the fastest candidate that passes, its backend's options are tried, as long as the
+run's budget lasts: one by one what must be compiled, then in combination the settings that only change how a model is
+opened.
 
-Each option is compiled, validated in full, and measured in turns with what it is laid over. The accepted ones join the
-candidates: they are measured with all others and selected like any other.
+Each option, and the best combination, is compiled, validated in full, and measured in turns with what it is laid over.
+The accepted ones join the candidates: they are measured with all others and selected like any other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from compile_stage.core.records import (
     Artifact,
     Budget,
     Candidate,
+    JsonMap,
     Measurement,
     OptimizationStep,
     Selection,
@@ -27,14 +29,26 @@ from compile_stage.core.records import (
 from compile_stage.measure import stats
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import shared_rounds
+from compile_stage.measure.settings import FoundSettings
 from compile_stage.pipeline.evaluate import EvaluationOptions, evaluate, fastest
 from compile_stage.pipeline.inputs import TargetRun
-from compile_stage.pipeline.tuning_options import is_better, options_of, refuse_option, tuned_job
+from compile_stage.pipeline.settings_search import (
+    find_settings,
+    settings_failed,
+    settings_of,
+    told,
+    told_of_setting,
+)
+from compile_stage.pipeline.tuning_options import is_better, laid_over, options_of, refuse_option, tuned_job
 from compile_stage.steps.benchmark import BASELINE, benchmark
 
 _COMPARE_S = 8.0
 """An option and what it is laid over are measured in turns for at most so long; on a quiet machine their ratio is known
 to 2 % after a second or two. It decides what is accepted; what is claimed is measured with all others."""
+
+
+_PROVEN = 2
+"""Of the combinations that a search ends with, so many are compiled and validated, until one is accepted."""
 
 
 @record
@@ -65,9 +79,17 @@ def tune(target: TargetRun, candidates: Sequence[Candidate]) -> tuple[list[Candi
         return list(candidates), Tuning(reason="no candidate passed every tolerance")
     accepted, steps = [base], []
     offered = options_of(base.job.backend, base.job.target, base.job.scheme)
+    combined = tuner.searched(offered)
     for option in offered:
-        step, candidate = tuner.step(option, accepted[-1])
+        if option in combined:
+            continue
+        step, candidate = tuner.step((option,), accepted[-1])
         steps.append(step)
+        if candidate is not None:
+            accepted.append(candidate)
+    if combined:
+        found, candidate = tuner.search(combined, accepted[-1])
+        steps += found
         if candidate is not None:
             accepted.append(candidate)
     missing = "" if offered else f"{base.job.backend} offers no options for memory or tuning here"
@@ -102,16 +124,68 @@ class _Tuner:
             return passing[0], f"the first {which}: none could be timed"
         return best[0], f"the fastest {which}, by its quick latency"
 
-    def step(self, option: TuningOption, below: Candidate) -> tuple[OptimizationStep, Candidate | None]:
-        """One option on top of what was accepted; the candidate when it is accepted too."""
-        step = OptimizationStep(kind=option.kind, name=option.name, accepted=False, options=option.options)
+    def searched(self, offered: Sequence[TuningOption]) -> list[TuningOption]:
+        """The settings that are searched in combination: none where the policy gives that no time, or takes memory at
+        any latency, which needs no search."""
+        settings = settings_of(offered)
+        wanted = self._target.run_policy.budget.search_minutes > 0 and self._target.policy.prefer != "memory"
+        return settings if wanted and len(settings) > 1 else []
+
+    def search(
+        self, options: Sequence[TuningOption], below: Candidate
+    ) -> tuple[list[OptimizationStep], Candidate | None]:
+        """The best combination of settings on top of what was accepted, and the candidate when it is accepted too.
+
+        Returns:
+            A step for what was compiled, and one for each setting that is no part of what was accepted.
+        """
+        refused = {option.name: self._refuse(option, below) for option in options}
+        free = [option for option in options if refused[option.name] is None]
+        found, reason = FoundSettings(), ""
+        if free:
+            seconds = min(self._seconds, 60 * self._target.run_policy.budget.search_minutes)
+            with self._target.context.events.step("ladder", f"{below.job.id}: settings in combination"):
+                try:
+                    found = find_settings(self._target, below, free, seconds)
+                except CompileStageError as error:
+                    reason = settings_failed(error)
+        steps, accepted = [], None
+        for ranked in found.ranked[:_PROVEN]:
+            step, accepted = self.step([option for option in free if option.name in ranked.settings], below)
+            steps.append(replace(step, reason=f"{step.reason}; {told(found)}"))
+            if accepted is not None:
+                break
+        kept = accepted.job.tuning_options if accepted is not None else ()
+        for option in options:
+            if option.name not in kept:
+                why = refused[option.name] or reason or told_of_setting(option.name, found)
+                step = OptimizationStep(kind=option.kind, name=option.name, accepted=False, options=option.options)
+                steps.append(replace(step, reason=why))
+        return steps, accepted
+
+    def _refuse(self, option: TuningOption, below: Candidate) -> str | None:
+        """Why an option is not tried on what was accepted."""
         if (reason := refuse_option(option, below.job)) is not None:
-            return replace(step, reason=reason), None
-        if self._seconds <= 0:
-            minutes = self._target.run_policy.budget.minutes
-            late = f"nothing is left of the budget of {minutes:g} minutes beside the measurement of all candidates"
-            return replace(step, reason=f"not tried: {late}"), None
-        job, lowered = tuned_job(below.job, option), below.portable
+            return reason
+        if self._seconds > 0:
+            return None
+        minutes = self._target.run_policy.budget.minutes
+        late = f"nothing is left of the budget of {minutes:g} minutes beside the measurement of all candidates"
+        return f"not tried: {late}"
+
+    def step(self, options: Sequence[TuningOption], below: Candidate) -> tuple[OptimizationStep, Candidate | None]:
+        """Options on top of what was accepted, in one step; the candidate when they are accepted too."""
+        merged: JsonMap = {}
+        for option in options:
+            merged = laid_over(merged, option.options)
+        name = "+".join(option.name for option in options)
+        step = OptimizationStep(kind=options[-1].kind, name=name, accepted=False, options=merged)
+        for option in options:
+            if (reason := self._refuse(option, below)) is not None:
+                return replace(step, reason=reason), None
+        job, lowered = below.job, below.portable
+        for option in options:
+            job = tuned_job(job, option)
         step = replace(step, job_id=job.id)
         with self._target.context.events.step("ladder", job.id):
             lower = (lambda _: lowered) if lowered is not None else None

@@ -29,14 +29,14 @@ def refuse_option(option: TuningOption, job: Job) -> str | None:
     """The reason why it can't be laid over a job's options: the policy, or an option that was accepted before, sets the
     same."""
     asked = job.target.options.get(job.backend, {})
-    stated = sorted(key for key in _paths(option.options) if key in _paths(asked))
+    stated = sorted(key for key in option_paths(option.options) if key in option_paths(asked))
     return f"not tried: already set by the policy or by an accepted option: {', '.join(stated)}" if stated else None
 
 
 def tuned_job(job: Job, option: TuningOption) -> Job:
     """The job with the option laid over its own: `...--int8-u8--memory-no-arena`, in tables `int8-u8+no-arena`."""
     asked = job.target.options.get(job.backend, {})
-    options = {**job.target.options, job.backend: _laid_over(asked, option.options)}
+    options = {**job.target.options, job.backend: laid_over(asked, option.options)}
     return replace(
         job,
         id=f"{job.id}--{_IN_IDS[option.kind]}-{option.name}",
@@ -98,22 +98,22 @@ def announce(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:
         listed = "; ".join(offered) or "none of its backends offers any"
         yield (
             f"option tuning of {target.name}: on top of the fastest candidate that passes, its backend's options are "
-            f"tried one by one ({listed})"
+            f"tried ({listed})"
         )
 
 
-def _laid_over(asked: JsonMap, more: JsonMap) -> dict[str, Any]:
-    """Maps merge, all else replaces."""
+def laid_over(asked: JsonMap, more: JsonMap) -> dict[str, Any]:
+    """Options with others laid over them: maps merge, all else replaces."""
     merged = dict(asked)
     for key, value in more.items():
         here = merged.get(key)
-        merged[key] = _laid_over(here, value) if isinstance(here, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = laid_over(here, value) if isinstance(here, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
-def _paths(options: JsonMap) -> set[str]:
+def option_paths(options: JsonMap) -> set[str]:
     """The names of all that is set: of a map's entries, not of the map."""
     names: set[str] = set()
     for key, value in options.items():
-        names |= _paths(value) if isinstance(value, Mapping) else {key}
+        names |= option_paths(value) if isinstance(value, Mapping) else {key}
     return names

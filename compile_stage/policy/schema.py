@@ -167,6 +167,10 @@ class Budget(Section):
     predict_seconds: Distance = Field(
         description="The winner's predict() and the original's in turns, as MLflow loads them, in seconds; 0: none."
     )
+    search_minutes: Distance = Field(
+        description="Where a target says `ladder: true`: the search over combinations of its runtime's settings, in "
+        "minutes; 0: one setting after another."
+    )
 
 
 class Publish(Section):
@@ -312,8 +316,9 @@ class Target(Section):
     options: dict[Text, dict[str, Any]] = Field(description="By backend name: options that are handed to it untouched.")
     generation: Generation = Field(description="Of language models: how long a call is. No other model looks at it.")
     ladder: bool = Field(
-        description="The fastest that passes is taken further: its backend's settings for memory, then for tuning, one "
-        "by one, each validated and measured against the one before."
+        description="The fastest that passes is taken further: its backend's options for memory, then for tuning, one "
+        "by one, each validated and measured against the one before; then settings of the runtime in combination, for "
+        "at most `budget.search_minutes`."
     )
     tolerances: Tolerances = Field(description=_OVERRIDE)
     performance: Performance = Field(description=_OVERRIDE)

@@ -172,7 +172,7 @@ def benchmark(
         measurement.
     """
     models = {BASELINE: baseline, **artifacts}
-    starts = 1 if request.first_look else MORE_PROCESSES
+    starts = 1 if request.first_look else request.starts or MORE_PROCESSES
     measuring = _Measuring(context, request, models, Schedule(request.budget.measure_seconds, starts=starts))
 
     def make(_: Any) -> dict[str, Measurement]:
@@ -217,6 +217,7 @@ def _key(
         **({} if request.drop_behind is None else {"drop_behind": request.drop_behind}),
         **({"overtime": request.overtime} if request.overtime != OVERTIME else {}),
         **({"leaving": True} if request.holds is not None else {}),
+        **({"starts": request.starts} if request.starts is not None else {}),
         **({"first_look": True} if request.first_look else {}),
         **({"proof": request.proof.key()} if request.proof is not None else {}),
     }

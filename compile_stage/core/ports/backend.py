@@ -79,7 +79,8 @@ class Backend(Plugin, Protocol):
     def tuning_options(self, target: Target, scheme: Scheme) -> tuple[TuningOption, ...]:
         """Of a backend that `offers_tuning_options`: settings that may save memory or time, the most promising of a
         kind first; none that can't have an effect on that target. Each is tried on top of those accepted before it, and
-        accepted when it is validated and measured better."""
+        accepted when it is validated and measured better. Settings that only change how an artifact is opened have
+        `TuningOption.opening`, and are searched in combination."""
         return ()
 
     def budget_options(self, budget: Budget) -> Mapping[str, Any]:

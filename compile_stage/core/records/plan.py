@@ -95,11 +95,15 @@ class TuningOption:
         kind: `memory` is tried before `tuning`.
         name: Readable, a part of a job's id, unique within the backend: `no-arena`.
         options: Options of that backend, laid over those of the target.
+        opening: Of a setting that changes nothing but how the same files are opened: what it lays over the artifact's
+            own options. Such settings are searched in combination, without a compilation of each. Empty for what must
+            be compiled.
     """
 
     kind: Literal["memory", "tuning"]
     name: str
     options: JsonMap
+    opening: JsonMap = field(default_factory=dict)
 
 
 @record

@@ -172,7 +172,8 @@ class Fallback:
 class Budget:
     """How much a run may cost. `job_*` bound one worker; `measure_seconds` bounds one target's measurement;
     `soak_seconds` is how long a winner is called before it is one, `predict_seconds` how long its predict() and the
-    original's take turns; 0 for not at all."""
+    original's take turns; 0 for not at all. `search_minutes` bounds the search over combinations of one target's
+    runtime settings; 0 tries them one by one."""
 
     minutes: float = 60.0
     tuning_trials: int = 0
@@ -181,6 +182,7 @@ class Budget:
     measure_seconds: float = 60.0
     soak_seconds: float = 2.0
     predict_seconds: float = 1.0
+    search_minutes: float = 8.0
 
 
 @record
