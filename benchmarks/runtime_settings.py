@@ -23,6 +23,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
+import results  # noqa: E402
+
 POLICY = """\
 apiVersion: compile-stage/v1
 kind: OptimizationPolicy
@@ -106,9 +108,16 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--minutes", type=float, default=8.0, help="of the search")
     parser.add_argument("--seconds", type=float, default=45.0, help="of the last comparison")
+    results.add_save_option(parser)
     arguments = parser.parse_args()
     import networks
 
+    with results.recording("runtime-settings", arguments.save) as record:
+        compare(arguments, networks, record)
+
+
+def compare(arguments: argparse.Namespace, networks: Any, record: results.Recording) -> None:
+    """A row for each network: what each way found, and how fast it is beside the others."""
     for name in arguments.networks:
         with tempfile.TemporaryDirectory() as folder:
             uri = networks.register(name)
@@ -126,6 +135,7 @@ def main() -> None:
                 cuts = statistics.quantiles(quotients, n=4)
                 row[f"{other} over {one}"] = [round(math.exp(x), 3) for x in (statistics.median(quotients), *cuts[::2])]
             print(json.dumps(row), flush=True)
+            record.rows.append(row)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Which settings of a runtime to use together: a search over combinations by successive halving.
 
-All valid combinations start with few rounds. In each rung they are measured in turns with the plain model, in heats of
+All valid combinations start with few rounds. In each halving they are measured in turns with the plain model, in heats of
 a few, each in a new process; the slower half is dropped, but for those that a paired test does not show to be slower.
 The last ones get full rounds in three processes each, together with the best less one of its settings, so that
 no setting stays that does not pay, and with one more. Where there are more combinations than there is time for, the
@@ -39,7 +39,7 @@ HEAT = 11
 takes a second, so that what is slower than that meets all alike."""
 
 FIRST_ROUNDS, MOST_ROUNDS = 6, 24
-"""Rounds of the first rung, and of a later one at most; each has twice as many as the one before."""
+"""Rounds of the first halving, and of a later one at most; each has twice as many as the one before."""
 
 FINAL_ROUNDS, FINAL_STARTS = 12, 3
 """Rounds of the last ones in each of their processes, and processes: one alone may be a few per cent off for as long as
@@ -56,7 +56,7 @@ SAME = RESOLUTION / 2
 _FINAL_SHARE = 0.4  # of the time, kept for the last ones
 _PAIR_NOISE = 0.03  # three processes, each a per cent or two off, and six rounds
 _MOST_ADDED = 3  # settings that are tried on top of the best
-_KEPT = 0.75  # of a rung's combinations go on at most
+_KEPT = 0.75  # of a halving's combinations go on at most
 
 
 @record
@@ -109,15 +109,15 @@ class FoundSettings:
             less memory.
         tried: Combinations that were measured.
         valid: Combinations that there are.
-        rungs: That were run, the last one among them.
-        alone: Setting → how many times as fast it was by itself in the first rung.
+        halvings: That were run, the last one among them.
+        alone: Setting → how many times as fast it was by itself in the first halving.
         exhausted: The time ended the search.
     """
 
     ranked: tuple[Ranked, ...] = ()
     tried: int = 0
     valid: int = 0
-    rungs: int = 0
+    halvings: int = 0
     alone: Mapping[str, float] | None = None
     exhausted: bool = False
 
@@ -179,7 +179,7 @@ class _Search:
         self._tried: set[Combination] = set()
         self._final: dict[Combination, list[Raced]] = {}
         self._alone: dict[str, float] = {}
-        self._rungs = 0
+        self._halvings = 0
         self._plain_bytes = 0
 
     def run(self) -> FoundSettings:
@@ -193,12 +193,12 @@ class _Search:
             ranked=self._ranking(),
             tried=len(self._tried),
             valid=valid,
-            rungs=self._rungs,
+            halvings=self._halvings,
             alone=self._alone,
             exhausted=exhausted,
         )
 
-    # ------------------------------------------------------------------------------------------------------- the rungs
+    # ------------------------------------------------------------------------------------------------------- the halvings
 
     def _halve(self, field: list[Combination], *, complete: bool) -> list[Combination]:
         """The few that get full rounds, fastest first.
@@ -207,15 +207,15 @@ class _Search:
             complete: All combinations are in the field.
         """
         ends = self._began + (1 - _FINAL_SHARE) * self._limits.seconds
-        for rung in count():
-            seen = self._heats(field, min(MOST_ROUNDS, FIRST_ROUNDS * 2**rung), ends)
+        for halving in count():
+            seen = self._heats(field, min(MOST_ROUNDS, FIRST_ROUNDS * 2**halving), ends)
             field = _fastest_first(seen)
-            if rung == 0:
+            if halving == 0:
                 self._alone = {one[0]: math.exp(_median(raced)) for one, raced in seen.items() if len(one) == 1}
-            if self._clock() >= ends or (len(field) <= FINALISTS and (complete or rung)):
+            if self._clock() >= ends or (len(field) <= FINALISTS and (complete or halving)):
                 break
             kept = _survivors(field, seen)
-            if rung == 0 and not complete:
+            if halving == 0 and not complete:
                 kept = self._with_predicted(kept[: self._limits.heat], seen)
             field = kept
         return field[:FINALISTS]
@@ -223,7 +223,7 @@ class _Search:
     def _heats(self, field: Sequence[Combination], rounds: int, ends: float) -> dict[Combination, Raced]:
         """All of them in heats; those that there is no time for are left out, the last ones first."""
         seen: dict[Combination, Raced] = {}
-        self._rungs += 1
+        self._halvings += 1
         number = max(1, math.ceil(len(field) / self._limits.heat))
         size = math.ceil(len(field) / number) if field else 0
         for first in range(0, len(field), max(1, size)):
@@ -257,7 +257,7 @@ class _Search:
         doubt."""
         wanted = list(field)
         if wanted:
-            self._rungs += 1
+            self._halvings += 1
         while wanted:
             for _ in range(FINAL_STARTS):
                 for one, raced in self._heat(wanted, FINAL_ROUNDS).items():
@@ -320,7 +320,7 @@ def _order_of_alike(
     memory: Mapping[Combination, int],
     speed: Mapping[Combination, float],
 ) -> tuple[bool, int, float]:
-    """Of those that are as fast: the least memory, as far as that is told apart; then fewer settings; then speed."""
+    """Of those that are as fast: the least memory, as far as that is distinguished; then fewer settings; then speed."""
     least = min(memory[other] for other in alike)
     return memory[one] > least * SAME_MEMORY, len(one), -speed[one]
 

@@ -36,8 +36,8 @@ from compile_stage.pipeline.settings_search import (
     find_settings,
     settings_failed,
     settings_of,
-    told,
-    told_of_setting,
+    describe_search,
+    describe_setting,
 )
 from compile_stage.pipeline.tuning_options import is_better, laid_over, options_of, refuse_option, tuned_job
 from compile_stage.steps.benchmark import BASELINE, benchmark
@@ -152,13 +152,13 @@ class _Tuner:
         steps, accepted = [], None
         for ranked in found.ranked[:_PROVEN]:
             step, accepted = self.step([option for option in free if option.name in ranked.settings], below)
-            steps.append(replace(step, reason=f"{step.reason}; {told(found)}"))
+            steps.append(replace(step, reason=f"{step.reason}; {describe_search(found)}"))
             if accepted is not None:
                 break
         kept = accepted.job.tuning_options if accepted is not None else ()
         for option in options:
             if option.name not in kept:
-                why = refused[option.name] or reason or told_of_setting(option.name, found)
+                why = refused[option.name] or reason or describe_setting(option.name, found)
                 step = OptimizationStep(kind=option.kind, name=option.name, accepted=False, options=option.options)
                 steps.append(replace(step, reason=why))
         return steps, accepted

@@ -127,18 +127,20 @@ def _heat_size(artifact: Artifact) -> int:
     return max(1, min(HEAT, free_memory_bytes() // 2 // each - 1))
 
 
-def told(found: FoundSettings) -> str:
+def describe_search(found: FoundSettings) -> str:
     """How a combination was found."""
     ended = ", when the time of the search was up" if found.exhausted else ""
     return f"found among {found.valid} combinations of settings, {found.tried} of them measured{ended}"
 
 
-def told_of_setting(name: str, found: FoundSettings) -> str:
+def describe_setting(name: str, found: FoundSettings) -> str:
     """Why a setting is no part of what was accepted."""
     alone = (found.alone or {}).get(name)
     if alone is None:
         return "rejected: it could not be measured, or no time was left for it"
-    better = "it is not in the best combination" if found.ranked else f"no combination was better, {told(found)}"
+    better = (
+        "it is not in the best combination" if found.ranked else f"no combination was better, {describe_search(found)}"
+    )
     return f"rejected: {better}; alone about {alone:.2f} times as fast as the step before"
 
 

@@ -176,7 +176,7 @@ def test_nobody_is_shown_slower_than_itself_nor_by_two_rounds(quotients: list[fl
 
 
 def test_all_combinations_start_where_they_are_few_and_singles_and_pairs_where_they_are_many() -> None:
-    """Broken: the first rung alone would take the whole time."""
+    """Broken: the first halving alone would take the whole time."""
     few, valid = starters(NAMES[:4], fits, 40)
     assert len(few) == valid == 15
     many, valid = starters(NAMES, fits, 40)
