@@ -1,12 +1,12 @@
 """Which settings of a runtime to use together: a search over combinations by successive halving.
 
-All valid combinations start with few rounds. In each halving they are measured in turns with the plain model, in heats of
+All valid combinations start with few rounds. Before each halving they take turns with the plain model, in heats of
 a few, each in a new process; the slower half is dropped, but for those that a paired test does not show to be slower.
 The last ones get full rounds in three processes each, together with the best less one of its settings, so that
 no setting stays that does not pay, and with one more. Where there are more combinations than there is time for, the
 search starts with single settings and pairs, and joins the survivors.
 
-Nothing here starts a process: who races is the caller's `Race`, so the search is tested on simulated machines.
+Nothing here starts a process: who measures is the caller's `Race`, so the search is tested on simulated machines.
 (Successive halving: Jamieson and Talwalkar, AISTATS 2016.)
 """
 
@@ -198,7 +198,7 @@ class _Search:
             exhausted=exhausted,
         )
 
-    # ------------------------------------------------------------------------------------------------------- the halvings
+    # ------------------------------------------------------------------------------------------------------- halvings
 
     def _halve(self, field: list[Combination], *, complete: bool) -> list[Combination]:
         """The few that get full rounds, fastest first.

@@ -33,11 +33,11 @@ from compile_stage.measure.settings import FoundSettings
 from compile_stage.pipeline.evaluate import EvaluationOptions, evaluate, fastest
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.settings_search import (
+    describe_search,
+    describe_setting,
     find_settings,
     settings_failed,
     settings_of,
-    describe_search,
-    describe_setting,
 )
 from compile_stage.pipeline.tuning_options import is_better, laid_over, options_of, refuse_option, tuned_job
 from compile_stage.steps.benchmark import BASELINE, benchmark
