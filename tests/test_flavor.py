@@ -172,14 +172,14 @@ def test_requirements_name_mlflow_where_only_mlflow_skinny_is_installed(
 
     from compile_stage.core import plugins
 
-    installed = plugins.version
+    installed = plugins.distribution
 
-    def as_in_an_extra(name: str) -> str:
+    def as_in_an_extra(name: str) -> Any:
         if name == "mlflow":
             raise plugins.PackageNotFoundError(name)
         return installed(name)
 
-    monkeypatch.setattr(plugins, "version", as_in_an_extra)
+    monkeypatch.setattr(plugins, "distribution", as_in_an_extra)
     assert f"mlflow=={mlflow.__version__}" in (save() / "requirements.txt").read_text().split()
 
 
