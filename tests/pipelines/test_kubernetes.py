@@ -99,7 +99,7 @@ def strays(value: Any, kind: str, where: str) -> list[str]:
         return [f"{where} is no {kind}"]
     names = {outer: inner for inner, outer in model.attribute_map.items()}
     found = [f"{where}.{name}" for name in value if name not in names]
-    for name in value.keys() & names.keys():
+    for name in [name for name in value if name in names]:
         found += strays(value[name], model.openapi_types[names[name]], f"{where}.{name}")
     try:
         model(**{names[name]: one for name, one in value.items() if name in names})  # what it requires is there
