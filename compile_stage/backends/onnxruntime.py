@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -52,6 +52,7 @@ _OPTIONS: Mapping[str, Option] = {
     "affinity": FLAG,
     "mapped_weights": FLAG,
     "fused_attention": FLAG,
+    "fixed_shapes": FLAG,
     "config": MAPPING,
     "provider": CHECKED_ELSEWHERE,
     "provider_options": MAPPING,
@@ -246,10 +247,13 @@ class OnnxRuntime(Backend):
         else:
             fused, said = self._fuse_attention(into / entry, model.signature, scheme, asked, target.threads)
             asked = {**asked, **fused}
+            if known := sessions.known_sizes(model.signature, target):
+                asked = {**asked, sessions.KNOWN_SIZES: known}
+            fixed = next(iter(sessions.fixed_sizes(asked)), sessions.NO_SIZES)
             with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
                 dump = Path(scratch) / "optimized.onnx"
-                session = sessions.open_here(into / "model.onnx", asked, target.threads, dump=dump)
-                signature = sessions.read_signature(session, model.signature)
+                session = sessions.open_here(into / "model.onnx", asked, target.threads, dump=dump, fixed=fixed)
+                signature = sessions.read_signature(session, model.signature, fixed)
                 executed, notes = sessions.read_back(session, dump, scheme)
             notes = (*notes, *said)
         sessions.demand_same(model.signature, signature)
@@ -286,12 +290,13 @@ class OnnxRuntime(Backend):
             raise NothingCompiledError(
                 f"this artifact can't be run here: {why}", fix="run it on the device", where=artifact.job_id
             )
+        options, fixed = artifact.options, list[dict[str, int]]()
         if provider.name == providers.CPU:
-            runtime = sessions.open_here(path, artifact.options, threads)
+            start = partial(sessions.open_here, path, options, threads)
+            fixed = sessions.fixed_sizes(options) if file == "onnx" else fixed
         else:
-            runtime = sessions.open_elsewhere(provider, path, artifact.options, threads)
-        in_place = bool(artifact.options.get(sessions.CACHE_IN_PLACE))
-        session = _OnnxSession(runtime, artifact.signature, in_place=in_place)
+            start = partial(sessions.open_elsewhere, provider, path, options, threads)
+        session = _OnnxSession(start, artifact, fixed)
         try:
             yield session
         finally:
@@ -310,36 +315,66 @@ class OnnxRuntimeOpenVino(OnnxRuntime):
 
 
 class _OnnxSession:
-    """One open model. ONNX Runtime allocates new outputs for every call, so they are the caller's."""
+    """One open model: a session for each of the sizes that are known beforehand, and one for free sizes when a batch of
+    another comes. ONNX Runtime allocates new outputs for every call, so they are the caller's.
 
-    def __init__(self, session: Any, described: Signature, *, in_place: bool) -> None:
-        self._session, self._in_place = session, in_place
-        self.signature = sessions.read_signature(session, described)
+    Args:
+        start: Opens a session; with `fixed`, for these sizes of free dimensions.
+        fixed: The known sizes.
+    """
+
+    def __init__(self, start: Callable[..., Any], artifact: Artifact, fixed: Sequence[sessions.Sizes]) -> None:
+        self._start, self._in_place = start, bool(artifact.options.get(sessions.CACHE_IN_PLACE))
+        self._fixed = [(sizes, start(fixed=sizes)) for sizes in fixed]
+        self._free: Any = None if fixed else start()
+        self._closed = False
+        sizes, session = self._fixed[0] if fixed else (sessions.NO_SIZES, self._free)
+        self.signature = sessions.read_signature(session, artifact.signature, sizes)
+        self._inputs = [spec.name for spec in self.signature.inputs]
+        self._outputs = [spec.name for spec in self.signature.outputs]
+        self._of_shapes: dict[tuple[tuple[int, ...], ...], Any] = {}  # sessions of known sizes
 
     def run(self, batch: Batch) -> Batch:
-        demand_call(self.signature, batch, closed=self._session is None)
-        names = [spec.name for spec in self.signature.outputs]
+        demand_call(self.signature, batch, closed=self._closed)
+        shapes = tuple([batch[name].shape for name in self._inputs])
+        session = self._of_shapes.get(shapes) or self._session_for(shapes)
         try:
-            outputs = self._session.run(names, dict(batch))
+            outputs = session.run(self._outputs, batch if type(batch) is dict else dict(batch))
         except Exception as error:  # onnxruntime's own errors share no base class
             raise NothingCompiledError(f"ONNX Runtime could not run the graph: {sessions.sentence(error)}") from error
-        return dict(zip(names, outputs, strict=True))
+        return dict(zip(self._outputs, outputs, strict=True))
+
+    def _session_for(self, shapes: tuple[tuple[int, ...], ...]) -> Any:
+        given = {
+            dim: size
+            for spec, shape in zip(self.signature.inputs, shapes, strict=True)
+            for dim, size in zip(spec.shape, shape, strict=True)
+        }
+        for sizes, session in self._fixed:
+            if all(given.get(dim) == size for dim, size in sizes.items()):
+                self._of_shapes[shapes] = session
+                return session
+        if self._free is None:
+            self._free = self._start()
+        return self._free
 
     def step(self, inputs: Batch, cache: Any) -> tuple[Array, Any]:
         """One call of a graph with a cache (`core.generation`): its buffers, or the runtime's own values, are handed
         on."""
-        if self._session is None:
+        if self._closed:
             raise UsageError("this session is closed; call it inside its context")
         try:
             if not self._in_place:
-                return sessions.step(self._session, self.signature, inputs, cache)
-            held = cache or sessions.CacheInPlace(self._session, self.signature, len(inputs[INPUT_IDS]))
+                return sessions.step(self._free, self.signature, inputs, cache)
+            held = cache or sessions.CacheInPlace(self._free, self.signature, len(inputs[INPUT_IDS]))
             return held.step(inputs), held
         except Exception as error:  # onnxruntime's own errors share no base class
             raise NothingCompiledError(f"ONNX Runtime could not run the graph: {sessions.sentence(error)}") from error
 
     def close(self) -> None:
-        self._session = None
+        self._closed, self._free = True, None
+        self._fixed.clear()
+        self._of_shapes.clear()
 
 
 # ------------------------------------------------------------------------------------------------------------ schemes

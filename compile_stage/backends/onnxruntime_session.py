@@ -17,7 +17,7 @@ import numpy as np
 from compile_stage.backends import onnxruntime_providers as providers
 from compile_stage.core.errors import IntegrityError, NothingCompiledError
 from compile_stage.core.generation import INPUT_IDS, LOGITS, cache_specs, empty_cache, present_of
-from compile_stage.core.records import Scheme
+from compile_stage.core.records import Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 
 LEVELS = {
@@ -38,6 +38,14 @@ FLOAT_PRODUCTS = "1"
 CACHE_IN_PLACE = "cache_in_place"
 """The option of an artifact that says: its attention writes new tokens into the memory of the cache."""
 
+KNOWN_SIZES = "known_sizes"
+"""The option of an artifact that says which sizes of its free dimensions the target asks for."""
+
+Sizes = Mapping[str, int]
+"""Free dimension → size."""
+
+NO_SIZES: Sizes = {}
+
 _LEAST_ROOM = 64  # tokens
 
 # Operators that do the arithmetic of a network, by what they compute in.
@@ -52,14 +60,60 @@ FLOAT_OPS = {
 }  # fmt: skip
 
 
+# --------------------------------------------------------------------------------------------------------------- sizes
+
+
+def known_sizes(signature: Signature, target: Target) -> list[dict[str, int]]:
+    """Free dimension → size, as far as the target names one: for each of its batch sizes, or one map where its batch
+    sizes change nothing. Of a graph with a cache nothing is known, since its lengths change from call to call."""
+    if cache_specs(signature):
+        return []
+    found: list[dict[str, int]] = []
+    for batch_size in target.batch_sizes:
+        if (sizes := _sizes(signature, target, batch_size)) and sizes not in found:
+            found.append(sizes)
+    return found
+
+
+def _sizes(signature: Signature, target: Target, batch_size: int) -> dict[str, int]:
+    """A dimension of which several sizes are asked for is left out."""
+    wanted: dict[str, set[int]] = {}
+    for spec in signature.inputs:
+        promised = target.shapes.get(spec.name)
+        for axis, dim in enumerate(spec.shape):
+            if not isinstance(dim, str):
+                continue
+            asked = {batch_size} if axis == 0 else {-1}
+            if axis and promised is not None:
+                asked = {promised.min[axis], promised.typical[axis], promised.max[axis]}
+            wanted.setdefault(dim, set()).update(asked)
+    return {dim: sizes.pop() for dim, sizes in wanted.items() if len(sizes) == 1 and -1 not in sizes}
+
+
+def fixed_sizes(options: Mapping[str, Any]) -> list[dict[str, int]]:
+    """What sessions of an artifact are opened for, beside one for free sizes: where the target asks for one batch size,
+    that; where for several, what all have in common, since each session has weights of its own. `fixed_shapes` says
+    otherwise."""
+    known: list[dict[str, int]] = [dict(sizes) for sizes in options.get(KNOWN_SIZES, ())]
+    wanted = options.get("fixed_shapes")
+    if wanted is False or not known:
+        return []
+    if wanted or len(known) == 1:
+        return known
+    common = {dim: size for dim, size in known[0].items() if all(other.get(dim) == size for other in known[1:])}
+    return [common] if common else []
+
+
 # --------------------------------------------------------------------------------------------------------- the session
 
 
-def session_options(asked: Mapping[str, Any], threads: int) -> Any:
-    """What a session is opened with, by the options of a target."""
+def session_options(asked: Mapping[str, Any], threads: int, fixed: Sizes = NO_SIZES) -> Any:
+    """What a session is opened with, by the options of a target, and for these sizes of free dimensions."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    for name, size in fixed.items():
+        options.add_free_dimension_override_by_name(name, size)
     within = min(threads, int(asked.get("threads", threads)))  # never more than the target's
     beside = max(1, min(threads // within, int(asked.get("inter_op_threads", 1))))
     options.intra_op_num_threads = within
@@ -85,11 +139,13 @@ def affinities(threads: int) -> str:
     return ";".join(str(core + 1) for core in allowed[1:threads]) if 1 < threads <= len(allowed) else ""
 
 
-def open_here(path: Path, asked: Mapping[str, Any], threads: int, dump: Path | None = None) -> Any:
+def open_here(
+    path: Path, asked: Mapping[str, Any], threads: int, dump: Path | None = None, fixed: Sizes = NO_SIZES
+) -> Any:
     """A session on the CPU provider alone. With `dump`, it writes the graph that it optimised there."""
     import onnxruntime
 
-    options = session_options(asked, threads)
+    options = session_options(asked, threads, fixed)
     if dump is not None:
         dump_to(dump, options)
     try:
@@ -159,24 +215,30 @@ def open_elsewhere(provider: providers.Provider, path: Path, asked: Mapping[str,
     return session
 
 
-def read_signature(session: Any, described: Signature) -> Signature:
-    """Names, types and shapes as the runtime reports them; where it has no name for a free dimension, the model's
-    own."""
+def read_signature(session: Any, described: Signature, fixed: Sizes = NO_SIZES) -> Signature:
+    """Names, types and shapes as the runtime reports them; where it has no name for a free dimension, the model's own.
 
-    def read(values: Any, known: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(_read_spec(value, {spec.name: spec for spec in known}.get(value.name)) for value in values)
+    Args:
+        fixed: Sizes that the session was opened for: these dimensions keep their names, and so do those of outputs,
+            which may have been computed from them.
+    """
 
+    def read(values: Any, known: tuple[TensorSpec, ...], free: frozenset[str]) -> tuple[TensorSpec, ...]:
+        return tuple(_read_spec(value, {spec.name: spec for spec in known}.get(value.name), free) for value in values)
+
+    named = frozenset(dim for spec in described.outputs for dim in spec.shape if isinstance(dim, str) and fixed)
     return Signature(
-        inputs=read(session.get_inputs(), described.inputs), outputs=read(session.get_outputs(), described.outputs)
+        inputs=read(session.get_inputs(), described.inputs, frozenset(fixed)),
+        outputs=read(session.get_outputs(), described.outputs, named),
     )
 
 
-def _read_spec(value: Any, known: TensorSpec | None) -> TensorSpec:
+def _read_spec(value: Any, known: TensorSpec | None, free: frozenset[str]) -> TensorSpec:
     inner = value.type.removeprefix("tensor(").removesuffix(")")
-    names = known.shape if known is not None and len(known.shape) == len(value.shape) else None
+    names = known.shape if known is not None and len(known.shape) == len(value.shape) else (None,) * len(value.shape)
     shape = tuple(
-        dim if isinstance(dim, int) else str((names[axis] if names else dim) or f"{value.name}_{axis}")
-        for axis, dim in enumerate(value.shape)
+        dim if isinstance(dim, int) and name not in free else str(name or dim or f"{value.name}_{axis}")
+        for axis, (dim, name) in enumerate(zip(value.shape, names, strict=True))
     )
     return TensorSpec(name=value.name, dtype=_DTYPES.get(inner, value.type), shape=shape)
 

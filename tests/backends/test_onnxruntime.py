@@ -16,7 +16,8 @@ from compile_stage.backends import onnxruntime_session as sessions
 from compile_stage.backends.onnxruntime import OnnxRuntime
 from compile_stage.core.digest import list_tree
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
-from compile_stage.core.records import Target
+from compile_stage.core.records import ShapeRange, Target
+from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.precision.int8 import DynamicInt8, StaticInt8
 from compile_stage.testing import models
 
@@ -195,3 +196,53 @@ def test_an_input_that_is_no_array_is_named(conv: Any, tmp_path: Path) -> None:
         for given in ([[1.0]], np.float32(1.0)):
             with pytest.raises(UsageError, match=f"'image' must be an array, not {type(given).__name__}"):
                 session.run({"image": given})  # type: ignore[dict-item]
+
+
+def test_a_session_is_for_the_one_batch_size_of_the_target(conv: Any, tmp_path: Path) -> None:
+    """Broken: shapes are computed in each call though the target names them, or a batch of another size is refused."""
+    artifact = OnnxRuntime().compile(conv[0], scheme("fp32"), TARGET, "job", tmp_path)
+    assert artifact.options[sessions.KNOWN_SIZES] == [{"batch": 1}]
+    assert artifact.signature == conv[0].signature
+    with OnnxRuntime().open(artifact, 1) as session:
+        inner: Any = session
+        assert inner._free is None
+        [(_, fixed)] = inner._fixed
+        assert fixed.get_inputs()[0].shape[0] == 1
+        name = session.signature.inputs[0].name
+        batch = np.random.default_rng(0).standard_normal((3, *fixed.get_inputs()[0].shape[1:])).astype(np.float32)
+        single = [session.run({name: batch[at : at + 1]}) for at in range(3)]
+        assert inner._free is None
+        together = session.run({name: batch})
+        assert inner._free is not None
+    for output, answers in together.items():
+        np.testing.assert_allclose(np.concatenate([one[output] for one in single]), answers, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "fixed"),
+    [
+        ((1,), {}, [{"batch": 1}]),
+        ((1,), {"fixed_shapes": False}, []),
+        ((1, 8), {}, []),
+        ((1, 8), {"fixed_shapes": True}, [{"batch": 1}, {"batch": 8}]),
+    ],
+)
+def test_several_batch_sizes_share_their_weights_unless_asked(
+    sizes: tuple[int, ...], given: dict[str, Any], fixed: list[dict[str, int]], conv: Any
+) -> None:
+    """Broken: a target with two batch sizes holds the weights twice, which nobody asked for."""
+    known = sessions.known_sizes(conv[0].signature, replace(TARGET, batch_sizes=sizes))
+    assert sessions.fixed_sizes({sessions.KNOWN_SIZES: known, **given}) == fixed
+
+
+def test_sizes_that_differ_stay_free() -> None:
+    """Broken: a sequence of 17 tokens is answered by a session that was opened for 128."""
+    ids = TensorSpec(name="ids", dtype="int64", shape=("batch", "tokens"))
+    picture = TensorSpec(name="picture", dtype="float32", shape=("batch", 3, "height", "width"))
+    signature = Signature(inputs=(ids, picture), outputs=())
+    lengths = ShapeRange(min=(1, 16), typical=(1, 64), max=(8, 128))
+    fixed = ShapeRange(min=(1, 3, 32, 32), typical=(1, 3, 32, 32), max=(8, 3, 32, 64))
+    target = replace(TARGET, batch_sizes=(1, 8), shapes={"ids": lengths, "picture": fixed})
+    known = sessions.known_sizes(signature, target)
+    assert known == [{"batch": 1, "height": 32}, {"batch": 8, "height": 32}]
+    assert sessions.fixed_sizes({sessions.KNOWN_SIZES: known}) == [{"height": 32}]
