@@ -4,6 +4,7 @@
     python benchmarks/by_hand.py small lstm --seconds 6     # some of them, shorter
     python benchmarks/by_hand.py --peers onnxruntime openvino --batches 1
     python benchmarks/by_hand.py --interpreter executorch=ENV/bin/python    # a peer in an environment of its own
+    python benchmarks/by_hand.py --backends onnxruntime openvino --search-minutes 0   # fewer choices for the stage
 
 For each network the stage is run once, with a target for each batch size, and publishes its winners. The peers'
 recipes (`benchmarks/peers/`) are made from the same network with the same 64 calibration samples. Then, for each
@@ -16,7 +17,9 @@ image, NumPy arrays in and out.
    is ours once more, as a control of what chance does. Only these rounds count.
 
 A ratio is the peer's median over ours, with its 95 % interval over starts: above 1 ours is faster. LiteRT runs in its
-toolchain where that is made; a peer that is not there is left out and said to be.
+toolchain where that is made, for us and as a peer; a peer that is not there is left out and said to be. The stage tunes
+the runtime's options (`ladder: true`), for `--search-minutes` in combination; the recipes are what their documentation
+advises.
 """
 
 from __future__ import annotations
@@ -62,10 +65,11 @@ data:
 TARGET = """\
   batch{batch}:
     device: cpu
-    backends: [onnxruntime, openvino]
+    backends: [{backends}]
     precisions: [int8, int8-dynamic, bf16, fp32]
     batch_sizes: [{batch}]
     threads: {threads}
+    ladder: {ladder}
 """
 
 
@@ -80,9 +84,18 @@ class Winner:
     folder: str
 
 
-def policy_text(batches: Sequence[int], seconds: float) -> str:
-    targets = "".join(TARGET.format(batch=batch, threads=THREADS) for batch in batches)
-    return f"{POLICY}targets:\n{targets}budget: {{measure_seconds: {seconds}}}\n"
+def policy_text(chosen: argparse.Namespace) -> str:
+    minutes = chosen.search_minutes
+    given = {"threads": THREADS, "backends": ", ".join(chosen.backends), "ladder": "true" if minutes else "false"}
+    targets = "".join(TARGET.format(batch=batch, **given) for batch in chosen.batches)
+    budget = f"budget: {{measure_seconds: {chosen.stage_seconds}, search_minutes: {minutes}}}"
+    return f"{POLICY}targets:\n{targets}{budget}\n"
+
+
+def usable(backends: Sequence[str]) -> list[str]:
+    """Those that are here, or have a toolchain."""
+    here = {name: plugins.importable(plugins.load("backends", name)) for name in backends}
+    return [name for name in backends if here[name] or plugins.interpreter_of(name)]
 
 
 def run_stage(name: str, work: Path, environment: dict[str, str], sets: Sequence[str]) -> dict[str, Any]:
@@ -230,7 +243,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def measure(name: str, work: Path, environment: dict[str, str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """All rows of a network."""
     log = work / "processes.log"
-    (work / "policy.yaml").write_text(policy_text(chosen.batches, chosen.stage_seconds))
+    (work / "policy.yaml").write_text(policy_text(chosen))
     gates = dict(load_policy(work / "policy.yaml").targets[0].tolerances)
     clock = time.monotonic()
     result = run_stage(name, work, environment, chosen.set)
@@ -273,6 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of rounds, a network and batch size")
     parser.add_argument("--starts", type=int, default=5, help="of each contender; at least 3")
     parser.add_argument("--stage-seconds", type=float, default=15.0, help="budget.measure_seconds of the stage's run")
+    parser.add_argument("--backends", nargs="+", default=["onnxruntime", "openvino", "litert"], help="of the stage")
+    parser.add_argument("--search-minutes", type=float, default=1.0, help="of the stage; 0: no option is tuned")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="laid over the stage's policy")
     parser.add_argument("--interpreter", action="append", default=[], metavar="PEER=PYTHON")
     parser.add_argument("--keep", type=Path, help="folder for reports and files; what is there is used again")
@@ -283,7 +298,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     with tempfile.TemporaryDirectory() as scratch, results.recording("by-hand", chosen.save) as record:
         record.settings |= {"threads": THREADS, "seconds": chosen.seconds, "starts": chosen.starts}
-        record.settings |= {"stage_seconds": chosen.stage_seconds, "sets": chosen.set}
+        chosen.backends = usable(chosen.backends)
+        record.settings |= {"stage_seconds": chosen.stage_seconds, "sets": chosen.set, "backends": chosen.backends}
+        record.settings |= {"search_minutes": chosen.search_minutes}
         for name in chosen.networks:
             work, environment = results.workspace(chosen.keep, scratch, name)
             record.rows += measure(name, work, environment, chosen)

@@ -112,8 +112,8 @@ class Signature:
 
 _MOST_FITTING = 256
 _FITTING: dict[tuple[Any, ...], Signature] = {}
-"""Forms of calls that fitted, by the signature's id; the signature is kept, so that its id stays its own. To look at each
-dimension again takes 2 µs of a call, which may take 60."""
+"""Forms of calls that fitted, by the signature's id; the signature is kept, so that its id stays its own. To look at
+each dimension again takes 2 µs of a call, which may take 60."""
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -82,9 +83,13 @@ def test_the_stage_is_given_a_valid_policy_with_a_target_for_each_batch_size(ben
     """Broken: half an hour of measuring ends with an error in the policy, or both batch sizes have one winner."""
     from compile_stage.policy.load import load_policy
 
-    (tmp_path / "policy.yaml").write_text(benchmarks("by_hand").policy_text((1, 8), 5.0))
-    targets = load_policy(tmp_path / "policy.yaml").targets
-    assert [(one.target.name, one.target.batch_sizes) for one in targets] == [("batch1", (1,)), ("batch8", (8,))]
+    chosen = Namespace(batches=(1, 8), stage_seconds=5.0, backends=["onnxruntime", "openvino"], search_minutes=1.0)
+    for minutes in (1.0, 0.0):
+        chosen.search_minutes = minutes
+        (tmp_path / "policy.yaml").write_text(benchmarks("by_hand").policy_text(chosen))
+        targets = load_policy(tmp_path / "policy.yaml").targets
+        assert [(one.target.name, one.target.batch_sizes) for one in targets] == [("batch1", (1,)), ("batch8", (8,))]
+        assert [one.ladder for one in targets] == 2 * [minutes > 0]
 
 
 def test_recipes_that_make_the_same_share_their_files(benchmarks, tmp_path):
