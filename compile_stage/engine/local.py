@@ -93,8 +93,8 @@ class LocalEngine:
         return max(1, min(available_cores(), free_memory_bytes() // memory_bytes))
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Have the machine alone over several calls of this thread; calls of other threads and other stages wait
-        meanwhile."""
+        """Have the machine alone over several calls of this thread, and of those that run in a copy of its context;
+        calls of other threads and other stages wait meanwhile."""
         return self._machine_lock.hold(exclusive=True)
 
     def confinement(self) -> Confinement:

@@ -15,33 +15,37 @@ import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from compile_stage.core.errors import UsageError, WorkerError
+
+_alone: ContextVar[MachineLock | None] = ContextVar("alone", default=None)
+"""The lock by which this context has the machine alone."""
 
 _PAUSE_S = (0.001, 0.05)  # first and longest between two attempts
 
 
 class MachineLock:
-    """Admission to this machine, per thread. Files are below `folder`, one pair per host, since a cache may be on a
+    """Admission to this machine, per thread; a thread that is given the context of one that has the machine alone
+    (`contextvars.copy_context`) has it too. Files are below `folder`, one pair per host, since a cache may be on a
     shared disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._thread = threading.local()
         self._shut = threading.Event()
 
     @contextmanager
     def hold(self, *, exclusive: bool) -> Iterator[None]:
         """Wait until the machine may be used, alone or together with others, and hold it so.
 
-        Within a hold that is alone, further holds of the same thread pass at once.
+        Within a hold that is alone, further holds of the same context pass at once.
 
         Raises:
             WorkerError: The lock was shut while we waited.
             UsageError: The folder can't hold locks.
         """
-        if getattr(self._thread, "exclusive", False):
+        if _alone.get() is self:
             yield
             return
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
@@ -50,11 +54,12 @@ class MachineLock:
             machine = self._lock("machine", kind)
         finally:
             os.close(turn)
-        self._thread.exclusive = exclusive
+        before = _alone.get()
+        _alone.set(self if exclusive else before)
         try:
             yield
         finally:
-            self._thread.exclusive = False
+            _alone.set(before)
             os.close(machine)
 
     def shut(self) -> None:

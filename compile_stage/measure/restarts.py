@@ -106,9 +106,10 @@ def _beside(base: Timing, own: Timing) -> float:
 def merge(starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: int) -> dict[str, Measurement]:
     """One measurement for each participant of the first start, of all the starts that it was part of.
 
-    Latencies are put together, so that a median is over all calls; the peak memory is the largest, the load time the
-    median. A speedup is over the baseline's calls of the same starts. Intervals of candidates with three starts or
-    more hold for all of them at once (`families.common_reach`): the winner is one of these.
+    Latencies are put together, so that a median is over all calls; the peak memory is the largest, the load time that
+    of the first start, where nothing else was loaded. A speedup is over the baseline's calls of the same starts.
+    Intervals of candidates with three starts or more hold for all of them at once (`families.common_reach`): the winner
+    is one of these.
     """
     parts = {name: [start[name] for start in starts if name in start] for name in starts[0]}
     merged = {}
@@ -129,7 +130,6 @@ def merge(starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: i
         merged[name] = replace(
             measurements[0],
             timings=timings,
-            load_s=float(np.median([m.load_s for m in measurements])),
             peak_memory_bytes=max(m.peak_memory_bytes for m in measurements),
             stopped_early=last.stopped_early,
             notes=max((m.notes for m in measurements), key=len),  # of a busy machine, that of one start

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -229,7 +231,7 @@ class _Measuring:
 
     Attributes:
         models: By participant's name; the baseline is one.
-        load_s: What the last start of each took, in seconds.
+        load_s: What the first start of each took, in seconds.
         failures: Of those that crashed.
         shares: Of a whole turn, where turns had to become shorter; the next start begins with it.
     """
@@ -272,10 +274,7 @@ class _Measuring:
         with ExitStack() as stack:
             interleaved = Interleaved(self.context, request, stack, drafts)
             interleaved.shares = self.shares
-            for name in members:
-                began = time.monotonic()
-                interleaved.enter(name, self.models[name], limits)
-                self.load_s[name] = time.monotonic() - began
+            self._open(interleaved, members, limits, beside=number > 0)
             leads = self._begin(interleaved) if number == 0 else None
             # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
             left_s = math.inf if request.first_look else self.schedule.seconds_of(number)
@@ -294,6 +293,31 @@ class _Measuring:
             self.schedule.extend(interleaved.overtime_s)
             self.failures.update(interleaved.failures)
             return interleaved.measurements()
+
+    def _open(self, interleaved: Interleaved, members: Sequence[str], limits: WorkerLimits, *, beside: bool) -> None:
+        """Everybody in a fresh process.
+
+        Args:
+            beside: The original is loaded beside the others: it mostly takes as long as all of them. The first start,
+                whose load times are published, loads one after the other.
+        """
+
+        def enter(name: str) -> None:
+            began = time.monotonic()
+            interleaved.enter(name, self.models[name], limits)
+            if not beside:
+                self.load_s[name] = time.monotonic() - began
+
+        thread = ThreadPoolExecutor(1)
+        try:
+            loading = thread.submit(copy_context().run, enter, BASELINE) if beside else None
+            for name in members:
+                if loading is None or name != BASELINE:
+                    enter(name)
+            if loading is not None:
+                loading.result()
+        finally:
+            thread.shutdown(wait=False)  # where another failed, or Ctrl-C came, the original's worker is ended
 
     def _calls_wanted(
         self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], batch_size: int

@@ -157,8 +157,8 @@ class Engine(Plugin, Protocol):
         """How many workers that hold so much memory each can compile at once; at least 1."""
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Have the machine alone over several calls, all made by this thread; calls of other threads and stages wait
-        meanwhile."""
+        """Have the machine alone over several calls, all made by this thread or in a copy of its context; calls of
+        other threads and stages wait meanwhile."""
 
     def confinement(self) -> Confinement:
         """What keeps this engine's workers from the rest of their machine."""
