@@ -274,7 +274,8 @@ class _Measuring:
         with ExitStack() as stack:
             interleaved = Interleaved(self.context, request, stack, drafts)
             interleaved.shares = self.shares
-            self._open(interleaved, members, limits, beside=number > 0)
+            several = number > 0 and self.context.engine.max_parallel(limits.memory_bytes) > 1
+            self._open(interleaved, members, limits, beside=several)
             leads = self._begin(interleaved) if number == 0 else None
             # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
             left_s = math.inf if request.first_look else self.schedule.seconds_of(number)

@@ -78,6 +78,9 @@ class FakeEngine:
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def max_parallel(self, memory_bytes: int) -> int:
+        return 2
+
 
 def measure(tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False, seconds: float = 5) -> Measured:
     context = run_context(tmp_path, engine, remeasure=remeasure)
