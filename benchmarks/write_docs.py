@@ -374,6 +374,26 @@ def own_cost(page: Page) -> None:
     page.table(["command", *kinds], rows, figures)
 
 
+def time_to_verdict(page: Page) -> None:
+    """Nothing before there is a run."""
+    figures = page.newest("time-to-verdict", by=("commit",))
+    if not figures:
+        return
+    page.section(
+        "How long is it until the verdict?",
+        "The digits CNN in two backends and three precisions, batch 1, two threads, without a cache and without "
+        "publishing: from the command to its end, in turns with an earlier commit (`benchmarks/time_to_verdict.py`).",
+    )
+    rows = []
+    for figure in figures:
+        row = figure.row
+        speedup = f"{row['speedup']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        rows.append(
+            [row["commit"], figure.hardware, f"{row['wall_s']:.1f}", f"{row['cpu_s']:.1f}", row["winner"], speedup]
+        )
+    page.table(["commit", "hardware", "wall s", "CPU s", "winner", "its speed-up"], rows, figures)
+
+
 def start_cell(row: Row | None) -> str:
     if row is None:
         return ""
@@ -467,7 +487,7 @@ def versions_words(content: dict[str, Any]) -> str:
 
 SECTIONS = (
     speed_of_winners, by_hand, roofline, every_backend, static_int8, accuracy_control, precisions, graph_rewrites,
-    option_tuning, tvm_tuning, own_cost, predict_cost, served, language_models, operators, statistics,
+    option_tuning, tvm_tuning, own_cost, time_to_verdict, predict_cost, served, language_models, operators, statistics,
     selection, leaving, neighbour, fleets, cache_hits, ray_overhead, runs,
 )  # fmt: skip
 
