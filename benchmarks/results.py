@@ -111,7 +111,7 @@ def describe(
         "schema": SCHEMA,
         "benchmark": benchmark,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *without_save(sys.argv[1:])]),
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *without_folders(sys.argv[1:])]),
         "commit": commit[0],
         "uncommitted_changes": commit[1],
         "hardware": {**plain(machine), "fingerprint": machine.fingerprint},
@@ -124,13 +124,13 @@ def describe(
     }
 
 
-def without_save(arguments: list[str]) -> list[str]:
-    """The arguments without `--save FOLDER`: a folder of this machine means nothing to a reader."""
-    kept, after_save = [], False
+def without_folders(arguments: list[str]) -> list[str]:
+    """The arguments without `--save FOLDER` and `--keep FOLDER`: a folder of this machine means nothing to a reader."""
+    kept, after = [], False
     for argument in arguments:
-        folder = after_save and not argument.startswith("-")
-        after_save = argument == "--save"
-        if not (after_save or folder or argument.startswith("--save=")):
+        folder = after and not argument.startswith("-")
+        after = argument in ("--save", "--keep")
+        if not (after or folder or argument.startswith(("--save=", "--keep="))):
             kept.append(argument)
     return kept
 

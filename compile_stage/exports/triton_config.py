@@ -32,6 +32,8 @@ _ORT_OPTIONS = {
     "mapped_weights",
     "config",
     "fused_attention",
+    "fixed_shapes",
+    "known_sizes",  # for which sizes our loader opens sessions: Triton has one for all
 }
 _ORT_DEVICES = {"cpu": "KIND_CPU", "CPUExecutionProvider": "KIND_CPU"}
 
