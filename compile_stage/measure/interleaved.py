@@ -59,6 +59,7 @@ class Rounds:
         min_calls: So many calls of each participant are wanted even where the ratios are known sooner.
         first_look: A first pair of undisturbed rounds, or a few more of any kind, is all that is wanted.
         overtime: Times `seconds` at most, where there are too few rounds.
+        starts: Of the measurement that these are a part of.
         may_leave: Who can neither win nor has an open gate leaves the rounds (`measure.leaving`), where the request
             says what gates there are.
     """
@@ -69,6 +70,7 @@ class Rounds:
     min_calls: int = 0
     first_look: bool = False
     overtime: float = OVERTIME
+    starts: int = 1
     may_leave: bool = False
 
 
@@ -223,7 +225,9 @@ class Interleaved:
                     break
             if wanted.may_leave:
                 self._let_go(played, wanted)
-            known = partial(timing.enough, baseline=BASELINE, seed=wanted.seed, min_calls=wanted.min_calls)
+            known = partial(
+                timing.enough, baseline=BASELINE, seed=wanted.seed, min_calls=wanted.min_calls, starts=wanted.starts
+            )
             if late or known(self._by_name(played.clean)):
                 break
             message = f"batch {wanted.batch_size}, round {len(played.rounds)}"

@@ -7,13 +7,21 @@ enough (`enough`), so that both can be tested with machines that drift as one li
 from __future__ import annotations
 
 import gc
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.measure.quantiles import GATED, effective_calls
-from compile_stage.measure.stats import RESOLUTION, is_within, median, outlast_memory, ratio_interval
+from compile_stage.measure.stats import (
+    FEW_PROCESSES,
+    RESOLUTION,
+    is_within,
+    median,
+    outlast_memory,
+    ratio_interval,
+)
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -206,7 +214,9 @@ def far_slower(
     return slower
 
 
-def enough(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int, min_calls: int = 0) -> bool:
+def enough(
+    rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int, min_calls: int = 0, starts: int = 1
+) -> bool:
     """True when every ratio to the baseline is known narrowly enough to stop.
 
     The rule looks at the intervals' width and the rounds' memory only, never at where they lie, so that stopping does
@@ -216,13 +226,14 @@ def enough(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, se
         rounds: Participant → latencies of each of its rounds so far. The budget is the caller's to watch.
         min_calls: So many independent calls must each participant have made, for a percentile that a gate looks at
             (`quantiles.calls_wanted`).
+        starts: Of the whole measurement, each of which ends by this rule.
     """
     if min_calls and any(effective_calls(turns, GATED) < min_calls for turns in rounds.values()):
         return False
     done = min((len(turns) for turns in rounds.values()), default=0)
     if done < MIN_ROUNDS or done % 2:  # a half pair of mirrored rounds leans to one side
         return False
-    return all(_is_known(rounds[baseline], turns, seed) for name, turns in rounds.items() if name != baseline)
+    return all(_is_known(rounds[baseline], turns, seed, starts) for name, turns in rounds.items() if name != baseline)
 
 
 def roughly_known(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int) -> bool:
@@ -233,8 +244,14 @@ def roughly_known(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str
     return all(ratio.low >= ratio.value / 2 and ratio.high <= 2 * ratio.value for ratio in ratios)
 
 
-def _is_known(base: Sequence[Sequence[float]], own: Sequence[Sequence[float]], seed: int) -> bool:
+def _is_known(base: Sequence[Sequence[float]], own: Sequence[Sequence[float]], seed: int, starts: int) -> bool:
     """To ±2 %, by more rounds than one state of the machine lasts; rounds that agree to half a per cent are enough
-    however long it does."""
+    however long it does.
+
+    Of several starts the mean counts, so each may be known less narrowly by the root of their number. Their interval is
+    that of how they differ (`stats.ratio_interval`), which holds what a state of the machine does to one of them.
+    """
     ratio = ratio_interval(base, own, seed=seed)
+    if starts >= FEW_PROCESSES:
+        return is_within(ratio, RESOLUTION * math.sqrt(starts))
     return is_within(ratio, RESOLUTION / 4) or (is_within(ratio, RESOLUTION) and outlast_memory(base, own))

@@ -287,6 +287,7 @@ class _Measuring:
                     min_calls=self._calls_wanted(earlier, members, batch_size),
                     first_look=request.first_look,
                     overtime=request.overtime,
+                    starts=self.schedule.starts,
                     may_leave=number == 0,  # only who may win is started again, and stays
                 )
                 interleaved.run(rounds, leads)
