@@ -59,7 +59,7 @@ from compile_stage.core.records.verdict import Check  # noqa: E402
 from compile_stage.core.tensors import Signature  # noqa: E402
 from compile_stage.measure import stats  # noqa: E402
 from compile_stage.measure.restarts import PROCESSES, merge  # noqa: E402
-from compile_stage.measure.timing import MIN_ROUNDS, enough  # noqa: E402
+from compile_stage.measure.timing import MIN_ROUNDS  # noqa: E402
 from compile_stage.steps.judge import judge_performance  # noqa: E402
 from compile_stage.steps.select import select  # noqa: E402
 
@@ -102,16 +102,10 @@ Starts = list[dict[str, Measurement]]
 
 
 class Machine:
-    """The original and some candidates, all of one speed on a machine at rest.
+    """The original and some candidates, all of one speed on a machine at rest."""
 
-    Args:
-        stop: A start ends by the stage's rule (`width`), or when its rounds outlast their memory, as until decision
-            0096 (`memory`).
-    """
-
-    def __init__(self, noise: Noise, candidates: int, generator: np.random.Generator, stop: str = "width") -> None:
-        self._noise, self._generator, self._stop = noise, generator, stop
-        self.rounds = 0
+    def __init__(self, noise: Noise, candidates: int, generator: np.random.Generator) -> None:
+        self._noise, self._generator = noise, generator
         self._names = (BASELINE, *map(name_of, range(candidates)))
         self._spread = np.full(len(self._names), noise.spread)
         if noise.uneven:
@@ -137,7 +131,6 @@ class Machine:
             rounds.append(LATENCY_S * np.exp(slowed[:, None] + noise))
             self._now += 1
         self._now += GAP
-        self.rounds += len(rounds)
         calls = np.array(rounds)
         return {self._names[place]: measurement(calls[:, index]) for index, place in enumerate(places)}
 
@@ -150,10 +143,7 @@ class Machine:
         if len(rounds) < MIN_ROUNDS or len(rounds) % 2:
             return False
         base, *others = ([turn[place].tolist() for turn in rounds] for place in range(len(rounds[0])))
-        if self._stop == "memory":
-            return all(stats.outlast_memory(base, own) for own in others)
-        named = {BASELINE: base, **{name_of(number): own for number, own in enumerate(others)}}
-        return enough(named, BASELINE, seed=0, starts=PROCESSES)
+        return all(stats.outlast_memory(base, own) for own in others)
 
 
 def name_of(number: int) -> str:

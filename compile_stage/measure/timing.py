@@ -246,12 +246,8 @@ def roughly_known(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str
 
 def _is_known(base: Sequence[Sequence[float]], own: Sequence[Sequence[float]], seed: int, starts: int) -> bool:
     """To ±2 %, by more rounds than one state of the machine lasts; rounds that agree to half a per cent are enough
-    however long it does.
-
-    Of several starts the mean counts, so each may be known less narrowly by the root of their number. Their interval is
-    that of how they differ (`stats.ratio_interval`), which holds what a state of the machine does to one of them.
-    """
+    however long it does. Of several starts the mean counts, so each may be known less narrowly by the root of their
+    number."""
     ratio = ratio_interval(base, own, seed=seed)
-    if starts >= FEW_PROCESSES:
-        return is_within(ratio, RESOLUTION * math.sqrt(starts))
-    return is_within(ratio, RESOLUTION / 4) or (is_within(ratio, RESOLUTION) and outlast_memory(base, own))
+    wanted = RESOLUTION * math.sqrt(starts if starts >= FEW_PROCESSES else 1)
+    return is_within(ratio, RESOLUTION / 4) or (is_within(ratio, wanted) and outlast_memory(base, own))
