@@ -36,7 +36,7 @@ _jobs: Decorator = click.option(
 )  # fmt: skip
 _address: Decorator = click.option(
     "--ray-address", "address", default="", metavar="ADDRESS", envvar="RAY_ADDRESS",
-    help="Of the Ray cluster.  [env: RAY_ADDRESS; default: a new one on this machine]",
+    help="Of the Ray cluster.  [env: RAY_ADDRESS; default: the one that runs here]",
 )  # fmt: skip
 _budget: Decorator = click.option(
     "--budget-minutes", type=click.FloatRange(0, min_open=True), metavar="MINUTES",

@@ -47,7 +47,7 @@ class Settings:
         budget_minutes: No job begins once jobs have taken so many minutes in all; None: no limit.
         publish, promote: As of `run`.
         fresh: Leave an unfinished fleet of the same kind behind, and begin anew.
-        address: Of the Ray cluster; empty for the one that Ray finds, or a new one on this machine.
+        address: Of the Ray cluster; empty for the one that Ray finds on this machine.
     """
 
     state: Path = STATE
