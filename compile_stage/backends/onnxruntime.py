@@ -314,6 +314,9 @@ class OnnxRuntimeOpenVino(OnnxRuntime):
     default_provider: ClassVar[str] = providers.OPENVINO
 
 
+_MOST_SHAPES = 64  # whose session is looked up, where some sizes are free
+
+
 class _OnnxSession:
     """One open model: a session for each of the sizes that are known beforehand, and one for free sizes when a batch of
     another comes. ONNX Runtime allocates new outputs for every call, so they are the caller's.
@@ -352,7 +355,8 @@ class _OnnxSession:
         }
         for sizes, session in self._fixed:
             if all(given.get(dim) == size for dim, size in sizes.items()):
-                self._of_shapes[shapes] = session
+                if len(self._of_shapes) < _MOST_SHAPES:
+                    self._of_shapes[shapes] = session
                 return session
         if self._free is None:
             self._free = self._start()

@@ -64,12 +64,14 @@ FLOAT_OPS = {
 
 
 def known_sizes(signature: Signature, target: Target) -> list[dict[str, int]]:
-    """Free dimension → size, as far as the target names one: for each of its batch sizes, or one map where its batch
-    sizes change nothing. Of a graph with a cache nothing is known, since its lengths change from call to call."""
+    """Free dimension → size, as far as the target names one: for each of its batch sizes, the ends of its shapes among
+    them, or one map where its batch sizes change nothing. Of a graph with a cache nothing is known, since its lengths
+    change from call to call."""
     if cache_specs(signature):
         return []
     found: list[dict[str, int]] = []
-    for batch_size in target.batch_sizes:
+    ends = [end[0] for shape in target.shapes.values() for end in (shape.min, shape.max)]
+    for batch_size in dict.fromkeys((*target.batch_sizes, *ends)):
         if (sizes := _sizes(signature, target, batch_size)) and sizes not in found:
             found.append(sizes)
     return found

@@ -235,6 +235,15 @@ def test_several_batch_sizes_share_their_weights_unless_asked(
     assert sessions.fixed_sizes({sessions.KNOWN_SIZES: known, **given}) == fixed
 
 
+def test_the_largest_batch_that_shapes_promise_counts(conv: Any) -> None:
+    """Broken: a server that gets it opens a second session, whose memory nobody measured."""
+    name, *rest = conv[0].signature.inputs[0].name, *conv[0].signature.inputs[0].shape[1:]
+    shape = ShapeRange(min=(1, *rest), typical=(1, *rest), max=(32, *rest))
+    known = sessions.known_sizes(conv[0].signature, replace(TARGET, shapes={name: shape}))
+    assert known == [{"batch": 1}, {"batch": 32}]
+    assert sessions.fixed_sizes({sessions.KNOWN_SIZES: known}) == []
+
+
 def test_sizes_that_differ_stay_free() -> None:
     """Broken: a sequence of 17 tokens is answered by a session that was opened for 128."""
     ids = TensorSpec(name="ids", dtype="int64", shape=("batch", "tokens"))
