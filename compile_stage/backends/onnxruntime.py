@@ -234,7 +234,7 @@ class OnnxRuntime(Backend):
         )
         if away:
             if file == "ort" and provider.name != providers.CPU:  # they want fixed shapes
-                order = replace(order, fixed=mobile.sizes(model.signature, target))
+                order = replace(order, fixed=sessions.asked_sizes(model.signature, target, target.batch_sizes))
             signature, executed, notes = mobile.compile_away(order, into, provider, target.device)
             asked = {**asked, "provider": provider.name, "device": target.device}
         elif file == "ort":

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 from compile_stage.backends import onnxruntime_providers as providers
 from compile_stage.backends import onnxruntime_session as sessions
 from compile_stage.core.errors import IntegrityError, NothingCompiledError
-from compile_stage.core.records import Scheme, Target
+from compile_stage.core.records import Scheme
 from compile_stage.core.tensors import Signature
 
 DEVICES: Mapping[str, str] = {"android": "Android", "apple": "iOS and macOS"}
@@ -97,21 +97,6 @@ def style(provider: providers.Provider) -> str:
     operators that this makes, so theirs is `runtime`; ONNX Runtime advises it for NNAPI and Core ML, and says nothing
     of XNNPACK."""
     return "fixed" if provider.name == providers.CPU else "runtime"
-
-
-def sizes(signature: Signature, target: Target) -> dict[str, int]:
-    """Free dimension → the one size that the target asks for; those of which it asks for several are left out."""
-    found: dict[str, set[int]] = {}
-    for spec in signature.inputs:
-        promised = target.shapes.get(spec.name)
-        for axis, dim in enumerate(spec.shape):
-            if not isinstance(dim, str):
-                continue
-            asked = set(target.batch_sizes) if axis == 0 else set()
-            if axis and promised is not None:
-                asked = {promised.min[axis], promised.typical[axis], promised.max[axis]}
-            found.setdefault(dim, set()).update(asked or {-1})
-    return {dim: asked.pop() for dim, asked in found.items() if len(asked) == 1 and -1 not in asked}
 
 
 # -------------------------------------------------------------------------------------------------------------- writing

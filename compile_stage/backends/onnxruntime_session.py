@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +72,21 @@ def known_sizes(signature: Signature, target: Target) -> list[dict[str, int]]:
     found: list[dict[str, int]] = []
     ends = [end[0] for shape in target.shapes.values() for end in (shape.min, shape.max)]
     for batch_size in dict.fromkeys((*target.batch_sizes, *ends)):
-        if (sizes := _sizes(signature, target, batch_size)) and sizes not in found:
+        if (sizes := asked_sizes(signature, target, (batch_size,))) and sizes not in found:
             found.append(sizes)
     return found
 
 
-def _sizes(signature: Signature, target: Target, batch_size: int) -> dict[str, int]:
-    """A dimension of which several sizes are asked for is left out."""
+def asked_sizes(signature: Signature, target: Target, batch_sizes: Sequence[int]) -> dict[str, int]:
+    """Free dimension → the one size that the target asks for, in batches of these sizes; those of which it asks for
+    several are left out."""
     wanted: dict[str, set[int]] = {}
     for spec in signature.inputs:
         promised = target.shapes.get(spec.name)
         for axis, dim in enumerate(spec.shape):
             if not isinstance(dim, str):
                 continue
-            asked = {batch_size} if axis == 0 else {-1}
+            asked = set(batch_sizes) if axis == 0 else {-1}
             if axis and promised is not None:
                 asked = {promised.min[axis], promised.typical[axis], promised.max[axis]}
             wanted.setdefault(dim, set()).update(asked)

@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from compile_stage.backends import onnxruntime_mobile as mobile
+from compile_stage.backends import onnxruntime_session as sessions
 from compile_stage.backends.onnxruntime import OnnxRuntime
 from compile_stage.core import plugins
 from compile_stage.core.digest import list_tree
@@ -210,11 +211,15 @@ def test_sizes_are_fixed_only_where_every_input_asks_for_one(conv: Any) -> None:
     spec = TensorSpec(name="ids", dtype="int64", shape=("batch", "length"))
     signature = Signature(inputs=(spec, replace(spec, name="mask")), outputs=())
     both = {name: ShapeRange(min=(1, 8), typical=(1, 8), max=(1, 8)) for name in ("ids", "mask")}
-    assert mobile.sizes(signature, replace(asking(), shapes=both)) == {"batch": 1, "length": 8}
-    assert mobile.sizes(signature, replace(asking(), shapes={"ids": both["ids"]})) == {"batch": 1}
+
+    def sizes(target: Target) -> dict[str, int]:
+        return sessions.asked_sizes(signature, target, target.batch_sizes)
+
+    assert sizes(replace(asking(), shapes=both)) == {"batch": 1, "length": 8}
+    assert sizes(replace(asking(), shapes={"ids": both["ids"]})) == {"batch": 1}
     open_ended = {**both, "mask": ShapeRange(min=(1, 8), typical=(1, 8), max=(1, 16))}
-    assert mobile.sizes(signature, replace(asking(), shapes=open_ended)) == {"batch": 1}
-    assert mobile.sizes(signature, asking(sizes=(1, 2))) == {}
+    assert sizes(replace(asking(), shapes=open_ended)) == {"batch": 1}
+    assert sizes(asking(sizes=(1, 2))) == {}
 
 
 def test_core_ml_is_estimated_without_a_mac(conv: Any, tmp_path: Path) -> None:
