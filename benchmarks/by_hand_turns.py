@@ -176,12 +176,13 @@ class Comparison:
 
 
 def contenders(screened: dict[str, tuple[float, str]]) -> list[str]:
-    """Who may be the fastest that passes, or the fastest at all."""
+    """Who may be the fastest that passes, or the fastest at all, and whoever was no slower than ours."""
     peers = {name: values for name, values in screened.items() if name != OURS}
     chosen: list[str] = []
     for group in ([n for n, (_, why) in peers.items() if not why], list(peers)):
         ordered = sorted(group, key=lambda name: peers[name][0])
-        near = [name for name in ordered if peers[name][0] <= NEAR * peers[ordered[0]][0]]
+        within_s = max(NEAR * peers[ordered[0]][0], screened[OURS][0])
+        near = [name for name in ordered if peers[name][0] <= within_s]
         chosen += [name for name in near[:MOST_CONTENDERS] if name not in chosen]
     return chosen
 

@@ -421,6 +421,9 @@ def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
     def setting(kind: Literal["memory", "tuning"], name: str, **options: Any) -> TuningOption:
         return TuningOption(kind=kind, name=name, options=options, opening=options)
 
+    def fewer(name: str, count: int) -> TuningOption:
+        return replace(setting("tuning", name, threads=count), for_short_calls=True)
+
     memory = (
         # From a file of their own weights are mapped: they are not read twice, and processes share what is not packed
         # for the kernels.
@@ -443,7 +446,8 @@ def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
         # Blocks of an operator are handed out in ever smaller parts: threads wait less for the last.
         setting("tuning", "dynamic-blocks", config={"session.dynamic_block_base": "4"}),
         # Small operators lose more by being shared out than they gain.
-        setting("tuning", "half-threads", threads=threads // 2),
+        fewer("half-threads", threads // 2),
+        *([fewer("one-thread", 1)] if threads > 3 else []),
         # Operators that don't wait for each other run side by side, each on its part of the threads.
         setting("tuning", "inter-op", inter_op_threads=2, threads=threads // 2),
         setting("tuning", "affinity", affinity=True),

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -231,7 +232,11 @@ def _tuning_options(target: Target) -> tuple[TuningOption, ...]:
             # The parts of an operator are balanced among the threads while they run.
             _setting("auto-partitioner", partitioner="auto"),
             # Small operators lose more by being shared out than they gain.
-            _setting("half-threads", threads=target.threads // 2),
+            replace(_setting("half-threads", threads=target.threads // 2), for_short_calls=True),
+        ]
+    if target.threads > 3:
+        options += [
+            replace(_setting("one-thread", threads=1), for_short_calls=True),
         ]
     return tuple(options)
 

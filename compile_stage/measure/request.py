@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from compile_stage.core.records import Budget, Gate, Measurement, SampleSet, Target, record
+from compile_stage.core.records import Artifact, Budget, Gate, Measurement, SampleSet, Target, record
 from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import Proof
 
@@ -34,6 +34,8 @@ class MeasurementRequest:
             is open: who is slower beyond doubt than one whose gates hold leaves the rounds when its own are decided
             (`measure.leaving`). None where everybody stays to the end.
         starts: So many processes of each participant at most; None for as many as `measure.restarts` finds time for.
+        more: Where given, asked between the first start and the later ones, with what the first showed: artifacts that
+            join the later starts, and the proof with theirs. They have one start less than the others.
         first_look: That pair is all that is wanted, and the baseline is the one to be slower than.
         proof: What answers are compared with that are given while they are timed; who is not among its gates is not
             judged by them. None where the baseline is not the original, whose artifacts were compared with it in a
@@ -51,5 +53,6 @@ class MeasurementRequest:
     overtime: float = OVERTIME
     holds: Callable[[str, Measurement], bool | None] | None = None
     starts: int | None = None
+    more: Callable[[Mapping[str, Measurement]], tuple[Mapping[str, Artifact], Proof | None]] | None = None
     first_look: bool = False
     proof: Proof | None = None

@@ -29,6 +29,13 @@ CONTENDER = 1.25
 """A candidate that takes so many times as long as the fastest is not started again: what restarts would tell of it
 changes no winner."""
 
+SHORT_CALL_S = 2e-3
+"""Where a call is shorter, waking the threads and waiting for the last of them may cost more than they gain: 5 to 20 us
+for each operator that is shared out. An LSTM of 0.33 ms on two threads takes 0.24 ms on one."""
+
+MOST_SHORT = 2
+"""So many contenders, the fastest, are also tried with what is offered for short calls."""
+
 _LIKELY = 3
 
 LOADING_SHARE = 0.5
@@ -65,6 +72,10 @@ class Schedule:
         if (self.starts - 1) * restart_s > CHEAP_SHARE * self.seconds:
             self.starts = 1 + min(self.starts - 1, PROCESSES - 1, int(LOADING_SHARE * self.seconds / restart_s))
 
+    def one_more(self) -> None:
+        """A start more, for who joins after the first: a speedup needs as many of theirs. Before any of it is known."""
+        self.starts += 1
+
     def seconds_of(self, number: int) -> float:
         """For the rounds of a start, from now on."""
         left_s = self._ends - time.monotonic() - (self.starts - 1 - number) * self.restart_s
@@ -97,6 +108,12 @@ def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
     return [name for name, own in relative.items() if any(own[size] <= CONTENDER * best[size] for size in own)]
 
 
+def short_calls(measured: Mapping[str, Measurement], names: Sequence[str]) -> list[str]:
+    """Those of `names` whose median call is short at some batch size, the fastest first, at most `MOST_SHORT`."""
+    fastest_s = {name: min(stats.median(t.latency_s) for t in measured[name].timings) for name in names}
+    return sorted((n for n in names if fastest_s[n] < SHORT_CALL_S), key=lambda n: fastest_s[n])[:MOST_SHORT]
+
+
 def _beside(base: Timing, own: Timing) -> float:
     """The own median latency over the baseline's, in the rounds that both ran."""
     base_s, own_s = ([call for turn in turns for call in turn] for turns in shared_rounds(base, own))
@@ -104,27 +121,29 @@ def _beside(base: Timing, own: Timing) -> float:
 
 
 def merge(starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: int) -> dict[str, Measurement]:
-    """One measurement for each participant of the first start, of all the starts that it was part of.
+    """One measurement for each participant, of all the starts that it was part of.
 
     Latencies are put together, so that a median is over all calls; the peak memory is the largest, the load time that
-    of the first start, where nothing else was loaded. A speedup is over the baseline's calls of the same starts.
+    of its first start, where nothing else was loaded. A speedup is over the baseline's calls of the same starts.
     Intervals of candidates with three starts or more hold for all of them at once (`families.common_reach`): the winner
     is one of these.
     """
-    parts = {name: [start[name] for start in starts if name in start] for name in starts[0]}
+    names = dict.fromkeys(name for start in starts for name in start)
+    parts = {name: {number: start[name] for number, start in enumerate(starts) if name in start} for name in names}
     merged = {}
     seen = [_seen(parts, baseline, index) for index in range(len(starts[0][baseline].timings))]
-    for name, measurements in parts.items():
+    for name, of_starts in parts.items():
+        measurements = list(of_starts.values())
         last = measurements[-1]
         timings = tuple(
             _with_speedup(
-                _joined([m.timings[index] for m in measurements]),
-                _joined([m.timings[index] for m in parts[baseline][: len(measurements)]]),
+                _joined(of_starts, index),
+                _joined({number: parts[baseline][number] for number in of_starts}, index),
                 seen[index],
                 seed,
             )
             if name != baseline
-            else _joined([m.timings[index] for m in measurements])
+            else _joined(of_starts, index)
             for index in range(min(len(m.timings) for m in measurements))
         )
         merged[name] = replace(
@@ -137,8 +156,9 @@ def merge(starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: i
     return merged
 
 
-def _joined(timings: Sequence[Timing]) -> Timing:
-    """The rounds of all starts, one after the other."""
+def _joined(of_starts: Mapping[int, Measurement], index: int) -> Timing:
+    """The rounds of all these starts, one after the other, at the batch size with that index."""
+    timings = [measurement.timings[index] for measurement in of_starts.values()]
     first = timings[0]
     return replace(
         first,
@@ -149,7 +169,7 @@ def _joined(timings: Sequence[Timing]) -> Timing:
         cpu_s=tuple(seconds for timing in timings for seconds in timing.cpu_s),
         threads=round(stats.median([float(timing.threads) for timing in timings])),
         first_s=tuple(call for timing in timings for call in timing.first_s),
-        processes=tuple(number for number, timing in enumerate(timings) for _ in timing.turns),
+        processes=tuple(n for n, timing in zip(of_starts, timings, strict=True) for _ in timing.turns),
     )
 
 
@@ -196,7 +216,7 @@ def shared_rounds(base: Timing, own: Timing) -> tuple[list[tuple[float, ...]], l
     return shared
 
 
-def _seen(parts: Mapping[str, Sequence[Measurement]], baseline: str, index: int) -> _Seen:
+def _seen(parts: Mapping[str, Mapping[int, Measurement]], baseline: str, index: int) -> _Seen:
     """Of the batch size with that index, by those that were started often enough.
 
     A process's spread is the mean over them, known with the degrees of freedom of one, since all share the baseline's
@@ -204,12 +224,12 @@ def _seen(parts: Mapping[str, Sequence[Measurement]], baseline: str, index: int)
     count with its number.
     """
     squares, variances, counts = [], [], []
-    for name, measurements in parts.items():
-        known = [m for m in measurements if index < len(m.timings)]
+    for name, of_starts in parts.items():
+        known = {number: m for number, m in of_starts.items() if index < len(m.timings)}
         if name == baseline or len(known) < stats.FEW_PROCESSES:
             continue
-        own = _joined([m.timings[index] for m in known])
-        base_rounds, rounds = shared_rounds(_joined([m.timings[index] for m in parts[baseline][: len(known)]]), own)
+        own = _joined(known, index)
+        base_rounds, rounds = shared_rounds(_joined({n: parts[baseline][n] for n in known}, index), own)
         quotients = stats.log_quotients(base_rounds, rounds, own.processes)
         counts.append(len(quotients))
         squares.append(float(quotients.var(ddof=1)) / 2)

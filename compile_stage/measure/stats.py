@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from statistics import NormalDist
 from typing import TypeAlias
@@ -374,8 +375,10 @@ def _exp(value: float) -> float:
 def tied(a: Timing, b: Timing) -> bool:
     """True when the speeds of two candidates can't be told apart: the interval of the quotient of their own medians,
     from the same rounds, holds 1, or the medians differ by less than a ratio is resolved to. Timings that were not
-    taken in the same rounds are not tied."""
-    if not a.turns or len(a.turns) != len(b.turns) or a.processes != b.processes:
+    taken in the same rounds, or have no two starts in common, are not tied."""
+    if a.processes != b.processes:
+        a, b = _of_common_starts(a, b)
+    if not a.turns or len(a.turns) != len(b.turns):
         return False
     if abs(math.log(median(a.latency_s) / median(b.latency_s))) <= math.log1p(RESOLUTION):
         return True
@@ -386,6 +389,23 @@ def tied(a: Timing, b: Timing) -> bool:
         return False
     ratio = ratio_interval(rounds_a, rounds_b, seed=0, processes=a.processes)
     return ratio.low <= 1 <= ratio.high
+
+
+def _of_common_starts(a: Timing, b: Timing) -> tuple[Timing, Timing]:
+    """Both timings with the starts that both were part of; without any round where these are fewer than two."""
+    common = set(a.processes) & set(b.processes)
+
+    def part(timing: Timing) -> Timing:
+        kept = [place for place, start in enumerate(timing.processes) if start in common and len(common) > 1]
+        rounds = by_round(timing)
+        return replace(
+            timing,
+            latency_s=tuple(call for place in kept for call in rounds[place]),
+            turns=tuple(timing.turns[place] for place in kept),
+            processes=tuple(timing.processes[place] for place in kept),
+        )
+
+    return part(a), part(b)
 
 
 def is_resolved(timing: Timing) -> bool:

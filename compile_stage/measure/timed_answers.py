@@ -79,6 +79,11 @@ class Proof:
             waived=tuple(c.job.id for c in passed if c.verdict is not None and c.verdict.waivers),
         )
 
+    def and_of(self, candidates: Sequence[Candidate]) -> Proof:
+        """The same with further candidates that passed."""
+        more = Proof.of(candidates, self.reference, self.digest)
+        return replace(self, gates={**self.gates, **more.gates}, waived=(*self.waived, *more.waived))
+
     def key(self) -> dict[str, Any]:
         """What of it decides a verdict, for cache keys."""
         gates = {name: [replace(gate, origin="") for gate in gates] for name, gates in self.gates.items()}

@@ -12,6 +12,7 @@ from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.measure.previews import previews_of, worst_samples
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.evaluate import evaluate_all
+from compile_stage.pipeline.fewer_threads import for_short_calls
 from compile_stage.pipeline.inputs import TargetRun, prepare
 from compile_stage.pipeline.mixed_precision import search_missed
 from compile_stage.pipeline.option_tuning import lay_out, tune
@@ -90,7 +91,11 @@ def _compete(target: TargetRun, candidates: Sequence[Candidate]) -> TargetResult
     measuring = target.time.for_measuring([c for c in with_tuned if c.has_passed])
     late = {c.job.id: c for c in measuring.late}
     request = CandidatesRequest(
-        samples=inputs.validation, proof=proof, seconds=measuring.seconds, overtime=measuring.overtime
+        samples=inputs.validation,
+        proof=proof,
+        seconds=measuring.seconds,
+        overtime=measuring.overtime,
+        for_short_calls=for_short_calls(target, with_tuned),
     )
     timely = [late.get(c.job.id, c) for c in with_tuned]
     measured, baseline = benchmark_candidates(target.context, target.plan, policy, timely, request)

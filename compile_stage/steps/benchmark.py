@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
@@ -42,7 +42,7 @@ from compile_stage.measure.interleaved import Interleaved, Rounds
 from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.performance import calls_needed, check_performance
 from compile_stage.measure.request import MeasurementRequest
-from compile_stage.measure.restarts import MORE_PROCESSES, Schedule, contenders, merge
+from compile_stage.measure.restarts import MORE_PROCESSES, Schedule, contenders, merge, short_calls
 from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import Proof
 
@@ -65,12 +65,15 @@ class CandidatesRequest:
         proof: What the answers are compared with that are given while they are timed.
         seconds: For the rounds.
         overtime: Times that, where there are too few rounds.
+        for_short_calls: Given a job of a contender whose calls are short: validated candidates that are the same
+            artifact opened with settings for short calls. They join the later starts.
     """
 
     samples: SampleSet
     proof: Proof
     seconds: float
     overtime: float = OVERTIME
+    for_short_calls: Callable[[str], Sequence[Candidate]] | None = None
 
 
 def benchmark_candidates(
@@ -80,13 +83,21 @@ def benchmark_candidates(
     candidates: Sequence[Candidate],
     wanted: CandidatesRequest,
 ) -> tuple[list[Candidate], Measurement | None]:
-    """The candidates with what was measured of those that are validated, and the original model's own measurement.
+    """The candidates with what was measured of those that are validated, and the original model's own measurement;
+    behind a candidate those that joined with settings for short calls.
 
     What already failed a tolerance is not measured: timings of a wrong answer decide nothing.
     """
     validated = {c.job.id: c.artifact for c in candidates if c.has_passed and c.artifact}
     if not validated:
         return list(candidates), None
+    first, joined = dict(validated), _Joined(wanted)
+
+    def join(measured: Mapping[str, Measurement]) -> tuple[Mapping[str, Artifact], Proof]:
+        more = joined.behind(short_calls(measured, contenders(measured, BASELINE)))
+        validated.update(more)
+        return more, wanted.proof.and_of(joined.candidates)
+
     target = target_policy.target
     gates = target_policy.performance
     holding = tuple(gate for gate in gates if gate.metric in ("size_mb", "memory_mb"))
@@ -112,14 +123,44 @@ def benchmark_candidates(
         # Where size or memory decides, the winner may be a slow one, and its speedup is wanted as narrowly.
         holds=holds if target_policy.prefer in ("latency", "throughput") else None,
         proof=wanted.proof,
+        more=join if wanted.for_short_calls is not None and drop_behind is None else None,
     )
-    results = benchmark(context, plan.source, validated, request)
+    results = benchmark(context, plan.source, first, request)
+    if results.cached:
+        joined.behind_measured(set(results.measurements) - {BASELINE}, list(first))
     state: CacheState = "hit" if results.cached else "miss"
-    measured = [
-        _measured(replace(c, cache={**c.cache, "benchmark": state}), results) if c.job.id in validated else c
-        for c in candidates
-    ]
+    measured: list[Candidate] = []
+    for candidate in candidates:
+        if candidate.job.id not in first:
+            measured.append(candidate)
+            continue
+        behind = [one for one in joined.by_job.get(candidate.job.id, ()) if one.job.id in results.measurements]
+        own = [candidate, *behind]
+        measured += [_measured(replace(c, cache={**c.cache, "benchmark": state}), results) for c in own]
     return measured, results.measurements.get(BASELINE)
+
+
+class _Joined:
+    """Candidates with settings for short calls, by the job that they are laid over."""
+
+    def __init__(self, wanted: CandidatesRequest) -> None:
+        self._make = wanted.for_short_calls
+        self.by_job: dict[str, Sequence[Candidate]] = {}
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        return [one for found in self.by_job.values() for one in found]
+
+    def behind(self, jobs: Sequence[str]) -> dict[str, Artifact]:
+        """Make those of these jobs; what joins, by name."""
+        if self._make is not None:
+            self.by_job |= {job: self._make(job) for job in jobs}
+        return {one.job.id: one.artifact for one in self.candidates if one.artifact is not None}
+
+    def behind_measured(self, names: set[str], jobs: Sequence[str]) -> None:
+        """Those of a measurement that was made before."""
+        over = {max((j for j in jobs if name.startswith(f"{j}--")), key=len, default="") for name in names - set(jobs)}
+        self.behind([job for job in jobs if job in over])
 
 
 def _measured(candidate: Candidate, measured: Measured) -> Candidate:
@@ -173,7 +214,7 @@ def benchmark(
         What a reader should know of all of it, such as that the machine was busy, is in the notes of the baseline's
         measurement.
     """
-    models = {BASELINE: baseline, **artifacts}
+    models: dict[str, SourceModel | Artifact] = {BASELINE: baseline, **artifacts}
     starts = 1 if request.first_look else request.starts or MORE_PROCESSES
     measuring = _Measuring(context, request, models, Schedule(request.budget.measure_seconds, starts=starts))
 
@@ -185,7 +226,7 @@ def benchmark(
 
     try:
         key = _key(context, baseline, artifacts, request)
-        cached = context.cached("benchmark/6", request.label, key, make, anew=context.remeasure)
+        cached = context.cached("benchmark/7", request.label, key, make, anew=context.remeasure)
     except _PartialError as partial:  # a failure is never cached, and the others' numbers still hold
         return Measured(measurements=partial.measurements, failures=measuring.failures, cached=False)
     measured = dict(revive(Mapping[str, Measurement], cached.value))
@@ -234,15 +275,17 @@ class _Measuring:
         load_s: What the first start of each took, in seconds.
         failures: Of those that crashed.
         shares: Of a whole turn, where turns had to become shorter; the next start begins with it.
+        alone: So many starts load one model after the other, since load times are published.
     """
 
     context: Context
     request: MeasurementRequest
-    models: Mapping[str, SourceModel | Artifact]
+    models: dict[str, SourceModel | Artifact]
     schedule: Schedule
     load_s: dict[str, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
+    alone: int = 1
 
     def measure(self) -> dict[str, Measurement]:
         """Everybody once, and those who may win in as many new processes as there is time for."""
@@ -254,16 +297,38 @@ class _Measuring:
             starts = [self._start([], list(self.models), drafts)]
             again = [BASELINE, *contenders(starts[0], BASELINE)]
             self.schedule.limit(sum(self.load_s[name] for name in again))
+            joining = self._joining(starts[0], drafts)
+            again += joining
             while len(again) > 1 and len(starts) < self.schedule.starts:
                 left = [name for name in again if name not in self.failures]
                 starts.append(self._start(starts, left, drafts))
         if self.request.first_look:
             return starts[0]
+        for name in joining:  # who joined and failed was a try, and not one of the policy's jobs
+            if self.failures.pop(name, None) is not None:
+                starts = [{own: m for own, m in start.items() if own != name} for start in starts]
         measured = merge(starts, BASELINE, seed=self.request.seed)
-        if note := self.schedule.note(sum(self.load_s[name] for name in again)):
+        if note := self.schedule.note(sum(self.load_s.get(name, 0.0) for name in again)):
             base = measured[BASELINE]
             measured[BASELINE] = replace(base, notes=(*base.notes, note))
         return measured
+
+    def _joining(self, first: Mapping[str, Measurement], drafts: Drafts) -> list[str]:
+        """Who joins the later starts, after the first: a start more, so that a speedup has as many of theirs. What
+        making and proving them takes is none of the time for measuring."""
+        if self.request.more is None or self.request.first_look or self.schedule.starts < stats.FEW_PROCESSES:
+            return []
+        began = time.monotonic()
+        more, proof = self.request.more(first)
+        self.request = replace(self.request, proof=proof)
+        for name, artifact in more.items():
+            self.models[name] = artifact
+            drafts.of(artifact, self.request.target)
+        self.schedule.extend(time.monotonic() - began)
+        if more:
+            self.schedule.one_more()
+            self.alone += 1
+        return list(more)
 
     def _start(
         self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], drafts: Drafts
@@ -274,7 +339,7 @@ class _Measuring:
         with ExitStack() as stack:
             interleaved = Interleaved(self.context, request, stack, drafts)
             interleaved.shares = self.shares
-            several = number > 0 and self.context.engine.max_parallel(limits.memory_bytes) > 1
+            several = number >= self.alone and self.context.engine.max_parallel(limits.memory_bytes) > 1
             self._open(interleaved, members, limits, beside=several)
             leads = self._begin(interleaved) if number == 0 else None
             # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
@@ -300,8 +365,8 @@ class _Measuring:
         """Everybody in a fresh process.
 
         Args:
-            beside: The original is loaded beside the others: it mostly takes as long as all of them. The first start,
-                whose load times are published, loads one after the other.
+            beside: The original is loaded beside the others: it mostly takes as long as all of them. A start whose load
+                times are published loads one after the other.
         """
 
         def enter(name: str) -> None:

@@ -165,6 +165,32 @@ def test_who_left_behind_one_that_was_refused_is_started_again() -> None:
     assert own.speedup_interval[1] < 2.2
 
 
+def test_who_joined_after_the_first_start_is_compared_in_the_starts_that_both_ran() -> None:
+    """Broken: a model on fewer threads, which is tried from the second start on, is compared with calls of a start in
+    which the machine was twice as slow; or it never ties, and wins by what chance does."""
+    starts = [{"baseline": steady(4.0, 0), "a": steady(2.0, 10)}]
+    starts += [
+        {"baseline": steady(2.0, n), "a": steady(1.0, 10 + n), "b": steady(0.7, 20 + n), "c": steady(c, 30 + n)}
+        for n, c in enumerate((0.97, 1.05, 0.96), start=1)
+    ]
+    merged = {name: m.timings[0] for name, m in merge(starts, "baseline", seed=0).items()}
+    assert merged["b"].processes == (1,) * ROUNDS + (2,) * ROUNDS + (3,) * ROUNDS
+    assert merged["b"].speedup == pytest.approx(2 / 0.7, rel=0.01)
+    assert merged["a"].speedup == pytest.approx(2, rel=0.01)
+    assert not stats.tied(merged["a"], merged["b"])
+    assert stats.tied(merged["a"], merged["c"])
+    assert stats.tied(merged["c"], merged["a"])
+
+
+def test_what_short_calls_are() -> None:
+    """Broken: fewer threads are tried on a network of 50 ms, or on all candidates and not the fastest."""
+    first = {
+        name: measurement(*[latency] * 6) for name, latency in {"a": 1e-3, "b": 5e-4, "c": 9e-4, "d": 3e-3}.items()
+    }
+    assert restarts.short_calls(first, ["a", "b", "c", "d"]) == ["b", "c"]
+    assert restarts.short_calls(first, ["d"]) == []
+
+
 @pytest.mark.parametrize(("restart_s", "starts"), [(0.0, 5), (3.75, 5), (3.8, 3), (15.0, 3), (16.0, 2), (31.0, 1)])
 def test_loading_takes_at_most_half_of_the_time(restart_s: float, starts: int) -> None:
     """Broken: a network that loads for a minute would be loaded three times in a measurement of a minute; or one that

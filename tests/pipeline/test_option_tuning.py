@@ -88,6 +88,15 @@ def test_threads_decide_what_is_worth_a_try() -> None:
     assert not names & {"no-spinning", "dynamic-blocks"}
 
 
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(("threads", "fewer"), [(1, []), (2, [1]), (3, [1]), (8, [4, 1])])
+def test_fewer_threads_are_for_short_calls(backend: str, threads: int, fewer: list[int]) -> None:
+    """Broken: a small model on many cores waits for threads that it need not wake."""
+    offered = options_of(backend, replace(TARGET, threads=threads), job().scheme)
+    assert [option.options["threads"] for option in offered if option.for_short_calls] == fewer
+    assert all(option.opening for option in offered if option.for_short_calls)
+
+
 # ------------------------------------------------------------------------------------------------------ what is better
 
 

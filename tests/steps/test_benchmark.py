@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from factories import artifact, run_context, source
 
+from compile_stage.core.errors import WorkerError
 from compile_stage.core.ports import MeteredCall, WorkerLimits, WorkerMemory, WorkerUsage
 from compile_stage.core.records import Budget, Gate, Measurement, SampleSet, Target, Timing
 from compile_stage.measure import disturbance, interleaved, restarts, stats
@@ -232,6 +233,40 @@ def test_who_left_by_disturbed_rounds_keeps_them(tmp_path: Path, others: list[fl
         found = measure_four(tmp_path, engine, may_leave=True).measurements
     assert found["slow"].timings[0].rounds >= 6
     assert found["slow"].timings[0].speedup == pytest.approx(0.5, rel=0.1)
+
+
+def test_who_joins_after_the_first_start_has_as_many_starts_as_a_speedup_needs(tmp_path: Path) -> None:
+    """Broken: what is tried beside the contenders is left out, is measured in too few processes, or, where it crashes,
+    fails the run's own candidates and keeps the measurement out of the cache."""
+    compiled = tmp_path / "compiled"
+    compiled.mkdir()
+    (compiled / "model.onnx").write_text("any")
+    asked: list[set[str]] = []
+
+    def more(first: Any) -> Any:
+        asked.append(set(first))
+        return {name: artifact(job_id=name, path=str(compiled)) for name in ("near", "slow")}, None
+
+    class CrashingEngine(FakeEngine):
+        @contextmanager
+        def worker(self, name: str, limits: WorkerLimits) -> Iterator[FakeWorker]:
+            if name == "measure--slow":
+                raise WorkerError("crash", "it crashed")
+            yield FakeWorker(name, self)
+
+    engine = CrashingEngine(noise=0.05)
+    context = run_context(tmp_path, engine)
+    budget = Budget(measure_seconds=5)
+    request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=budget, seed=0, more=more)
+    fast = {"fast": artifact(job_id="fast", path=str(compiled))}
+    found = benchmark(context, source(), fast, request)
+    assert asked == [{BASELINE, "fast"}]
+    assert not found.failures
+    of = {name: set(m.timings[0].processes) for name, m in found.measurements.items()}
+    assert of == {BASELINE: {0, 1, 2, 3, 4, 5}, "fast": {0, 1, 2, 3, 4, 5}, "near": {1, 2, 3, 4, 5}}
+    assert found.measurements["near"].timings[0].speedup == pytest.approx(0.02 / 0.0105, rel=0.1)
+    assert benchmark(context, source(), fast, request).cached
+    assert len(asked) == 1
 
 
 def test_remeasure_measures_and_replaces_what_the_cache_has(tmp_path: Path) -> None:

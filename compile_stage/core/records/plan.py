@@ -98,12 +98,15 @@ class TuningOption:
         opening: Of a setting that changes nothing but how the same files are opened: what it lays over the artifact's
             own options. Such settings are searched in combination, without a compilation of each. Empty for what must
             be compiled.
+        for_short_calls: Worth a try wherever a call takes less than two milliseconds, also where no option tuning is
+            asked for: fewer threads, which a small model need not wait for.
     """
 
     kind: Literal["memory", "tuning"]
     name: str
     options: JsonMap
     opening: JsonMap = field(default_factory=dict)
+    for_short_calls: bool = False
 
 
 @record
