@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -135,6 +136,11 @@ class RunState:
         self.written = self.result()
         return self._write(self.written, self.folder)
 
+    def reports_when_asked(self) -> Mapping[str, Path]:
+        """The reports of what is known when they are first asked for: a registry that holds the version asks for
+        none, and they take a third of a second to write."""
+        return _WhenAsked(self.write_reports)
+
     def result(self) -> RunResult:
         """Everything that is known so far, as one record."""
         context, targets, plan = self.context, self.targets, self.plan
@@ -163,6 +169,22 @@ class RunState:
             events=context.events.events if context else (),
             notes=tuple(dict.fromkeys(notes)),
         )
+
+
+class _WhenAsked(Mapping[str, Path]):
+    """A mapping that is made when it is first looked at."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Path]]) -> None:
+        self._made = cache(make)
+
+    def __getitem__(self, name: str) -> Path:
+        return self._made()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._made())
 
 
 def outcome_of(targets: Sequence[TargetResult]) -> RunOutcome:

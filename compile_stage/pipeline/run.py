@@ -219,7 +219,7 @@ def _published_together(targets: Sequence[TargetResult]) -> tuple[tuple[TargetRe
 def _publish(progress: RunState, context: Context, plan: Plan, origin: Origin) -> None:
     """Push tuning records and bundles. Each receipt is known as soon as there is one: a later target may fail."""
     progress.targets = tuple(push_records(context, plan.source, target) for target in progress.targets)
-    reports = progress.write_reports()
+    reports = progress.reports_when_asked()
     for target in progress.targets:
         _put(progress, publish(context, plan.source, target, reports))
     for members in _published_together(progress.targets):
@@ -239,7 +239,7 @@ def _join(progress: RunState, context: Context, plan: Plan, origin: Origin, memb
             sign(context, plan.policy, next(member for member in members if member.bundle is not None), signer)
         for member in members:
             _put(progress, member)
-        reports = progress.write_reports()
+        reports = progress.reports_when_asked()
         members = tuple(publish(context, plan.source, member, reports) for member in members)
         for member in members:
             _put(progress, member)
