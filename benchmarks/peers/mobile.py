@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from peers.recipe import BATCHES, Batch, Given, Recipe, Run
 
 _SIGNATURE = "serving_default"
@@ -69,16 +70,29 @@ def open_litert(given: Given, folder: Path, batch: int) -> Run:
     interpreter.allocate_tensors()
     runner = interpreter.get_signature_runner(_SIGNATURE)
     details = sorted(runner.get_input_details().items(), key=lambda item: int(item[0].rpartition("_")[2]))
-    places = [(tensor["index"], tensor["dtype"]) for _, tensor in details]
+    places = [(tensor["index"], tensor["dtype"], tensor["quantization"]) for _, tensor in details]
     [answer] = runner.get_output_details().values()
 
     def run(inputs: Batch) -> Any:
-        for (index, kind), array in zip(places, inputs.values(), strict=True):
-            interpreter.set_tensor(index, array.astype(kind, copy=False))
+        for (index, kind, steps), array in zip(places, inputs.values(), strict=True):
+            rounded = _in_steps(array, *steps) if _is_rounded(kind, array) else array
+            interpreter.set_tensor(index, rounded.astype(kind, copy=False))
         interpreter.invoke()
-        return interpreter.get_tensor(answer["index"])
+        found = interpreter.get_tensor(answer["index"])
+        scale, zero = answer["quantization"]
+        return (found.astype(np.float32) - zero) * np.float32(scale) if found.dtype == np.int8 else found
 
     return run
+
+
+def _is_rounded(kind: Any, array: Any) -> bool:
+    """The file takes integers where the network takes floats: the static recipe rounds inputs and outputs too."""
+    return kind is np.int8 and array.dtype.kind == "f"
+
+
+def _in_steps(array: Any, scale: float, zero: int) -> Any:
+    """As the documentation quantises an input."""
+    return np.clip(np.rint(array * np.float32(1 / scale)) + zero, -128, 127)
 
 
 LITERT = (
