@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from peers.recipe import BATCHES, Batch, Given, Recipe, Run
 
 _SIGNATURE = "serving_default"
