@@ -78,10 +78,15 @@ TARGET = """\
 
 @dataclass(frozen=True)
 class Winner:
-    """What the stage published for one batch size."""
+    """What the stage published for one batch size.
+
+    Attributes:
+        interpreter: Of the toolchain that its backend runs in; this one's where it needs none.
+    """
 
     job: str
     folder: str
+    interpreter: str
 
 
 def policy_text(chosen: argparse.Namespace) -> str:
@@ -127,8 +132,9 @@ def winners(result: dict[str, Any], work: Path, environment: dict[str, str]) -> 
         call = "import sys, mlflow; print(mlflow.artifacts.download_artifacts(sys.argv[1], dst_path=sys.argv[2]))"
         command = [sys.executable, "-c", call, receipt["uri"], str(into)]
         done = subprocess.run(command, env=environment, cwd=work, check=True, stdout=subprocess.PIPE, text=True)
-        job = " ".join(target["winner"].split("--")[2:])
-        found[batch] = Winner(job, done.stdout.strip().splitlines()[-1])
+        backend, *scheme = target["winner"].split("--")[2:]
+        folder, python = done.stdout.strip().splitlines()[-1], plugins.interpreter_of(backend) or sys.executable
+        found[batch] = Winner(" ".join([backend, *scheme]), folder, python)
     return found
 
 
@@ -259,12 +265,13 @@ def measure(name: str, work: Path, environment: dict[str, str], chosen: argparse
     for batch in chosen.batches:
         clock = time.monotonic()
         comparison = Comparison(given, batch, gates, log)
-        own = Participant(OURS, ("open", "published", published[batch].folder, *words))
+        winner = published[batch]
+        own = Participant(OURS, ("open", "published", winner.folder, *words), interpreter=winner.interpreter)
         suited = [who for who in made if batch_suits(who, name, batch)]
-        of_batch = compare(comparison, published[batch], suited, own, chosen)
+        of_batch = compare(comparison, winner, suited, own, chosen)
         share = round(comparison.disturbed / comparison.played, 2)
         of_batch = [{"network": name, "batch": batch, **row, "disturbed_rounds": share} for row in of_batch]
-        print(f"\n### {name}, batch {batch}: ours is {published[batch].job}, {time.monotonic() - clock:.0f} s; "
+        print(f"\n### {name}, batch {batch}: ours is {winner.job}, {time.monotonic() - clock:.0f} s; "
               f"{share:.0%} of the rounds disturbed\n\n{table(of_batch)}", flush=True)  # fmt: skip
         rows += of_batch
     rows += [{"network": name, "batch": 0, "recipe": who, "left_out": why} for who, why in missing.items()]
