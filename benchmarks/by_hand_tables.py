@@ -3,7 +3,8 @@ can do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
 
 from page import Figure, Page, Row, ordered
 
@@ -30,13 +31,32 @@ def by_hand(page: Page) -> None:
     rows = [[network, str(batch), kind, *_cells(of_case)] for (network, batch, kind), of_case in cases.items()]
     head = ["network", "batch", "hardware", "ours", "best by hand that passes", "ratio", "faster, but misses a limit"]
     page.table([*head, "control"], rows, figures)
+    page.text.append(_means(cases))
     if missing := left_out(page.newest("by-hand", by=("network", "batch"))):
         page.text.append(f"\nLeft out: {missing}.\n")
 
 
+def _means(cases: Mapping[tuple[str, int, str], Sequence[Row]]) -> str:
+    """A sentence for each kind of hardware."""
+    best: dict[str, list[float]] = {}
+    for (_, _, kind), rows in cases.items():
+        if passing := _passing(rows):
+            best.setdefault(kind, []).append(fastest(passing)["over_ours"])
+    return "".join(
+        f"\n{kind}: the geometric mean of {len(ratios)} ratios is **{geometric_mean(ratios):.2f}**, the lowest "
+        f"{min(ratios):.2f}; {sum(ratio >= 1 for ratio in ratios)} are at least 1.\n"
+        for kind, ratios in best.items()
+    )
+
+
+def _passing(rows: Sequence[Row]) -> list[Row]:
+    """Of peers with a ratio, those whose answers meet the tolerances."""
+    return [row for row in rows if "over_ours" in row and row["recipe"] != CONTROL and row["passes"]]
+
+
 def _cells(rows: Sequence[Row]) -> list[str]:
     peers = [row for row in rows if "over_ours" in row and row["recipe"] != CONTROL]
-    passing = [row for row in peers if row["passes"]]
+    passing = _passing(rows)
     control = next((ratio_words(row) for row in rows if row["recipe"] == CONTROL and "over_ours" in row), "")
     ours = f"{rows[0]['ours']}, {rows[0]['ours_p50_ms']:.2f} ms"
     if not passing:

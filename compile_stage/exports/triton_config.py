@@ -28,6 +28,7 @@ _ORT_OPTIONS = {
     "graph_optimization",
     "memory_arena",
     "spinning",
+    "threads",
     "provider",
     "mapped_weights",
     "config",
@@ -94,7 +95,7 @@ def _openvino(version: Version) -> Choice:
             why="on a CPU with bfloat16 OpenVINO computes in that unless it is asked for float32, and config.pbtxt "
             "can't ask",
         )
-    known = {"PERFORMANCE_HINT", "NUM_STREAMS"}
+    known = {"PERFORMANCE_HINT", "NUM_STREAMS", "INFERENCE_NUM_THREADS"}
     if other := sorted(set(options.get("config", {})) - known):
         return Choice(backend=PYTHON, why=f"config.pbtxt has no place for OpenVINO's {', '.join(other)}")
     free = [spec for spec in version.signature.inputs if any(isinstance(dim, str) for dim in spec.shape[1:])]
@@ -184,7 +185,7 @@ def _parameters(version: Version, choice: Choice) -> Mapping[str, str]:
     threads, options = int(version.manifest.get("threads", 1)), version.artifact.options
     if choice.backend == "onnxruntime":
         return {
-            "intra_op_thread_count": str(threads),
+            "intra_op_thread_count": str(min(threads, int(options.get("threads", threads)))),
             "inter_op_thread_count": "1",
             "execution_mode": "0",
             "enable_mem_arena": "1" if options.get("memory_arena", True) else "0",
@@ -193,7 +194,7 @@ def _parameters(version: Version, choice: Choice) -> Mapping[str, str]:
         config = options.get("config", {})
         padded = {"ENABLE_BATCH_PADDING": "YES"} if len(version.batches.sizes) > 1 else {}
         return {
-            "INFERENCE_NUM_THREADS": str(threads),
+            "INFERENCE_NUM_THREADS": str(min(threads, int(config.get("INFERENCE_NUM_THREADS", threads)))),
             "NUM_STREAMS": str(config.get("NUM_STREAMS", 1)),
             "PERFORMANCE_HINT": str(config.get("PERFORMANCE_HINT", "latency")).upper(),
             **({"HINT_BF16": "YES"} if options.get("hint") == "bf16" else {}),

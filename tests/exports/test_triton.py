@@ -216,6 +216,24 @@ def test_tritons_own_backend_is_used_only_where_it_can_be_told_everything(
         assert config.parameters["enable_mem_arena"].string_value == "0"
 
 
+@pytest.mark.parametrize(
+    ("artifact", "parameter"),
+    [
+        ({"options": {"threads": 1}}, "intra_op_thread_count"),
+        ({"backend": "openvino", "options": {"config": {"INFERENCE_NUM_THREADS": 1}}}, "INFERENCE_NUM_THREADS"),
+    ],
+)
+def test_a_model_that_was_proven_on_fewer_threads_has_these(
+    native: Version, artifact: dict[str, Any], parameter: str
+) -> None:
+    """Broken: a small model, which is faster on one thread, is served on all that the target allows, or by Python."""
+    version = changed(native, threads=4, hardware={"features": []}, artifact=artifact)
+    choice = triton_config.choose(version)
+    assert choice.backend == artifact.get("backend", "onnxruntime")
+    config = parsed(pbtxt.write(triton_config.configure(version, choice, "m")))
+    assert config.parameters[parameter].string_value == "1"
+
+
 def test_requests_are_put_together_only_to_sizes_that_were_proven_and_pay(native: Version) -> None:
     """Broken: Triton would make batches of sizes that nobody proved, or wait for slower ones."""
 
