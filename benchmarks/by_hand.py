@@ -293,7 +293,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of rounds, a network and batch size")
     parser.add_argument("--starts", type=int, default=5, help="of each contender; at least 3")
     parser.add_argument("--stage-seconds", type=float, default=60.0, help="budget.measure_seconds of the stage's run")
-    parser.add_argument("--backends", nargs="+", default=["onnxruntime", "openvino", "litert"], help="of the stage")
+    backends = ["onnxruntime", "openvino", "litert", "executorch"]
+    parser.add_argument("--backends", nargs="+", default=backends, help="of the stage")
     parser.add_argument("--search-minutes", type=float, default=1.0, help="of the stage; 0: no option is tuned")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="laid over the stage's policy")
     parser.add_argument("--interpreter", action="append", default=[], metavar="PEER=PYTHON")
