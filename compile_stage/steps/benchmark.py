@@ -123,7 +123,7 @@ def benchmark_candidates(
         # Where size or memory decides, the winner may be a slow one, and its speedup is wanted as narrowly.
         holds=holds if target_policy.prefer in ("latency", "throughput") else None,
         proof=wanted.proof,
-        more=join if wanted.for_short_calls is not None and drop_behind is None else None,
+        more=join if wanted.for_short_calls is not None else None,
     )
     results = benchmark(context, plan.source, first, request)
     if results.cached:
