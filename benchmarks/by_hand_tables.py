@@ -49,20 +49,24 @@ def _means(cases: Mapping[tuple[str, int, str], Sequence[Row]]) -> str:
     )
 
 
+def _peers(rows: Sequence[Row]) -> list[Row]:
+    """Those with a ratio."""
+    return [row for row in rows if "over_ours" in row and row["recipe"] != CONTROL]
+
+
 def _passing(rows: Sequence[Row]) -> list[Row]:
-    """Of peers with a ratio, those whose answers meet the tolerances."""
-    return [row for row in rows if "over_ours" in row and row["recipe"] != CONTROL and row["passes"]]
+    """Of these, those whose answers meet the tolerances."""
+    return [row for row in _peers(rows) if row["passes"]]
 
 
 def _cells(rows: Sequence[Row]) -> list[str]:
-    peers = [row for row in rows if "over_ours" in row and row["recipe"] != CONTROL]
     passing = _passing(rows)
     control = next((ratio_words(row) for row in rows if row["recipe"] == CONTROL and "over_ours" in row), "")
     ours = f"{rows[0]['ours']}, {rows[0]['ours_p50_ms']:.3g} ms"
     if not passing:
         return [ours, "none", "", "", control]
     best = fastest(passing)
-    quicker = [row for row in peers if not row["passes"] and row["over_ours"] < best["over_ours"]]
+    quicker = [row for row in _peers(rows) if not row["passes"] and row["over_ours"] < best["over_ours"]]
     missed = "; ".join(f"{row['recipe']}: {ratio_words(row)}, {row['refusal'].split(':')[0]}" for row in quicker[:1])
     return [ours, f"{best['recipe']}, {best['p50_ms']:.3g} ms", f"**{ratio_words(best)}**", missed, control]
 

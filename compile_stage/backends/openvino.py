@@ -232,11 +232,8 @@ def _tuning_options(target: Target) -> tuple[TuningOption, ...]:
             # The parts of an operator are balanced among the threads while they run.
             _setting("auto-partitioner", partitioner="auto"),
             # Small operators lose more by being shared out than they gain.
-            replace(_setting("half-threads", threads=target.threads // 2), for_short_calls=True),
-        ]
-    if target.threads > 3:
-        options += [
-            replace(_setting("one-thread", threads=1), for_short_calls=True),
+            _fewer("half-threads", target.threads // 2),
+            *([_fewer("one-thread", 1)] if target.threads > 3 else []),
         ]
     return tuple(options)
 
@@ -245,6 +242,10 @@ def _setting(name: str, **options: Any) -> TuningOption:
     """One that the plug-in takes when it opens the model."""
     properties = {_PROPERTIES[key]: value for key, value in options.items()}
     return TuningOption(kind="tuning", name=name, options=options, opening={"config": properties})
+
+
+def _fewer(name: str, threads: int) -> TuningOption:
+    return replace(_setting(name, threads=threads), for_short_calls=True)
 
 
 # -------------------------------------------------------------------------------------------------------- quantisation
