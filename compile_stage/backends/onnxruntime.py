@@ -422,7 +422,7 @@ def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
         return TuningOption(kind=kind, name=name, options=options, opening=options)
 
     def fewer(name: str, count: int) -> TuningOption:
-        return replace(setting("tuning", name, threads=count), for_short_calls=True)
+        return replace(setting("tuning", name, threads=count), worth_a_try="short-calls")
 
     memory = (
         # From a file of their own weights are mapped: they are not read twice, and processes share what is not packed

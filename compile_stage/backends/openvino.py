@@ -45,6 +45,7 @@ _OPTIONS: Mapping[str, Option] = {
     "hyper_threading": FLAG,
     "partitioner": OneOf("static", "auto"),
     "fixed_shapes": FLAG,
+    "requests": Number(low=1),
 }
 _PROPERTIES = {
     "performance_hint": "PERFORMANCE_HINT",
@@ -136,6 +137,9 @@ class OpenVino(Compiler):
             "hint": str(scheme.options.get("hint", _HINTS[scheme.float_type])),
             "shapes": _known_shapes(model.signature, target) if asked.get("fixed_shapes", True) else [],
         }
+        if (requests := int(asked.get("requests", 1))) > 1:
+            _demand_rows(model.signature, requests, target.threads)
+            options["requests"] = requests
         core = openvino.Core()
         graph = core.read_model(model.path)
         if scheme.native and scheme.precision == "int8" and calibration is not None:
@@ -235,6 +239,12 @@ def _tuning_options(target: Target) -> tuple[TuningOption, ...]:
             _fewer("half-threads", target.threads // 2),
             *([_fewer("one-thread", 1)] if target.threads > 3 else []),
         ]
+        if any(size >= target.threads and size % target.threads == 0 for size in target.batch_sizes):
+            # A thread that has rows of its own waits for no other after each operator.
+            shared = {"requests": target.threads}
+            options.append(
+                TuningOption(kind="tuning", name="shared-batch", options=shared, opening=shared, worth_a_try="batches")
+            )
     return tuple(options)
 
 
@@ -245,7 +255,7 @@ def _setting(name: str, **options: Any) -> TuningOption:
 
 
 def _fewer(name: str, threads: int) -> TuningOption:
-    return replace(_setting(name, threads=threads), for_short_calls=True)
+    return replace(_setting(name, threads=threads), worth_a_try="short-calls")
 
 
 # -------------------------------------------------------------------------------------------------------- quantisation
@@ -298,6 +308,15 @@ def _config(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The plug-in's properties that a target's options ask for."""
     config = {_PROPERTIES[key]: value for key, value in asked.items() if key in _PROPERTIES}
     return {"PERFORMANCE_HINT": "latency", **config}
+
+
+def _demand_rows(signature: Signature, requests: int, threads: int) -> None:
+    """Refuse to share a batch among requests where its rows are not those of all that goes in and comes out."""
+    if requests > threads:
+        raise UsageError(f"requests: {requests} is more than the target's threads: {threads}")
+    for spec in (*signature.inputs, *signature.outputs):
+        if not spec.shape or isinstance(spec.shape[0], int):
+            raise UsageError(f"requests: {requests} needs a free batch size, and {spec} has none")
 
 
 def _known_shapes(signature: Signature, target: Target) -> list[dict[str, tuple[int, ...]]]:

@@ -98,6 +98,8 @@ def _openvino(version: Version) -> Choice:
     known = {"PERFORMANCE_HINT", "NUM_STREAMS", "INFERENCE_NUM_THREADS"}
     if other := sorted(set(options.get("config", {})) - known):
         return Choice(backend=PYTHON, why=f"config.pbtxt has no place for OpenVINO's {', '.join(other)}")
+    if options.get("requests", 1) > 1:
+        return Choice(backend=PYTHON, why="Triton's backend does not share the rows of a batch among requests")
     free = [spec for spec in version.signature.inputs if any(isinstance(dim, str) for dim in spec.shape[1:])]
     if free or batch_axis(version.signature) is None:
         return Choice(backend=PYTHON, why="Triton's OpenVINO backend takes fixed shapes beside the batch")

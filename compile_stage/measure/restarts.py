@@ -33,8 +33,8 @@ SHORT_CALL_S = 2e-3
 """Where a call is shorter, waking the threads and waiting for the last of them may cost more than they gain: 5 to 20 us
 for each operator that is shared out. An LSTM of 0.33 ms on two threads takes 0.24 ms on one."""
 
-MOST_SHORT = 2
-"""So many contenders, the fastest, are also tried with what is offered for short calls."""
+MOST_TRIED: Mapping[str, int] = {"short-calls": 2, "batches": 1}
+"""By what a setting is for: so many contenders, the fastest whose backend offers any, are tried with it unasked."""
 
 _LIKELY = 3
 
@@ -108,10 +108,14 @@ def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
     return [name for name, own in relative.items() if any(own[size] <= CONTENDER * best[size] for size in own)]
 
 
-def short_calls(measured: Mapping[str, Measurement], names: Sequence[str]) -> list[str]:
-    """Those of `names` whose median call is short at some batch size, the fastest first, at most `MOST_SHORT`."""
-    fastest_s = {name: min(stats.median(t.latency_s) for t in measured[name].timings) for name in names}
-    return sorted((n for n in names if fastest_s[n] < SHORT_CALL_S), key=lambda n: fastest_s[n])[:MOST_SHORT]
+def worth_a_try(measured: Mapping[str, Measurement], names: Sequence[str]) -> dict[str, list[str]]:
+    """By what a setting is for (`MOST_TRIED`): on which of `names` it is worth a try, the fastest first."""
+    median_s = {name: {t.batch_size: stats.median(t.latency_s) for t in measured[name].timings} for name in names}
+    fastest_s = {name: min(own.values()) for name, own in median_s.items()}
+    short = sorted((name for name in names if fastest_s[name] < SHORT_CALL_S), key=lambda name: fastest_s[name])
+    largest = max((size for own in median_s.values() for size in own), default=1)
+    several = sorted((n for n in names if largest in median_s[n] and largest > 1), key=lambda n: median_s[n][largest])
+    return {"short-calls": short, "batches": several}
 
 
 def _beside(base: Timing, own: Timing) -> float:

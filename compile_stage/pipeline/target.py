@@ -12,12 +12,12 @@ from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.measure.previews import previews_of, worst_samples
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.evaluate import evaluate_all
-from compile_stage.pipeline.fewer_threads import for_short_calls
 from compile_stage.pipeline.inputs import TargetRun, prepare
 from compile_stage.pipeline.mixed_precision import search_missed
 from compile_stage.pipeline.option_tuning import lay_out, tune
 from compile_stage.pipeline.pruning import to_validate
 from compile_stage.pipeline.time_left import late_note
+from compile_stage.pipeline.tried_settings import tried_settings
 from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.sample import compare_samples
@@ -95,7 +95,7 @@ def _compete(target: TargetRun, candidates: Sequence[Candidate]) -> TargetResult
         proof=proof,
         seconds=measuring.seconds,
         overtime=measuring.overtime,
-        for_short_calls=for_short_calls(target, with_tuned),
+        try_settings=tried_settings(target, with_tuned),
     )
     timely = [late.get(c.job.id, c) for c in with_tuned]
     measured, baseline = benchmark_candidates(target.context, target.plan, policy, timely, request)

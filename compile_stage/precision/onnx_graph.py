@@ -3,11 +3,12 @@ time."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from compile_stage.core import sample_files
 from compile_stage.core.digest import digest_tree
@@ -148,13 +149,7 @@ def read_types(model: ModelProto) -> dict[str, int]:
     Left out: sequences, outputs of operators that shape inference does not know, and declarations of tensors that are
     gone.
     """
-    import onnx
-
-    bare, _ = _split_weights(model)
-    try:
-        graph = onnx.shape_inference.infer_shapes(bare).graph
-    except onnx.shape_inference.InferenceError:  # what is declared is known even so
-        graph = bare.graph
+    graph = _inferred(model).graph
     values = (*graph.input, *graph.value_info, *graph.output)
     types = {
         value.name: int(value.type.tensor_type.elem_type) for value in values if value.type.HasField("tensor_type")
@@ -167,6 +162,37 @@ def read_types(model: ModelProto) -> dict[str, int]:
     there = {name for node in graph.node for name in node.output}
     there |= {part.name for part in (*graph.input, *graph.initializer)}
     return {name: kind for name, kind in types.items() if kind and name in there}
+
+
+Dimension: TypeAlias = int | str | None
+"""Length of an axis: a number, the name of one that is free, None where nothing is known of it."""
+
+
+def read_shapes(model: ModelProto) -> dict[str, tuple[Dimension, ...]]:
+    """Shape of every tensor of the main graph whose rank is known."""
+    graph = _inferred(model, data_prop=True).graph
+    shapes: dict[str, tuple[Dimension, ...]] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            lengths = value.type.tensor_type.shape.dim
+            shapes[value.name] = tuple(
+                int(one.dim_value) if one.HasField("dim_value") else one.dim_param or None for one in lengths
+            )
+    for node in graph.node:
+        if node.op_type == "Constant" and (tensor := constant_tensor(node)) is not None:
+            shapes[node.output[0]] = tuple(tensor.dims)
+    return shapes
+
+
+def _inferred(model: ModelProto, *, data_prop: bool = False) -> ModelProto:
+    """The graph with types and shapes, without its weights; as it is declared where inference fails."""
+    import onnx
+
+    bare, _ = _split_weights(model)
+    inferred: ModelProto = bare
+    with contextlib.suppress(onnx.shape_inference.InferenceError):
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
+    return inferred
 
 
 def constant_tensor(node: NodeProto) -> Any:

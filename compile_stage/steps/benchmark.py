@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
@@ -42,7 +43,7 @@ from compile_stage.measure.interleaved import Interleaved, Rounds
 from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.performance import calls_needed, check_performance
 from compile_stage.measure.request import MeasurementRequest
-from compile_stage.measure.restarts import MORE_PROCESSES, Schedule, contenders, merge, short_calls
+from compile_stage.measure.restarts import MORE_PROCESSES, MOST_TRIED, Schedule, contenders, merge, worth_a_try
 from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import Proof
 
@@ -57,6 +58,11 @@ class Measured:
     cached: bool
 
 
+TrySettings: TypeAlias = Callable[[str, Callable[[str, str], bool]], Sequence[Candidate]]
+"""Given a job, and which settings are wanted, by what they are for and the id of the job that has them: validated
+candidates."""
+
+
 @record
 class CandidatesRequest:
     """What is asked of the measurement of a target's candidates.
@@ -65,15 +71,15 @@ class CandidatesRequest:
         proof: What the answers are compared with that are given while they are timed.
         seconds: For the rounds.
         overtime: Times that, where there are too few rounds.
-        for_short_calls: Given a job of a contender whose calls are short: validated candidates that are the same
-            artifact opened with settings for short calls. They join the later starts.
+        try_settings: Of contenders: the same artifacts with settings that are tried unasked. They join the later
+            starts.
     """
 
     samples: SampleSet
     proof: Proof
     seconds: float
     overtime: float = OVERTIME
-    for_short_calls: Callable[[str], Sequence[Candidate]] | None = None
+    try_settings: TrySettings | None = None
 
 
 def benchmark_candidates(
@@ -84,7 +90,7 @@ def benchmark_candidates(
     wanted: CandidatesRequest,
 ) -> tuple[list[Candidate], Measurement | None]:
     """The candidates with what was measured of those that are validated, and the original model's own measurement;
-    behind a candidate those that joined with settings for short calls.
+    behind a candidate those that joined with other settings.
 
     What already failed a tolerance is not measured: timings of a wrong answer decide nothing.
     """
@@ -94,7 +100,7 @@ def benchmark_candidates(
     first, joined = dict(validated), _Joined(wanted)
 
     def join(measured: Mapping[str, Measurement]) -> tuple[Mapping[str, Artifact], Proof]:
-        more = joined.behind(short_calls(measured, contenders(measured, BASELINE)))
+        more = joined.behind(worth_a_try(measured, contenders(measured, BASELINE)))
         validated.update(more)
         return more, wanted.proof.and_of(joined.candidates)
 
@@ -123,7 +129,7 @@ def benchmark_candidates(
         # Where size or memory decides, the winner may be a slow one, and its speedup is wanted as narrowly.
         holds=holds if target_policy.prefer in ("latency", "throughput") else None,
         proof=wanted.proof,
-        more=join if wanted.for_short_calls is not None else None,
+        more=join if wanted.try_settings is not None else None,
     )
     results = benchmark(context, plan.source, first, request)
     if results.cached:
@@ -141,26 +147,40 @@ def benchmark_candidates(
 
 
 class _Joined:
-    """Candidates with settings for short calls, by the job that they are laid over."""
+    """Candidates with settings that are tried unasked, by the job that they are laid over."""
 
     def __init__(self, wanted: CandidatesRequest) -> None:
-        self._make = wanted.for_short_calls
-        self.by_job: dict[str, Sequence[Candidate]] = {}
+        self._make = wanted.try_settings
+        self.by_job: dict[str, list[Candidate]] = {}
 
     @property
     def candidates(self) -> list[Candidate]:
         return [one for found in self.by_job.values() for one in found]
 
-    def behind(self, jobs: Sequence[str]) -> dict[str, Artifact]:
-        """Make those of these jobs; what joins, by name."""
-        if self._make is not None:
-            self.by_job |= {job: self._make(job) for job in jobs}
+    def behind(self, worth: Mapping[str, Sequence[str]]) -> dict[str, Artifact]:
+        """Make those that are worth a try (`restarts.worth_a_try`); what joins, by name."""
+        for purpose, jobs in worth.items():
+            tried = 0
+            for job in jobs:
+                if tried < MOST_TRIED[purpose]:
+                    tried += self._add(job, partial(_is_for, purpose))
         return {one.job.id: one.artifact for one in self.candidates if one.artifact is not None}
 
     def behind_measured(self, names: set[str], jobs: Sequence[str]) -> None:
         """Those of a measurement that was made before."""
-        over = {max((j for j in jobs if name.startswith(f"{j}--")), key=len, default="") for name in names - set(jobs)}
-        self.behind([job for job in jobs if job in over])
+        for job in jobs:
+            if any(name.startswith(f"{job}--") for name in names):
+                self._add(job, lambda _, name: name in names)
+
+    def _add(self, job: str, wanted: Callable[[str, str], bool]) -> bool:
+        made = self._make(job, wanted) if self._make is not None else ()
+        if made:
+            self.by_job.setdefault(job, []).extend(made)
+        return bool(made)
+
+
+def _is_for(wanted: str, purpose: str, _: str) -> bool:
+    return purpose == wanted
 
 
 def _measured(candidate: Candidate, measured: Measured) -> Candidate:

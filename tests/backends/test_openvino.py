@@ -208,11 +208,41 @@ def test_options_and_threads_are_obeyed_when_opened_too(conv: Any, tmp_path: Pat
     asked = options(performance_hint="throughput", num_streams=1, cpu_pinning=False)
     artifact = OpenVino().compile(conv[0], scheme("fp32"), asked, "job", tmp_path)
     path = Path(artifact.path) / artifact.entry
-    compiled = openvino_session._compile(openvino.Core(), path, artifact.options, 2, None)
+    compiled = openvino_session._compile(openvino.Core(), path, artifact.options, 2, None, streams=1)
     assert compiled.get_property("INFERENCE_NUM_THREADS") == 2
     assert "THROUGHPUT" in str(compiled.get_property("PERFORMANCE_HINT"))
     assert compiled.get_property("NUM_STREAMS") == 1
     assert compiled.get_property("ENABLE_CPU_PINNING") is False
+
+
+def test_a_shared_batch_answers_as_a_whole_one(tmp_path: Path) -> None:
+    """Broken: rows come back in another order, or a batch that can't be shared out evenly loses some."""
+    model, samples = models.conv_net(tmp_path / "model")
+    target = replace(TARGET, threads=2, batch_sizes=(1, 3, 4), options={"openvino": {"requests": 2}})
+    shared = OpenVino().compile(model, scheme("fp32"), target, "job", tmp_path / "shared")
+    plain = OpenVino().compile(model, scheme("fp32"), replace(target, options={}), "job", tmp_path / "plain")
+    images = np.load(Path(samples.path) / "inputs" / "image.npy")
+    with OpenVino().open(shared, 2) as session, OpenVino().open(plain, 2) as whole, OpenVino().open(shared, 1) as one:
+        for rows in (1, 2, 3, 4, 5):  # 2 and 5 are no batch size of the target
+            batch = {"image": images[:rows]}
+            expected = whole.run(batch)["scores"]
+            for own in (session, one):
+                np.testing.assert_allclose(own.run(batch)["scores"], expected, rtol=1e-4, atol=1e-5)
+        first = session.run({"image": images[:4]})["scores"]
+        kept = first.copy()
+        session.run({"image": images[4:8]})
+        np.testing.assert_array_equal(first, kept)  # what was handed out is the caller's
+
+
+def test_a_batch_is_shared_where_it_has_rows(conv: Any, tmp_path: Path) -> None:
+    """Broken: an input that is the same for all rows is cut in two; or more requests run than there are threads."""
+    target = replace(options(requests=2), threads=2)
+    fixed = replace(conv[0].signature.outputs[0], shape=(1, 4))
+    model = replace(conv[0], signature=replace(conv[0].signature, outputs=(fixed,)))
+    with pytest.raises(UsageError, match="needs a free batch size"):
+        OpenVino().compile(model, scheme("fp32"), target, "job", tmp_path / "a")
+    with pytest.raises(UsageError, match="more than the target's threads: 1"):
+        OpenVino().compile(conv[0], scheme("fp32"), options(requests=2), "job", tmp_path / "b")
 
 
 def test_trees_are_refused_with_the_operator(conv: Any, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -18,6 +17,7 @@ from compile_stage.core.records import PortableModel, SampleSet
 from compile_stage.core.sample_files import digest_of_samples, write_index
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.graph_rewrites import apply, masked_softmax
+from tests.graph_rewrites.running import answer, operators
 
 HEADS, PLACES, SIZE = 2, 5, 4
 LOWEST = float(np.finfo(np.float32).min)
@@ -80,18 +80,6 @@ def inputs(model: onnx.ModelProto, rows: int = 3) -> dict[str, np.ndarray]:
         made["seen"][1, ..., :2] = False
         made["seen"][-1] = False
     return made
-
-
-def answer(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, given)[0])
-
-
-def operators(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
 
 
 @pytest.mark.parametrize(

@@ -182,13 +182,19 @@ def test_who_joined_after_the_first_start_is_compared_in_the_starts_that_both_ra
     assert stats.tied(merged["c"], merged["a"])
 
 
-def test_what_short_calls_are() -> None:
-    """Broken: fewer threads are tried on a network of 50 ms, or on all candidates and not the fastest."""
+def test_what_settings_are_worth_a_try() -> None:
+    """Broken: fewer threads are tried on a network of 50 ms, or the slowest candidate is tried first, or batches are
+    shared where there are none."""
     first = {
         name: measurement(*[latency] * 6) for name, latency in {"a": 1e-3, "b": 5e-4, "c": 9e-4, "d": 3e-3}.items()
     }
-    assert restarts.short_calls(first, ["a", "b", "c", "d"]) == ["b", "c"]
-    assert restarts.short_calls(first, ["d"]) == []
+    assert restarts.worth_a_try(first, ["a", "b", "c", "d"]) == {"short-calls": ["b", "c", "a"], "batches": []}
+    assert restarts.worth_a_try(first, ["d"]) == {"short-calls": [], "batches": []}
+    both = {
+        name: replace(one, timings=(*one.timings, replace(one.timings[0], batch_size=8, latency_s=(latency,) * 6)))
+        for (name, one), latency in zip(first.items(), (4e-3, 6e-3, 5e-3, 9e-3), strict=True)
+    }
+    assert restarts.worth_a_try(both, ["a", "b", "d"])["batches"] == ["a", "b", "d"]
 
 
 @pytest.mark.parametrize(("restart_s", "starts"), [(0.0, 5), (3.75, 5), (3.8, 3), (15.0, 3), (16.0, 2), (31.0, 1)])

@@ -93,8 +93,8 @@ def test_threads_decide_what_is_worth_a_try() -> None:
 def test_fewer_threads_are_for_short_calls(backend: str, threads: int, fewer: list[int]) -> None:
     """Broken: a small model on many cores waits for threads that it need not wake."""
     offered = options_of(backend, replace(TARGET, threads=threads), job().scheme)
-    assert [option.options["threads"] for option in offered if option.for_short_calls] == fewer
-    assert all(option.opening for option in offered if option.for_short_calls)
+    assert [option.options["threads"] for option in offered if option.worth_a_try == "short-calls"] == fewer
+    assert all(option.opening for option in offered if option.worth_a_try)
 
 
 # ------------------------------------------------------------------------------------------------------ what is better

@@ -98,15 +98,16 @@ class TuningOption:
         opening: Of a setting that changes nothing but how the same files are opened: what it lays over the artifact's
             own options. Such settings are searched in combination, without a compilation of each. Empty for what must
             be compiled.
-        for_short_calls: Worth a try wherever a call takes less than two milliseconds, also where no option tuning is
-            asked for: fewer threads, which a small model need not wait for.
+        worth_a_try: Where it is tried on the fastest candidates although no option tuning is asked for: with
+            `short-calls`, where a call takes less than two milliseconds; with `batches`, where several rows are
+            measured at a time. Empty for a setting that is tried by option tuning alone.
     """
 
     kind: Literal["memory", "tuning"]
     name: str
     options: JsonMap
     opening: JsonMap = field(default_factory=dict)
-    for_short_calls: bool = False
+    worth_a_try: Literal["", "short-calls", "batches"] = ""
 
 
 @record
