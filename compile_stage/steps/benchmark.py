@@ -247,7 +247,7 @@ def benchmark(
 
     try:
         key = _key(context, baseline, artifacts, request)
-        cached = context.cached("benchmark/7", request.label, key, make, anew=context.remeasure)
+        cached = context.cached("benchmark/8", request.label, key, make, anew=context.remeasure)
     except _PartialError as partial:  # a failure is never cached, and the others' numbers still hold
         return Measured(measurements=partial.measurements, failures=measuring.failures, cached=False)
     measured = dict(revive(Mapping[str, Measurement], cached.value))
