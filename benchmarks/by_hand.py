@@ -5,6 +5,7 @@
     python benchmarks/by_hand.py --peers onnxruntime openvino --batches 1
     python benchmarks/by_hand.py --interpreter executorch=ENV/bin/python    # a peer in an environment of its own
     python benchmarks/by_hand.py --backends onnxruntime openvino --search-minutes 0   # fewer choices for the stage
+    python benchmarks/by_hand.py --before c17ed4a           # beside what an earlier commit publishes, too
 
 For each network the stage is run once, with a target for each batch size, and publishes its winners. The peers'
 recipes (`benchmarks/peers/`) are made from the same network with the same 64 calibration samples. Then, for each
@@ -19,7 +20,8 @@ image, NumPy arrays in and out.
 A ratio is the peer's median over ours, with its 95 % interval over starts: above 1 ours is faster. LiteRT runs in its
 toolchain where that is made, for us and as a peer; a peer that is not there is left out and said to be. The stage tunes
 the runtime's options (`ladder: true`), for `--search-minutes` in combination; the recipes are what their documentation
-advises.
+advises. An earlier commit is checked out into a folder of its own, is given the same model and the same policy, and
+runs with the packages that are installed here; what it publishes is opened by its own code.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,7 @@ from compile_stage.core.errors import CompileStageError  # noqa: E402
 from compile_stage.measure import stats  # noqa: E402
 from compile_stage.policy.load import load_policy  # noqa: E402
 
+ROOT = HERE.parent
 NETWORKS = ("resnet50", "bert6", "separable", "vit", "lstm", "small")
 THREADS = 2
 POLICY = """\
@@ -93,7 +97,8 @@ def policy_text(chosen: argparse.Namespace) -> str:
     minutes = chosen.search_minutes
     given = {"threads": THREADS, "backends": ", ".join(chosen.backends), "ladder": "true" if minutes else "false"}
     targets = "".join(TARGET.format(batch=batch, **given) for batch in chosen.batches)
-    budget = f"budget: {{measure_seconds: {chosen.stage_seconds}, search_minutes: {minutes}}}"
+    search = f", search_minutes: {minutes}" if minutes else ""
+    budget = f"budget: {{measure_seconds: {chosen.stage_seconds}{search}}}"
     return f"{POLICY}targets:\n{targets}{budget}\n"
 
 
@@ -103,9 +108,11 @@ def usable(backends: Sequence[str]) -> list[str]:
     return [name for name in backends if here[name] or plugins.interpreter_of(name)]
 
 
-def run_stage(name: str, work: Path, environment: dict[str, str], sets: Sequence[str]) -> dict[str, Any]:
-    """result.json of one run of the stage, after the model was registered; of an earlier call with the same `--keep`,
-    where there was one."""
+def run_stage(
+    name: str, work: Path, environment: dict[str, str], sets: Sequence[str], code: Path = ROOT
+) -> dict[str, Any]:
+    """result.json of one run of a checkout's stage, after the model was registered; of an earlier call with the same
+    `--keep`, where there was one."""
     if (work / "out" / "result.json").exists():
         return json.loads((work / "out" / "result.json").read_text())
     call = f"import networks; print(networks.register({name!r}))"
@@ -115,7 +122,9 @@ def run_stage(name: str, work: Path, environment: dict[str, str], sets: Sequence
     uri = done.stdout.strip().splitlines()[-1]
     command = [sys.executable, "-m", "compile_stage", "run", uri, "-p", str(work / "policy.yaml"), "-q"]
     command += ["--out", str(work / "out"), *(word for one in sets for word in ("--set", one))]
-    subprocess.run(command, env=environment, cwd=work, check=False, stdout=subprocess.DEVNULL)
+    # From the checkout's folder: `-m` looks there before it looks at what is installed.
+    there = {**environment, "PYTHONPATH": str(code)}
+    subprocess.run(command, env=there, cwd=code, check=False, stdout=subprocess.DEVNULL)
     return json.loads((work / "out" / "result.json").read_text())
 
 
@@ -136,6 +145,34 @@ def winners(result: dict[str, Any], work: Path, environment: dict[str, str]) -> 
         folder, python = done.stdout.strip().splitlines()[-1], plugins.interpreter_of(backend) or sys.executable
         found[batch] = Winner(" ".join([backend, *scheme]), folder, python)
     return found
+
+
+# --------------------------------------------------------------------------------------------------- an earlier commit
+
+
+@contextmanager
+def checkout(commit: str, folder: Path) -> Iterator[Path | None]:
+    """The commit in a folder, which is removed in the end; None where none is asked for."""
+    if not commit:
+        yield None
+        return
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
+
+
+def published_before(
+    name: str, code: Path, work: Path, environment: dict[str, str], chosen: argparse.Namespace
+) -> dict[int, Winner]:
+    """By batch size, what the earlier commit publishes, in a registry of its own."""
+    work = work / "before"
+    work.mkdir(exist_ok=True)
+    there = {**environment, "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db"}
+    (work / "policy.yaml").write_text(policy_text(chosen))
+    return winners(run_stage(name, work, there, chosen.set, code), work, there)
 
 
 # ------------------------------------------------------------------------------------------------------------ the peers
@@ -204,15 +241,15 @@ def made_by_peers(
 
 def compare(
     comparison: Comparison, winner: Winner, everybody: Sequence[Participant], own: Participant,
-    chosen: argparse.Namespace,
+    before: Sequence[Participant], chosen: argparse.Namespace,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A row for each recipe."""
+    """A row for each recipe, and for the winner of an earlier commit."""
     screened = comparison.screen([own, *everybody])
     if own.name not in screened:
         raise SystemExit(f"the published version can't be opened: {comparison.left_out[own.name]}")
     names = contenders(screened)
     control = replace(own, name=CONTROL)
-    racing = [own, control, *(who for who in everybody if who.name in names)]
+    racing = [own, control, *before, *(who for who in everybody if who.name in names)]
     taken = comparison.race(racing, chosen.starts, chosen.seconds)
     ours_s = screened[OURS][0]
     rows = []
@@ -228,6 +265,10 @@ def compare(
             row |= row_of(taken, who.name)
         row["ours_p50_ms"] = row_of(taken, OURS)["p50_ms"]
         rows.append(row)
+    for who in before:
+        row = {"recipe": who.name, "precision": "", "ours": winner.job, "commit": chosen.before}
+        row |= row_of(taken, who.name) if who.name in taken else {"left_out": comparison.left_out.get(who.name, "")}
+        rows.append({**row, "ours_p50_ms": row_of(taken, OURS)["p50_ms"]})
     return rows
 
 
@@ -246,14 +287,21 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def measure(name: str, work: Path, environment: dict[str, str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """All rows of a network."""
+def measure(
+    name: str, work: Path, environment: dict[str, str], chosen: argparse.Namespace, earlier: Path | None
+) -> list[dict[str, Any]]:
+    """All rows of a network.
+
+    Args:
+        earlier: Where an earlier commit is checked out, if one takes part.
+    """
     log = work / "processes.log"
     (work / "policy.yaml").write_text(policy_text(chosen))
     gates = dict(load_policy(work / "policy.yaml").targets[0].tolerances)
     clock = time.monotonic()
     result = run_stage(name, work, environment, chosen.set)
     published = winners(result, work, environment)
+    then = published_before(name, earlier, work, environment, chosen) if earlier is not None else {}
     stage_s, clock = time.monotonic() - clock, time.monotonic()
     given = Given(name, work / "given", THREADS)
     words = (name, str(given.folder), str(given.threads))
@@ -268,7 +316,12 @@ def measure(name: str, work: Path, environment: dict[str, str], chosen: argparse
         winner = published[batch]
         own = Participant(OURS, ("open", "published", winner.folder, *words), interpreter=winner.interpreter)
         suited = [who for who in made if batch_suits(who, name, batch)]
-        of_batch = compare(comparison, winner, suited, own, chosen)
+        before = []
+        if batch in then:
+            old = then[batch]
+            command = ("open", "earlier", f"{earlier}={old.folder}", *words)
+            before = [Participant(f"{old.job}, published by {chosen.before}", command, interpreter=old.interpreter)]
+        of_batch = compare(comparison, winner, suited, own, before, chosen)
         share = round(comparison.disturbed / comparison.played, 2)
         of_batch = [{"network": name, "batch": batch, **row, "disturbed_rounds": share} for row in of_batch]
         print(f"\n### {name}, batch {batch}: ours is {winner.job}, {time.monotonic() - clock:.0f} s; "
@@ -298,6 +351,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--search-minutes", type=float, default=1.0, help="of the stage; 0: no option is tuned")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="laid over the stage's policy")
     parser.add_argument("--interpreter", action="append", default=[], metavar="PEER=PYTHON")
+    parser.add_argument(
+        "--before", default="", metavar="COMMIT", help="of this repository, whose winner takes turns too"
+    )
     parser.add_argument("--keep", type=Path, help="folder for reports and files; what is there is used again")
     results.add_save_option(parser)
     chosen = parser.parse_args(arguments)
@@ -309,9 +365,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chosen.backends = usable(chosen.backends)
         record.settings |= {"stage_seconds": chosen.stage_seconds, "sets": chosen.set, "backends": chosen.backends}
         record.settings |= {"search_minutes": chosen.search_minutes}
-        for name in chosen.networks:
-            work, environment = results.workspace(chosen.keep, scratch, name)
-            record.rows += measure(name, work, environment, chosen)
+        with checkout(chosen.before, Path(scratch) / "earlier") as earlier:
+            for name in chosen.networks:
+                work, environment = results.workspace(chosen.keep, scratch, name)
+                record.rows += measure(name, work, environment, chosen, earlier)
 
 
 if __name__ == "__main__":

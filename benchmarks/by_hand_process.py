@@ -4,6 +4,7 @@ by_hand_process.py write NETWORK FOLDER THREADS               exports the networ
 by_hand_process.py make PEER NETWORK FOLDER THREADS           makes the files of a peer's recipes
 by_hand_process.py open PEER NAME NETWORK FOLDER THREADS BATCH    opens one, and takes turns
 by_hand_process.py open published MODEL NETWORK FOLDER THREADS BATCH    the same of a published version
+by_hand_process.py open earlier CODE=MODEL NETWORK FOLDER THREADS BATCH    of one that an earlier commit published
 """
 
 from __future__ import annotations
@@ -78,8 +79,24 @@ def problem(error: Exception) -> str:
     return f"{type(error).__name__}: {words}"[:160]
 
 
+def opened_by(code: str, model: str, threads: int) -> Run:
+    """A published version, opened and called by the code of another checkout."""
+    here = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "compile_stage"}
+    sys.path.insert(0, code)
+    try:
+        from compile_stage.flavor import load_model
+
+        opened = load_model(model, threads=threads)
+    finally:
+        sys.path.remove(code)
+        sys.modules |= here  # the turns are ours
+    return lambda inputs: next(iter(opened.run(inputs).values()))
+
+
 def opened(peer: str, name: str, given: Given, batch: int) -> Run:
     """The call that is timed."""
+    if peer == "earlier":
+        return opened_by(*name.split("=", 1), threads=given.threads)
     if peer == "published":
         from compile_stage.flavor import load_model
 

@@ -32,8 +32,30 @@ def by_hand(page: Page) -> None:
     head = ["network", "batch", "hardware", "ours", "best by hand that passes", "ratio", "faster, but misses a limit"]
     page.table([*head, "control"], rows, figures)
     page.text.append(_means(cases))
+    _before(page, figures)
     if missing := left_out(page.newest("by-hand", by=("network", "batch"))):
         page.text.append(f"\nLeft out: {missing}.\n")
+
+
+def _before(page: Page, figures: Sequence[Figure]) -> None:
+    """The winners of an earlier commit, where they took part."""
+    then = [figure for figure in ordered(figures) if figure.row.get("commit") and "over_ours" in figure.row]
+    if not then:
+        return
+    commits = ", ".join(sorted({figure.row["commit"] for figure in then}))
+    page.text.append(
+        f"\nBeside what commit {commits} publishes of the same model by the same policy, in the same turns:\n\n"
+    )
+    head = ["network", "batch", "hardware", "now", "then", "then over now"]
+    page.table(head, [_then_cells(figure) for figure in then], then)
+    ratios = [figure.row["over_ours"] for figure in then]
+    page.text.append(f"\nThe geometric mean of these {len(ratios)} ratios is **{geometric_mean(ratios):.2f}**.\n")
+
+
+def _then_cells(figure: Figure) -> list[str]:
+    row = figure.row
+    then = row["recipe"].split(",")[0]
+    return [figure.network, str(row["batch"]), figure.hardware, row["ours"], then, f"**{ratio_words(row)}**"]
 
 
 def _means(cases: Mapping[tuple[str, int, str], Sequence[Row]]) -> str:
@@ -51,7 +73,7 @@ def _means(cases: Mapping[tuple[str, int, str], Sequence[Row]]) -> str:
 
 def _peers(rows: Sequence[Row]) -> list[Row]:
     """Those with a ratio."""
-    return [row for row in rows if "over_ours" in row and row["recipe"] != CONTROL]
+    return [row for row in rows if "over_ours" in row and row["recipe"] != CONTROL and not row.get("commit")]
 
 
 def _passing(rows: Sequence[Row]) -> list[Row]:

@@ -54,6 +54,18 @@ def test_the_fastest_that_passes_is_the_best_by_hand(benchmarks, tmp_path):
     assert "executorch (small CNN: not installed)" in text
 
 
+def test_an_earlier_commit_is_no_peer(benchmarks, tmp_path):
+    """Broken: what the stage published a day ago is taken for the best by hand, or how much it gained is not shown."""
+    then = {"recipe": "onnxruntime fp32, published by c17ed4a", "commit": "c17ed4a"}
+    rows = [row("good", 1.2), row("", 0.5) | then, row("") | then | {"batch": 8, "left_out": "it can't be opened"}]
+    page = page_of(benchmarks, tmp_path, "by-hand", rows)
+    benchmarks("by_hand_tables").by_hand(page)
+    text = "".join(page.text)
+    assert "| good, 1.2 ms | **1.20 (1.10 to 1.30)** |" in text
+    assert "| openvino int8-sym | onnxruntime fp32 | **0.50 (0.40 to 0.60)** |" in text
+    assert "The geometric mean of these 1 ratios is **0.50**" in text
+
+
 def test_who_may_be_the_fastest_is_started_again(benchmarks):
     """Broken: the fastest that passes, or the fastest at all, is not in the rounds that count."""
     by_hand = benchmarks("by_hand")
