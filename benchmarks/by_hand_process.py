@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import numpy as np  # noqa: E402
 from peers.recipe import Batch, Given, Recipe, Run  # noqa: E402
 
-from compile_stage.measure import timing  # noqa: E402
+from compile_stage.measure import predict, timing  # noqa: E402
 
 PEERS = {
     "onnxruntime": ("peers.onnx_runtime", "RECIPES", "onnxruntime"),
@@ -80,16 +80,14 @@ def problem(error: Exception) -> str:
 
 
 def opened_by(code: str, model: str, threads: int) -> Run:
-    """A published version, opened and called by the code of another checkout."""
-    here = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "compile_stage"}
+    """A published version, opened and called by the code of another checkout. The turns stay ours, and so does what they
+    import while they run."""
+    ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "compile_stage"}
     sys.path.insert(0, code)
-    try:
-        from compile_stage.flavor import load_model
+    from compile_stage.flavor import load_model
 
-        opened = load_model(model, threads=threads)
-    finally:
-        sys.path.remove(code)
-        sys.modules |= here  # the turns are ours
+    opened = load_model(model, threads=threads)
+    sys.modules[predict.__name__] = ours[predict.__name__]
     return lambda inputs: next(iter(opened.run(inputs).values()))
 
 

@@ -18,19 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from compile_stage.precision.onnx_graph import Dimension, constant_tensor, read_opset, read_shapes
-from compile_stage.precision.wiring import (
-    Names,
-    attribute,
-    captured,
-    constant_weights,
-    drop_unused_weights,
-    is_standard,
-    reads,
-    replace_nodes,
-)
+from compile_stage.graph_rewrites.graph_editor import GraphEditor
+from compile_stage.precision.onnx_graph import Dimension, read_shapes
+from compile_stage.precision.wiring import attribute, is_standard
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -111,46 +103,28 @@ class _Selection:
     nodes: list[NodeProto] = field(default_factory=list)
 
 
-class _Rewriter:
+class _Rewriter(GraphEditor):
     def __init__(self, model: ModelProto) -> None:
-        self._graph, self._opset = model.graph, read_opset(model)
-        self._nodes = list(self._graph.node)  # once: protobuf may make another object of a node each time it is asked
-        self._names = Names(self._graph)
-        self._weights = constant_weights(self._graph)
-        self._made_by = {name: node for node in self._nodes for name in node.output}
-        self._readers: dict[str, list[NodeProto]] = {}
-        for node in self._nodes:
-            for name in reads(node):
-                self._readers.setdefault(name, []).append(node)
-        self._kept = captured(self._graph) | {value.name for value in self._graph.output}
-        self._before: dict[int, list[NodeProto]] = {}  # id of a node → nodes that are written before it
-        self._model = model
+        super().__init__(model)
         self._shapes: dict[str, Shape] = {}
 
     def run(self) -> int:
-        if self._opset < 13 or not any(node.op_type == _WORK for node in self._nodes):
+        if self.opset < 13 or not any(node.op_type == _WORK for node in self.nodes):
             return 0
-        self._shapes = read_shapes(self._model)
+        self._shapes = read_shapes(self.model)
         moved, changed = 0, set[str]()
         for selection in self._selections():
             if names := self._move(selection):
                 moved += 1
                 changed |= names
         if moved:
-            nodes: list[NodeProto] = []
-            for node in self._nodes:
-                nodes += [*self._before.get(id(node), []), node]
-            replace_nodes(self._graph, nodes)
-            drop_unused_weights(self._graph)
-            declared = [value for value in self._graph.value_info if value.name not in changed]
-            del self._graph.value_info[:]
-            self._graph.value_info.extend(declared)
+            self.write(changed)
         return moved
 
     def _selections(self) -> list[_Selection]:
         """All of them, the last first, so that one of what another has selected stays below it."""
         found: dict[tuple[str, _Rows, int], _Selection] = {}
-        for node in reversed(self._nodes):
+        for node in reversed(self.nodes):
             if (wanted := self._selects(node)) is not None:
                 key = (node.input[0], *wanted)
                 found.setdefault(key, _Selection(node.input[0], *wanted)).nodes.append(node)
@@ -164,7 +138,7 @@ class _Rewriter:
             return None
         rows, axis = None, 0
         if node.op_type == "Gather":
-            axis, places = int(attribute(node, "axis", 0)) % len(shape), self._constant(node.input[1])
+            axis, places = int(attribute(node, "axis", 0)) % len(shape), self.constant(node.input[1])
             if places is not None and places.ndim <= 1 and 0 < places.size <= 16:
                 rows = _Rows(tuple(int(place) for place in places.ravel()), None, int(places.size))
         elif node.op_type == "Slice":
@@ -176,7 +150,7 @@ class _Rewriter:
 
     def _sliced(self, node: NodeProto, shape: Shape) -> tuple[_Rows | None, int]:
         """The rows of a slice of one axis, in steps of 1, whose number is the same whatever the axis's length."""
-        given = [self._constant(name) for name in node.input[1:] if name]
+        given = [self.constant(name) for name in node.input[1:] if name]
         if any(values is None for values in given) or len(given) < 2:
             return None, 0
         starts, ends = ([int(value) for value in values] for values in given[:2])
@@ -205,7 +179,7 @@ class _Rewriter:
         group = {id(node) for node in selection.nodes}
         wants: dict[str, list[tuple[NodeProto, _Wanted | None]]] = {}
         narrowed: dict[int, _Narrowed] = {}
-        for node in reversed(self._nodes):
+        for node in reversed(self.nodes):
             inputs: list[_Wanted | None] = [None] * len(node.input)
             if id(node) in group:
                 inputs[0] = selection.rows, selection.axis
@@ -217,17 +191,17 @@ class _Rewriter:
             for name, wish in zip(node.input, inputs, strict=True):
                 if name:
                     wants.setdefault(name, []).append((node, wish))
-        gains = any(id(node) in narrowed and node.op_type == _WORK for node in self._nodes)
+        gains = any(id(node) in narrowed and node.op_type == _WORK for node in self.nodes)
         return self._apply(selection, narrowed) if gains else set()
 
     def _only_wish(self, node: NodeProto, wants: dict[str, list[tuple[NodeProto, _Wanted | None]]]) -> _Wanted | None:
         """The rows that all readers of a node want, where they want the same."""
-        read = [name for name in node.output if name and (name in self._readers or name in self._kept)]
-        if len(read) != 1 or read[0] != node.output[0] or read[0] in self._kept or not is_standard(node):
+        read = [name for name in node.output if name and (name in self.readers or name in self.kept)]
+        if len(read) != 1 or read[0] != node.output[0] or read[0] in self.kept or not is_standard(node):
             return None
         wishes = {wish for _, wish in wants.get(read[0], [])}
         seen = {id(reader) for reader, _ in wants.get(read[0], [])}
-        return wishes.pop() if len(wishes) == 1 and seen == {id(r) for r in self._readers[read[0]]} else None
+        return wishes.pop() if len(wishes) == 1 and seen == {id(r) for r in self.readers[read[0]]} else None
 
     def _axes_of_inputs(self, node: NodeProto, wanted: _Wanted) -> list[int | None] | None:
         """Along which axis the rows are selected of each input, None for one that is read as it is; None for a node
@@ -260,10 +234,10 @@ class _Rewriter:
             order = next((list(one.ints) for one in node.attribute if one.name == "perm"), None)
             return (order or list(range(len(shape)))[::-1])[axis]
         if kind == "Slice":
-            cut = self._constant(node.input[3]) if len(node.input) > 3 else None
+            cut = self.constant(node.input[3]) if len(node.input) > 3 else None
             return axis if cut is not None and axis not in {int(one) % len(shape) for one in cut} else None
         if kind == "Reshape":
-            target, at = self._constant(node.input[1]), _kept_axis(before, shape, axis)
+            target, at = self.constant(node.input[1]), _kept_axis(before, shape, axis)
             # A zero copies the length at its own place, which is another one now.
             copies = not attribute(node, "allowzero", 0) and (target is None or 0 in target)
             return None if copies and at != axis else at
@@ -271,7 +245,7 @@ class _Rewriter:
 
     def _reduced(self, node: NodeProto, rank: int) -> set[int] | None:
         if len(node.input) > 1 and node.input[1]:
-            values = self._constant(node.input[1])
+            values = self.constant(node.input[1])
             axes = None if values is None else [int(value) for value in values]
         else:
             axes = next((list(one.ints) for one in node.attribute if one.name == "axes"), None)
@@ -282,11 +256,11 @@ class _Rewriter:
     def _apply(self, selection: _Selection, narrowed: dict[int, _Narrowed]) -> set[str]:
         selected: dict[tuple[str, int], str] = {}
         changed = set[str]()
-        for node in self._nodes:
+        for node in self.nodes:
             if (narrow := narrowed.get(id(node))) is None:
                 continue
             for at, wish in enumerate(narrow.inputs):
-                made = self._made_by.get(node.input[at])
+                made = self.made_by.get(node.input[at])
                 if wish is not None and (made is None or id(made) not in narrowed):
                     node.input[at] = self._selected(node, node.input[at], *wish, selected)
             if node.op_type == "Reshape":
@@ -296,7 +270,7 @@ class _Rewriter:
             changed.add(name)
         for node in selection.nodes:
             self._end(node, selection)
-        self._note_readers()
+        self.note_readers()
         return changed
 
     def _selected(self, reader: NodeProto, name: str, rows: _Rows, axis: int, done: dict[tuple[str, int], str]) -> str:
@@ -304,17 +278,15 @@ class _Rewriter:
         from onnx import helper
 
         if (name, axis) not in done:
-            into = self._names.fresh(f"{name}_selected")
+            into = self.names.fresh(f"{name}_selected")
             if rows.bounds is None:
-                places = self._integers(f"{into}_places", rows.places)
+                places = self.integers(f"{into}_places", rows.places)
                 node = helper.make_node("Gather", [name, places], [into], axis=axis)
             else:
                 parts = zip(("start", "end", "axis"), (*rows.bounds, axis), strict=True)
-                given = [self._integers(f"{into}_{part}", [value]) for part, value in parts]
+                given = [self.integers(f"{into}_{part}", [value]) for part, value in parts]
                 node = helper.make_node("Slice", [name, *given], [into])
-            node.name = self._names.fresh(into)
-            self._before.setdefault(id(reader), []).append(node)
-            self._made_by[into] = node
+            self.put_before(reader, node)
             if name in self._shapes:
                 self._shapes[into] = _with(self._shapes[name], axis, rows.count)
             done[name, axis] = into
@@ -324,62 +296,36 @@ class _Rewriter:
         """The target shape of a Reshape, with another length of one axis."""
         from onnx import helper
 
-        name, target = node.input[1], self._constant(node.input[1])
+        name, target = node.input[1], self.constant(node.input[1])
         if target is not None:
             values = [int(value) for value in target]
             values[axis] = count
-            return self._integers(f"{name}_narrower", values)
-        into, rank = self._names.fresh(f"{name}_narrower"), len(self._shapes[node.output[0]])
-        length = self._integers(f"{into}_length", [count])
+            return self.integers(f"{name}_narrower", values)
+        into, rank = self.names.fresh(f"{name}_narrower"), len(self._shapes[node.output[0]])
+        length = self.integers(f"{into}_length", [count])
         parts, written = [], []
         for start, end in ((0, axis), (axis + 1, rank)):
             if start < end:
-                part = self._names.fresh(f"{into}_from_{start}")
-                bounds = [self._integers(f"{part}_{which}", [at]) for which, at in (("start", start), ("end", end))]
+                part = self.names.fresh(f"{into}_from_{start}")
+                bounds = [self.integers(f"{part}_{which}", [at]) for which, at in (("start", start), ("end", end))]
                 written.append(helper.make_node("Slice", [name, *bounds], [part]))
                 parts.append(part)
         parts.insert(0 if axis == 0 else 1, length)
         written.append(helper.make_node("Concat", parts, [into], axis=0))
-        for one in written:
-            one.name = self._names.fresh(one.output[0])
-        self._before.setdefault(id(node), []).extend(written)
+        self.put_before(node, *written)
         return into
 
     def _end(self, node: NodeProto, selection: _Selection) -> None:
         """A selection that is made above: what is left of it is its axis, which a Gather at one place drops."""
-        places = self._constant(node.input[1]) if node.op_type == "Gather" else None
+        places = self.constant(node.input[1]) if node.op_type == "Gather" else None
         del node.attribute[:]
         if places is not None and places.ndim == 0:
-            axes = self._integers(f"{node.output[0]}_axis", [selection.axis])
+            axes = self.integers(f"{node.output[0]}_axis", [selection.axis])
             node.op_type, inputs = "Squeeze", [node.input[0], axes]
         else:
             node.op_type, inputs = "Identity", [node.input[0]]
         del node.input[:]
         node.input.extend(inputs)
-
-    def _note_readers(self) -> None:
-        self._readers.clear()
-        for node in self._nodes:
-            for one in (*self._before.get(id(node), []), node):
-                for name in reads(one):
-                    self._readers.setdefault(name, []).append(one)
-
-    def _integers(self, name: str, values: Sequence[int]) -> str:
-        from onnx import TensorProto, helper
-
-        name = self._names.fresh(name)
-        tensor = helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
-        self._graph.initializer.append(tensor)
-        self._weights[name] = tensor
-        return name
-
-    def _constant(self, name: str) -> Any:
-        from onnx import numpy_helper
-
-        made = self._made_by.get(name)
-        tensor = constant_tensor(made) if made is not None and made.op_type == "Constant" else self._weights.get(name)
-        # What lies outside of the graph's file is a weight, and may not have been read.
-        return None if tensor is None or tensor.external_data else numpy_helper.to_array(tensor)
 
 
 def _broadcast(shape: Shape, shapes: Sequence[Shape | None], axis: int) -> list[int | None] | None:

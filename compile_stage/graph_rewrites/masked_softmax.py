@@ -18,20 +18,10 @@ A NaN of the input stays NaN, as in PyTorch; the guard made it 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from compile_stage.precision.onnx_graph import constant_tensor, read_opset
-from compile_stage.precision.wiring import (
-    Names,
-    attribute,
-    captured,
-    constant_weights,
-    drop_unused_weights,
-    is_standard,
-    reads,
-    replace_nodes,
-)
+from compile_stage.graph_rewrites.graph_editor import GraphEditor
+from compile_stage.precision.wiring import attribute
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -66,68 +56,50 @@ class _Guard:
         self.product = product
 
 
-class _Rewriter:
+class _Rewriter(GraphEditor):
     def __init__(self, model: ModelProto) -> None:
-        self._model, self._graph = model, model.graph
-        self._nodes = list(self._graph.node)  # once: protobuf may make another object of a node each time it is asked
-        self._names = Names(self._graph)
-        self._weights = constant_weights(self._graph)
-        self._made_by = {name: node for node in self._nodes for name in node.output}
-        self._readers: dict[str, list[NodeProto]] = {}
-        for node in self._nodes:
-            for name in reads(node):
-                self._readers.setdefault(name, []).append(node)
-        self._kept = captured(self._graph) | {value.name for value in self._graph.output}
+        super().__init__(model)
         self._factors: dict[str, tuple[str, str]] = {}  # mask → mask without -inf, factor of the answer
-        self._before: dict[int, list[NodeProto]] = {}  # id of a node → nodes that are written before it
-        self._after: dict[int, list[NodeProto]] = {}
-        self._dropped: set[int] = set()
 
     def run(self) -> int:
         count = sum(self._rewrite(guard) for guard in self._guards())
         if count:
-            nodes: list[NodeProto] = []
-            for node in self._nodes:
-                nodes += self._before.get(id(node), [])
-                nodes += [] if id(node) in self._dropped else [node]
-                nodes += self._after.get(id(node), [])
-            replace_nodes(self._graph, _live(nodes, self._kept))
-            drop_unused_weights(self._graph)
+            self.write()
         return count
 
     def _guards(self) -> list[_Guard]:
         found = []
-        for where in self._nodes:
-            if not self._is(where, "Where") or not self._is_zero(where.input[1]):
+        for where in self.nodes:
+            if not self.is_op(where, "Where") or not self._is_zero(where.input[1]):
                 continue
-            is_nan, softmax = self._made_by.get(where.input[0]), self._made_by.get(where.input[2])
-            if not self._is(is_nan, "IsNaN") or not self._is(softmax, "Softmax"):
+            is_nan, softmax = self.made_by.get(where.input[0]), self.made_by.get(where.input[2])
+            if not self.is_op(is_nan, "IsNaN") or not self.is_op(softmax, "Softmax"):
                 continue
             assert is_nan is not None
             assert softmax is not None
             if is_nan.input[0] != softmax.output[0] or attribute(softmax, "axis", -1) not in (-1, 3):
                 continue
-            product = self._only_reader(where.output[0])
+            product = self.only_reader(where.output[0])
             inner = (softmax.output[0], is_nan.output[0], where.output[0])
             if product is None or product.op_type != "MatMul" or product.input[0] != where.output[0]:
                 continue
-            if self._kept.intersection(inner) or len(self._readers[is_nan.output[0]]) > 1:
+            if self.kept.intersection(inner) or len(self.readers[is_nan.output[0]]) > 1:
                 continue
-            if {id(node) for node in self._readers[softmax.output[0]]} == {id(is_nan), id(where)}:
+            if {id(node) for node in self.readers[softmax.output[0]]} == {id(is_nan), id(where)}:
                 found.append(_Guard((softmax, is_nan, where), product))
         return found
 
     def _rewrite(self, guard: _Guard) -> bool:
-        scores = self._made_by.get(guard.softmax.input[0])
-        if self._is(scores, "MatMul") or self._is(scores, "Mul") or self._is(scores, "Div"):
+        scores = self.made_by.get(guard.softmax.input[0])
+        if self.is_op(scores, "MatMul", "Mul", "Div"):
             self._drop(guard)
             return True
         if scores is None or scores.op_type != "Add":
             return False
         for at in (0, 1):
-            mask = self._made_by.get(scores.input[at])
-            other = self._made_by.get(scores.input[1 - at])
-            if mask is None or not self._is(other, "MatMul") or (hidden := self._hidden_score(mask)) is None:
+            mask = self.made_by.get(scores.input[at])
+            other = self.made_by.get(scores.input[1 - at])
+            if mask is None or not self.is_op(other, "MatMul") or (hidden := self._hidden_score(mask)) is None:
                 continue
             if self._hides_nothing(mask.input[0]):
                 self._drop(guard)
@@ -136,7 +108,7 @@ class _Rewriter:
             if math.isfinite(hidden):
                 self._drop(guard)
                 return True
-            if self._only_reader(scores.output[0]) is None or self._kept.intersection(guard.product.output):
+            if self.only_reader(scores.output[0]) is None or self.kept.intersection(guard.product.output):
                 return False
             scores.input[at], factor = self._factor_of(mask)
             self._drop(guard)
@@ -146,23 +118,23 @@ class _Rewriter:
 
     def _drop(self, guard: _Guard) -> None:
         guard.product.input[0] = guard.softmax.output[0]
-        self._dropped |= {id(guard.is_nan), id(guard.where)}
+        self.dropped |= {id(guard.is_nan), id(guard.where)}
 
     def _hidden_score(self, mask: NodeProto) -> float | None:
         """What `Where(condition, 0, score)` gives hidden keys: -inf, or a finite number; None for another mask."""
-        if not self._is(mask, "Where") or not self._is_zero(mask.input[1]):
+        if not self.is_op(mask, "Where") or not self._is_zero(mask.input[1]):
             return None
-        values = self._constant(mask.input[2])
+        values = self.constant(mask.input[2])
         score = float(values.item()) if values is not None and values.size == 1 else math.inf
         return score if score < 0 else None
 
     def _hides_nothing(self, condition: str) -> bool:
         """The condition of a mask is always true, whatever shape it is expanded to."""
-        made = self._made_by.get(condition)
+        made = self.made_by.get(condition)
         while made is not None and made.op_type in ("Expand", "Unsqueeze", "Reshape"):
             condition = made.input[0]
-            made = self._made_by.get(condition)
-        values = self._constant(condition)
+            made = self.made_by.get(condition)
+        values = self.constant(condition)
         return values is not None and bool(values.all())
 
     def _factor_of(self, mask: NodeProto) -> tuple[str, str]:
@@ -171,64 +143,34 @@ class _Rewriter:
 
         if mask.output[0] not in self._factors:
             name = mask.output[0]
-            score, masked, seen, factor = (
-                self._names.fresh(f"{name}_{what}") for what in ("hidden", "finite", "seen", "any")
-            )
-            self._graph.initializer.append(helper.make_tensor(score, TensorProto.FLOAT, [], [HIDDEN]))
-            nodes = [
+            score = self.add_constant(f"{name}_hidden", TensorProto.FLOAT, [], [HIDDEN])
+            masked, seen, factor = (self.names.fresh(f"{name}_{what}") for what in ("finite", "seen", "any"))
+            self.put_before(
+                mask,
                 helper.make_node("Where", [mask.input[0], mask.input[1], score], [masked]),
                 helper.make_node("Cast", [mask.input[0]], [seen], to=TensorProto.FLOAT),
                 self._largest_of_last_axis(seen, factor),
-            ]
-            for node in nodes:
-                node.name = self._names.fresh(node.output[0])
-            self._before.setdefault(id(mask), []).extend(nodes)
+            )
             self._factors[name] = masked, factor
         return self._factors[mask.output[0]]
 
     def _largest_of_last_axis(self, given: str, into: str) -> NodeProto:
-        from onnx import TensorProto, helper
+        from onnx import helper
 
-        if read_opset(self._model) < 18:
+        if self.opset < 18:
             return helper.make_node("ReduceMax", [given], [into], axes=[-1], keepdims=1)
-        axes = self._names.fresh(f"{into}_axes")
-        self._graph.initializer.append(helper.make_tensor(axes, TensorProto.INT64, [1], [-1]))
+        axes = self.integers(f"{into}_axes", [-1])
         return helper.make_node("ReduceMax", [given, axes], [into], keepdims=1)
 
     def _multiply(self, product: NodeProto, factor: str) -> None:
         from onnx import helper
 
         name = product.output[0]
-        product.output[0] = self._names.fresh(f"{name}_unmasked")
+        product.output[0] = self.names.fresh(f"{name}_unmasked")
         node = helper.make_node("Mul", [product.output[0], factor], [name])
-        node.name = self._names.fresh(f"{product.name}_masked")
-        self._after.setdefault(id(product), []).append(node)
-
-    def _is(self, node: NodeProto | None, op_type: str) -> bool:
-        return node is not None and node.op_type == op_type and is_standard(node)
-
-    def _only_reader(self, name: str) -> NodeProto | None:
-        readers = self._readers.get(name, [])
-        return readers[0] if len(readers) == 1 and name not in self._kept else None
-
-    def _constant(self, name: str) -> Any:
-        from onnx import numpy_helper
-
-        made = self._made_by.get(name)
-        tensor = constant_tensor(made) if made is not None and made.op_type == "Constant" else self._weights.get(name)
-        # What lies outside of the graph's file is a weight, and may not have been read.
-        return None if tensor is None or tensor.external_data else numpy_helper.to_array(tensor)
+        node.name = self.names.fresh(f"{product.name}_masked")
+        self.after.setdefault(id(product), []).append(node)
 
     def _is_zero(self, name: str) -> bool:
-        values = self._constant(name)
+        values = self.constant(name)
         return values is not None and values.size == 1 and values.item() == 0
-
-
-def _live(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
-    """The nodes that something reads, in order."""
-    read, kept = set(wanted), []
-    for node in reversed(nodes):
-        if read.intersection(node.output):
-            kept.append(node)
-            read |= reads(node)
-    return kept[::-1]
