@@ -80,8 +80,8 @@ def problem(error: Exception) -> str:
 
 
 def opened_by(code: str, model: str, threads: int) -> Run:
-    """A published version, opened and called by the code of another checkout. The turns stay ours, and so does what they
-    import while they run."""
+    """A published version, opened and called by the code of another checkout. The turns stay ours, and so does what
+    they import while they run."""
     ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "compile_stage"}
     sys.path.insert(0, code)
     from compile_stage.flavor import load_model

@@ -62,8 +62,8 @@ def _means(cases: Mapping[tuple[str, int, str], Sequence[Row]]) -> str:
     """A sentence for each kind of hardware."""
     best: dict[str, list[float]] = {}
     for (_, _, kind), rows in cases.items():
-        if passing := _passing(rows):
-            best.setdefault(kind, []).append(fastest(passing)["over_ours"])
+        if passed := passing(rows):
+            best.setdefault(kind, []).append(fastest(passed)["over_ours"])
     return "".join(
         f"\n{kind}: the geometric mean of {len(ratios)} ratios is **{geometric_mean(ratios):.2f}**, the lowest "
         f"{min(ratios):.2f}; {sum(ratio >= 1 for ratio in ratios)} are at least 1.\n"
@@ -76,18 +76,18 @@ def _peers(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if "over_ours" in row and row["recipe"] != CONTROL and not row.get("commit")]
 
 
-def _passing(rows: Sequence[Row]) -> list[Row]:
+def passing(rows: Sequence[Row]) -> list[Row]:
     """Of these, those whose answers meet the tolerances."""
     return [row for row in _peers(rows) if row["passes"]]
 
 
 def _cells(rows: Sequence[Row]) -> list[str]:
-    passing = _passing(rows)
+    passed = passing(rows)
     control = next((ratio_words(row) for row in rows if row["recipe"] == CONTROL and "over_ours" in row), "")
     ours = f"{rows[0]['ours']}, {rows[0]['ours_p50_ms']:.3g} ms"
-    if not passing:
+    if not passed:
         return [ours, "none", "", "", control]
-    best = fastest(passing)
+    best = fastest(passed)
     quicker = [row for row in _peers(rows) if not row["passes"] and row["over_ours"] < best["over_ours"]]
     missed = "; ".join(f"{row['recipe']}: {ratio_words(row)}, {row['refusal'].split(':')[0]}" for row in quicker[:1])
     return [ours, f"{best['recipe']}, {best['p50_ms']:.3g} ms", f"**{ratio_words(best)}**", missed, control]

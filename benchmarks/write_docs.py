@@ -20,6 +20,7 @@ import results  # noqa: E402
 from by_hand_tables import by_hand, roofline  # noqa: E402
 from cache_tables import cache_hits  # noqa: E402
 from fleet_tables import fleets  # noqa: E402
+from goal_tables import goals  # noqa: E402
 from language_tables import language_models  # noqa: E402
 from page import Figure, Page, Row, by_network, number, ordered  # noqa: E402
 from pictures import Bar, bar_chart  # noqa: E402
@@ -486,9 +487,9 @@ def versions_words(content: dict[str, Any]) -> str:
 
 
 SECTIONS = (
-    speed_of_winners, by_hand, roofline, every_backend, static_int8, accuracy_control, precisions, graph_rewrites,
-    option_tuning, tvm_tuning, own_cost, time_to_verdict, predict_cost, served, language_models, operators, statistics,
-    selection, leaving, neighbour, fleets, cache_hits, ray_overhead, runs,
+    goals, speed_of_winners, by_hand, roofline, every_backend, static_int8, accuracy_control, precisions,
+    graph_rewrites, option_tuning, tvm_tuning, own_cost, time_to_verdict, predict_cost, served, language_models,
+    operators, statistics, selection, leaving, neighbour, fleets, cache_hits, ray_overhead, runs,
 )  # fmt: skip
 
 
