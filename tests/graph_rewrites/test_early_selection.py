@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from compile_stage.graph_rewrites import early_selection
@@ -208,6 +210,52 @@ def test_without_a_product_nothing_is_gained() -> None:
     """Broken: graphs of lookups are rewritten, and people wonder why."""
     made = graph([node("Relu", "x")], gather())
     assert moved(made) is None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_whatever_the_graph_is_the_answers_stay(data: st.DataObject) -> None:
+    """Broken: some order of operators, broadcasts and reshapes lets a selection through that needs other rows."""
+    nodes: list[onnx.NodeProto] = []
+    shapes = {"rows": (TOKENS, WIDTH), "x": (TOKENS, WIDTH)}  # without the batch
+
+    def put(kind: str, *names: str, shape: tuple[int, ...], **attributes: Any) -> None:
+        into = f"t{len(nodes)}"
+        nodes.append(node(kind, *names, into=into, **attributes))
+        shapes[into] = shape
+
+    for _ in range(data.draw(st.integers(1, 9))):
+        kind = data.draw(st.sampled_from(["Relu", "Softmax", "ReduceMean", "MatMul", "Add", "Transpose", "Reshape"]))
+        name = data.draw(st.sampled_from(sorted(shapes)))
+        shape = shapes[name]
+        if kind == "Relu":
+            put("Relu", name, shape=shape)
+        elif kind == "Softmax":
+            put("Softmax", name, shape=shape, axis=data.draw(st.integers(1, len(shape))))
+        elif kind == "ReduceMean":
+            axis = data.draw(st.integers(1, len(shape)))
+            put("ReduceMean", name, f"axis{axis}", shape=(*shape[: axis - 1], 1, *shape[axis:]))
+        elif kind == "MatMul" and shape[-1] == WIDTH:
+            put("MatMul", name, "w", shape=shape)
+        elif kind == "Add":
+            fits = [o for o, own in shapes.items() if len(own) == len(shape) and _broadcasts(own, shape)]
+            put("Add", name, other := data.draw(st.sampled_from(fits)), shape=tuple(map(max, shape, shapes[other])))
+        elif kind == "Transpose":
+            order = data.draw(st.permutations(range(1, len(shape) + 1)))
+            put("Transpose", name, shape=tuple(shape[at - 1] for at in order), perm=[0, *order])
+        elif kind == "Reshape" and shape in ((TOKENS, WIDTH), (TOKENS, 2, WIDTH // 2)):
+            split = len(shape) == 2
+            put("Reshape", name, "heads" if split else "merged", shape=(TOKENS, 2, 3) if split else (TOKENS, WIDTH))
+    last = data.draw(st.sampled_from(list(shapes)[-2:]))
+    axis = data.draw(st.integers(1, len(shapes[last])))
+    place = data.draw(st.integers(-shapes[last][axis - 1], shapes[last][axis - 1] - 1))
+    weights = WEIGHTS | {"place": np.array(place)} | {f"axis{at}": np.array([at]) for at in (1, 2, 3)}
+    select = helper.make_node("Gather", [last, "place"], ["y"], axis=axis)
+    moved(graph(nodes, select, weights=weights))
+
+
+def _broadcasts(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return all(own == theirs or 1 in (own, theirs) for own, theirs in zip(one, other, strict=True))
 
 
 def test_the_last_layer_of_a_transformer_as_pytorch_exports_it() -> None:
