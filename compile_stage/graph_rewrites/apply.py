@@ -49,13 +49,15 @@ def rewrite_graph(model: PortableModel, samples: SampleSet, into: Path) -> Porta
         for name, rewrite in REWRITES.items():
             graph = onnx_weights.load(current.path)
             name_nodes(graph.graph)
+            nodes = len(graph.graph.node)
             if not (places := rewrite(graph)):
                 continue
             made = finish(graph, current, Path(scratch) / name, current.precision)
             if (reason := _differs(current, made, samples)) is not None:
                 notes.append(f"the graph rewrite {name} was not taken: {reason}")
                 continue
-            notes.append(f"graph rewrite {name}: {places} place{'s' if places > 1 else ''}")
+            count = f"{places} place{'s' if places > 1 else ''}"
+            notes.append(f"graph rewrite {name}: {count}, {nodes} nodes become {len(graph.graph.node)}")
             current = made
         if current is not model:
             current = finish(onnx_weights.load(current.path), model, into, model.precision)

@@ -58,7 +58,9 @@ def test_a_published_text_model_answers_text_without_pytorch(free_port: int, tmp
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["status"] == "passed"
     notes = [note for candidate in result["targets"][0]["candidates"] for note in candidate["notes"]]
-    assert "graph rewrite masked-softmax: 2 places" in notes, "the guards of its attention are still in the graph"
+    rewritten = [note.split(",")[0] for note in notes if note.startswith("graph rewrite ")]
+    assert "graph rewrite masked-softmax: 2 places" in rewritten, "the guards of its attention are still in the graph"
+    assert "graph rewrite early-selection: 1 place" in rewritten, "its last layer is computed for all tokens"
     (bundle,) = (tmp_path / "out" / "bundles").iterdir()
     programs = install(bundle / "requirements.txt", tmp_path / "elsewhere")
     assert importable(programs, "tokenizers", "torch", "transformers", "compile_stage") == ["tokenizers"]
