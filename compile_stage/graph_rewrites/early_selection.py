@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from compile_stage.core.tensors import CACHE_INPUTS
 from compile_stage.graph_rewrites.graph_editor import GraphEditor
 from compile_stage.precision.onnx_graph import Dimension, read_shapes
 from compile_stage.precision.wiring import attribute, is_standard
@@ -110,6 +111,9 @@ class _Rewriter(GraphEditor):
 
     def run(self) -> int:
         if self.opset < 13 or not any(node.op_type == _WORK for node in self.nodes):
+            return 0
+        # With a cache, attention is to become an operator that takes as many queries as keys (docs/decisions/0088).
+        if any(value.name.startswith(CACHE_INPUTS) for value in self.graph.input):
             return 0
         self._shapes = read_shapes(self.model)
         moved, changed = 0, set[str]()

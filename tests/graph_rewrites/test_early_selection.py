@@ -206,6 +206,13 @@ def test_two_that_read_the_same_row_share_it() -> None:
     assert operators(after).count("Squeeze") == 2
 
 
+def test_a_graph_with_a_cache_stays() -> None:
+    """Broken: a language model loses the attention operator that writes into its cache."""
+    made = graph([node("Relu", "rows")], gather())
+    made.graph.input.append(helper.make_tensor_value_info("past_key_values.0.key", TensorProto.FLOAT, ["n", 2, "p", 4]))
+    assert early_selection.rewrite(made) == 0
+
+
 def test_without_a_product_nothing_is_gained() -> None:
     """Broken: graphs of lookups are rewritten, and people wonder why."""
     made = graph([node("Relu", "x")], gather())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import small_lms
 
@@ -14,8 +15,10 @@ from compile_stage.core import plugins
 from compile_stage.core.errors import PolicyError, SourceError, UsageError
 from compile_stage.core.generation import session_signature
 from compile_stage.core.records import Compliance, DataSpec, Generation, ShapeRange, SourceModel, Target
+from compile_stage.graph_rewrites.apply import REWRITES
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.measure.samples import FromModel, open_samples, prepare
+from compile_stage.precision.onnx_graph import finish
 from compile_stage.serving.chat import without_identity
 from compile_stage.serving.generation import GenerationSession, opened_as_called
 from compile_stage.serving.prediction_io import InputRefusedError
@@ -125,6 +128,17 @@ def test_attention_is_the_runtimes_own_and_its_cache_grows_in_place(
         with opened_as_called(compiler, replace(artifact, generation=longer), 1) as session:
             answers[fused] = session.run({"input_ids": ids})["logits"]
     np.testing.assert_allclose(answers[True], answers[False], atol=2e-4)
+
+
+def test_graph_rewrites_leave_attention_what_the_runtime_knows(portable: Any, tmp_path: Path) -> None:
+    """Broken: a rewrite that gains 1 % hides the attention, and each token costs twice as much."""
+    compiler = plugins.load("backends", "onnxruntime")
+    graph = onnx.load(portable.path)
+    places = {name: rewrite(graph) for name, rewrite in REWRITES.items()}
+    assert places["early-selection"] == 0, "a cache wants keys and queries of as many tokens"
+    rewritten = finish(graph, portable, tmp_path / "rewritten", "fp32")
+    artifact = compiler.compile(rewritten, compiler.schemes(TARGET, "fp32")[0], TARGET, "job", tmp_path / "artifact")
+    assert artifact.executed["ops"].get("com.microsoft.GroupQueryAttention", 0) == 2, places
 
 
 def test_texts_become_windows_with_their_last_tokens_as_labels(
