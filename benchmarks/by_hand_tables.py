@@ -44,7 +44,7 @@ def _before(page: Page, figures: Sequence[Figure]) -> None:
         return
     commits = ", ".join(sorted({figure.row["commit"] for figure in then}))
     page.text.append(
-        f"\nBeside what commit {commits} publishes of the same model by the same policy, in the same turns:\n\n"
+        f"\nBeside what commit {commits} publishes of the same model by the same policy, in the same turns:\n"
     )
     head = ["network", "batch", "hardware", "now", "then", "then over now"]
     page.table(head, [_then_cells(figure) for figure in then], then)
