@@ -196,9 +196,29 @@ def changed(version: Version, **changes: Any) -> Version:
             "OpenVINO computes in that unless it is asked for float32",
         ),
         ({"artifact": {"backend": "openvino", "options": {"hint": "f16"}}}, "python", "the precision f16"),
+        (
+            {
+                "artifact": {"backend": "openvino", "options": {"hint": "f32", "requests": 2}},
+                "hardware": {"features": ["avx2"]},
+            },
+            "python",
+            "does not share the rows of a batch",
+        ),
         ({"answer": {"text": {"task": "classify"}}}, "python", "predict() does more than the graph"),
     ],
-    ids=["plain", "options", "cuda", "unknown", "torchscript", "tensorrt", "openvino", "bf16", "f16", "text"],
+    ids=[
+        "plain",
+        "options",
+        "cuda",
+        "unknown",
+        "torchscript",
+        "tensorrt",
+        "openvino",
+        "bf16",
+        "f16",
+        "shared-batch",
+        "text",
+    ],
 )
 def test_tritons_own_backend_is_used_only_where_it_can_be_told_everything(
     native: Version, changes: dict[str, Any], backend: str, why: str
