@@ -33,9 +33,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,6 @@ from compile_stage.core.errors import CompileStageError  # noqa: E402
 from compile_stage.measure import stats  # noqa: E402
 from compile_stage.policy.load import load_policy  # noqa: E402
 
-ROOT = HERE.parent
 NETWORKS = ("resnet50", "bert6", "separable", "vit", "lstm", "small")
 THREADS = 2
 POLICY = """\
@@ -109,7 +108,7 @@ def usable(backends: Sequence[str]) -> list[str]:
 
 
 def run_stage(
-    name: str, work: Path, environment: dict[str, str], sets: Sequence[str], code: Path = ROOT
+    name: str, work: Path, environment: dict[str, str], sets: Sequence[str], code: Path = results.ROOT
 ) -> dict[str, Any]:
     """result.json of one run of a checkout's stage, after the model was registered; of an earlier call with the same
     `--keep`, where there was one."""
@@ -148,20 +147,6 @@ def winners(result: dict[str, Any], work: Path, environment: dict[str, str]) -> 
 
 
 # --------------------------------------------------------------------------------------------------- an earlier commit
-
-
-@contextmanager
-def checkout(commit: str, folder: Path) -> Iterator[Path | None]:
-    """The commit in a folder, which is removed in the end; None where none is asked for."""
-    if not commit:
-        yield None
-        return
-    git = ["git", "-C", str(ROOT), "worktree"]
-    subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
 
 
 def published_before(
@@ -365,7 +350,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chosen.backends = usable(chosen.backends)
         record.settings |= {"stage_seconds": chosen.stage_seconds, "sets": chosen.set, "backends": chosen.backends}
         record.settings |= {"search_minutes": chosen.search_minutes}
-        with checkout(chosen.before, Path(scratch) / "earlier") as earlier:
+        folder = Path(scratch) / "earlier"
+        with results.checkout(chosen.before, folder) if chosen.before else nullcontext() as earlier:
             for name in chosen.networks:
                 work, environment = results.workspace(chosen.keep, scratch, name)
                 record.rows += measure(name, work, environment, chosen, earlier)

@@ -75,6 +75,16 @@ def workspace(keep: Path | None, scratch: str, name: str) -> tuple[Path, dict[st
 
 
 @contextmanager
+def checkout(commit: str, folder: Path) -> Iterator[Path]:
+    """A commit of this repository in a folder, which is removed in the end."""
+    _git("worktree", "add", "--quiet", "--detach", str(folder), commit)
+    try:
+        yield folder
+    finally:
+        _git("worktree", "remove", "--force", str(folder))
+
+
+@contextmanager
 def recording(benchmark: str, into: Path | None) -> Iterator[Recording]:
     """Collect rows; when the block ends without an error, has rows, and `into` is given, write them there as one
     file."""

@@ -27,7 +27,6 @@ sys.path[:0] = [str(Path(__file__).parent)]
 import results  # noqa: E402
 from stage import register  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
 POLICY = """\
 apiVersion: compile-stage/v1
 kind: OptimizationPolicy
@@ -70,21 +69,19 @@ def main() -> None:
     results.add_save_option(parser)
     chosen = parser.parse_args()
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
-    with tempfile.TemporaryDirectory() as scratch, results.recording("time-to-verdict", chosen.save) as record:
-        earlier = Path(scratch) / "earlier"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(earlier), chosen.before], check=True)
-        try:
-            work, environment = results.workspace(None, scratch, "digits")
-            uri = register("digits_cnn.py", [], work, environment)
-            (work / "policy.yaml").write_text(POLICY)
-            for number in range(2 * chosen.rounds):
-                before = number % 4 in (1, 2)  # A B B A
-                row = run(earlier if before else ROOT, uri, work, environment)
-                record.rows.append({"network": "digits", "commit": chosen.before if before else "this", **row})
-                print(record.rows[-1], flush=True)
-        finally:
-            subprocess.run([*git, "remove", "--force", str(earlier)], check=True)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        results.recording("time-to-verdict", chosen.save) as record,
+        results.checkout(chosen.before, Path(scratch) / "earlier") as earlier,
+    ):
+        work, environment = results.workspace(None, scratch, "digits")
+        uri = register("digits_cnn.py", [], work, environment)
+        (work / "policy.yaml").write_text(POLICY)
+        for number in range(2 * chosen.rounds):
+            before = number % 4 in (1, 2)  # A B B A
+            row = run(earlier if before else results.ROOT, uri, work, environment)
+            record.rows.append({"network": "digits", "commit": chosen.before if before else "this", **row})
+            print(record.rows[-1], flush=True)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from compile_stage.backends.executorch_program import DELEGATE, compile_program, read_back, sentence
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
@@ -30,10 +28,10 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe
 from compile_stage.plugin_support.compiler import Compiler
-from compile_stage.plugin_support.sessions import demand_call, quiet_logs
+from compile_stage.plugin_support.sessions import demand_call, in_place_or_copied, quiet_logs
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Array, Batch
+    from compile_stage.core.tensors import Batch
 
 _ENTRY = "model.pte"
 _METHOD = "forward"
@@ -165,7 +163,7 @@ class _ExecuTorchSession:
         if shapes not in self._fitting:
             self._demand_fitting(shapes)
             self._fitting.add(shapes)
-        tensors = [self._tensor(array) for array in arrays]
+        tensors = [self._from_numpy(in_place_or_copied(array)) for array in arrays]
         with _LOCK:
             answers = self._ready()(tensors, True)  # True: copies, not the program's own memory
         return {name: answer.numpy() for name, answer in zip(self._outputs, answers, strict=True)}
@@ -197,11 +195,6 @@ class _ExecuTorchSession:
             except RuntimeError as error:
                 raise NothingCompiledError(f"ExecuTorch can't load the program: {sentence(error)}") from error
         return self._method
-
-    def _tensor(self, array: Array) -> Any:
-        """The array where it lies, or a copy of one that a tensor can't share."""
-        shared = array.flags.c_contiguous and array.flags.writeable
-        return self._from_numpy(array if shared else np.array(array, order="C"))
 
     def _demand_fitting(self, shapes: Sequence[tuple[int, ...]]) -> None:
         for spec, shape, room in zip(self.signature.inputs, shapes, self.limits, strict=True):

@@ -35,6 +35,7 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import FLAG, Option, refuse_options, valid_options
+from compile_stage.plugin_support.sessions import in_place_or_copied
 from compile_stage.plugin_support.torch_programs import TorchSession, free_axes, opened
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class _InductorSession(TorchSession):
         import torch
 
         # The generated code reads memory in row-major order, whatever the strides say, and tensors must be writeable.
-        tensors = [torch.from_numpy(a if a.flags.c_contiguous and a.flags.writeable else a.copy("C")) for a in arrays]
+        tensors = [torch.from_numpy(in_place_or_copied(array)) for array in arrays]
         with torch.no_grad():
             answers = self._program.run(tensors)
         given = {tensor.data_ptr() for tensor in tensors}

@@ -362,14 +362,10 @@ def _kept_axis(before: Shape, after: Shape, axis: int) -> int | None:
     for at, length in enumerate(before):
         if length is None or length != after[axis]:
             continue
-        ahead, behind = (
-            (_elements(before[:at]), _elements(after[:axis])),
-            (
-                _elements(before[at + 1 :]),
-                _elements(after[axis + 1 :]),
-            ),
-        )
-        if any(one is not None and one == other for one, other in (ahead, behind)):
+        ahead, behind = _elements(before[:at]), _elements(before[at + 1 :])
+        if ahead is not None and ahead == _elements(after[:axis]):
+            return at
+        if behind is not None and behind == _elements(after[axis + 1 :]):
             return at
     return None
 

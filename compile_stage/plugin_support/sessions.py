@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from compile_stage.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch, Signature
+    from compile_stage.core.tensors import Array, Batch, Signature
 
 
 def demand_call(signature: Signature, batch: Batch, *, closed: bool) -> None:
@@ -24,6 +24,12 @@ def demand_call(signature: Signature, batch: Batch, *, closed: bool) -> None:
         raise UsageError("this session is closed; call it inside its context")
     if (reason := signature.refuse(batch)) is not None:
         raise UsageError(reason)
+
+
+def in_place_or_copied(array: Array) -> Array:
+    """The array itself, where a runtime's tensor can lie in its memory; else a copy in C order, which can be written
+    to."""
+    return array if array.flags.c_contiguous and array.flags.writeable else array.copy("C")
 
 
 @contextmanager

@@ -248,8 +248,8 @@ def benchmark(
     try:
         key = _key(context, baseline, artifacts, request)
         cached = context.cached("benchmark/8", request.label, key, make, anew=context.remeasure)
-    except _PartialError as partial:  # a failure is never cached, and the others' numbers still hold
-        return Measured(measurements=partial.measurements, failures=measuring.failures, cached=False)
+    except _PartialError as error:  # a failure is never cached, and the others' numbers still hold
+        return Measured(measurements=error.measurements, failures=measuring.failures, cached=False)
     measured = dict(revive(Mapping[str, Measurement], cached.value))
     if cached.hit and (unstable := _unstable(measured)):
         base = measured[BASELINE]

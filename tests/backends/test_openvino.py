@@ -288,6 +288,24 @@ def test_read_only_and_strided_inputs_are_taken(conv: Any, tmp_path: Path) -> No
         np.testing.assert_allclose(session.run({"image": wide})["scores"], whole, atol=1e-5)
 
 
+def test_a_read_only_number_stays_one(tmp_path: Path) -> None:
+    """Broken: an input without axes that nobody may write to arrives as a list of one."""
+    from compile_stage.core.tensors import Signature, TensorSpec
+
+    shapes: dict[str, list[Any]] = {"x": ["batch", 2], "factor": [], "y": ["batch", 2]}
+    x, factor, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "factor"], ["y"])], "g", [x, factor], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "model.onnx")
+    specs = [TensorSpec(name=name, dtype="float32", shape=tuple(shape)) for name, shape in shapes.items()]
+    signature = Signature(inputs=tuple(specs[:2]), outputs=(specs[2],))
+    options = {"config": {}, "hint": "f32", "shapes": [{"x": (3, 2), "factor": ()}]}
+    given = {"x": np.ones((3, 2), np.float32), "factor": np.array(2.0, np.float32)}
+    for array in given.values():
+        array.flags.writeable = False
+    with openvino_session.open_model(tmp_path / "model.onnx", options, 1, signature) as session:
+        np.testing.assert_array_equal(session.run(given)["y"], 2 * given["x"])
+
+
 def test_operators_that_it_lacks_are_named_and_nothing_else() -> None:
     """Broken: a plan would show a paragraph about the runtime's front end for each tree model."""
     from compile_stage.backends.openvino import _why_unread
