@@ -210,6 +210,9 @@ class FakeWorker:
         self._checked_seed = checked_seed
         return 20
 
+    def _call_untimed(self) -> None:
+        pass
+
     def _time_turn(self, **_: Any) -> Any:
         return [self._latency_s()] * 20
 

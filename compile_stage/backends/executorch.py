@@ -15,7 +15,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +27,8 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe
 from compile_stage.plugin_support.compiler import Compiler
+from compile_stage.plugin_support.options import FLAG, Option, valid_options
+from compile_stage.plugin_support.pool_threads import PoolCores
 from compile_stage.plugin_support.sessions import demand_call, in_place_or_copied, quiet_logs
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class ExecuTorch(Compiler):
     name: ClassVar[str] = "executorch"
     requires: ClassVar[tuple[str, ...]] = ("executorch", "torch", "torchao")
     extra: ClassVar[str] = "executorch"
+    options: ClassVar[Mapping[str, Option]] = {"affinity": FLAG}
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("torch-export",),
         devices=("cpu",),
@@ -93,7 +95,7 @@ class ExecuTorch(Compiler):
             program = compile_program(model, scheme, bounds, calibration)
             (into / _ENTRY).write_bytes(program)
             executed, notes = read_back(program, scheme)
-        session = _ExecuTorchSession(into / _ENTRY, model.signature, target.threads)
+        session = _ExecuTorchSession(into / _ENTRY, model.signature, target.threads, pinned=False)
         try:
             limits = session.limits
         finally:
@@ -102,11 +104,14 @@ class ExecuTorch(Compiler):
         largest = {sizes[axis] for sizes, axes in zip(limits, bounds, strict=True) for axis in axes if axis == 0}
         if largest:
             notes += (f"takes batches of at most {min(largest)}, the largest that it was compiled for",)
-        return describe(self, model, scheme, job_id, into, Compiled(entry=_ENTRY, executed=executed, notes=notes))
+        options = valid_options(self.name, self.options, target)
+        compiled = Compiled(entry=_ENTRY, options=options, executed=executed, notes=notes)
+        return describe(self, model, scheme, job_id, into, compiled)
 
     @contextlib.contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:
-        session = _ExecuTorchSession(Path(artifact.path) / artifact.entry, artifact.signature, threads)
+        pinned = bool(artifact.options.get("affinity", True))
+        session = _ExecuTorchSession(Path(artifact.path) / artifact.entry, artifact.signature, threads, pinned=pinned)
         try:
             yield session
         finally:
@@ -138,12 +143,12 @@ class _ExecuTorchSession:
         limits: By input, the sizes that the program has room for.
     """
 
-    def __init__(self, path: Path, signature: Signature, threads: int) -> None:
+    def __init__(self, path: Path, signature: Signature, threads: int, *, pinned: bool) -> None:
         import torch
 
         self.signature = signature
         self._path = path
-        self._threads = threads
+        self._threads, self._pinned = threads, pinned
         self._method: Any = None
         self._closed = False
         self._from_numpy = torch.from_numpy
@@ -165,7 +170,9 @@ class _ExecuTorchSession:
             self._fitting.add(shapes)
         tensors = [self._from_numpy(in_place_or_copied(array)) for array in arrays]
         with _LOCK:
-            answers = self._ready()(tensors, True)  # True: copies, not the program's own memory
+            program = self._ready()
+            _POOL.cores.leave()
+            answers = program(tensors, True)  # True: copies, not the program's own memory
         return {name: answer.numpy() for name, answer in zip(self._outputs, answers, strict=True)}
 
     def close(self) -> None:
@@ -178,17 +185,11 @@ class _ExecuTorchSession:
         self._method = None
 
     def _ready(self) -> Any:
-        """The loaded program, with the session's own number of threads in the pool."""
-        if _POOL.threads != self._threads:
-            runtime = _runtime()
+        """The loaded program, with the pool that the session wants."""
+        if (_POOL.threads, _POOL.pinned) != (self._threads, self._pinned):
             for session in list(_OPEN):
                 session.let_go()
-            with _silent():  # it tells of the new number on standard error
-                runtime._unsafe_reset_threadpool(self._threads)
-            # Noted, and not asked for at each call: that takes 3 us, and a call of a small network 57.
-            _POOL.threads = runtime._threadpool_get_thread_count()
-            if _POOL.threads != self._threads:
-                raise UsageError(f"ExecuTorch was asked for {self._threads} threads and runs {_POOL.threads}")
+            _POOL.make(self._threads, pinned=self._pinned)
         if self._method is None:
             try:
                 self._method = _runtime()._load_program(str(self._path)).load_method(_METHOD)
@@ -206,15 +207,29 @@ class _ExecuTorchSession:
                 )
 
 
-@dataclass
 class _Pool:
     """The process's pool of threads.
 
     Attributes:
-        threads: As it was last set here; 0 before.
+        threads: As it was last made here; 0 before.
+        pinned: As was asked: each thread has a core of its own, where there is one for each.
+        cores: Those that they were pinned to.
     """
 
-    threads: int = 0
+    def __init__(self) -> None:
+        self.threads, self.pinned, self.cores = 0, False, PoolCores()
+
+    def make(self, threads: int, *, pinned: bool) -> None:
+        """Replace the pool. No session may have its program loaded. Raises UsageError."""
+        runtime, self.threads, self.cores = _runtime(), 0, PoolCores()
+        with _silent():  # it tells of the new number on standard error
+            runtime._unsafe_reset_threadpool(1)  # one of the wanted number would be kept, with its threads
+            with self.cores.pinned(threads, wanted=pinned):
+                runtime._unsafe_reset_threadpool(threads)
+        # Noted, and not asked for at each call: that takes 3 us, and a call of a small network 57.
+        if (made := runtime._threadpool_get_thread_count()) != threads:
+            raise UsageError(f"ExecuTorch was asked for {threads} threads and runs {made}")
+        self.threads, self.pinned = threads, pinned
 
 
 _POOL = _Pool()

@@ -30,6 +30,8 @@ from compile_stage.plugin_support.artifacts import Compiled, describe, without_f
 from compile_stage.plugin_support.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.compiler import Compiler
 from compile_stage.plugin_support.fixed_shapes import read_modules
+from compile_stage.plugin_support.options import FLAG, Option, valid_options
+from compile_stage.plugin_support.pool_threads import PoolCores
 from compile_stage.plugin_support.sessions import demand_call, quiet_logs
 from compile_stage.plugin_support.torch_programs import flat_module
 
@@ -72,6 +74,7 @@ class LiteRt(Compiler):
     name: ClassVar[str] = "litert"
     requires: ClassVar[tuple[str, ...]] = ("litert_torch", "ai_edge_quantizer", "ai_edge_litert", "torch")
     extra: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Option]] = {"affinity": FLAG}
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("torch-export", "tflite"),
         devices=("cpu",),
@@ -125,14 +128,17 @@ class LiteRt(Compiler):
                     rows = inputs[0][0] if inputs[0] else 1
                     file.write_bytes(_quantise(file, scheme, model.signature, calibration, rows))
         for name in files:
-            loaded = _Loaded(into / name, model.signature, target.threads)
+            loaded = _Loaded(into / name, model.signature, target.threads, pinned=False)
             executed, remarks = _read_back(loaded.interpreter, scheme)
             found.append(executed)
             notes += [note for note in remarks if note not in notes]
         notes += filter(None, [padding_note(model.signature, shapes)])
         compiled = Compiled(
             entry=files[0],
-            options={"files": [{"file": name, "shapes": one} for name, one in zip(files, shapes, strict=True)]},
+            options={
+                "files": [{"file": name, "shapes": one} for name, one in zip(files, shapes, strict=True)],
+                **valid_options(self.name, self.options, target),
+            },
             executed=found[0],
             notes=notes,
         )
@@ -155,9 +161,11 @@ class _LiteRtSession:
 
     def __init__(self, artifact: Artifact, threads: int) -> None:
         self.signature = artifact.signature
-        folder = Path(artifact.path)
+        folder, pinned = Path(artifact.path), bool(artifact.options.get("affinity", True))
         self._loaded = {
-            tuple(tuple(shape) for shape in one["shapes"]): _Loaded(folder / one["file"], self.signature, threads)
+            tuple(tuple(shape) for shape in one["shapes"]): _Loaded(
+                folder / one["file"], self.signature, threads, pinned=pinned
+            )
             for one in artifact.options["files"]
         }
         self._router = Router("litert", self.signature, tuple(self._loaded))
@@ -175,14 +183,15 @@ class _LiteRtSession:
 
 
 class _Loaded:
-    """One file in an interpreter."""
+    """One file in an interpreter, which has a pool of threads of its own."""
 
-    def __init__(self, path: Path, signature: Signature, threads: int) -> None:
+    def __init__(self, path: Path, signature: Signature, threads: int, *, pinned: bool) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
         self._signature = signature
+        self._cores = PoolCores()
         try:
-            with _silent():
+            with _silent(), self._cores.pinned(threads, wanted=pinned):
                 self.interpreter: Any = Interpreter(model_path=str(path), num_threads=threads)
                 self.interpreter.allocate_tensors()
                 runner = self.interpreter.get_signature_runner(_SIGNATURE)
@@ -200,6 +209,7 @@ class _Loaded:
                     f"{tensor['shape'].tolist()}"
                 )
             self.interpreter.set_tensor(tensor["index"], _narrowed(spec, array, tensor["dtype"]))
+        self._cores.leave()
         self.interpreter.invoke()
         return {
             spec.name: self.interpreter.get_tensor(tensor["index"]).astype(spec.dtype, copy=False)

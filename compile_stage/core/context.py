@@ -141,7 +141,16 @@ _OF_THE_ORIGINAL = frozenset(
             "soak",
             "profile_source",
         ),
-        *("warm_up", "quick_turn", "prepare_turn", "time_turn", "first_tokens", "end_turn", "write_tokens"),
+        *(
+            "warm_up",
+            "quick_turn",
+            "prepare_turn",
+            "call_untimed",
+            "time_turn",
+            "first_tokens",
+            "end_turn",
+            "write_tokens",
+        ),
         *("open_predict", "time_predict", "close_predict"),
     )
 )

@@ -59,6 +59,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         on_model.warm_up,
         on_model.quick_turn,
         on_model.prepare_turn,
+        on_model.call_untimed,
         on_model.time_turn,
         on_model.first_tokens,
         on_model.end_turn,

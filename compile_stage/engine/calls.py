@@ -41,6 +41,7 @@ from compile_stage.engine.debug_calls import (
 from compile_stage.engine.export_calls import answer_export
 from compile_stage.engine.fresh_load import close_published, load_published, prepare_published, time_published
 from compile_stage.engine.open_model import (
+    call_untimed,
     close_model,
     end_turn,
     first_tokens,
@@ -319,6 +320,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         warm_up,
         quick_turn,
         prepare_turn,
+        call_untimed,
         time_turn,
         first_tokens,
         write_tokens,

@@ -122,9 +122,13 @@ def quick_turn(samples: Any, batch_size: int, seconds: float) -> list[float]:
 
 
 def prepare_turn(samples: Any, batch_size: int, calls: int, seed: int, checked_seed: int | None) -> int:
-    """Make the inputs of one turn of an interleaved measurement, and a call that is not timed; says how many will
-    be."""
+    """Make the inputs of one turn of an interleaved measurement; says how many calls will be timed."""
     return _timed().prepare(revive(SampleSet, samples), batch_size, calls, seed, checked_seed)
+
+
+def call_untimed() -> None:
+    """The calls of the prepared turn that are not timed, just before those that are."""
+    _timed().call_untimed()
 
 
 def time_turn(seconds: float) -> list[float]:

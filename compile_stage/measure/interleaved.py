@@ -10,7 +10,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -142,6 +144,9 @@ class Interleaved:
         # A device's engine reads what everybody uses there (`compile_stage.devices`).
         self._usage_there: Callable[[], disturbance.Usage] | None = getattr(context.engine, "machine_usage", None)
         self._cores = context.hardware.cores if self._usage_there is not None else None
+        self._side_by_side = self._usage_there is None and available_cores() > 1  # a device answers one at a time
+        self._meanwhile = ThreadPoolExecutor(1)
+        stack.callback(self._meanwhile.shutdown, wait=False)  # its call ends with the workers
         self.failures: dict[str, Failure] = {}
         self.overtime_s = 0.0
         self.shares: dict[str, float] = {}
@@ -314,24 +319,40 @@ class Interleaved:
         before, played = self._usage(), {}
         names = tuple(name for name in self._runners if name not in self._left)
         checked_seed, folder = answers.begin_round() if self._proof is not None else (None, None)
-        for place, name in enumerate(timing.schedule(names, number, wanted.seed)):
-            into = folder / str(place) if folder is not None else None
-            take = partial(
-                Participant.turn,
-                samples=self._samples,
-                batch_size=wanted.batch_size,
-                checked_seed=checked_seed,
-                into=into,
-                longest_s=longest_s,
-            )
-            if (turn := self._guarded(name, take)) is not None:
-                played[name] = turn
+        prepare = partial(
+            Participant.prepare, samples=self._samples, batch_size=wanted.batch_size, checked_seed=checked_seed
+        )
+        order = timing.schedule(names, number, wanted.seed)
+        began_s = time.monotonic()
+        self._guarded(order[0], prepare)
+        for place, name in enumerate(order):
+            self._guarded(name, partial(Participant.time, longest_s=longest_s))
+            rest = partial(Participant.rest, into=folder / str(place) if folder is not None else None)
+            if (turn := self._rest_beside(name, rest, order[place + 1 : place + 2], prepare)) is not None:
+                ended_s = time.monotonic()
+                played[name] = replace(turn, took_s=ended_s - began_s)
+                began_s = ended_s
         after = self._usage()
         if checked_seed is not None and folder is not None:
             answers.end_round(checked_seed, folder, played)
         if len(played) == len(names):  # what a process has used is not counted any more when it has ended
             self._load.add(before, after)
         return played, not disturbance.disturbed(before, after, self._threads, self._cores)
+
+    def _rest_beside(
+        self, name: str, rest: Callable[[Participant], Turn], following: Sequence[str], prepare: Callable[..., None]
+    ) -> Turn | None:
+        """A turn's end, and meanwhile the inputs of the turn that follows it, where the machine has a core for each: a
+        runtime's threads look for work for up to 55 ms before they sleep, which is longer than the turn."""
+        if not following or not self._side_by_side:
+            turn = self._guarded(name, rest)
+            for other in following:
+                self._guarded(other, prepare)
+            return turn
+        preparing = self._meanwhile.submit(copy_context().run, self._guarded, following[0], prepare)
+        turn = self._guarded(name, rest)
+        preparing.result()
+        return turn
 
     def _usage(self) -> disturbance.Usage:
         return self._usage_there() if self._usage_there is not None else disturbance.usage()
@@ -361,7 +382,9 @@ class Interleaved:
         }
 
     def _guarded(self, name: str, act: Callable[[Participant], T]) -> T | None:
-        """What it answers; None when the participant crashed, and is dropped."""
+        """What it answers; None when the participant crashed, and is dropped, or was dropped before."""
+        if name not in self._runners:
+            return None
         try:
             return act(self._runners[name])
         except CompileStageError as error:

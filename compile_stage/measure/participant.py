@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from compile_stage.core.errors import WorkerError
-from compile_stage.core.ports import Worker, WorkerMemory, WorkerUsage
+from compile_stage.core.errors import InternalError, WorkerError
+from compile_stage.core.ports import MeteredCall, Worker, WorkerMemory, WorkerUsage
 from compile_stage.core.records import SampleSet, Timing, record
 from compile_stage.measure import timing
 
@@ -26,7 +26,8 @@ class Turn:
         latency_s: Seconds of each call, by the worker's clock.
         wall_s: Of the call that made them, by the stage's.
         stage_waited_s: The part of `wall_s` in which the stage was ready to take the answer, and waited for a core.
-        took_s: Of the whole turn: inputs, the call that is not timed, the timed ones, answers and rest.
+        took_s: Of the round: from the end of the turn before it until it is over. Its inputs are made meanwhile, and
+            those of the turn after it while it comes to rest.
         cpu_s: CPU time of the process and all that it started, meanwhile.
         waited_s: Time that their threads waited for a core meanwhile.
         threads: How many threads ran meanwhile.
@@ -76,6 +77,8 @@ class Participant:
     writes_tokens: bool = False
     timings: list[Timing] = field(default_factory=list)
     _rested: WorkerUsage | None = None
+    _prepared: MeteredCall | None = None
+    _timed: MeteredCall | None = None
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -94,29 +97,37 @@ class Participant:
         self.share *= calls / self.calls
         self.calls = calls
 
-    def turn(
-        self,
-        samples: SampleSet,
-        batch_size: int,
-        checked_seed: int | None,
-        into: Path | None,
-        longest_s: float = timing.LONGEST_TURN_S,
-    ) -> Turn:
-        """Take a turn.
+    def prepare(self, samples: SampleSet, batch_size: int, checked_seed: int | None) -> None:
+        """Make the inputs of the next turn. Another participant may come to rest meanwhile: nothing is timed.
 
         Args:
             checked_seed: Chooses the batches whose answers are kept (`timed_inputs`); None for none.
-            into: Folder for the kept answers.
-            longest_s: It ends after so long, with fewer calls, but for the first.
         """
-        if into is not None:
-            into.mkdir(parents=True)
-        prepared = self.worker.metered(
+        self._prepared = self.worker.metered(
             "prepare_turn", samples=samples, batch_size=batch_size, calls=self.calls, seed=secrets.randbits(48),
             checked_seed=checked_seed,
         )  # fmt: skip
-        timed = self.worker.metered("time_turn", seconds=longest_s)
-        folder = str(into) if into else None
+
+    def time(self, longest_s: float = timing.LONGEST_TURN_S) -> None:
+        """Make the timed calls of the turn that was prepared, when everybody else is at rest.
+
+        Args:
+            longest_s: It ends after so long, with fewer calls, but for the first.
+        """
+        self.worker.call("call_untimed")
+        self._timed = self.worker.metered("time_turn", seconds=longest_s)
+
+    def rest(self, into: Path | None) -> Turn:
+        """Keep the answers of the turn that was timed, and come to rest.
+
+        Args:
+            into: Folder for the kept answers; None for none.
+        """
+        if into is not None:
+            into.mkdir(parents=True)
+        prepared, timed, folder = self._prepared, self._timed, str(into) if into else None
+        if prepared is None or timed is None:
+            raise InternalError("no turn of this participant was timed")
         first = self.worker.call("first_tokens", into=folder) if self.writes_tokens else {}
         ended = self.worker.metered("end_turn", into=folder)
         first_s = tuple(first.get("latency_s", ()))
@@ -124,11 +135,11 @@ class Participant:
             problem = f"it timed {len(first_s)} first tokens beside {len(timed.value)} generations"
             raise WorkerError("exception", problem)
         rested, self._rested = self._rested, ended.after
+        self._prepared = self._timed = None
         return Turn(
             latency_s=tuple(timed.value),
             wall_s=timed.wall_s,
             stage_waited_s=timed.stage_waited_s,
-            took_s=prepared.wall_s + timed.wall_s + ended.wall_s,
             cpu_s=timed.after.cpu_s - timed.before.cpu_s,
             waited_s=waited_between(timed.before, timed.after),
             threads=threads_that_ran(timed.before.threads, timed.after.threads),

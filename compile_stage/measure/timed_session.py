@@ -47,20 +47,24 @@ class TimedSession:
         return timing.warm_up(lambda: require_arrays(run(next(batches))), max_seconds=seconds)
 
     def quick_turn(self, samples: SampleSet, batch_size: int, seconds: float) -> list[float]:
-        """Seconds of each call for about `seconds`, at least one, after one that is not timed."""
+        """Seconds of each call for about `seconds`, at least one, after some that are not timed."""
         batches = self._inputs_for(samples, batch_size).some(_WARM_UP_BATCHES if seconds else 2, seed=1)
-        self._session.run(batches[-1])
+        timing.spread(lambda: self._session.run(batches[-1]))
         latencies = timing.turn(self._session.run, cycle(batches), seconds=seconds)
         timing.settle()
         return latencies
 
     def prepare(self, samples: SampleSet, batch_size: int, calls: int, seed: int, checked_seed: int | None) -> int:
-        """Make the inputs of a turn, and one call that is not timed; returns how many will be (`TimedInputs.turn`)."""
+        """Make the inputs of a turn; returns how many calls will be timed (`TimedInputs.turn`)."""
         inputs = self._inputs_for(samples, batch_size)
         turn = inputs.turn(calls, seed, checked_seed)
         self._turn = turn, KeptAnswers(inputs, turn, checked_seed or 0)
-        self._session.run(turn.first)
         return len(turn.batches)
+
+    def call_untimed(self) -> None:
+        """The calls of the prepared turn that are not timed, just before those that are (`timing.spread`)."""
+        turn, _ = self._prepared()
+        timing.spread(lambda: self._session.run(turn.first))
 
     def run(self, seconds: float) -> list[float]:
         """Seconds of each call of the prepared turn, which ends after about `seconds`. It does nothing else, so that

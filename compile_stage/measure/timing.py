@@ -6,11 +6,13 @@ enough (`enough`), so that both can be tested with machines that drift as one li
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.measure.quantiles import GATED, effective_calls
@@ -45,11 +47,20 @@ TURN_S = 0.04
 of ten small participants takes half a second, so that drift slower than that hits all alike, and there are many rounds
 to resample."""
 
+UNTIMED_S = TURN_S
+"""At most so long calls are made before those that are timed, until the threads have a core each. After a rest the
+kernel may have them share one for 10 to 30 ms: on two cores every second turn of a small model began so, and was half
+over before they parted."""
+
 MOST_CALLS = 20_000
 """Calls of one turn at most, that of a model of 2 microseconds: an input is made for each."""
 
 LONGEST_TURN_S = 10 * TURN_S
 """A turn in which other processes slow the model down ends after so long, with fewer calls than the others."""
+
+_APART_S = 0.005  # a window of untimed calls, in which waiting for a core shows
+_WAITED_SHARE = 0.1  # of such a window, by all threads together; what a thread waits for when it is woken is less
+_TASKS = Path("/proc/self/task")
 
 _WINDOWS = 3
 _WINDOW_S = 0.02
@@ -120,8 +131,9 @@ def turn(
     """One turn: seconds of each call, for all batches, or for about `seconds` where these are not enough.
 
     What is timed ends when the answer is there as arrays (`require_arrays`). Python's garbage collector waits
-    meanwhile, as in `timeit`. The caller makes a first call that is not timed: the others' turns have emptied the
-    caches, and each would pay for that with its first call, the one with the fewest calls per turn the most.
+    meanwhile, as in `timeit`. The caller makes calls before it that are not timed (`spread`): the others' turns have
+    emptied the caches, and each would pay for that with its first call, the one with the fewest calls per turn the
+    most.
 
     Args:
         batches: At least one; an endless iterator ends with the time.
@@ -166,6 +178,29 @@ def turn_of_each(
         if collecting:
             gc.enable()
     return latencies
+
+
+def spread(call: Callable[[], Any], max_seconds: float = UNTIMED_S) -> None:
+    """Call until no thread of this process waits for a core that another has, for about `max_seconds`; at least
+    once."""
+    ends = time.perf_counter() + max_seconds
+    while True:
+        began, waited_s = time.perf_counter(), _waited_s()
+        call()
+        while time.perf_counter() - began < _APART_S:
+            call()
+        now = time.perf_counter()
+        if now >= ends or _waited_s() - waited_s <= _WAITED_SHARE * (now - began):
+            return
+
+
+def _waited_s() -> float:
+    """Seconds that the threads of this process have waited for a core; 0 where the kernel does not count them."""
+    waited = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):  # a thread ended meanwhile, or there is no /proc
+        for task in _TASKS.iterdir():
+            waited += int((task / "schedstat").read_text().split()[1])
+    return waited / 1e9
 
 
 def settle(max_seconds: float = SETTLE_S) -> None:

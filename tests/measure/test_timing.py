@@ -22,11 +22,13 @@ from compile_stage.measure.timing import (
     MOST_CALLS,
     SETTLE_S,
     TURN_S,
+    UNTIMED_S,
     calls_of_a_turn,
     enough,
     far_slower,
     schedule,
     settle,
+    spread,
     steady,
     turn,
     warm_up,
@@ -257,6 +259,31 @@ def test_a_turn_ends_when_the_runtime_is_at_rest(clock: Clock, rest: float, ends
     clock.rest = rest
     settle()
     assert ends <= clock.now <= ends + 0.003
+
+
+@pytest.mark.parametrize(
+    ("waits", "calls", "ends"),
+    [(0.0, 3, 0.006), (0.02, 15, 0.030), (9.0, 21, UNTIMED_S + 0.005)],
+    ids=["apart-at-once", "after-a-while", "never"],
+)
+def test_untimed_calls_end_when_no_thread_waits(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, waits: float, calls: int, ends: float
+) -> None:
+    """Broken: a turn would be timed while the kernel has two threads share a core, as it does at the start of every
+    second turn of a small model; or on a busy machine, where they always wait, it would never begin."""
+    made = []
+
+    def call() -> None:
+        made.append(clock.now)
+        clock.sleep(0.002)
+
+    monkeypatch.setattr(timing, "_waited_s", lambda: min(clock.now, waits))
+    spread(call)
+    assert len(made) <= calls
+    assert clock.now <= ends + 0.002
+    slow = []
+    spread(lambda: (slow.append(0), clock.sleep(1.0)))
+    assert len(slow) == 1
 
 
 def test_latencies_are_in_order(clock: Clock) -> None:

@@ -4,6 +4,7 @@ given."""
 from __future__ import annotations
 
 import threading
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -130,6 +131,49 @@ def test_a_quiet_measurement_is_stable_kept_and_explained_by_its_medians(tmp_pat
     assert engine.turns == turns
     assert again.measurements == first.measurements
     assert again.measurements[BASELINE].notes == ()
+
+
+class OverlappingWorker(FakeWorker):
+    """Its turn ends when the inputs of the turn that follows are made; the last of a round waits for none."""
+
+    def call(self, function: str, /, **arguments: Any) -> Any:
+        engine = self._engine
+        assert isinstance(engine, OverlappingEngine)
+        if function == "prepare_turn":
+            engine.prepared += 1
+            engine.made.set()
+        if function == "time_turn":
+            engine.timed_alone &= not engine.ending
+            engine.made.clear()
+        if function == "end_turn":
+            engine.ending = True
+            engine.in_time += engine.made.wait(0.2)
+            engine.ending = False
+        return super().call(function, **arguments)
+
+
+class OverlappingEngine(FakeEngine):
+    def __init__(self) -> None:
+        super().__init__(noise=0.001)
+        self.made, self.ending, self.timed_alone = threading.Event(), False, True
+        self.prepared = self.in_time = 0
+
+    @contextmanager
+    def worker(self, name: str, limits: WorkerLimits) -> Iterator[FakeWorker]:
+        yield OverlappingWorker(name, self)
+
+
+def test_inputs_are_made_while_the_turn_before_comes_to_rest_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: each turn would wait for its inputs, which takes a fifth of a measurement; or calls would be timed while
+    another's threads still look for work."""
+    monkeypatch.setattr(interleaved, "available_cores", lambda: 2)
+    engine = OverlappingEngine()
+    measure(tmp_path, engine, seconds=1)
+    assert engine.timed_alone
+    assert engine.prepared == engine.turns
+    assert engine.in_time == engine.turns // 2  # of the two turns of a round the first
 
 
 class LoadingEngine(FakeEngine):
