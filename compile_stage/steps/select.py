@@ -11,10 +11,14 @@ from compile_stage.measure import stats
 from compile_stage.measure.memory import SAME_MEMORY
 from compile_stage.measure.performance import ratio_text
 
+SIMPLER_AT = 1.1
+"""Times the best latency that the simpler of two may take by its figure, where noise does not tell them apart. What
+noise hides on a machine that changes its speed can be more than anybody would give for a simpler artifact."""
+
 
 def select(candidates: Sequence[Candidate], policy: TargetPolicy) -> Selection:
-    """The best passing candidate by the policy's preference; among those that tie with it within the noise, the
-    simplest."""
+    """The best passing candidate by the policy's preference; among those that tie with it within the noise, and are at
+    most 10 % behind it by their figures, the simplest."""
     passing = [candidate for candidate in candidates if candidate.has_passed]
     ranking = _rank(passing, policy) if passing else None
     placed = [_placed(candidate, ranking, policy) for candidate in candidates]
@@ -94,6 +98,8 @@ def _tied(candidate: Candidate, leader: Candidate, policy: TargetPolicy, costs: 
     if policy.prefer in ("size", "memory"):
         slack = SAME_MEMORY if policy.prefer == "memory" else 1.0  # files do not differ at all
         return costs[candidate.job.id] <= costs[leader.job.id] * slack
+    if costs[candidate.job.id] > costs[leader.job.id] * SIMPLER_AT:
+        return False
     best = stats.deciding_timing(leader.measurement, policy)
     # At the leader's batch size: only what was run in the same rounds can be told apart.
     mine = candidate.measurement.timing(best.batch_size) if candidate.measurement and best else None

@@ -60,7 +60,7 @@ def test_a_pool_has_its_own_core_and_the_caller_leaves_it() -> None:
     [(1, 2, False), (1, 1, True), (2, 3, True), (2, 2, True), (0, 2, True)],
     ids=["not-wanted", "one-thread", "fewer-cores", "somebody-elses-thread", "no-thread"],
 )
-def test_nothing_else_is_pinned(started: int, threads: int, wanted: bool) -> None:  # noqa: FBT001
+def test_nothing_else_is_pinned(started: int, threads: int, wanted: bool) -> None:
     """Broken: threads of others would be kept on one core, or two processes on a large machine would share the few
     cores that both chose."""
     seen = _seen(started, threads, wanted=wanted)

@@ -4,7 +4,6 @@ given."""
 from __future__ import annotations
 
 import threading
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace

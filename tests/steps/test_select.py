@@ -9,6 +9,7 @@ import numpy as np
 from factories import BASELINE_S, artifact, job, measurement, target, target_policy, timing, verdict
 
 from compile_stage.core.records import Candidate, Failure, Gate, TargetPolicy, Verdict, Waiver
+from compile_stage.measure import stats
 from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.select import select
 
@@ -76,6 +77,26 @@ def test_a_tie_within_the_noise_goes_to_the_higher_precision() -> None:
     """Broken: chance would decide, and accuracy would be given away for nothing."""
     pair = judged(candidate("int8", 3.02, noise=0.2), candidate("fp32", 3.0, noise=0.2))
     assert select(pair, POLICY).winner == "m-1--cpu--onnxruntime--fp32"
+
+
+def test_noise_makes_no_tie_of_what_is_far_behind() -> None:
+    """Broken: on a machine that changes its speed the simpler one would win, though it is a third slower in nearly every
+    round."""
+    fast, slow = candidate("int8", 4.0), candidate("fp32", 3.0)
+
+    def on_such_a_machine(one: Candidate, seed: int) -> Candidate:
+        assert one.measurement is not None
+        (found,) = one.measurement.timings
+        speeds = np.repeat(np.random.default_rng(seed).choice([1.0, 2.0], 20), 10)
+        slowed = replace(found, latency_s=tuple((np.array(found.latency_s) * speeds).tolist()))
+        return replace(one, measurement=replace(one.measurement, timings=(slowed,)))
+
+    pair = on_such_a_machine(fast, 1), on_such_a_machine(slow, 2)
+    (mine, best) = (one.measurement.timings[0] for one in pair if one.measurement is not None)
+    assert stats.tied(mine, best)
+    chosen = select(judged(*pair), POLICY)
+    assert chosen.winner == fast.job.id
+    assert "times the winner's" in chosen.reasons[slow.job.id]
 
 
 def test_a_tie_is_told_as_what_decided_it() -> None:
