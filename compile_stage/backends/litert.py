@@ -27,7 +27,7 @@ from compile_stage.core.records import Artifact, PortableModel, SampleSet, Schem
 from compile_stage.core.sample_files import read_index
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.artifacts import Compiled, describe, without_folders
-from compile_stage.plugin_support.buckets import Router, bucket_name, buckets, padding_note, refuse_buckets
+from compile_stage.plugin_support.buckets import Router, Shapes, bucket_name, buckets, padding_note, refuse_buckets
 from compile_stage.plugin_support.compiler import Compiler
 from compile_stage.plugin_support.fixed_shapes import read_modules
 from compile_stage.plugin_support.options import FLAG, Option, valid_options
@@ -36,7 +36,7 @@ from compile_stage.plugin_support.sessions import demand_call, quiet_logs
 from compile_stage.plugin_support.torch_programs import flat_module
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
 
 DELEGATE = "XNNPACK"
 BUILT_IN = "built-in kernels"
@@ -162,20 +162,22 @@ class _LiteRtSession:
     def __init__(self, artifact: Artifact, threads: int) -> None:
         self.signature = artifact.signature
         folder, pinned = Path(artifact.path), bool(artifact.options.get("affinity", True))
-        self._loaded = {
-            tuple(tuple(shape) for shape in one["shapes"]): _Loaded(
-                folder / one["file"], self.signature, threads, pinned=pinned
-            )
-            for one in artifact.options["files"]
-        }
+        self._names = [spec.name for spec in self.signature.inputs]
+        self._loaded: dict[Shapes, _Loaded] = {}
+        for one in artifact.options["files"]:
+            shapes = tuple(tuple(shape) for shape in one["shapes"])
+            self._loaded[shapes] = _Loaded(folder / one["file"], self.signature, threads, pinned=pinned)
+            self._loaded[shapes].demand(shapes)
         self._router = Router("litert", self.signature, tuple(self._loaded))
         self._closed = False
 
     def run(self, batch: Batch) -> Batch:
         demand_call(self.signature, batch, closed=self._closed)
+        arrays = [batch[name] for name in self._names]
+        if (fitting := self._loaded.get(tuple([array.shape for array in arrays]))) is not None:
+            return fitting.run(arrays)  # nothing to pad and to cut
         bucket, arrays = self._router.fit(batch)
-        names = (spec.name for spec in self.signature.inputs)
-        return self._router.cut(batch, bucket, self._loaded[bucket].run(dict(zip(names, arrays, strict=True))))
+        return self._router.cut(batch, bucket, self._loaded[bucket].run(arrays))
 
     def close(self) -> None:
         self._closed = True
@@ -188,7 +190,6 @@ class _Loaded:
     def __init__(self, path: Path, signature: Signature, threads: int, *, pinned: bool) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
-        self._signature = signature
         self._cores = PoolCores()
         try:
             with _silent(), self._cores.pinned(threads, wanted=pinned):
@@ -197,23 +198,28 @@ class _Loaded:
                 runner = self.interpreter.get_signature_runner(_SIGNATURE)
         except (RuntimeError, ValueError) as error:
             raise NothingCompiledError(f"LiteRT can't load the model: {_sentence(error)}") from error
-        self._inputs = _tensors("inputs", runner.get_input_details(), signature.inputs)
-        self._outputs = _tensors("outputs", runner.get_output_details(), signature.outputs)
+        inputs = _tensors("inputs", runner.get_input_details(), signature.inputs)
+        outputs = _tensors("outputs", runner.get_output_details(), signature.outputs)
+        # Read once: for each call it would take several us.
+        self._shapes: Shapes = tuple(tuple(int(size) for size in tensor["shape"]) for tensor in inputs)
+        self._inputs = [(spec, t["index"], t["dtype"]) for spec, t in zip(signature.inputs, inputs, strict=True)]
+        self._outputs = [
+            (spec.name, t["index"], spec.dtype) for spec, t in zip(signature.outputs, outputs, strict=True)
+        ]
 
-    def run(self, batch: Batch) -> Batch:
-        for spec, tensor in zip(self._signature.inputs, self._inputs, strict=True):
-            array = batch[spec.name]
-            if list(array.shape) != [int(size) for size in tensor["shape"]]:
-                raise UsageError(
-                    f"input {spec.name!r} of shape {list(array.shape)} does not fit the file's "
-                    f"{tensor['shape'].tolist()}"
-                )
-            self.interpreter.set_tensor(tensor["index"], _narrowed(spec, array, tensor["dtype"]))
+    def demand(self, shapes: Shapes) -> None:
+        """Raise IntegrityError where the file takes inputs of other shapes."""
+        if self._shapes != shapes:
+            raise IntegrityError(f"the file takes inputs of {self._shapes}, and the artifact says {shapes}")
+
+    def run(self, arrays: Sequence[Array]) -> Batch:
+        """Of arrays in the signature's order, and of the file's shapes."""
+        for (spec, index, dtype), array in zip(self._inputs, arrays, strict=True):
+            self.interpreter.set_tensor(index, _narrowed(spec, array, dtype))
         self._cores.leave()
         self.interpreter.invoke()
         return {
-            spec.name: self.interpreter.get_tensor(tensor["index"]).astype(spec.dtype, copy=False)
-            for spec, tensor in zip(self._signature.outputs, self._outputs, strict=True)
+            name: self.interpreter.get_tensor(index).astype(dtype, copy=False) for name, index, dtype in self._outputs
         }
 
 

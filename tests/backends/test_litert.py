@@ -5,6 +5,7 @@ toolchain's packages."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from compile_stage.backends.litert import DELEGATE, LiteRt, _left_out, _narrowed
 from compile_stage.core import plugins
 from compile_stage.core.digest import digest_tree
-from compile_stage.core.errors import UsageError
+from compile_stage.core.errors import IntegrityError, UsageError
 from compile_stage.core.records import PortableModel, Scheme, ShapeRange, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 
@@ -132,6 +133,11 @@ def test_a_file_for_each_batch_size_and_the_sources_types(
             session.run({"tokens": np.concatenate([tokens, tokens])})
         with pytest.raises(UsageError, match=r"takes int32 only"):
             session.run({"tokens": tokens + 2**40})
+    one, three = artifact.options["files"]
+    swapped = [{**one, "file": three["file"]}, {**three, "file": one["file"]}]
+    wrong = replace(artifact, options={**artifact.options, "files": swapped})
+    with pytest.raises(IntegrityError, match="takes inputs of"), BACKEND.open(wrong, 2):
+        pass
     again = BACKEND.compile(model, FP32, TARGET, "job", tmp_path / "again")
     assert again.digest == artifact.digest
     content = b"".join(path.read_bytes() for path in Path(artifact.path).iterdir())

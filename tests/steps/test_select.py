@@ -80,8 +80,7 @@ def test_a_tie_within_the_noise_goes_to_the_higher_precision() -> None:
 
 
 def test_noise_makes_no_tie_of_what_is_far_behind() -> None:
-    """Broken: on a machine that changes its speed the simpler one would win, though it is a third slower in nearly every
-    round."""
+    """Broken: on a machine that changes its speed the simpler one would win, though it is a third slower."""
     fast, slow = candidate("int8", 4.0), candidate("fp32", 3.0)
 
     def on_such_a_machine(one: Candidate, seed: int) -> Candidate:
