@@ -11,14 +11,7 @@ import importlib.util
 from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import (
-    Distribution,
-    EntryPoint,
-    EntryPoints,
-    PackageNotFoundError,
-    distribution,
-    entry_points,
-)
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
@@ -56,14 +49,8 @@ _UNKNOWN_COMPLEXITY = 100  # of a precision that a backend has natively and no l
 
 
 @cache
-def _installed() -> EntryPoints:
-    """Of all packages: they are looked through once, in some 20 ms, and not once for each group."""
-    return entry_points()
-
-
-@cache
 def _entries(group: Group) -> dict[str, EntryPoint]:
-    found = sorted(_installed().select(group=f"compile_stage.{group}"), key=is_ours)  # of two names, ours is meant
+    found = sorted(entry_points(group=f"compile_stage.{group}"), key=is_ours)  # of two with one name, ours is meant
     return {entry.name: entry for entry in found}
 
 
