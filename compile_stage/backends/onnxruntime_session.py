@@ -5,7 +5,6 @@ It needs nothing but onnxruntime and numpy; reading an optimised graph back need
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from compile_stage.backends import onnxruntime_providers as providers
+from compile_stage.core.environment import usable_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError
 from compile_stage.core.generation import INPUT_IDS, LOGITS, cache_specs, empty_cache, present_of
 from compile_stage.core.records import Scheme, Target
@@ -138,7 +138,7 @@ def session_options(asked: Mapping[str, Any], threads: int, fixed: Sizes = NO_SI
 def affinities(threads: int) -> str:
     """A core for each thread of the pool but the caller's own, as the runtime writes it (`2;3`, counted from 1): of the
     cores that this process may use where it is opened. Empty where there is none to spare, or the system can't say."""
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    allowed = usable_cores()
     return ";".join(str(core + 1) for core in allowed[1:threads]) if 1 < threads <= len(allowed) else ""
 
 

@@ -109,12 +109,15 @@ def hardware() -> Hardware:
     )
 
 
+def usable_cores() -> list[int]:
+    """The numbers of the logical CPUs that the calling thread may use, in order; empty where the system has no affinity
+    (macOS, Windows)."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 def available_cores() -> int:
     """Logical CPUs that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS and Windows have no affinity
-        return os.cpu_count() or 1
+    return len(usable_cores()) or os.cpu_count() or 1
 
 
 def python_version() -> str:

@@ -197,8 +197,8 @@ def spread(call: Callable[[], Any], max_seconds: float = UNTIMED_S) -> None:
 def _waited_s() -> float:
     """Seconds that the threads of this process have waited for a core; 0 where the kernel does not count them."""
     waited = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):  # a thread ended meanwhile, or there is no /proc
-        for task in _TASKS.iterdir():
+    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread ended meanwhile
             waited += int((task / "schedstat").read_text().split()[1])
     return waited / 1e9
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from compile_stage.core.environment import usable_cores
+
 _TASKS = Path("/proc/self/task")
 
 
@@ -29,7 +31,7 @@ class PoolCores:
     def leave(self) -> None:
         """Have the calling thread go on beside the pool's cores, if it runs on one of them. It may return later."""
         if not self._cores or self._here is None or self._here() not in self._cores:
-            return  # in 0.2 us
+            return  # the usual case, which takes 0.2 us
         with contextlib.suppress(OSError):
             allowed = os.sched_getaffinity(0)
             if others := allowed - self._cores:
@@ -48,7 +50,7 @@ class PoolCores:
             threads: Of the pool, with the one that calls.
             wanted: False to leave all as it is.
         """
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        cores = usable_cores()
         if not wanted or threads < 2 or len(cores) != threads:
             yield
             return
@@ -76,4 +78,5 @@ def _core_here() -> Callable[[], int] | None:
         found = ctypes.CDLL(None).sched_getcpu
     except (OSError, AttributeError):
         return None
-    return lambda: int(found())
+    found.argtypes, found.restype = (), ctypes.c_int
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from factories import saved_program
 from compile_stage.backends.executorch import DELEGATE, ExecuTorch
 from compile_stage.core import plugins
 from compile_stage.core.digest import digest_tree
+from compile_stage.core.environment import usable_cores
 from compile_stage.core.errors import NothingCompiledError, UsageError
 from compile_stage.core.records import PortableModel, SampleSet, Scheme, ShapeRange, Target
 from compile_stage.core.sample_files import write_index
@@ -141,6 +143,35 @@ def test_threads_are_the_sessions_even_when_two_are_open(torch: Any, tmp_path: P
             assert len(list(tasks.iterdir())) == alone + 2
             np.testing.assert_array_equal(one.run(batch)["answer"], wanted)
             assert len(list(tasks.iterdir())) == alone
+
+
+@pytest.mark.compilers
+def test_the_pools_threads_have_a_core_each_unless_the_policy_says_otherwise(torch: Any, tmp_path: Path) -> None:
+    """Broken: threads that the pool has already would be kept as they are, and a small network would take twice as
+    long; or a policy could not turn it off."""
+    cores = usable_cores()[:2]
+    if len(cores) < 2:
+        pytest.skip("needs Linux, and two cores to pin threads to")
+    pinned = BACKEND.compile(linear(torch, tmp_path / "model"), FP32, TARGET, "job", tmp_path / "artifact")
+    free = Target(name="cpu", batch_sizes=(1, 3), options={"executorch": {"affinity": False}})
+    as_it_is = BACKEND.compile(linear(torch, tmp_path / "other"), FP32, free, "job", tmp_path / "free")
+    allowed, batch = os.sched_getaffinity(0), {"rows": np.ones((1, 4), np.float32)}
+
+    def of_all_threads() -> list[set[int]]:
+        return [os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()]
+
+    os.sched_setaffinity(0, cores)  # of this thread, and of those that it starts
+    try:
+        before = of_all_threads().count({cores[1]})
+        with BACKEND.open(pinned, 2) as session:
+            session.run(batch)
+            assert of_all_threads().count({cores[1]}) == before + 1
+            assert os.sched_getaffinity(0) == set(cores)
+        with BACKEND.open(as_it_is, 2) as session:
+            session.run(batch)
+            assert of_all_threads().count({cores[1]}) == before
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.compilers

@@ -262,12 +262,12 @@ def test_a_turn_ends_when_the_runtime_is_at_rest(clock: Clock, rest: float, ends
 
 
 @pytest.mark.parametrize(
-    ("waits", "calls", "ends"),
-    [(0.0, 3, 0.006), (0.02, 15, 0.030), (9.0, 21, UNTIMED_S + 0.005)],
+    ("waits", "calls"),
+    [(0.0, 3), (0.02, 15), (9.0, 21)],
     ids=["apart-at-once", "after-a-while", "never"],
 )
 def test_untimed_calls_end_when_no_thread_waits(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, waits: float, calls: int, ends: float
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, waits: float, calls: int
 ) -> None:
     """Broken: a turn would be timed while the kernel has two threads share a core, as it does at the start of every
     second turn of a small model; or on a busy machine, where they always wait, it would never begin."""
@@ -279,8 +279,8 @@ def test_untimed_calls_end_when_no_thread_waits(
 
     monkeypatch.setattr(timing, "_waited_s", lambda: min(clock.now, waits))
     spread(call)
-    assert len(made) <= calls
-    assert clock.now <= ends + 0.002
+    assert len(made) == calls
+    assert clock.now <= UNTIMED_S + 0.005 + 0.002  # a window of 5 ms, and the call that it ends with
     slow = []
     spread(lambda: (slow.append(0), clock.sleep(1.0)))
     assert len(slow) == 1

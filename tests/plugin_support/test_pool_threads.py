@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(len(_CORES) < 2, reason="needs Linux, and two co
 
 # In a process of its own, which may use two cores: a runtime's pool is played by threads that sleep.
 _PROGRAM = """
-import json, os, threading, time
+import json, os, threading
 cores = {cores}
 os.sched_setaffinity(0, cores)
 from compile_stage.plugin_support.pool_threads import PoolCores
