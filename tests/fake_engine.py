@@ -210,7 +210,7 @@ class FakeWorker:
         self._checked_seed = checked_seed
         return 20
 
-    def _call_untimed(self) -> None:
+    def _call_untimed(self, seconds: float) -> None:
         pass
 
     def _time_turn(self, **_: Any) -> Any:

@@ -126,9 +126,9 @@ def prepare_turn(samples: Any, batch_size: int, calls: int, seed: int, checked_s
     return _timed().prepare(revive(SampleSet, samples), batch_size, calls, seed, checked_seed)
 
 
-def call_untimed() -> None:
-    """The calls of the prepared turn that are not timed, just before those that are."""
-    _timed().call_untimed()
+def call_untimed(seconds: float) -> None:
+    """The calls of the prepared turn that are not timed, just before those that are, for at most about `seconds`."""
+    _timed().call_untimed(seconds)
 
 
 def time_turn(seconds: float) -> list[float]:

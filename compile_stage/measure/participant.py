@@ -114,7 +114,7 @@ class Participant:
         Args:
             longest_s: It ends after so long, with fewer calls, but for the first.
         """
-        self.worker.call("call_untimed")
+        self.worker.call("call_untimed", seconds=self.share * timing.UNTIMED_S)  # shorter where turns are
         self._timed = self.worker.metered("time_turn", seconds=longest_s)
 
     def rest(self, into: Path | None) -> Turn:

@@ -61,10 +61,11 @@ class TimedSession:
         self._turn = turn, KeptAnswers(inputs, turn, checked_seed or 0)
         return len(turn.batches)
 
-    def call_untimed(self) -> None:
-        """The calls of the prepared turn that are not timed, just before those that are (`timing.spread`)."""
+    def call_untimed(self, seconds: float) -> None:
+        """The calls of the prepared turn that are not timed, just before those that are, for at most about `seconds`
+        (`timing.spread`)."""
         turn, _ = self._prepared()
-        timing.spread(lambda: self._session.run(turn.first))
+        timing.spread(lambda: self._session.run(turn.first), seconds)
 
     def run(self, seconds: float) -> list[float]:
         """Seconds of each call of the prepared turn, which ends after about `seconds`. It does nothing else, so that

@@ -50,7 +50,8 @@ to resample."""
 UNTIMED_S = TURN_S
 """At most so long calls are made before those that are timed, until the threads have a core each. After a rest the
 kernel may have them share one for 10 to 30 ms: on two cores every second turn of a small model began so, and was half
-over before they parted."""
+over before they parted. Where turns had to become shorter this becomes as much shorter: on a busy machine threads wait
+for others, whom no call sends away."""
 
 MOST_CALLS = 20_000
 """Calls of one turn at most, that of a model of 2 microseconds: an input is made for each."""
@@ -187,7 +188,7 @@ def spread(call: Callable[[], Any], max_seconds: float = UNTIMED_S) -> None:
     while True:
         began, waited_s = time.perf_counter(), _waited_s()
         call()
-        while time.perf_counter() - began < _APART_S:
+        while time.perf_counter() - began < min(_APART_S, max_seconds):
             call()
         now = time.perf_counter()
         if now >= ends or _waited_s() - waited_s <= _WAITED_SHARE * (now - began):

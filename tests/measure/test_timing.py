@@ -281,6 +281,9 @@ def test_untimed_calls_end_when_no_thread_waits(
     spread(call)
     assert len(made) == calls
     assert clock.now <= UNTIMED_S + 0.005 + 0.002  # a window of 5 ms, and the call that it ends with
+    begun = clock.now
+    spread(call, UNTIMED_S / 10)  # of a turn that had to become shorter
+    assert clock.now - begun <= UNTIMED_S / 10 + 0.003
     slow = []
     spread(lambda: (slow.append(0), clock.sleep(1.0)))
     assert len(slow) == 1
