@@ -8,12 +8,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import FrameType
-from typing import IO, NoReturn
+from typing import NoReturn
 
 import click
 
 from compile_stage.cli.commands import cli
-from compile_stage.cli.output import forget_reader, print_error
+from compile_stage.cli.output import outlive_reader, print_error
 from compile_stage.core import errors
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.redaction import redacted
@@ -27,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program. Every way out is an exit code of `core.errors`; only a bug of ours shows where a traceback is."""
     signal.signal(signal.SIGTERM, _terminate)
     _fill_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        _never_fail_on_text(stream)
+    sys.stdout, sys.stderr = outlive_reader(sys.stdout), outlive_reader(sys.stderr)
     try:
         if (asked := os.environ.get(COMPLETION_VARIABLE)) is not None:
             sys.exit(complete(asked))
@@ -49,9 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         click.echo("\ninterrupted: kept what is finished; run again to resume", err=True)
         code = errors.EXIT_INTERRUPTED
-    except BrokenPipeError:
-        forget_reader()
-        code = errors.EXIT_OK
     except Exception as error:  # noqa: BLE001 - the last resort: whatever gets here is the machine's doing, or our bug
         trouble = explained(error)
         print_error(trouble)
@@ -120,12 +116,6 @@ def _fill_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-
-
-def _never_fail_on_text(stream: IO[str]) -> None:
-    """A model's name that the terminal's encoding lacks is shown escaped; it must not end a run."""
-    if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
-        reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

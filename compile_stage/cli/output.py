@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import sys
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from compile_stage.core.errors import CompileStageError, PolicyError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 
 def print_error(error: CompileStageError) -> None:
@@ -33,15 +36,35 @@ def print_json(value: Any) -> None:
 
 
 def print_text(text: str) -> None:
-    """To standard output; that nobody reads it any more changes nothing of how a command ends."""
+    """To standard output, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def outlive_reader(stream: IO[str]) -> IO[str]:
+    """The same stream, for a reader that may go (`head`, a pager): what is written then goes nowhere, so that a command
+    ends with the exit code that it would have. Characters that its encoding lacks are escaped.
+
+    A stream that is no file, as in a test, is returned as it is.
+    """
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        forget_reader()
+        number = stream.fileno()
+    except OSError:
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Unread(number, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+    )
 
 
-def forget_reader() -> None:
-    """The reader (`head`, a pager) has gone: what is still buffered goes nowhere, instead of failing once more at
-    exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class _Unread(io.FileIO):
+    def write(self, data: Buffer) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -132,6 +133,17 @@ def test_output_that_nobody_reads_is_no_mistake(line: list[str]) -> None:
         said = process.stderr.read()
         process.wait(timeout=120)
     assert (process.returncode, said) == (0, "")
+
+
+def test_a_wrong_policy_whose_mistakes_nobody_reads_is_still_wrong(policy: Path) -> None:
+    """Broken: `compile-stage lint ... 2>&1 | head -1` with `pipefail` would let a wrong policy through."""
+    policy.write_text(POLICY_TEXT.replace("precisions", "precision"))
+    command = [sys.executable, "-m", "compile_stage", "lint", str(policy), str(policy)]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=pipe, check=False)
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize("command", ["lint", "explain"])
