@@ -80,6 +80,33 @@ def tokens(page: Page, figures: list[Figure]) -> None:
     page.table(head, rows, figures)
 
 
+def ends_of_starts(page: Page) -> None:
+    """What is lost where a start ends as soon as it is known as narrowly as starts differ."""
+    figures = [one for one in page.newest("simulations", by=("question",)) if one.row["question"] == "starts"]
+    page.section(
+        "How narrowly must each start be known?",
+        "Simulated: five starts on a noisy machine, each ended by the stage's rule, and by the same without a look at what the "
+        "earlier starts differed by ([decision 0104](decisions/0104-a-start-is-known-no-more-narrowly-than-starts-"
+        "differ.md)).",
+    )
+    head = [
+        "autocorrelation of rounds", "processes differ by", "interval holds the truth", "without", "median half width",
+        "without", "rounds", "without",
+    ]  # fmt: skip
+    rows = [
+        [
+            f"{row['memory']:g}",
+            f"{row['processes']:.0%}",
+            percent(row, "held"),
+            percent(row, "fixed_held"),
+            *(f"±{row[key]:.1%}" for key in ("half_width", "fixed_half_width")),
+            *(f"{row[key]:.0f}" for key in ("rounds", "fixed_rounds")),
+        ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
 def selection(page: Page) -> None:
     """The winner among equal candidates, by noise and number."""
     figures = page.newest("selection", by=("noise",))

@@ -10,6 +10,8 @@ Seeded: the same figures on every machine.
   the autocorrelation `memory`; between two starts as much time passes as in 10 rounds. Each process of a model is
   faster or slower than the next by `processes`, as long as it lives. Asked is how often the 95 % interval holds the
   true ratio, and how often an artifact that is 3 % slower passes `min_speedup: 1.0`.
+- **Starts**: five starts by the stage's own rule of when one ends (`timing.enough`), rounds that wander by 6 % and at
+  most 30 of them; beside it the rule that does not look at what the earlier starts differed by (`fixed`).
 - **Accuracy**: an artifact that loses 1.5 points where 1 is allowed with `confidence: 0.95`, or one exactly at the
   limit; as many answers get better and worse beside that as `changes` says. Samples may come in groups of ten that
   share their fate.
@@ -42,7 +44,7 @@ from compile_stage.measure import stats  # noqa: E402
 from compile_stage.measure.performance import check_performance  # noqa: E402
 from compile_stage.measure.restarts import MORE_PROCESSES, PROCESSES  # noqa: E402
 from compile_stage.measure.tasks import measure_task  # noqa: E402
-from compile_stage.measure.timing import MIN_ROUNDS  # noqa: E402
+from compile_stage.measure.timing import MIN_ROUNDS, enough  # noqa: E402
 from compile_stage.measure.tokens import divergence_interval  # noqa: E402
 
 MOST_ROUNDS, GAP = 24, 10
@@ -50,6 +52,7 @@ WANDERS, CALL_NOISE, CALLS = 0.02, 0.03, 5
 LATENCY_S = 0.001
 MEMORIES, SPREADS = (0.0, 0.5, 0.9, 0.98), (0.0, 0.02, 0.04)
 SLOWER = 1.03
+NOISY, NOISY_ROUNDS = 0.06, 30
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 
 Rounds = list[list[float]]
@@ -70,16 +73,19 @@ def wander(memory: float, generator: np.random.Generator, count: int) -> np.ndar
 class Machine:
     """Two models that would be equally fast on a machine at rest."""
 
-    def __init__(self, memory: float, spread: float, generator: np.random.Generator) -> None:
-        length = MORE_PROCESSES * (MOST_ROUNDS + GAP)
-        self._slowed = WANDERS * np.array([wander(memory, generator, length) for _ in range(2)])
+    def __init__(
+        self, memory: float, spread: float, generator: np.random.Generator, *, wanders: float = WANDERS,
+        most: int = MOST_ROUNDS,
+    ) -> None:  # fmt: skip
+        self._most = most
+        self._slowed = wanders * np.array([wander(memory, generator, MORE_PROCESSES * (most + GAP)) for _ in range(2)])
         self._spread, self._generator = spread, generator
         self._now = 0
 
     def start(self) -> Iterator[tuple[list[float], list[float]]]:
         """Rounds of new processes of both models: seconds per call."""
         born = self._spread * self._generator.standard_normal(2)
-        for _ in range(MOST_ROUNDS):
+        for _ in range(self._most):
             noise = np.abs(self._generator.normal(0, CALL_NOISE, (2, CALLS)))
             calls = LATENCY_S * np.exp(self._slowed[:, self._now, None] + born[:, None] + noise)
             self._now += 1
@@ -122,6 +128,33 @@ def speedup_cell(
         slower_passes += passes(ratio)
     shares = {"held": held, "unstable": unstable, "slower_passes": slower_passes}
     return {key: count / trials for key, count in shares.items()} | {"half_width": float(np.median(widths))}
+
+
+def starts_cell(memory: float, spread: float, trials: int, *, fixed: bool) -> dict[str, float]:
+    """Five starts, each ended by the stage's rule: how often the interval holds the truth, its median half width, and
+    rounds of a measurement."""
+    generator = np.random.default_rng([int(100 * memory), int(100 * spread)])
+    held, widths, played = 0, [], []
+    for trial in range(trials):
+        machine = Machine(memory, spread, generator, wanders=NOISY, most=NOISY_ROUNDS)
+        base, own, processes, quotients = [], [], [], []
+        for number in range(MORE_PROCESSES):
+            differ = {"own": float(np.std(quotients, ddof=1))} if len(quotients) > 1 and not fixed else None
+            rounds: dict[str, Rounds] = {"base": [], "own": []}
+            for calls in machine.start():
+                rounds["base"].append(calls[0])
+                rounds["own"].append(calls[1])
+                if enough(rounds, "base", seed=trial, starts=MORE_PROCESSES, differ=differ):
+                    break
+            machine.rest()
+            count = len(rounds["base"])
+            quotients += stats.log_quotients(rounds["base"], rounds["own"], [0] * count).tolist()
+            base, own, processes = base + rounds["base"], own + rounds["own"], processes + [number] * count
+        ratio = stats.ratio_interval(base, own, seed=trial, processes=processes)
+        held += ratio.low <= 1 <= ratio.high
+        widths.append((ratio.high - ratio.low) / 2)
+        played.append(len(base))
+    return {"held": held / trials, "half_width": float(np.median(widths)), "rounds": float(np.mean(played))}
 
 
 def passes(ratio: Any) -> bool:
@@ -249,6 +282,18 @@ def speedup_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
     return rows
 
 
+def starts_rows(trials: int) -> list[dict[str, Any]]:
+    rows = []
+    for memory in (0.0, 0.7):
+        for spread in (0.0, 0.05, 0.15):
+            row: dict[str, Any] = {"question": "starts", "memory": memory, "processes": spread}
+            row |= starts_cell(memory, spread, trials, fixed=False)
+            then = starts_cell(memory, spread, trials, fixed=True)
+            rows.append(row | {f"fixed_{key}": value for key, value in then.items()})
+            print(rows[-1], flush=True)
+    return rows
+
+
 def accuracy_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
     rows = []
     cells = [(n, loses, changes, 1) for n in (32, 100, 300, 512) for loses in (0.015, 0.01) for changes in (0.0, 0.01)]
@@ -317,7 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
-    parser.add_argument("--question", choices=("speedup", "accuracy", "p95", "tokens"), help="only this one")
+    parser.add_argument("--question", choices=("speedup", "starts", "accuracy", "p95", "tokens"), help="only this one")
     results.add_save_option(parser)
     options = parser.parse_args(arguments)
     before = Before(options.before) if options.before else None
@@ -325,6 +370,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         record.settings |= {"trials": options.trials, "before": options.before}
         if options.question in (None, "speedup"):
             record.rows += speedup_rows(options.trials, before)
+        if options.question in (None, "starts"):
+            record.rows += starts_rows(max(50, options.trials // 5))
         if options.question in (None, "accuracy"):
             record.rows += accuracy_rows(options.trials, before)
         if options.question in (None, "p95"):

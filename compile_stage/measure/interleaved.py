@@ -62,6 +62,7 @@ class Rounds:
         first_look: A first pair of undisturbed rounds, or a few more of any kind, is all that is wanted.
         overtime: Times `seconds` at most, where there are too few rounds.
         starts: Of the measurement that these are a part of.
+        differ: By what ratios differed between the starts before (`restarts.differences`).
         may_leave: Who can neither win nor has an open gate leaves the rounds (`measure.leaving`), where the request
             says what gates there are.
     """
@@ -73,6 +74,7 @@ class Rounds:
     first_look: bool = False
     overtime: float = OVERTIME
     starts: int = 1
+    differ: Mapping[str, float] = field(default_factory=dict)
     may_leave: bool = False
 
 
@@ -231,7 +233,12 @@ class Interleaved:
             if wanted.may_leave:
                 self._let_go(played, wanted)
             known = partial(
-                timing.enough, baseline=BASELINE, seed=wanted.seed, min_calls=wanted.min_calls, starts=wanted.starts
+                timing.enough,
+                baseline=BASELINE,
+                seed=wanted.seed,
+                min_calls=wanted.min_calls,
+                starts=wanted.starts,
+                differ=wanted.differ,
             )
             if late or known(self._by_name(played.clean)):
                 break

@@ -108,6 +108,19 @@ def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
     return [name for name, own in relative.items() if any(own[size] <= CONTENDER * best[size] for size in own)]
 
 
+def differences(starts: Sequence[Mapping[str, Measurement]], baseline: str, batch_size: int) -> dict[str, float]:
+    """By what the speedup of each differed between these starts at that batch size: the standard deviation of its
+    logarithm. Those without two starts are left out."""
+    quotients: dict[str, list[float]] = {}
+    for start in starts:
+        base = start[baseline].timing(batch_size)
+        for name, measurement in start.items():
+            own = measurement.timing(batch_size)
+            if name != baseline and base is not None and own is not None:
+                quotients.setdefault(name, []).append(-math.log(_beside(base, own)))
+    return {name: float(np.std(values, ddof=1)) for name, values in quotients.items() if len(values) > 1}
+
+
 def worth_a_try(measured: Mapping[str, Measurement], names: Sequence[str]) -> dict[str, list[str]]:
     """By what a setting is for (`MOST_TRIED`): on which of `names` it is worth a try, the fastest first."""
     median_s = {name: {t.batch_size: stats.median(t.latency_s) for t in measured[name].timings} for name in names}

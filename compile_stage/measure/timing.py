@@ -59,6 +59,9 @@ MOST_CALLS = 20_000
 LONGEST_TURN_S = 10 * TURN_S
 """A turn in which other processes slow the model down ends after so long, with fewer calls than the others."""
 
+WIDEST = 0.2
+"""Each start is known to ±20 % at least, however much the starts differ."""
+
 _APART_S = 0.005  # a window of untimed calls, in which waiting for a core shows
 _WAITED_SHARE = 0.1  # of such a window, by all threads together; what a thread waits for when it is woken is less
 _TASKS = Path("/proc/self/task")
@@ -251,9 +254,16 @@ def far_slower(
 
 
 def enough(
-    rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int, min_calls: int = 0, starts: int = 1
+    rounds: Mapping[str, Sequence[Sequence[float]]],
+    baseline: str,
+    *,
+    seed: int,
+    min_calls: int = 0,
+    starts: int = 1,
+    differ: Mapping[str, float] | None = None,
 ) -> bool:
-    """True when every ratio to the baseline is known narrowly enough to stop.
+    """True when every ratio to the baseline is known narrowly enough to stop: to ±2 %, and of several starts, since
+    their mean counts, to that times the root of their number.
 
     The rule looks at the intervals' width and the rounds' memory only, never at where they lie, so that stopping does
     not favour an answer.
@@ -263,13 +273,17 @@ def enough(
         min_calls: So many independent calls must each participant have made, for a percentile that a gate looks at
             (`quantiles.calls_wanted`).
         starts: Of the whole measurement, each of which ends by this rule.
+        differ: By what a participant's ratio differed between the starts before this one (`restarts.differences`). A
+            start need not be known more narrowly than that.
     """
     if min_calls and any(effective_calls(turns, GATED) < min_calls for turns in rounds.values()):
         return False
     done = min((len(turns) for turns in rounds.values()), default=0)
     if done < MIN_ROUNDS or done % 2:  # a half pair of mirrored rounds leans to one side
         return False
-    return all(_is_known(rounds[baseline], turns, seed, starts) for name, turns in rounds.items() if name != baseline)
+    wanted = RESOLUTION * math.sqrt(starts if starts >= FEW_PROCESSES else 1)
+    widths = {name: max(wanted, min((differ or {}).get(name, 0.0), WIDEST)) for name in rounds}
+    return all(_is_known(rounds[baseline], rounds[name], seed, widths[name]) for name in rounds if name != baseline)
 
 
 def roughly_known(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int) -> bool:
@@ -280,10 +294,8 @@ def roughly_known(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str
     return all(ratio.low >= ratio.value / 2 and ratio.high <= 2 * ratio.value for ratio in ratios)
 
 
-def _is_known(base: Sequence[Sequence[float]], own: Sequence[Sequence[float]], seed: int, starts: int) -> bool:
-    """To ±2 %, by more rounds than one state of the machine lasts; rounds that agree to half a per cent are enough
-    however long it does. Of several starts the mean counts, so each may be known less narrowly by the root of their
-    number."""
+def _is_known(base: Sequence[Sequence[float]], own: Sequence[Sequence[float]], seed: int, half_width: float) -> bool:
+    """By more rounds than one state of the machine lasts; rounds that agree to half a per cent are enough however long
+    it does."""
     ratio = ratio_interval(base, own, seed=seed)
-    wanted = RESOLUTION * math.sqrt(starts if starts >= FEW_PROCESSES else 1)
-    return is_within(ratio, RESOLUTION / 4) or (is_within(ratio, wanted) and outlast_memory(base, own))
+    return is_within(ratio, RESOLUTION / 4) or (is_within(ratio, half_width) and outlast_memory(base, own))

@@ -43,7 +43,15 @@ from compile_stage.measure.interleaved import Interleaved, Rounds
 from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.performance import calls_needed, check_performance
 from compile_stage.measure.request import MeasurementRequest
-from compile_stage.measure.restarts import MORE_PROCESSES, MOST_TRIED, Schedule, contenders, merge, worth_a_try
+from compile_stage.measure.restarts import (
+    MORE_PROCESSES,
+    MOST_TRIED,
+    Schedule,
+    contenders,
+    differences,
+    merge,
+    worth_a_try,
+)
 from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import Proof
 
@@ -247,7 +255,7 @@ def benchmark(
 
     try:
         key = _key(context, baseline, artifacts, request)
-        cached = context.cached("benchmark/8", request.label, key, make, anew=context.remeasure)
+        cached = context.cached("benchmark/9", request.label, key, make, anew=context.remeasure)
     except _PartialError as error:  # a failure is never cached, and the others' numbers still hold
         return Measured(measurements=error.measurements, failures=measuring.failures, cached=False)
     measured = dict(revive(Mapping[str, Measurement], cached.value))
@@ -374,6 +382,7 @@ class _Measuring:
                     first_look=request.first_look,
                     overtime=request.overtime,
                     starts=self.schedule.starts,
+                    differ=differences(earlier, BASELINE, batch_size),
                     may_leave=number == 0,  # only who may win is started again, and stays
                 )
                 interleaved.run(rounds, leads)

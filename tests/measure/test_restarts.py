@@ -150,6 +150,17 @@ def test_only_who_may_win_is_started_again() -> None:
     assert "far" in contenders(measured, "baseline")
 
 
+def test_by_what_starts_differ_is_of_those_with_two_of_them() -> None:
+    """Broken: a participant's later starts end by what another's differ by."""
+    starts = [
+        {"baseline": steady(4.0, 1), "a": steady(1.0, 2), "b": steady(2.0, 3)},
+        {"baseline": steady(4.0, 4), "a": steady(1.2, 5), "joined": steady(1.0, 6)},
+    ]
+    seen = restarts.differences(starts, "baseline", 1)
+    assert seen == {"a": pytest.approx(math.log(1.2) / math.sqrt(2), rel=0.02)}
+    assert restarts.differences(starts[:1], "baseline", 1) == {}
+
+
 def test_who_left_behind_one_that_was_refused_is_started_again() -> None:
     """Broken: a liar that claims to be the fastest has all others leave the rounds, is refused, and the honest winner
     is known by one start, or by rounds of another start than the original's."""
