@@ -81,17 +81,18 @@ def tokens(page: Page, figures: list[Figure]) -> None:
 
 
 def ends_of_starts(page: Page) -> None:
-    """What is lost where a start ends as soon as it is known as narrowly as starts differ."""
+    """What is lost where a start ends as soon as it is known as narrowly as starts differ, and where three are enough."""
     figures = [one for one in page.newest("simulations", by=("question",)) if one.row["question"] == "starts"]
     page.section(
-        "How narrowly must each start be known?",
-        "Simulated: five starts on a noisy machine, each ended by the stage's rule, and by the same without a look at what the "
-        "earlier starts differed by ([decision 0104](decisions/0104-a-start-is-known-no-more-narrowly-than-starts-"
-        "differ.md)).",
+        "When has a measurement enough rounds and starts?",
+        "Simulated: a noisy machine, by the stage's rule of when a start ends and when three starts are enough; beside "
+        "it five starts, each ended without a look at what the earlier ones differed by (decisions "
+        "[0104](decisions/0104-a-start-is-known-no-more-narrowly-than-starts-differ.md) and "
+        "[0105](decisions/0105-three-starts-that-agree-are-enough.md)).",
     )
     head = [
-        "autocorrelation of rounds", "processes differ by", "interval holds the truth", "without", "median half width",
-        "without", "rounds", "without",
+        "autocorrelation of rounds", "processes differ by", "interval holds the truth", "always five", "median half width",
+        "always five", "rounds", "always five",
     ]  # fmt: skip
     rows = [
         [

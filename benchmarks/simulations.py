@@ -6,12 +6,14 @@
 Seeded: the same figures on every machine.
 
 - **Speedup**: two models of the same speed in 3 starts of 6 rounds and more, until they outlast their memory or are 24
-  (before: 24 rounds of one process). Each model's rounds wander by themselves, by 2 % with
+  (before: 24 rounds of one process), and in 5, or the 3 of them that agree so well that the stage makes no more. Each
+  model's rounds wander by themselves, by 2 % with
   the autocorrelation `memory`; between two starts as much time passes as in 10 rounds. Each process of a model is
   faster or slower than the next by `processes`, as long as it lives. Asked is how often the 95 % interval holds the
   true ratio, and how often an artifact that is 3 % slower passes `min_speedup: 1.0`.
 - **Starts**: five starts by the stage's own rule of when one ends (`timing.enough`), rounds that wander by 6 % and at
-  most 30 of them; beside it the rule that does not look at what the earlier starts differed by (`fixed`).
+  most 30 of them; beside it always five, by the rule that does not look at what the earlier starts differed by
+  (`fixed`).
 - **Accuracy**: an artifact that loses 1.5 points where 1 is allowed with `confidence: 0.95`, or one exactly at the
   limit; as many answers get better and worse beside that as `changes` says. Samples may come in groups of ten that
   share their fate.
@@ -41,8 +43,9 @@ import results  # noqa: E402
 
 from compile_stage.core.records import Gate, Measurement, Outcome, Timing  # noqa: E402
 from compile_stage.measure import stats  # noqa: E402
+from compile_stage.measure.families import widened  # noqa: E402
 from compile_stage.measure.performance import check_performance  # noqa: E402
-from compile_stage.measure.restarts import MORE_PROCESSES, PROCESSES  # noqa: E402
+from compile_stage.measure.restarts import AGREE, MORE_PROCESSES, PROCESSES  # noqa: E402
 from compile_stage.measure.tasks import measure_task  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS, enough  # noqa: E402
 from compile_stage.measure.tokens import divergence_interval  # noqa: E402
@@ -111,7 +114,17 @@ def ratio_now(machine: Machine, seed: int, starts: int = PROCESSES) -> stats.Int
             if done >= MIN_ROUNDS and done % 2 == 0 and stats.outlast_memory(base[first:], own[first:]):
                 break
         machine.rest()
+        if (known := known_after_three(base, own, processes, seed)) is not None and starts > PROCESSES:
+            return known
     return stats.ratio_interval(base, own, seed=seed, processes=processes)
+
+
+def known_after_three(base: Rounds, own: Rounds, processes: Sequence[int], seed: int) -> stats.Interval | None:
+    """The interval of three starts that agree so well that the stage makes no more; else None."""
+    if len(set(processes)) != stats.FEW_PROCESSES:
+        return None
+    ratio = stats.ratio_interval(base, own, seed=seed, processes=processes)
+    return widened(ratio, float(np.log1p(stats.RESOLUTION))) if stats.is_within(ratio, AGREE) else None
 
 
 def speedup_cell(
@@ -150,7 +163,11 @@ def starts_cell(memory: float, spread: float, trials: int, *, fixed: bool) -> di
             count = len(rounds["base"])
             quotients += stats.log_quotients(rounds["base"], rounds["own"], [0] * count).tolist()
             base, own, processes = base + rounds["base"], own + rounds["own"], processes + [number] * count
-        ratio = stats.ratio_interval(base, own, seed=trial, processes=processes)
+            if not fixed and (ratio := known_after_three(base, own, processes, trial)) is not None:
+                break
+        else:
+            ratio = stats.ratio_interval(base, own, seed=trial, processes=processes)
+        assert ratio is not None
         held += ratio.low <= 1 <= ratio.high
         widths.append((ratio.high - ratio.low) / 2)
         played.append(len(base))

@@ -25,6 +25,10 @@ PROCESSES = 3
 MORE_PROCESSES = 5
 """Starts where they are cheap (`CHEAP_SHARE`): they halve the interval, and cost twice the loading."""
 
+AGREE = 0.75 * stats.RESOLUTION
+"""Three starts whose intervals are as narrow as ±1.5 % are enough. They may agree by chance, so their intervals are
+said to be ±2 % then. By simulation (docs/benchmarks.md) these hold what they say."""
+
 CONTENDER = 1.25
 """A candidate that takes so many times as long as the fastest is not started again: what restarts would tell of it
 changes no winner."""
@@ -52,7 +56,8 @@ class Schedule:
     Attributes:
         seconds: For all rounds and all later starts.
         starts: How many are wanted at most, and, as loading shows what they cost, how many there will be; at least 1.
-            What is measured never changes it: an interval that ends when it is narrow does not hold what it says.
+            What is measured changes it once, after three starts that agree, and their interval is never narrower than
+            ±2 % then: one that ends whenever it is narrow does not hold what it says.
         restart_s: What a later start takes.
     """
 
@@ -137,18 +142,31 @@ def _beside(base: Timing, own: Timing) -> float:
     return stats.median(own_s) / stats.median(base_s)
 
 
-def merge(starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: int) -> dict[str, Measurement]:
+def agree(starts: Sequence[Mapping[str, Measurement]], names: Sequence[str], baseline: str, *, seed: int) -> bool:
+    """Whether the starts of each of `names` agree so well that more of them would not narrow what is said."""
+    measured = merge(starts, baseline, seed=seed)
+    timings = [timing for name in names if name in measured for timing in measured[name].timings]
+    return all(stats.is_known(timing, AGREE) for timing in timings)
+
+
+def merge(
+    starts: Sequence[Mapping[str, Measurement]], baseline: str, *, seed: int, reach: float = 0.0
+) -> dict[str, Measurement]:
     """One measurement for each participant, of all the starts that it was part of.
 
     Latencies are put together, so that a median is over all calls; the peak memory is the largest, the load time that
     of its first start, where nothing else was loaded. A speedup is over the baseline's calls of the same starts.
     Intervals of candidates with three starts or more hold for all of them at once (`families.common_reach`): the winner
     is one of these.
+
+    Args:
+        reach: That these intervals have at least, on the logarithm: of starts that were fewer since they agreed, which
+            they may have done by chance.
     """
     names = dict.fromkeys(name for start in starts for name in start)
     parts = {name: {number: start[name] for number, start in enumerate(starts) if name in start} for name in names}
     merged = {}
-    seen = [_seen(parts, baseline, index) for index in range(len(starts[0][baseline].timings))]
+    seen = [_seen(parts, baseline, index, reach) for index in range(len(starts[0][baseline].timings))]
     for name, of_starts in parts.items():
         measurements = list(of_starts.values())
         last = measurements[-1]
@@ -233,7 +251,7 @@ def shared_rounds(base: Timing, own: Timing) -> tuple[list[tuple[float, ...]], l
     return shared
 
 
-def _seen(parts: Mapping[str, Mapping[int, Measurement]], baseline: str, index: int) -> _Seen:
+def _seen(parts: Mapping[str, Mapping[int, Measurement]], baseline: str, index: int, reach: float) -> _Seen:
     """Of the batch size with that index, by those that were started often enough.
 
     A process's spread is the mean over them, known with the degrees of freedom of one, since all share the baseline's
@@ -252,6 +270,8 @@ def _seen(parts: Mapping[str, Mapping[int, Measurement]], baseline: str, index: 
         squares.append(float(quotients.var(ddof=1)) / 2)
         variances.append(stats.variance_over_starts(base_rounds, rounds, own.processes[: len(rounds)]))
     if not squares:
-        return _Seen(stats.ASSUMED_SPREAD, reach=0.0)
+        return _Seen(stats.ASSUMED_SPREAD, reach)
     spread = stats.Spread(log_sd=float(np.sqrt(np.mean(squares))), freedom=min(counts) - 1)
-    return _Seen(min(spread, stats.ASSUMED_SPREAD, key=stats.Spread.reach), common_reach(variances, min(counts)))
+    return _Seen(
+        min(spread, stats.ASSUMED_SPREAD, key=stats.Spread.reach), max(reach, common_reach(variances, min(counts)))
+    )

@@ -410,10 +410,15 @@ def _of_common_starts(a: Timing, b: Timing) -> tuple[Timing, Timing]:
 
 def is_resolved(timing: Timing) -> bool:
     """True when the timing's speedup is known to ±2 %: more measuring would not change what a limit says of it."""
+    return is_known(timing, RESOLUTION)
+
+
+def is_known(timing: Timing, relative_half_width: float) -> bool:
+    """True when the timing's speedup is known so narrowly, or it has none."""
     if timing.speedup is None or timing.speedup_interval is None:
         return True
     low, high = timing.speedup_interval
-    return is_within(Interval(value=timing.speedup, low=low, high=high, confidence=0.95), RESOLUTION)
+    return is_within(Interval(value=timing.speedup, low=low, high=high, confidence=0.95), relative_half_width)
 
 
 def by_round(timing: Timing) -> list[tuple[float, ...]]:

@@ -47,6 +47,7 @@ from compile_stage.measure.restarts import (
     MORE_PROCESSES,
     MOST_TRIED,
     Schedule,
+    agree,
     contenders,
     differences,
     merge,
@@ -328,19 +329,31 @@ class _Measuring:
             self.schedule.limit(sum(self.load_s[name] for name in again))
             joining = self._joining(starts[0], drafts)
             again += joining
-            while len(again) > 1 and len(starts) < self.schedule.starts:
+            few, enough = stats.FEW_PROCESSES + bool(joining), False
+            while len(again) > 1 and len(starts) < self.schedule.starts and not enough:
                 left = [name for name in again if name not in self.failures]
                 starts.append(self._start(starts, left, drafts))
+                enough = len(starts) == few < self.schedule.starts and self._agree(starts, left)
         if self.request.first_look:
             return starts[0]
         for name in joining:  # who joined and failed was a try, and not one of the policy's jobs
             if self.failures.pop(name, None) is not None:
                 starts = [{own: m for own, m in start.items() if own != name} for start in starts]
-        measured = merge(starts, BASELINE, seed=self.request.seed)
+        measured = merge(
+            starts, BASELINE, seed=self.request.seed, reach=math.log1p(stats.RESOLUTION) if enough else 0.0
+        )
         if note := self.schedule.note(sum(self.load_s.get(name, 0.0) for name in again)):
             base = measured[BASELINE]
             measured[BASELINE] = replace(base, notes=(*base.notes, note))
         return measured
+
+    def _agree(self, starts: Sequence[Mapping[str, Measurement]], names: Sequence[str]) -> bool:
+        """Whether no more starts are needed, for what is known of speedups and for the calls that a percentile wants.
+        Asked once, when each has three starts: to ask again and again would end where they agree by chance."""
+        sizes = self.request.target.batch_sizes
+        if self.request.min_calls and any(self._calls_wanted(starts, names, size) for size in sizes):
+            return False
+        return agree(starts, names, BASELINE, seed=self.request.seed)
 
     def _joining(self, first: Mapping[str, Measurement], drafts: Drafts) -> list[str]:
         """Who joins the later starts, after the first: a start more, so that a speedup has as many of theirs. What
