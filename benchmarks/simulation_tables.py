@@ -81,7 +81,7 @@ def tokens(page: Page, figures: list[Figure]) -> None:
 
 
 def ends_of_starts(page: Page) -> None:
-    """What is lost where a start ends as soon as it is known as narrowly as starts differ, and where three are enough."""
+    """What is lost where starts end as soon as they are known as narrowly as they differ, and where three are enough."""
     figures = [one for one in page.newest("simulations", by=("question",)) if one.row["question"] == "starts"]
     page.section(
         "When has a measurement enough rounds and starts?",
@@ -91,8 +91,8 @@ def ends_of_starts(page: Page) -> None:
         "[0105](decisions/0105-three-starts-that-agree-are-enough.md)).",
     )
     head = [
-        "autocorrelation of rounds", "processes differ by", "interval holds the truth", "always five", "median half width",
-        "always five", "rounds", "always five",
+        "autocorrelation of rounds", "processes differ by", "interval holds the truth", "always five",
+        "median half width", "always five", "rounds", "always five",
     ]  # fmt: skip
     rows = [
         [

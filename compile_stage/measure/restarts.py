@@ -143,10 +143,16 @@ def _beside(base: Timing, own: Timing) -> float:
 
 
 def agree(starts: Sequence[Mapping[str, Measurement]], names: Sequence[str], baseline: str, *, seed: int) -> bool:
-    """Whether the starts of each of `names` agree so well that more of them would not narrow what is said."""
+    """Whether the starts of all that may still win agree so well that more of them would not narrow what is said. Whose
+    interval lies wholly behind that of the fastest won't win."""
     measured = merge(starts, baseline, seed=seed)
-    timings = [timing for name in names if name in measured for timing in measured[name].timings]
-    return all(stats.is_known(timing, AGREE) for timing in timings)
+    for base in measured[baseline].timings:
+        found = (measured[name].timing(base.batch_size) for name in names if name in measured)
+        bounds = [(timing, *timing.speedup_interval) for timing in found if timing and timing.speedup_interval]
+        ahead = max((low for _, low, _ in bounds), default=0.0)
+        if not all(stats.is_known(timing, AGREE) for timing, _, high in bounds if high >= ahead):
+            return False
+    return True
 
 
 def merge(
