@@ -81,7 +81,7 @@ def tokens(page: Page, figures: list[Figure]) -> None:
 
 
 def ends_of_starts(page: Page) -> None:
-    """What is lost where starts end as soon as they are known as narrowly as they differ, and where three are enough."""
+    """What is lost where starts end as soon as they are known as they differ, and where three are enough."""
     figures = [one for one in page.newest("simulations", by=("question",)) if one.row["question"] == "starts"]
     page.section(
         "When has a measurement enough rounds and starts?",

@@ -162,15 +162,15 @@ def test_by_what_starts_differ_is_of_those_with_two_of_them() -> None:
 
 
 def test_whoever_may_still_win_must_agree_before_no_more_starts_are_made() -> None:
-    """Broken: a slow candidate whose speedup is known to 5 % has everybody started twice more; or the winner is taken
+    """Broken: a slow candidate whose speedup is known to 2 % has everybody started twice more; or the winner is taken
     from starts that differ."""
     starts = [
-        {"baseline": steady(4.0, n), "fast": steady(1.0, 10 + n), "behind": steady(1.2 + 0.03 * n, 20 + n)}
+        {"baseline": steady(4.0, n), "fast": steady(1.0, 10 + n), "behind": steady(1.2 + 0.01 * n, 20 + n)}
         for n in range(3)
     ]
     names = ["baseline", "fast", "behind"]
     assert restarts.agree(starts, names, "baseline", seed=0)
-    near = [{**start, "behind": steady(1.0 + 0.03 * n, 30 + n)} for n, start in enumerate(starts)]
+    near = [{**start, "behind": steady(1.0 + 0.01 * n, 30 + n)} for n, start in enumerate(starts)]
     assert not restarts.agree(near, names, "baseline", seed=0)
 
 
