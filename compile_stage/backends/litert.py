@@ -243,13 +243,14 @@ def _narrowed(spec: TensorSpec, array: Any, dtype: Any) -> Any:
 
     if array.dtype == dtype:
         return np.asarray(array, order="C")
-    limits = np.iinfo(dtype)
-    if array.size and (array.min() < limits.min or array.max() > limits.max):
+    narrowed = array.astype(dtype, order="C")
+    # Compared with what they were: between calls of 5 ms that takes half as long as to find the smallest and largest.
+    if np.count_nonzero(narrowed != array):
         raise UsageError(
             f"input {spec.name!r} holds {int(array.min())} to {int(array.max())}, and the compiled model takes "
             f"{dtype.__name__} only"
         )
-    return np.asarray(array, dtype, order="C")
+    return narrowed
 
 
 # ----------------------------------------------------------------------------------------------------------- converting
