@@ -36,6 +36,8 @@ def _next_best(target: TargetResult, rows: tuple[summary.Row, ...], won: summary
     if not timed or own is None:
         return f"Next: {others[0].backend} {others[0].scheme}: {others[0].reason}."
     median, row = min(timed, key=lambda entry: entry[0])
+    if row.timing is not None and won.timing is not None and row.timing.rounds != won.timing.rounds:
+        return f"Next: {row.backend} {row.scheme}, {numbers.duration(median)}: {row.reason}."  # medians tell no ratio
     ratio = f"{median / own:.2f} times the winner's median" if median >= own else "no slower by its median"
     return f"Next: {row.backend} {row.scheme}, {numbers.duration(median)}, {ratio}: {row.reason}."
 

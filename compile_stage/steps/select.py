@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -130,7 +131,21 @@ def _placed(candidate: Candidate, ranking: _Ranking | None, policy: TargetPolicy
         return candidate.in_state("lost", f"ties with the winner in {policy.prefer} within the noise, and {why}")
     ratio = ranking.costs[candidate.job.id] / ranking.costs[ranking.leader.job.id]
     whose = "the winner's" if ranking.leader is ranking.winner else f"that of {ranking.leader.job.id}"
-    return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times {whose}")
+    how = _compared(candidate, ranking.leader, policy, ratio)
+    return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times {whose}{how}")
+
+
+def _compared(candidate: Candidate, leader: Candidate, policy: TargetPolicy, ratio: float) -> str:
+    """How the ratio came about, where it is not that of the medians that a report shows."""
+    if policy.prefer in ("size", "memory"):
+        return ""
+    own, best = (stats.deciding_timing(one.measurement, policy) for one in (candidate, leader))
+    if own is None or best is None or own.rounds == best.rounds:
+        return ""
+    by_medians = stats.per_sample_s(own) / stats.per_sample_s(best)
+    if abs(math.log(by_medians / ratio)) <= math.log1p(stats.RESOLUTION):
+        return ""
+    return f" by their speedups (their medians are of different rounds: {by_medians:.2f})"
 
 
 def _worse(policy: TargetPolicy) -> str:
