@@ -103,14 +103,20 @@ class Schedule:
 
 
 def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
-    """Who may still win by its latency, at some batch size: all within 25 % of the fastest candidate. Latencies are
-    beside the baseline's in the rounds that both ran. So who left the rounds behind one that was then refused, and is
-    the fastest without it, is started again."""
+    """Who may still win by its latency, at some batch size: all within 25 % of the fastest candidate.
+
+    Latencies are beside those of the candidate with the most rounds, in the rounds that both ran: who left early met
+    the machine at one time, who stayed at several. Not beside the baseline's, which may be a slow model with one noisy
+    call a round.
+    """
     others = {name: m for name, m in measured.items() if name != baseline and not m.stopped_early and m.timings}
-    base = {timing.batch_size: timing for timing in measured[baseline].timings}
-    relative = {name: {t.batch_size: _beside(base[t.batch_size], t) for t in m.timings} for name, m in others.items()}
-    best = {size: min((own[size] for own in relative.values() if size in own), default=math.inf) for size in base}
-    return [name for name, own in relative.items() if any(own[size] <= CONTENDER * best[size] for size in own)]
+    near: set[str] = set()
+    for base in measured[baseline].timings:
+        timings = {name: own for name, m in others.items() if (own := m.timing(base.batch_size)) is not None}
+        stayed = max(timings.values(), key=lambda timing: timing.rounds, default=base)
+        relative = {name: beside(stayed, own) for name, own in timings.items()}
+        near |= {name for name, own in relative.items() if own <= CONTENDER * min(relative.values())}
+    return [name for name in others if name in near]
 
 
 def differences(starts: Sequence[Mapping[str, Measurement]], baseline: str, batch_size: int) -> dict[str, float]:
@@ -122,7 +128,7 @@ def differences(starts: Sequence[Mapping[str, Measurement]], baseline: str, batc
         for name, measurement in start.items():
             own = measurement.timing(batch_size)
             if name != baseline and base is not None and own is not None:
-                quotients.setdefault(name, []).append(-math.log(_beside(base, own)))
+                quotients.setdefault(name, []).append(-math.log(beside(base, own)))
     return {name: float(np.std(values, ddof=1)) for name, values in quotients.items() if len(values) > 1}
 
 
@@ -136,10 +142,10 @@ def worth_a_try(measured: Mapping[str, Measurement], names: Sequence[str]) -> di
     return {"short-calls": short, "batches": several}
 
 
-def _beside(base: Timing, own: Timing) -> float:
-    """The own median latency over the baseline's, in the rounds that both ran."""
-    base_s, own_s = ([call for turn in turns for call in turn] for turns in shared_rounds(base, own))
-    return stats.median(own_s) / stats.median(base_s)
+def beside(other: Timing, own: Timing) -> float:
+    """The own median latency over the other's, in the rounds that both ran. Raises ValueError where there is none."""
+    other_s, own_s = ([call for turn in turns for call in turn] for turns in shared_rounds(other, own))
+    return stats.median(own_s) / stats.median(other_s)
 
 
 def agree(starts: Sequence[Mapping[str, Measurement]], names: Sequence[str], baseline: str, *, seed: int) -> bool:

@@ -11,6 +11,7 @@ from compile_stage.core.records import Candidate, ResultState, Selection, Target
 from compile_stage.measure import stats
 from compile_stage.measure.memory import SAME_MEMORY
 from compile_stage.measure.performance import ratio_text
+from compile_stage.measure.restarts import beside, shared_rounds
 
 SIMPLER_AT = 1.1
 """Times the best latency that the simpler of two may take by its figure, where noise does not tell them apart. What
@@ -84,13 +85,18 @@ def _cost(candidate: Candidate, policy: TargetPolicy, longest: Mapping[int, Timi
 
 
 def _latency_in_all_rounds(timing: Timing, longest: Timing) -> float:
-    """Seconds of a call, as it would be in the rounds of `longest`: by the speedups over the original, each of its own
-    rounds.
+    """Seconds of a call, as it would be in the rounds of `longest`: by the quotient of both in the rounds that both
+    ran; where there are none, by their speedups over the original, each of its own rounds.
 
     Who left the rounds early, or was not started again, met the machine as it was in the first of them. Were it slower
-    later, they would seem to be faster than whoever stayed.
+    later, they would seem to be faster than whoever stayed. The original is no measure where another can be: it may be
+    a slow model with one noisy call a round, and six such rounds can make a candidate seem ten times as fast.
     """
-    if timing.rounds == longest.rounds or not timing.speedup or not longest.speedup:
+    if timing.rounds == longest.rounds:
+        return stats.median(timing.latency_s)
+    if any(shared_rounds(longest, timing)):
+        return stats.median(longest.latency_s) * beside(longest, timing)
+    if not timing.speedup or not longest.speedup:
         return stats.median(timing.latency_s)
     return stats.median(longest.latency_s) * longest.speedup / timing.speedup
 
@@ -145,7 +151,7 @@ def _compared(candidate: Candidate, leader: Candidate, policy: TargetPolicy, rat
     by_medians = stats.per_sample_s(own) / stats.per_sample_s(best)
     if abs(math.log(by_medians / ratio)) <= math.log1p(stats.RESOLUTION):
         return ""
-    return f" by their speedups (their medians are of different rounds: {by_medians:.2f})"
+    return f" in the rounds that both ran ({by_medians:.2f} times by medians of different rounds)"
 
 
 def _worse(policy: TargetPolicy) -> str:

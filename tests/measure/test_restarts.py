@@ -150,6 +150,18 @@ def test_only_who_may_win_is_started_again() -> None:
     assert "far" in contenders(measured, "baseline")
 
 
+def test_noisy_calls_of_the_original_make_no_contender_of_who_left_early() -> None:
+    """Broken: the original took 74 ms in half of the first rounds and 0.7 ms later, so that those who left behind the
+    fastest were started again, and the fastest was not."""
+    noisy = [0.074, 0.0006, 0.0004, 0.081, 0.071, 0.008, *[0.0007] * 14]
+    measured = {
+        "baseline": measurement(*noisy),
+        "fast": measurement(*[28e-6] * 20),
+        "left": measurement(*[102e-6] * 6),
+    }
+    assert contenders(measured, "baseline") == ["fast"]
+
+
 def test_by_what_starts_differ_is_of_those_with_two_of_them() -> None:
     """Broken: a participant's later starts end by what another's differ by."""
     starts = [

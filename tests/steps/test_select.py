@@ -201,9 +201,22 @@ def test_a_machine_that_gets_slower_makes_no_winner_of_who_left_early() -> None:
     chosen = select(judged(fast, left), POLICY)
     assert chosen.winner == fast.job.id
     assert chosen.reasons[left.job.id] == (
-        "passes, but its latency is 1.50 times the winner's by their speedups (their medians are of different rounds: "
-        "0.50)"
+        "passes, but its latency is 1.50 times the winner's in the rounds that both ran (0.50 times by medians of "
+        "different rounds)"
     )
+
+
+def test_an_original_with_noisy_calls_makes_no_winner_of_who_left_early() -> None:
+    """Broken: beside others' work an original of 0.7 ms took 70 ms in the first rounds, so who left after six of them
+    was "400 times as fast", and won over one with a quarter of its latency."""
+    fast, left = candidate("int8", 6.0), candidate("fp32", 4.0)
+    assert fast.measurement is not None
+    assert left.measurement is not None
+    (stayed,), (first,) = fast.measurement.timings, left.measurement.timings
+    longer = replace(stayed, latency_s=stayed.latency_s * 3, turns=stayed.turns * 3, rounds=3 * stayed.rounds)
+    fast = replace(fast, measurement=replace(fast.measurement, timings=(replace(longer, speedup=35.0),)))
+    left = replace(left, measurement=replace(left.measurement, timings=(replace(first, speedup=400.0),)))
+    assert select(judged(fast, left), POLICY).winner == fast.job.id
 
 
 def test_throughput_ties_are_judged_at_one_batch_size() -> None:
