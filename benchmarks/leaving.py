@@ -5,12 +5,14 @@
 
 Seeded: the same figures on every machine. Six candidates take 3, 1.6, 1.3, 1.12, 1.03 and 1 times as long as the
 fastest, which is twice as fast as the original; the slower counts as the simpler. They run on the machines of
-`benchmarks/selection.py` and on one more: `bursts`, which make one turn in ten take up to three times as long, some in
-a row. The stage's own functions say who leaves, who is started again, put the starts together and choose the winner.
+`benchmarks/selection.py` and on two more: `bursts`, which make one turn in ten take up to three times as long, some in
+a row; and one on which 40 % of the original's turns take 10 to 100 times as long, as those of a framework do whose
+threads wait for each other beside others' work. The stage's own functions say who leaves, who is started again, put the starts together and choose the winner.
 Each simulated measurement is made twice on the same machine: all stay to the end of the first start's rounds
 (`before`), and who is behind beyond doubt leaves (`now`).
 
 - **wrong**: the winner is more than 5 % slower than the fastest. One that is 3 % slower mostly ties, and is simpler.
+- **none**: no winner, since no speedup is known well enough for `min_speedup: 1`; not counted in what follows.
 - **slower by**: what the winner lacks of the fastest's speed, on average.
 - **held**: the 95 % intervals that hold the true speedup: the winner's, and those of candidates that left.
 - **turns**: of all participants in the first start; **left**, how many candidates did, and **near left**, how many of
@@ -45,7 +47,9 @@ TIMES = (3.0, 1.6, 1.3, 1.12, 1.03, 1.0)
 WRONG = 1.05
 FASTEST = 2.0
 BURSTS = Noise("bursts", 0.5, 0.02)
+STALLS = Noise("the original stalls", 0.5, 0.02)
 _BURST, _LASTS, _SLOWER = 0.03, 4, 3.0
+_STALL, _STALLED = 0.4, (10.0, 100.0)
 
 
 @dataclass
@@ -93,6 +97,8 @@ class Unequal(Machine):
         slowed = self._slowed[places, self._now] + [born[name] for name in here] + self._waves(len(here))
         if self._noise is BURSTS:
             slowed = slowed + self._bursts(len(here))
+        if self._noise is STALLS and BASELINE in here and self._generator.random() < _STALL:
+            slowed[here.index(BASELINE)] += self._generator.uniform(*np.log(_STALLED))
         self._now += 1
         return np.asarray(LATENCY_S * np.exp((slowed + self._times[places])[:, None] + noise))
 
@@ -140,7 +146,9 @@ def cell(noise: Noise, trials: int) -> dict[str, float]:
         machine = Unequal(noise, generator)
         for way, found in (("before", machine.measure(may_leave=False)), ("now", machine.measure(may_leave=True))):
             first = winner(found.merged, 1.0)
-            assert first is not None
+            rows.setdefault(f"{way}_none", []).append(float(first is None))
+            if first is None:
+                continue
             times = dict(zip(map(name_of, range(len(TIMES))), TIMES, strict=True))
             rows.setdefault(f"{way}_wrong", []).append(float(times[first] > WRONG))
             rows.setdefault(f"{way}_slower_by", []).append(times[first] - 1)
@@ -161,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with results.recording("leaving", options.save) as record:
         record.settings["trials"] = options.trials
-        for noise in (*NOISES, BURSTS):
+        for noise in (*NOISES, BURSTS, STALLS):
             row = {"noise": noise.name} | {key: round(value, 4) for key, value in cell(noise, options.trials).items()}
             record.rows.append(row)
             print(row, flush=True)
