@@ -7,7 +7,8 @@ Seeded: the same figures on every machine. Six candidates take 3, 1.6, 1.3, 1.12
 fastest, which is twice as fast as the original; the slower counts as the simpler. They run on the machines of
 `benchmarks/selection.py` and on two more: `bursts`, which make one turn in ten take up to three times as long, some in
 a row; and one on which 40 % of the original's turns take 10 to 100 times as long, as those of a framework do whose
-threads wait for each other beside others' work. The stage's own functions say who leaves, who is started again, put the starts together and choose the winner.
+threads wait for each other beside others' work. The stage's own functions say who leaves, who is started again, put the
+starts together and choose the winner.
 Each simulated measurement is made twice on the same machine: all stay to the end of the first start's rounds
 (`before`), and who is behind beyond doubt leaves (`now`).
 

@@ -141,7 +141,7 @@ def leaving(page: Page) -> None:
     )
     head = [
         "noise", "turns of the first start", "before", "left, of 6", "winner's interval holds the truth", "before",
-        "that of who left", "wrong winner", "before",
+        "that of who left", "wrong winner", "before", "no winner", "before",
     ]  # fmt: skip
     rows = [
         [
@@ -150,6 +150,7 @@ def leaving(page: Page) -> None:
             f"{row['before_turns']:.0f}",
             f"{row['now_left']:.1f}",
             *(percent(row, key) for key in ("now_held", "before_held", "now_losers_held", "now_wrong", "before_wrong")),
+            *(percent(row, key) for key in ("now_none", "before_none")),
         ]
         for row in (figure.row for figure in figures)
     ]

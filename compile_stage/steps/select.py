@@ -151,7 +151,7 @@ def _compared(candidate: Candidate, leader: Candidate, policy: TargetPolicy, rat
     by_medians = stats.per_sample_s(own) / stats.per_sample_s(best)
     if abs(math.log(by_medians / ratio)) <= math.log1p(stats.RESOLUTION):
         return ""
-    return f" in the rounds that both ran ({by_medians:.2f} times by medians of different rounds)"
+    return f" ({by_medians:.2f} times by their medians, which are of different rounds)"
 
 
 def _worse(policy: TargetPolicy) -> str:

@@ -201,8 +201,8 @@ def test_a_machine_that_gets_slower_makes_no_winner_of_who_left_early() -> None:
     chosen = select(judged(fast, left), POLICY)
     assert chosen.winner == fast.job.id
     assert chosen.reasons[left.job.id] == (
-        "passes, but its latency is 1.50 times the winner's in the rounds that both ran (0.50 times by medians of "
-        "different rounds)"
+        "passes, but its latency is 1.50 times the winner's "
+        "(0.50 times by their medians, which are of different rounds)"
     )
 
 
