@@ -136,7 +136,7 @@ def _placed(candidate: Candidate, ranking: _Ranking | None, policy: TargetPolicy
         )
         return candidate.in_state("lost", f"ties with the winner in {policy.prefer} within the noise, and {why}")
     ratio = ranking.costs[candidate.job.id] / ranking.costs[ranking.leader.job.id]
-    whose = "the winner's" if ranking.leader is ranking.winner else f"that of {ranking.leader.job.id}"
+    whose = "the winner's" if ranking.leader is ranking.winner else f"that of {_named(ranking.leader)}"
     how = _compared(candidate, ranking.leader, policy, ratio)
     return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times {whose}{how}")
 
@@ -154,6 +154,11 @@ def _compared(candidate: Candidate, leader: Candidate, policy: TargetPolicy, rat
     return f" ({by_medians:.2f} times by their medians, which are of different rounds)"
 
 
+def _named(candidate: Candidate) -> str:
+    """As the tables of a report name it."""
+    return f"{candidate.job.backend} {candidate.job.scheme.name}"
+
+
 def _worse(policy: TargetPolicy) -> str:
     return {
         "latency": "its latency is",
@@ -169,7 +174,7 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
     under = f"; under {len(waivers)} waiver(s): {', '.join(w.gate for w in waivers)}" if waivers else ""
     best = f"best {policy.prefer}"
     if candidate is not ranking.leader:
-        count, first = len(ranking.tied), ranking.leader.job.id
+        count, first = len(ranking.tied), _named(ranking.leader)
         best = f"the simplest of {count} that tie in {policy.prefer} within the noise (the best figure has {first})"
     if timing is None or timing.speedup is None:
         return f"passes every gate, {best}{under}"
