@@ -148,10 +148,14 @@ def beside(other: Timing, own: Timing) -> float:
     return stats.median(own_s) / stats.median(other_s)
 
 
-def agree(starts: Sequence[Mapping[str, Measurement]], names: Sequence[str], baseline: str, *, seed: int) -> bool:
+def agree(measured: Mapping[str, Measurement], names: Sequence[str], baseline: str) -> bool:
     """Whether the starts of all that may still win agree so well that more of them would not narrow what is said. Whose
-    interval lies wholly behind that of the fastest won't win."""
-    measured = merge(starts, baseline, seed=seed)
+    interval lies wholly behind that of the fastest won't win.
+
+    Args:
+        measured: All starts so far, merged.
+        names: Who was started again.
+    """
     for base in measured[baseline].timings:
         found = (measured[name].timing(base.batch_size) for name in names if name in measured)
         bounds = [(timing, *timing.speedup_interval) for timing in found if timing and timing.speedup_interval]

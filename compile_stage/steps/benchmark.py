@@ -348,12 +348,15 @@ class _Measuring:
         return measured
 
     def _agree(self, starts: Sequence[Mapping[str, Measurement]], names: Sequence[str]) -> bool:
-        """Whether no more starts are needed, for what is known of speedups and for the calls that a percentile wants.
-        Asked once, when each has three starts: to ask again and again would end where they agree by chance."""
+        """Whether no more starts are needed: for what is known of speedups, for gates, and for the calls that a
+        percentile wants. Asked once, when each has three starts: to ask again and again would end where they agree by
+        chance."""
         sizes = self.request.target.batch_sizes
         if self.request.min_calls and any(self._calls_wanted(starts, names, size) for size in sizes):
             return False
-        return agree(starts, names, BASELINE, seed=self.request.seed)
+        measured = merge(starts, BASELINE, seed=self.request.seed)
+        known = [name for name in names if name in measured and name != BASELINE]
+        return all(self.request.decided(name, measured[name]) for name in known) and agree(measured, known, BASELINE)
 
     def _joining(self, first: Mapping[str, Measurement], drafts: Drafts) -> list[str]:
         """Who joins the later starts, after the first: a start more, so that a speedup has as many of theirs. What

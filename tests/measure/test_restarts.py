@@ -181,9 +181,9 @@ def test_whoever_may_still_win_must_agree_before_no_more_starts_are_made() -> No
         for n in range(3)
     ]
     names = ["baseline", "fast", "behind"]
-    assert restarts.agree(starts, names, "baseline", seed=0)
+    assert restarts.agree(merge(starts, "baseline", seed=0), names, "baseline")
     near = [{**start, "behind": steady(1.0 + 0.01 * n, 30 + n)} for n, start in enumerate(starts)]
-    assert not restarts.agree(near, names, "baseline", seed=0)
+    assert not restarts.agree(merge(near, "baseline", seed=0), names, "baseline")
 
 
 def test_who_left_behind_one_that_was_refused_is_started_again() -> None:
