@@ -2,10 +2,11 @@
 
     python benchmarks/neighbour.py --save               # 40 runs beside a neighbour: at most ten minutes on two cores
     python benchmarks/neighbour.py --repetitions 3      # a look
+    python benchmarks/neighbour.py --original pytorch   # whose threads wait for each other in each operator
 
 A convolutional network that reads digits is compiled for ONNX Runtime and OpenVINO in FP32 and int8: four candidates,
-the original in ONNX Runtime. The first run compiles and proves them, and a quiet run measures them for 45 seconds. Then
-the whole stage runs again and again with `--remeasure`, so that all but the measurement comes from the cache, beside a
+the original in ONNX Runtime or in PyTorch. The first run compiles and proves them, and a quiet run measures them for 45
+seconds. Then the whole stage runs again and again with `--remeasure`, so that all but the measurement comes from the cache, beside a
 neighbour: another process tree that uses 0.5 to 1.5 cores and memory, in one of three ways that are drawn by the seed:
 
 - `steady`: all the time, in slices of 20 ms.
@@ -60,7 +61,7 @@ targets:
 performance: {min_speedup: null}
 fallback: {mixed_precision: false}
 """
-# The original runs in ONNX Runtime too, so one of the candidates is as fast as it is, and no limit on speed is asked.
+# Where the original runs in ONNX Runtime too, one of the candidates is as fast as it is: no limit on speed is asked.
 
 
 # ------------------------------------------------------------------------------------------------------- the neighbour
@@ -117,6 +118,7 @@ class Stage:
     """One model and policy in a folder, with a cache of its own."""
 
     folder: Path
+    original: str
 
     def prepare(self) -> None:
         """Train and export the network, write its data and the policy."""
@@ -127,11 +129,17 @@ class Stage:
         train_x, _, test_x, _ = digits.data()
         np.savez(self.folder / "validation.npz", input=test_x)
         np.savez(self.folder / "calibration.npz", input=train_x)
-        model = torch.onnx.export(
-            digits.digits(0.0), (torch.from_numpy(test_x[:2]),), dynamo=True, verbose=False, input_names=["input"],
-            output_names=["scores"], dynamic_shapes=({0: torch.export.Dim("batch")},),
-        ).model_proto  # fmt: skip
-        mlflow.onnx.save_model(model, str(self.folder / "digits"), pip_requirements=["onnx"])
+        network, example, into = digits.digits(0.0), test_x[:2], str(self.folder / "digits")
+        if self.original == "pytorch":
+            mlflow.pytorch.save_model(
+                network, into, input_example=example, serialization_format="pt2", pip_requirements=["torch"]
+            )
+        else:
+            model = torch.onnx.export(
+                network, (torch.from_numpy(example),), dynamo=True, verbose=False, input_names=["input"],
+                output_names=["scores"], dynamic_shapes=({0: torch.export.Dim("batch")},),
+            ).model_proto  # fmt: skip
+            mlflow.onnx.save_model(model, into, pip_requirements=["onnx"])
         (self.folder / "policy.yaml").write_text(POLICY)
 
     def run(self, seconds: float) -> tuple[RunResult, float]:
@@ -171,9 +179,8 @@ def row_of(target: TargetResult, seconds: float) -> dict[str, Any]:
     }
 
 
-def measure(repetitions: int, seconds: float, seed: int, folder: Path) -> Iterator[dict[str, Any]]:
+def measure(stage: Stage, repetitions: int, seconds: float, seed: int) -> Iterator[dict[str, Any]]:
     """A row for the quiet run, and one for each beside the neighbour."""
-    stage = Stage(folder)
     stage.prepare()
     stage.run(1.0)  # compiles and proves
     result, took = stage.run(QUIET_S)
@@ -196,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repetitions", type=int, default=40, help="runs beside a neighbour")
     parser.add_argument("--seconds", type=float, default=8.0, help="budget.measure_seconds of each of these")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--original", choices=("onnx", "pytorch"), default="onnx", help="the framework that it runs in")
     parser.add_argument("--be-the-neighbour", nargs=5, help=argparse.SUPPRESS)
     results.add_save_option(parser)
     options = parser.parse_args(arguments)
@@ -210,7 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "repetitions": options.repetitions, "seconds": options.seconds, "seed": options.seed,
             "quiet_seconds": QUIET_S,
         }  # fmt: skip
-        for row in measure(options.repetitions, options.seconds, options.seed, Path(scratch)):
+        stage = Stage(Path(scratch), options.original)
+        for row in measure(stage, options.repetitions, options.seconds, options.seed):
+            row["original"] = options.original
             record.rows.append(row)
             print(row, flush=True)
     agreed = [row["agrees"] for row in record.rows if "agrees" in row]

@@ -172,7 +172,7 @@ def selection_cells(row: Row) -> list[str]:
 
 def neighbour(page: Page) -> None:
     """Runs beside a neighbour, by what it does."""
-    figures = page.newest("neighbour", by=())
+    figures = page.newest("neighbour", by=("original",))
     if not figures:
         return
     page.section(
@@ -181,13 +181,18 @@ def neighbour(page: Page) -> None:
         "choose the winner of a quiet run, or one that the quiet run calls a tie. How: `benchmarks/neighbour.py`.",
     )
     rows = []
-    for kind in dict.fromkeys(figure.row["kind"] for figure in figures):
-        runs = [figure.row for figure in figures if figure.row["kind"] == kind]
+    for original, kind in dict.fromkeys((figure.row.get("original", "onnx"), figure.row["kind"]) for figure in figures):
+        runs = [
+            figure.row
+            for figure in figures
+            if figure.row["kind"] == kind and figure.row.get("original", "onnx") == original
+        ]
         winners = list(dict.fromkeys(row["winner"] for row in runs))
         agreed = [row["agrees"] for row in runs if "agrees" in row]
         ties = runs[0].get("ties")
         rows.append(
             [
+                {"onnx": "ONNX Runtime", "pytorch": "PyTorch"}[original],
                 kind,
                 str(len(runs)),
                 f"{sum(agreed)}" if agreed else "",
@@ -196,7 +201,9 @@ def neighbour(page: Page) -> None:
                 f"{sum(not row['stable'] for row in runs)}",
             ]
         )
-    page.table(["neighbour", "runs", "agree", "winners", "winner and its ties", "unstable speedups"], rows, figures)
+    page.table(
+        ["original", "neighbour", "runs", "agree", "winners", "winner and its ties", "unstable speedups"], rows, figures
+    )
 
 
 def percent(row: Row, key: str) -> str:
