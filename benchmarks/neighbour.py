@@ -6,8 +6,9 @@
 
 A convolutional network that reads digits is compiled for ONNX Runtime and OpenVINO in FP32 and int8: four candidates,
 the original in ONNX Runtime or in PyTorch. The first run compiles and proves them, and a quiet run measures them for 45
-seconds. Then the whole stage runs again and again with `--remeasure`, so that all but the measurement comes from the cache, beside a
-neighbour: another process tree that uses 0.5 to 1.5 cores and memory, in one of three ways that are drawn by the seed:
+seconds. Then the whole stage runs again and again with `--remeasure`, so that all but the measurement comes from the
+cache, beside a neighbour: another process tree that uses 0.5 to 1.5 cores and memory, in one of three ways that are
+drawn by the seed:
 
 - `steady`: all the time, in slices of 20 ms.
 - `bursts`: of half a second on average, and pauses.
