@@ -12,8 +12,8 @@ starts together and choose the winner.
 Each simulated measurement is made twice on the same machine: all stay to the end of the first start's rounds
 (`before`), and who is behind beyond doubt leaves (`now`).
 
-- **wrong**: the winner is more than 5 % slower than the fastest. One that is 3 % slower mostly ties, and is simpler.
 - **none**: no winner, since no speedup is known well enough for `min_speedup: 1`; not counted in what follows.
+- **wrong**: the winner is more than 5 % slower than the fastest. One that is 3 % slower mostly ties, and is simpler.
 - **slower by**: what the winner lacks of the fastest's speed, on average.
 - **held**: the 95 % intervals that hold the true speedup: the winner's, and those of candidates that left.
 - **turns**: of all participants in the first start; **left**, how many candidates did, and **near left**, how many of

@@ -181,12 +181,10 @@ def neighbour(page: Page) -> None:
         "choose the winner of a quiet run, or one that the quiet run calls a tie. How: `benchmarks/neighbour.py`.",
     )
     rows = []
-    for original, kind in dict.fromkeys((figure.row.get("original", "onnx"), figure.row["kind"]) for figure in figures):
-        runs = [
-            figure.row
-            for figure in figures
-            if figure.row["kind"] == kind and figure.row.get("original", "onnx") == original
-        ]
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in (figure.row for figure in figures):
+        groups.setdefault((row.get("original", "onnx"), row["kind"]), []).append(row)
+    for (original, kind), runs in groups.items():
         winners = list(dict.fromkeys(row["winner"] for row in runs))
         agreed = [row["agrees"] for row in runs if "agrees" in row]
         ties = runs[0].get("ties")

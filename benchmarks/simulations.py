@@ -101,22 +101,45 @@ class Machine:
 
 def ratio_now(machine: Machine, seed: int, starts: int = PROCESSES) -> stats.Interval:
     """Of several starts, each with as many rounds as the stage takes: pairs, until they outlast their memory."""
+
+    def ends(base: Rounds, own: Rounds, _: Sequence[float]) -> bool:
+        return len(base) >= MIN_ROUNDS and len(base) % 2 == 0 and stats.outlast_memory(base, own)
+
+    return of_starts(machine, seed, starts, ends, may_agree=starts > PROCESSES)[0]
+
+
+def of_starts(
+    machine: Machine,
+    seed: int,
+    starts: int,
+    ends: Callable[[Rounds, Rounds, Sequence[float]], bool],
+    *,
+    may_agree: bool,
+) -> tuple[stats.Interval, int]:
+    """The interval of several starts, and their rounds.
+
+    Args:
+        ends: Whether a start has enough rounds: those of both models, and the logarithms of the quotients of the starts
+            before.
+        may_agree: Three are enough where they agree.
+    """
     base: Rounds = []
     own: Rounds = []
     processes: list[int] = []
+    quotients: list[float] = []
     for number in range(starts):
         first = len(base)
         for calls in machine.start():
             base.append(calls[0])
             own.append(calls[1])
             processes.append(number)
-            done = len(base) - first
-            if done >= MIN_ROUNDS and done % 2 == 0 and stats.outlast_memory(base[first:], own[first:]):
+            if ends(base[first:], own[first:], quotients):
                 break
         machine.rest()
-        if (known := known_after_three(base, own, processes, seed)) is not None and starts > PROCESSES:
-            return known
-    return stats.ratio_interval(base, own, seed=seed, processes=processes)
+        quotients += stats.log_quotients(base[first:], own[first:], processes[first:]).tolist()
+        if may_agree and (known := known_after_three(base, own, processes, seed)) is not None:
+            return known, len(base)
+    return stats.ratio_interval(base, own, seed=seed, processes=processes), len(base)
 
 
 def known_after_three(base: Rounds, own: Rounds, processes: Sequence[int], seed: int) -> stats.Interval | None:
@@ -147,30 +170,18 @@ def starts_cell(memory: float, spread: float, trials: int, *, fixed: bool) -> di
     """Five starts, each ended by the stage's rule: how often the interval holds the truth, its median half width, and
     rounds of a measurement."""
     generator = np.random.default_rng([int(100 * memory), int(100 * spread)])
+
+    def ends(base: Rounds, own: Rounds, quotients: Sequence[float]) -> bool:
+        differ = {"own": float(np.std(quotients, ddof=1))} if len(quotients) > 1 and not fixed else None
+        return enough({"base": base, "own": own}, "base", seed=trial, starts=MORE_PROCESSES, differ=differ)
+
     held, widths, played = 0, [], []
     for trial in range(trials):
         machine = Machine(memory, spread, generator, wanders=NOISY, most=NOISY_ROUNDS)
-        base, own, processes, quotients = [], [], [], []
-        for number in range(MORE_PROCESSES):
-            differ = {"own": float(np.std(quotients, ddof=1))} if len(quotients) > 1 and not fixed else None
-            rounds: dict[str, Rounds] = {"base": [], "own": []}
-            for calls in machine.start():
-                rounds["base"].append(calls[0])
-                rounds["own"].append(calls[1])
-                if enough(rounds, "base", seed=trial, starts=MORE_PROCESSES, differ=differ):
-                    break
-            machine.rest()
-            count = len(rounds["base"])
-            quotients += stats.log_quotients(rounds["base"], rounds["own"], [0] * count).tolist()
-            base, own, processes = base + rounds["base"], own + rounds["own"], processes + [number] * count
-            if not fixed and (ratio := known_after_three(base, own, processes, trial)) is not None:
-                break
-        else:
-            ratio = stats.ratio_interval(base, own, seed=trial, processes=processes)
-        assert ratio is not None
+        ratio, rounds = of_starts(machine, trial, MORE_PROCESSES, ends, may_agree=not fixed)
         held += ratio.low <= 1 <= ratio.high
         widths.append((ratio.high - ratio.low) / 2)
-        played.append(len(base))
+        played.append(rounds)
     return {"held": held / trials, "half_width": float(np.median(widths)), "rounds": float(np.mean(played))}
 
 

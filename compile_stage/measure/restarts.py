@@ -128,7 +128,7 @@ def differences(starts: Sequence[Mapping[str, Measurement]], baseline: str, batc
         for name, measurement in start.items():
             own = measurement.timing(batch_size)
             if name != baseline and base is not None and own is not None:
-                quotients.setdefault(name, []).append(-math.log(beside(base, own)))
+                quotients.setdefault(name, []).append(math.log(beside(base, own)))
     return {name: float(np.std(values, ddof=1)) for name, values in quotients.items() if len(values) > 1}
 
 
@@ -154,10 +154,10 @@ def agree(measured: Mapping[str, Measurement], names: Sequence[str], baseline: s
 
     Args:
         measured: All starts so far, merged.
-        names: Who was started again.
+        names: The candidates that were started again.
     """
     for base in measured[baseline].timings:
-        found = (measured[name].timing(base.batch_size) for name in names if name in measured)
+        found = (measured[name].timing(base.batch_size) for name in names)
         bounds = [(timing, *timing.speedup_interval) for timing in found if timing and timing.speedup_interval]
         ahead = max((low for _, low, _ in bounds), default=0.0)
         if not all(stats.is_known(timing, AGREE) for timing, _, high in bounds if high >= ahead):

@@ -83,14 +83,16 @@ class FakeEngine:
         return 2
 
 
-def measure(tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False, seconds: float = 5) -> Measured:
+def measure(
+    tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False, seconds: float = 5, **asked: Any
+) -> Measured:
     context = run_context(tmp_path, engine, remeasure=remeasure)
     compiled = tmp_path / "compiled"
     compiled.mkdir(exist_ok=True)
     (compiled / "model.onnx").write_text("any")
     fast = {"fast": artifact(job_id="fast", path=str(compiled))}
     budget = Budget(measure_seconds=seconds)
-    request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=budget, seed=0)
+    request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=budget, seed=0, **asked)
     return benchmark(context, source(), fast, request)
 
 
@@ -148,36 +150,20 @@ def test_three_starts_that_agree_are_enough_and_claim_no_more_than_two_per_cent(
 
 def test_starts_that_agree_are_still_made_where_a_gate_is_open(tmp_path: Path) -> None:
     """Broken: a gate whose limit lies within the interval stays open, and each later run measures again."""
-    context, budget = run_context(tmp_path, FakeEngine(0.001)), Budget(measure_seconds=5)
-    compiled = tmp_path / "compiled"
-    compiled.mkdir()
-    (compiled / "model.onnx").write_text("any")
     asked: list[str] = []
 
     def decided(name: str, measured: Measurement) -> bool:
         asked.append(name)
         return len(set(measured.timings[0].processes)) > 3
 
-    request = MeasurementRequest(
-        label="cpu", samples=SAMPLES, target=TARGET, budget=budget, seed=0, decided=decided
-    )  # fmt: skip
-    fast = {"fast": artifact(job_id="fast", path=str(compiled))}
-    (timing,) = benchmark(context, source(), fast, request).measurements["fast"].timings
+    (timing,) = measure(tmp_path, FakeEngine(0.001), decided=decided).measurements["fast"].timings
     assert len(set(timing.processes)) == 5
     assert set(asked) == {"fast"}
 
 
 def test_starts_that_agree_are_still_made_for_the_calls_of_a_percentile(tmp_path: Path) -> None:
     """Broken: a gate on p95 would be NOT_RUN for want of calls on a quiet machine."""
-    context, budget = run_context(tmp_path, FakeEngine(0.001)), Budget(measure_seconds=5)
-    compiled = tmp_path / "compiled"
-    compiled.mkdir()
-    (compiled / "model.onnx").write_text("any")
-    request = MeasurementRequest(
-        label="cpu", samples=SAMPLES, target=TARGET, budget=budget, seed=0, min_calls=10_000
-    )  # fmt: skip
-    fast = {"fast": artifact(job_id="fast", path=str(compiled))}
-    (timing,) = benchmark(context, source(), fast, request).measurements["fast"].timings
+    (timing,) = measure(tmp_path, FakeEngine(0.001), min_calls=10_000).measurements["fast"].timings
     assert len(set(timing.processes)) == 5
 
 
