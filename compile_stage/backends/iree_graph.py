@@ -60,18 +60,22 @@ def gather_before_strided_products(graph: onnx.GraphProto) -> int:
     from onnx import helper, numpy_helper
 
     known = dict(_known_sizes(graph))
-    nodes, count, picked = [], 0, ""
+    types = {value.name: value.type for value in (*graph.value_info, *graph.input)}
+    nodes, count = [], 0
     for node in graph.node:
         strides = _strides(node, known)
         if strides:
-            name = node.name or node.output[0]
+            name, source = node.name or node.output[0], node.input[0]
+            narrower = helper.make_value_info("", types[source])
             for axis, stride in enumerate(strides, 2):
                 picked = f"{name}.stride.{axis}"
                 elements = np.arange(0, known[node.input[0]][axis], stride, dtype=np.int64)
                 graph.initializer.append(numpy_helper.from_array(elements, f"{picked}.elements"))
-                source = node.input[0] if axis == 2 else f"{name}.stride.{axis - 1}"
                 nodes.append(helper.make_node("Gather", [source, f"{picked}.elements"], [picked], picked, axis=axis))
-            node.input[0] = picked
+                narrower.name, source = picked, picked  # IREE's importer takes no value whose type is not written
+                narrower.type.tensor_type.shape.dim[axis].dim_value = len(elements)
+                graph.value_info.append(narrower)
+            node.input[0] = source
             for attribute in node.attribute:
                 if attribute.name == "strides":
                     attribute.ints[:] = [1] * len(strides)

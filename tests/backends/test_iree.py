@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from compile_stage.backends import iree as module
@@ -130,6 +131,32 @@ def test_scalars_and_inputs_of_unlike_first_axes_are_taken(tmp_path: Path) -> No
     artifact = Iree().compile(model, FP32, replace(TARGET, batch_sizes=(3,)), "job", tmp_path / "out")
     with Iree().open(artifact, 1) as session:
         np.testing.assert_array_equal(session.run(arrays)["y"], np.full((3, 2), 8.5, np.float32))
+
+
+@needs_iree
+@pytest.mark.parametrize("shapes", ["fixed", "free"])
+def test_strided_convolutions_with_a_window_of_one_compile(shapes: str, tmp_path: Path) -> None:
+    """Broken: IREE refuses ResNet-50, since a value that the rewritten graph has more has no type."""
+    g = models.Graph(0)
+    middle = g.add("Conv", "image", g.weight(4, 3, 1, 1), strides=[2, 3])
+    g.add("Conv", middle, g.weight(5, 4, 1, 1), name="answer", strides=[2, 1])
+    image = onnx.helper.make_tensor_value_info("image", 1, ["batch", 3, 7, 8])
+    answer = onnx.helper.make_tensor_value_info("answer", 1, ["batch", 5, 2, 3])
+    graph = onnx.helper.make_graph(g.nodes, "net", [image], [answer], g.weights)
+    whole = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(whole, tmp_path / "model.onnx")
+    signature = Signature(
+        inputs=(TensorSpec(name="image", dtype="float32", shape=("batch", 3, 7, 8)),),
+        outputs=(TensorSpec(name="answer", dtype="float32", shape=("batch", 5, 2, 3)),),
+    )
+    model = PortableModel(
+        path=str(tmp_path / "model.onnx"), digest="", form="onnx", opset=18, precision="fp32", signature=signature
+    )
+    artifact = Iree().compile(model, FP32, options(shapes=shapes), "job", tmp_path / "out")
+    batch = {"image": np.random.default_rng(0).standard_normal((3, 3, 7, 8), dtype=np.float32)}
+    right = onnxruntime.InferenceSession(str(tmp_path / "model.onnx")).run(None, batch)[0]
+    with Iree().open(artifact, 1) as session:
+        np.testing.assert_allclose(session.run(batch)["answer"], right, rtol=1e-4, atol=1e-5)
 
 
 @needs_iree

@@ -33,6 +33,8 @@ def test_a_strided_convolution_with_a_window_of_one_reads_gathered_elements() ->
     onnx.checker.check_model(after, full_check=True)
     assert [node.op_type for node in after.graph.node] == ["Gather", "Gather", "Conv"]
     assert list(after.graph.node[2].attribute[0].ints) == [1, 1]
+    sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in after.graph.value_info}
+    assert [sizes[node.output[0]][1:] for node in after.graph.node[:2]] == [[3, 4, 8], [3, 4, 3]]
     image = {"image": np.random.default_rng(0).standard_normal((2, 3, 7, 8), dtype=np.float32)}
     answers = [onnxruntime.InferenceSession(one.SerializeToString()).run(None, image)[0] for one in (before, after)]
     np.testing.assert_allclose(answers[0], answers[1], rtol=1e-6)
