@@ -9,9 +9,9 @@ digits-wild). NNCF's `quantize_with_accuracy_control` gets the same samples for 
 validation function that computes that measure; the stage gets a policy with that gate and OpenVINO as its one backend.
 A gate on accuracy must hold at the worse end of the stage's interval; NNCF compares the mean. Reported are: evaluations
 (calls of NNCF's validation function over the samples; validations by the stage, its safe floor among them), the wall
-time until the artifact is proven (the stage's with its workers, without the final benchmark), and the latency of both
-results over FP32's in turns in one process, batch 1, two threads. NNCF knows no budget: it is stopped after
-`--nncf-minutes`.
+time until the artifact is proven (the stage's with its workers, until it begins to measure those that passed), and the
+latency of both results over FP32's in turns in one process, batch 1, two threads, each in the precision that it was
+made for. NNCF knows no budget: it is stopped after `--nncf-minutes`.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ def by_nncf(name: str, path: str, task: Task, minutes: float, into: Path) -> tup
     return into / "nncf.xml", evaluations, time.monotonic() - began
 
 
-def by_stage(path: str, asked: str, into: Path) -> tuple[Path, str, int, float]:
-    """The stage's winner and its scheme, how often it validated, and the seconds until its proof."""
+def by_stage(path: str, asked: str, into: Path) -> tuple[Path, str, str, int, float]:
+    """The stage's winner, the precision that it runs in as OpenVINO calls it, its scheme, how often the stage
+    validated, and the seconds until all proofs."""
     import mlflow
     import onnx
 
@@ -166,18 +167,17 @@ def by_stage(path: str, asked: str, into: Path) -> tuple[Path, str, int, float]:
         mlflow.onnx.save_model(onnx.load(path), str(into / "net"), pip_requirements=["onnx"])
     policy = into / "policy.yaml"
     policy.write_text(asked)
-    began = time.monotonic()
     result = api.run(f"folder:{into / 'net'}", policy, out=into / "out", publish=False)
-    wall = time.monotonic() - began
+    proven_s = min(event.started_s for event in result.events if event.step == "benchmark")  # since the run began
     (target,) = result.targets
     won = target.selection.winner
     (winner,) = (candidate for candidate in target.candidates if candidate.job.id == won)
-    measured = sum(event.ended_s - event.started_s for event in result.events if event.step == "benchmark")
     trials = sum(len(candidate.trials) for candidate in target.candidates)
     validations = trials + sum(candidate.verdict is not None for candidate in target.candidates)
     kept = sum(map(len, winner.portable.kept.values()))
     scheme = f"{winner.job.scheme.name}, {kept} kept" if kept else winner.job.scheme.name
-    return Path(winner.artifact.path) / winner.artifact.entry, scheme, validations, wall - measured
+    artifact = winner.artifact
+    return Path(artifact.path) / artifact.entry, artifact.options["hint"], scheme, validations, proven_s
 
 
 def compare(name: str, gate: str, seconds: float, minutes: float, folder: Path) -> list[dict[str, object]]:
@@ -187,8 +187,8 @@ def compare(name: str, gate: str, seconds: float, minutes: float, folder: Path) 
     fp32 = nets.on_openvino(Path(model.path), example)
     task, policy = task_of(name, gate, fp32, folder)
     peer, their_evaluations, their_s = by_nncf(name, model.path, task, minutes, folder)
-    mine, scheme, evaluations, seconds_taken = by_stage(model.path, policy, folder)
-    runs = {"FP32": fp32, "stage": nets.on_openvino(mine, example)}
+    mine, hint, scheme, evaluations, seconds_taken = by_stage(model.path, policy, folder)
+    runs = {"FP32": fp32, "stage": nets.on_openvino(mine, example, hint=hint)}
     if peer is not None:
         runs["NNCF"] = nets.on_openvino(peer, example)
     times = nets.in_turns(runs, example, seconds)

@@ -104,11 +104,11 @@ def on_onnxruntime(path: Path, exact: bool = False) -> Run:
     return lambda batch: session.run(None, batch)[0]
 
 
-def on_openvino(path: Path, example: dict, exact: bool = False) -> Run:
+def on_openvino(path: Path, example: dict, exact: bool = False, hint: str = "f32") -> Run:
     core = openvino.Core()
     graph = core.read_model(path)
     graph.reshape({name: list(array.shape) for name, array in example.items()})
-    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY"}
+    config = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY"}
     request = core.compile_model(
         graph, "CPU", config | ({"LP_TRANSFORMS_MODE": "NO"} if exact else {})
     ).create_infer_request()
