@@ -26,6 +26,10 @@ _THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS", "RAYON_NUM_THREADS", "TVM_NUM_THREADS", "TF_NUM_INTRAOP_THREADS",
 )  # fmt: skip
 
+# Threads of OpenMP spin while they wait for each other, on a core that one of them may be waiting for. Beside a process
+# that kept one of two cores busy, a call of ResNet-50 in AOTInductor took 247 ms, 127 ms with these, 67 ms alone.
+_WITHOUT_SPINNING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+
 
 class Surroundings:
     """The folders of one worker, made for it and removed with it.
@@ -110,6 +114,8 @@ class Surroundings:
     def _environment(self) -> dict[str, str]:
         """What is listed of the stage's, and folders of its own in place of the user's."""
         environment = environment_of(os.environ) | dict.fromkeys(_THREAD_VARIABLES, str(max(1, self._limits.cpus)))
+        if self._limits.shares_cores:
+            environment = _WITHOUT_SPINNING | environment  # what the user has set stands
         for variable, name in (("TMPDIR", "tmp"), ("HOME", "home")):
             folder = self.own / name
             folder.mkdir(parents=True)

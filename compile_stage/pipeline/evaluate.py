@@ -48,12 +48,14 @@ class EvaluationOptions:
         prune: One that a quick comparison finds far slower than the original is not validated, where that would take
             long.
         time_quickly: Take its quick latency too, in the worker that has it open.
+        beside_others: Other jobs run at the same time.
     """
 
     lower: Lower | None = None
     seconds: float | None = None
     prune: bool = False
     time_quickly: bool = False
+    beside_others: bool = False
 
 
 _TO_THE_END = EvaluationOptions()
@@ -74,7 +76,9 @@ class Evaluation:
 def evaluate_all(target: TargetRun, jobs: Sequence[Job], *, prune: bool = False) -> list[Candidate]:
     """A candidate for each job of one target, in their order; as many jobs at once as the engine has room for, the most
     promising first."""
-    context, options, left = target.context, EvaluationOptions(prune=prune), target.time
+    context, left = target.context, target.time
+    lanes = context.engine.max_parallel(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
+    options = EvaluationOptions(prune=prune, beside_others=min(lanes, len(jobs)) > 1)
 
     def evaluated(job: Job) -> Candidate:
         began = time.monotonic()
@@ -83,7 +87,6 @@ def evaluate_all(target: TargetRun, jobs: Sequence[Job], *, prune: bool = False)
             left.ended(job, time.monotonic() - began, passed=candidate.has_passed)
         return candidate
 
-    lanes = context.engine.max_parallel(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
         futures = {job.id: pool.submit(evaluated, job) for job in in_order_of_promise(jobs)}
         try:
@@ -130,7 +133,7 @@ class _Steps:
 
     def run(self) -> float | None:
         """All steps, as far as they apply; the quick latency where it was asked for."""
-        with _workers(self._target, self._job, self._options.seconds) as (here, worker):
+        with _workers(self._target, self._job, self._options) as (here, worker):
             artifact = self._compile(worker, self._lower(here))
             if why := self.candidate.not_runnable_here:
                 reason = f"compiled, not validated: it can't be run on this machine: {why}"
@@ -191,7 +194,7 @@ class _Steps:
 
 def compile_candidate(target: TargetRun, job: Job) -> Artifact:
     """What a job compiles, without a look at its answers. Raises what its steps raise."""
-    with _workers(target, job, None) as (here, worker):
+    with _workers(target, job, _TO_THE_END) as (here, worker):
         inputs = target.inputs
         model = lower(target.context, here, job, inputs.model_for(job), inputs.calibration)
         return compile_job(target.context, worker, job, model, inputs.calibration).artifact
@@ -256,12 +259,14 @@ def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifac
 
 
 @contextmanager
-def _workers(target: TargetRun, job: Job, seconds: float | None) -> Iterator[tuple[Worker, Worker]]:
+def _workers(target: TargetRun, job: Job, options: EvaluationOptions) -> Iterator[tuple[Worker, Worker]]:
     """The worker that lowers, and the one that compiles and runs: the same, unless the backend has a toolchain of its
     own, which holds only the backend's packages, or the lowering is a third party's, whose code could change what the
     backend answers in its process."""
     context = target.context
-    limits = replace(WorkerLimits.within(target.run_policy.budget, job.target.threads), total_s=seconds)
+    within = WorkerLimits.within(target.run_policy.budget, job.target.threads)
+    alone = plugins.load("backends", job.backend).capabilities_for(job.target).times_kernels
+    limits = replace(within, total_s=options.seconds, shares_cores=options.beside_others and not alone)
     interpreter = plugins.interpreter_of(job.backend)
     with ExitStack() as stack:
         here = worker = stack.enter_context(context.worker(job.id, limits))

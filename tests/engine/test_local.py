@@ -61,6 +61,19 @@ def test_big_arguments_and_results(engine: LocalEngine) -> None:
         assert len(worker.call("big", size=10_000_000)) == 10_000_000
 
 
+def test_threads_of_a_worker_beside_others_do_not_spin(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: threads of OpenMP wait for each other on the core that one of them needs, and a validation takes four
+    times as long; or calls that are measured alone are slower; or what the user has set is overruled."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("KMP_BLOCKTIME", "200")
+    found = []
+    for shares in (False, True):
+        with engine.worker("test", WorkerLimits(shares_cores=shares)) as worker:
+            environment = worker.call("process")["environment"]
+            found.append((environment.get("OMP_WAIT_POLICY"), environment.get("KMP_BLOCKTIME")))
+    assert found == [(None, "200"), ("PASSIVE", "200")]
+
+
 def test_surroundings(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads as needed, a fixed hash seed, private folders that go away, of the environment what is listed, nothing
     heavy loaded."""

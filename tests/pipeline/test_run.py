@@ -77,6 +77,14 @@ def test_the_fastest_that_holds_its_tolerance_wins(stage: Stage) -> None:
     assert cpu.winner.measurement.timings[0].speedup == pytest.approx(5.0)
 
 
+def test_only_jobs_beside_others_share_the_cores(stage: Stage) -> None:
+    """Broken: threads spin on cores that other jobs need; or those that are measured, alone, give theirs up."""
+    both, one = Scenario(latency_s=FAST_INT8), Scenario(latency_s=FAST_INT8)
+    stage(both, policy(), INT8, FP32)
+    stage(one, policy(), FP32)
+    assert (both.sharing, one.sharing) == ({INT8.id, FP32.id}, set())
+
+
 def test_a_second_run_finds_everything_in_the_cache(stage: Stage, context: Callable[[Scenario], Context]) -> None:
     """Broken: a run that was killed would begin anew, or `plan` would promise other than `run` does."""
     scenario = Scenario(latency_s=FAST_INT8)

@@ -23,6 +23,7 @@ class WorkerLimits:
         reads: Files and folders that it may read in place, beside what its calls name.
         disk_bytes: What its own folder may hold, and the largest file that it may write.
         processes: How many it may be at once, with all that it started.
+        shares_cores: Other workers run beside it, so its threads give their core up while they wait for each other.
     """
 
     cpus: int = 1
@@ -35,6 +36,7 @@ class WorkerLimits:
     reads: tuple[str, ...] = ()
     disk_bytes: int = 100_000_000_000
     processes: int = 1000
+    shares_cores: bool = False
 
     @classmethod
     def within(cls, budget: Budget, cpus: int = 2, interpreter: str = "") -> WorkerLimits:
