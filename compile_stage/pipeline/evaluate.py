@@ -73,9 +73,15 @@ class Evaluation:
     quick_latency_s: float | None = None
 
 
-def evaluate_all(target: TargetRun, jobs: Sequence[Job], *, prune: bool = False) -> list[Candidate]:
+def evaluate_all(
+    target: TargetRun, jobs: Sequence[Job], *, prune: bool = False, last: Callable[[], None] = lambda: None
+) -> list[Candidate]:
     """A candidate for each job of one target, in their order; as many jobs at once as the engine has room for, the most
-    promising first."""
+    promising first.
+
+    Args:
+        last: What no job waits for. It begins when all have begun, and is done when they are.
+    """
     context, left = target.context, target.time
     lanes = context.engine.max_parallel(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
     options = EvaluationOptions(prune=prune, beside_others=min(lanes, len(jobs)) > 1)
@@ -89,11 +95,15 @@ def evaluate_all(target: TargetRun, jobs: Sequence[Job], *, prune: bool = False)
 
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
         futures = {job.id: pool.submit(evaluated, job) for job in in_order_of_promise(jobs)}
+        beside = pool.submit(last)
         try:
-            return [futures[job.id].result() for job in jobs]
+            candidates = [futures[job.id].result() for job in jobs]
+            beside.result()
+            return candidates
         except BaseException:
             for future in futures.values():
                 future.cancel()
+            beside.cancel()
             context.engine.close()  # ends the workers, so that the threads that wait for them end too
             raise
 

@@ -37,12 +37,18 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, policy: Targ
     if not jobs:
         return _without_jobs(plan, policy)
     inputs = prepare(context, source_worker, plan.source, plan.policy.data, policy.target, jobs)
-    notes = compare_samples(context, WorkerLimits.within(plan.policy.budget), inputs.portable, inputs.samples)
-    notes += pull_records(context, plan.source, jobs)
+    notes = pull_records(context, plan.source, jobs)
     notes += pull_shared_records(context, jobs)
     notes += confidence_notes(jobs, inputs.validation.independent, inputs.validation.unit)
     target = TargetRun(context, plan, policy, inputs)
-    candidates = evaluate_all(target, jobs, prune=policy.prunes_slow)
+    of_samples: list[str] = []
+
+    def compare() -> None:
+        limits = WorkerLimits.within(plan.policy.budget)
+        of_samples.extend(compare_samples(context, limits, inputs.portable, inputs.samples))
+
+    candidates = evaluate_all(target, jobs, prune=policy.prunes_slow, last=compare)
+    notes = (*of_samples, *notes)
     if not any(candidate.has_passed for candidate in candidates):
         candidates, validated = _validate_pruned(target, candidates, winner=None)
         notes += validated
