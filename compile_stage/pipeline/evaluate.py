@@ -80,7 +80,7 @@ def evaluate_all(
     promising first.
 
     Args:
-        last: What no job waits for. It begins when all have begun, and is done when they are.
+        last: What no job waits for. It begins before the last jobs, which run beside it, and is done when they are.
     """
     context, left = target.context, target.time
     lanes = context.engine.max_parallel(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
@@ -94,16 +94,19 @@ def evaluate_all(
         return candidate
 
     with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
-        futures = {job.id: pool.submit(evaluated, job) for job in in_order_of_promise(jobs)}
-        beside = pool.submit(last)
+        ordered = in_order_of_promise(jobs)
+        first, beside = ordered[:-lanes], ordered[-lanes:]
+        futures = {job.id: pool.submit(evaluated, job) for job in first}
+        meanwhile = pool.submit(last)
+        futures |= {job.id: pool.submit(evaluated, job) for job in beside}
         try:
             candidates = [futures[job.id].result() for job in jobs]
-            beside.result()
+            meanwhile.result()
             return candidates
         except BaseException:
             for future in futures.values():
                 future.cancel()
-            beside.cancel()
+            meanwhile.cancel()
             context.engine.close()  # ends the workers, so that the threads that wait for them end too
             raise
 
