@@ -384,7 +384,8 @@ class _Measuring:
         with ExitStack() as stack:
             interleaved = Interleaved(self.context, request, stack, drafts)
             interleaved.shares = self.shares
-            several = number >= self.alone and self.context.engine.max_parallel(limits.memory_bytes) > 1
+            # Memory is no question: all of them are open at once in any case.
+            several = number >= self.alone and self.context.engine.max_parallel(memory_bytes=1) > 1
             self._open(interleaved, members, limits, beside=several)
             leads = self._begin(interleaved) if number == 0 else None
             # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
