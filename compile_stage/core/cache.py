@@ -22,6 +22,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -116,6 +117,7 @@ class Cache:
         self.root, self._secret, self.shared, self._reuse = root, secret, shared, reuse
         self._own: set[Path] = set()  # made by this very object
         self._used: set[Path] = set()  # what callers of this process were given, and go on using by path
+        self._placing = threading.Lock()  # held while an entry is not where `_used` says
 
     def use(self, path: Path) -> None:
         """Have `removed` look at a path too that lies below the root and is no entry."""
@@ -127,7 +129,8 @@ class Cache:
 
     def removed(self) -> Path | None:
         """An entry that was given out and is no longer there; None while all are."""
-        return next((path for path in sorted(self._used) if not path.exists()), None)
+        with self._placing:
+            return next((path for path in sorted(self._used) if not path.exists()), None)
 
     def fetch(self, step: str, key: Mapping[str, Any], make: Callable[[Path], Any], *, anew: bool = False) -> Cached:
         """The entry for `key`, made by `make(folder)` if it is not there.
@@ -274,9 +277,11 @@ class Cache:
         stored = sealed if self._secret is None else {**sealed, "mac": self._mac(sealed)}
         (part / "entry.json").write_text(canonical_json(stored))
         flush_tree(part)
-        shutil.rmtree(entry, ignore_errors=True)  # damaged, or to be replaced
-        part.rename(entry)
-        self._used.add(entry)
+        with self._placing:
+            shutil.rmtree(entry, ignore_errors=True)  # damaged, or to be replaced
+            part.rename(entry)
+            self._used.discard(part)
+            self._used.add(entry)
         return Cached(value=sealed["value"], path=str(entry / "files"), digest=sealed["files"], hit=False)
 
     def _name(self, step: str, key: Mapping[str, Any]) -> str:

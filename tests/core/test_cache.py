@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -88,6 +89,30 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
         cache.fetch("compile/1", KEY, fail)
     assert not (cache.locate("compile/1", KEY) / "entry.json").exists()
     assert not list(tmp_path.rglob("half"))
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["made", "made anew"])
+def test_an_entry_that_is_put_in_its_place_is_not_said_to_be_gone(
+    anew: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: where a job fails while another's entry is renamed, the run ends: somebody had removed its files."""
+    cache, rename, found = Cache(tmp_path), Path.rename, list[Path | None]()
+    lookers = [threading.Thread(target=lambda: found.append(cache.removed())) for _ in range(2)]
+    if anew:
+        cache.fetch("compile/1", KEY, make)
+
+    def slow(part: Path, entry: Path) -> Path:
+        for looker, act in zip(lookers, (lambda: part, lambda: rename(part, entry)), strict=True):
+            act()
+            looker.start()
+            looker.join(0.2)
+        return entry
+
+    monkeypatch.setattr(Path, "rename", slow)
+    cache.fetch("compile/1", KEY, make, anew=anew)
+    for looker in lookers:
+        looker.join()
+    assert found == [None, None]
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed", "added", "answer"])
