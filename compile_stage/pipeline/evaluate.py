@@ -74,13 +74,14 @@ class Evaluation:
 
 
 def evaluate_all(
-    target: TargetRun, jobs: Sequence[Job], *, prune: bool = False, last: Callable[[], None] = lambda: None
+    target: TargetRun, jobs: Sequence[Job], *, prune: bool = False, meanwhile: Callable[[], None] = lambda: None
 ) -> list[Candidate]:
     """A candidate for each job of one target, in their order; as many jobs at once as the engine has room for, the most
     promising first.
 
     Args:
-        last: What no job waits for. It begins before the last jobs, which run beside it, and is done when they are.
+        meanwhile: What no job waits for. It begins before the last jobs, which run beside it, and has ended when they
+            have.
     """
     context, left = target.context, target.time
     lanes = context.engine.max_parallel(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
@@ -97,16 +98,16 @@ def evaluate_all(
         ordered = in_order_of_promise(jobs)
         first, beside = ordered[:-lanes], ordered[-lanes:]
         futures = {job.id: pool.submit(evaluated, job) for job in first}
-        meanwhile = pool.submit(last)
+        done = pool.submit(meanwhile)
         futures |= {job.id: pool.submit(evaluated, job) for job in beside}
         try:
             candidates = [futures[job.id].result() for job in jobs]
-            meanwhile.result()
+            done.result()
             return candidates
         except BaseException:
             for future in futures.values():
                 future.cancel()
-            meanwhile.cancel()
+            done.cancel()
             context.engine.close()  # ends the workers, so that the threads that wait for them end too
             raise
 
@@ -278,8 +279,8 @@ def _workers(target: TargetRun, job: Job, options: EvaluationOptions) -> Iterato
     backend answers in its process."""
     context = target.context
     within = WorkerLimits.within(target.run_policy.budget, job.target.threads)
-    alone = plugins.load("backends", job.backend).capabilities_for(job.target).times_kernels
-    limits = replace(within, total_s=options.seconds, shares_cores=options.beside_others and not alone)
+    times_kernels = plugins.load("backends", job.backend).capabilities_for(job.target).times_kernels
+    limits = replace(within, total_s=options.seconds, shares_cores=options.beside_others and not times_kernels)
     interpreter = plugins.interpreter_of(job.backend)
     with ExitStack() as stack:
         here = worker = stack.enter_context(context.worker(job.id, limits))

@@ -47,7 +47,7 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, policy: Targ
         limits = WorkerLimits.within(plan.policy.budget)
         of_samples.extend(compare_samples(context, limits, inputs.portable, inputs.samples))
 
-    candidates = evaluate_all(target, jobs, prune=policy.prunes_slow, last=compare)
+    candidates = evaluate_all(target, jobs, prune=policy.prunes_slow, meanwhile=compare)
     notes = (*of_samples, *notes)
     if not any(candidate.has_passed for candidate in candidates):
         candidates, validated = _validate_pruned(target, candidates, winner=None)
