@@ -45,10 +45,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
+        # Most are hundreds of thousands of latencies. The sum is finite where each is.
+        if _are_floats(value) and math.isfinite(sum(value)):
+            return list(value)
         return [plain(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     raise TypeError(f"{type(value).__name__} can't travel as JSON")
+
+
+def _are_floats(values: Collection[Any]) -> bool:
+    return set(map(type, values)) == {float}
 
 
 @cache
@@ -113,6 +120,8 @@ def _revive_tuple(kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         raise TypeError(f"{value!r} is not a list")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
+        if kinds[0] is float and _are_floats(value):
+            return tuple(value)
         return tuple(revive(kinds[0], item) for item in value)
     if len(kinds) != len(value):
         raise ValueError(f"{value!r} does not have {len(kinds)} items")

@@ -65,6 +65,15 @@ def test_nan_equals_itself() -> None:
     assert digest_of({"x": math.nan}) == digest_of({"x": math.nan}) != digest_of({"x": math.inf})
 
 
+@given(st.lists(st.floats() | st.integers(), max_size=6))
+def test_lists_of_numbers_are_written_as_their_items_are(numbers: list[float]) -> None:
+    """Broken: of many numbers at once another spelling is made than of each, such as a bare NaN, which is no JSON."""
+    assert repr(plain(numbers)) == repr([plain(number) for number in numbers])
+    again = revive(tuple[float, ...], plain(numbers))
+    assert repr(again) == repr(tuple(map(float, numbers)))
+    assert set(map(type, again)) <= {float}
+
+
 def test_what_is_not_plain_is_refused() -> None:
     """Broken: an object's address would become part of a cache key."""
     with pytest.raises(TypeError, match="object can't travel"):

@@ -39,6 +39,22 @@ def test_a_run_that_was_refused_fits_the_schema(result: RunResult) -> None:
     assert document["baseline"]["timing"] is None
 
 
+def test_no_text_of_it_holds_a_secret(result: RunResult) -> None:
+    """Broken: what is written into reports holds the password of a store; looked for in texts alone, among numbers."""
+    url = "postgresql://user:s3cret@host/db"
+    first = result.targets[0]
+    won = first.candidates[0]
+    assert won.measurement is not None
+    measured = dataclasses.replace(won.measurement, notes=(url, f'said "{url}"'))
+    candidates = (dataclasses.replace(won, measurement=measured), *first.candidates[1:])
+    targets = (dataclasses.replace(first, candidates=candidates), *result.targets[1:])
+    leaking = dataclasses.replace(result, problem=url, targets=targets)
+    written = result_text(leaking)
+    assert "s3cret" not in written
+    assert written.count("postgresql://user@host/db") >= 3
+    validate(json.loads(written))
+
+
 def test_the_documented_names_are_there(result: RunResult) -> None:
     """These are the names that CI systems and dashboards were told about: losing one breaks them."""
     document = json.loads(result_text(result))
