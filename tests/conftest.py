@@ -49,7 +49,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compilers", action="store_true", help="also run what builds with a slow compiler, for minutes")
+    parser.addoption("--slow", action="store_true", help="also run what takes ten seconds and more, half of all time")
 
+
+LEFT_OUT = {
+    "compilers": "builds with a slow compiler: run pytest --compilers, as CI does in a job of its own",
+    "slow": "takes ten seconds and more: run pytest --slow, as CI does",
+}
+"""Marker, and option → why its tests are skipped without it."""
 
 # What takes long: stages that measure, which would disturb each other; servers, each started once for all of these, and
 # kills; compilers. A test belongs to the last that names it.
@@ -85,11 +92,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ordered += [*share, *fast[:room]]
         fast = fast[room:]
     items[:] = [*ordered, *fast]
-    if not config.getoption("--compilers"):
-        reason = "builds with a slow compiler: run pytest --compilers, as CI does in a job of its own"
-        for item in items:
-            if item.get_closest_marker("compilers"):
-                item.add_marker(pytest.mark.skip(reason=reason))
+    for marker, reason in LEFT_OUT.items():
+        if not config.getoption(f"--{marker}"):
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

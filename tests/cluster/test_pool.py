@@ -52,6 +52,7 @@ def until(true: Callable[[], object], what: str) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_replaced_and_an_error_is_not_tried_again(
     pool: Pool, heard: Heard, at_the_cluster: Any, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_lost_node_is_replaced_and_an_error_is_not_tried_again(
     assert len(list(marks.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_closing_ends_what_runs(pool: Pool, tmp_path: Path) -> None:
     """Broken: Ctrl-C leaves processes on the nodes."""
     done = pool.submit("node_functions:wait_for", {"began": str(tmp_path), "until": str(tmp_path / "never")}, Needs())
@@ -94,6 +96,7 @@ def test_closing_ends_what_runs(pool: Pool, tmp_path: Path) -> None:
     process.wait(_PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_no_task_waits_or_works_for_ever(pool: Pool, tmp_path: Path) -> None:
     """Broken: a run whose node another job holds waits until Ctrl-C, or one that hangs on its node never ends."""
     import ray

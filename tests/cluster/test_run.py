@@ -49,6 +49,7 @@ def policy(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_run_on_three_nodes_is_the_run_of_one_machine(
     at_the_cluster: Any,
     policy: Path,
@@ -88,6 +89,7 @@ def test_a_run_on_three_nodes_is_the_run_of_one_machine(
     )
 
 
+@pytest.mark.slow
 def test_what_the_cluster_lacks_is_said(
     at_the_cluster: Any,
     policy: Path,

@@ -55,6 +55,7 @@ def test_the_doctor_lists_it(installed: dict[str, str]) -> None:
     assert "onnx" in entry["version"]
 
 
+@pytest.mark.slow
 def test_what_it_compiled_is_published_promoted_and_served(installed: dict[str, str], tmp_path: Path) -> None:
     """Broken: the model carries files of ours that hide the installed compile-stage, and lacked those that the plug-in
     imports, so that it loaded nowhere."""

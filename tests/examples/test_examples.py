@@ -23,6 +23,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore"
 )  # MLflow's database layer and its data sets are deprecated here and there; ours are not under test

@@ -28,6 +28,7 @@ def options(host: str, name: str = "models/perceptron:1") -> api.ExportOptions:
     return api.ExportOptions(push=f"{host}/{name}", plain_http=True)
 
 
+@pytest.mark.slow
 def test_an_artifact_is_pushed_pulled_and_verified(versions: Any, registry: Any, tmp_path: Path) -> None:
     """Broken: what a cluster pulls would not be what was proven, or nobody could tell."""
     made = exported(versions.native, "oci", tmp_path / "one", options=options(registry.host))

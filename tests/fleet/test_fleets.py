@@ -262,6 +262,7 @@ def rows(state: Path, query: str) -> list[tuple[Any, ...]]:
         return []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(880)  # seven processes, of which five are runs of the stage
 def test_a_fleet_that_is_killed_publishes_each_version_once(embedded: str, tmp_path: Path) -> None:
     """Broken: a fleet of a thousand models would begin again after a crash, or publish some of them twice."""

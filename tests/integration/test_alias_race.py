@@ -101,6 +101,7 @@ def receipt_of(result: RunResult) -> Receipt:
     return receipt
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_source_leaves_the_alias_to_the_newer(
     two_known_versions: None, policy: Path, tmp_path: Path
 ) -> None:

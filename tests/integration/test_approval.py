@@ -27,6 +27,7 @@ def tag(uri: str, **tags: str) -> None:
     file.write_text(json.dumps({**described, "tags": {**described["tags"], **tags}}))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_original")
 def test_an_alias_waits_for_a_name_from_the_list(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path

@@ -35,6 +35,7 @@ def run_beside_slow(other: str, model: Path, write_policy: Callable[..., Path]) 
     return api.run(f"folder:{model}", policy, out=out, publish=False), out
 
 
+@pytest.mark.slow
 def test_what_is_hopeless_is_dropped_early_and_said(small_model: Path, write_policy: Callable[..., Path]) -> None:
     """Broken: a backend that is many times slower would cost each round of a run that only asked for whatever is good,
     or would vanish from the report."""
@@ -59,6 +60,7 @@ def test_what_is_hopeless_is_dropped_early_and_said(small_model: Path, write_pol
     assert [timing.batch_size for timing in slow.measurement.timings] == [1, 4]
 
 
+@pytest.mark.slow
 def test_a_hopeless_one_is_dropped_before_a_proof_that_takes_long(
     small_model: Path, write_policy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_hopeless_one_is_dropped_before_a_proof_that_takes_long(
     assert "look" not in {event.step for event in named.events}
 
 
+@pytest.mark.slow
 def test_what_was_dropped_is_proven_after_all_when_nothing_else_passes(
     small_model: Path, write_policy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +130,7 @@ def test_what_was_dropped_is_proven_after_all_when_nothing_else_passes(
     assert note in (out / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_passes_and_dies_while_it_is_measured_leaves_the_dropped_one_to_be_proven(
     small_model: Path, write_policy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

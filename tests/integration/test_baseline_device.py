@@ -39,6 +39,7 @@ def policy_for(write_policy: Write, backend: str, device: str = "rocm") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_original_is_opened_on_the_targets_device_to_predict_and_to_be_measured(
     accelerated_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def run(source: str, policy: Path) -> RunResult:
     return api.run(source, policy, out=policy.parent / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("served_here")
 def test_what_was_compiled_for_another_machine_is_promoted_once_that_machine_proved_it(
     source: str, write_policy: Write, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_the_published_pyfunc_is_the_same_code_around_the_proven_network(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_pyfunc_is_not_loaded_without_the_opt_in(
     assert not trace.exists()
 
 
+@pytest.mark.slow
 def test_the_three_lines_that_the_refusal_names_are_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken: the advice of the refusal does not work when it is followed."""
     model = write_pyfunc(tmp_path, marks=False)

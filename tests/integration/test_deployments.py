@@ -54,6 +54,7 @@ def deployments(*arguments: str) -> Result:
     return CliRunner().invoke(commands, arguments)
 
 
+@pytest.mark.slow
 def test_a_deployment_is_an_alias_from_its_making_to_its_end(
     registered: str, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:

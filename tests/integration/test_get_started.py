@@ -37,6 +37,7 @@ print(json.dumps(model.predict(np.array(json.loads(sys.argv[1])["inputs"], np.fl
 """
 
 
+@pytest.mark.slow
 def test_the_page_leads_from_an_empty_folder_to_an_answer(
     copy_database: Callable[[Path, str], str], tmp_path: Path
 ) -> None:

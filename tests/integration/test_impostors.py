@@ -69,6 +69,7 @@ LOWERINGS = {
 }
 
 
+@pytest.mark.slow
 def test_no_forged_graph_passes(run: Run) -> None:
     """Broken: a third party's lowering could have another network proven, by what it patches in the process that runs
     it or under the digest of the right one; take a file of the machine into an artifact; or end the run of all others:

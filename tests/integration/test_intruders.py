@@ -33,6 +33,7 @@ def server() -> Iterator[socket.socket]:
         yield listening
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_original")
 def test_no_attempt_on_what_judges_it_has_an_effect(
     small_model: Path,

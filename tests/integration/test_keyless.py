@@ -40,6 +40,7 @@ def write_trust(folder: Path, root: SigstoreInstance | None, identity: str = IDE
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 def test_what_ci_signed_keyless_is_promoted_and_loaded_without_a_network(
     named: bool, small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

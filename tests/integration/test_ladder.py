@@ -27,6 +27,7 @@ def run(model: Path, policy: Path) -> RunResult:
     return result
 
 
+@pytest.mark.slow
 def test_what_is_better_is_climbed_and_what_lies_or_is_slower_is_not(
     small_model: Path, write_policy: Callable[..., Path]
 ) -> None:

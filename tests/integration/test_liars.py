@@ -103,6 +103,7 @@ def test_no_lie_about_the_answer_passes(run: Callable[..., tuple[int, dict[str, 
         assert words in found[mode]["reason"], mode
 
 
+@pytest.mark.slow
 def test_no_lie_while_it_is_timed_passes(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     """Broken: what does less, remembers, spoils the clock, or takes from others while it is timed would win by its
     speed. The honest one beside them passes, on a busy machine too."""
@@ -146,6 +147,7 @@ def test_no_lie_beyond_the_validation_samples_passes(run: Callable[..., tuple[in
         assert set(failed(found[mode])) == {metric}, mode
 
 
+@pytest.mark.slow
 def test_no_lie_that_comes_late_wins(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     """Broken: what is right for a thousand calls would win. It is called for as long as it takes, and the honest one
     beside it wins."""
@@ -159,6 +161,7 @@ def test_no_lie_that_comes_late_wins(run: Callable[..., tuple[int, dict[str, Any
     assert "soak" in {check["metric"] for check in found["honest"]["verdict"]["checks"]}
 
 
+@pytest.mark.slow
 def test_no_loader_that_is_broken_in_serving_wins(run: Callable[..., tuple[int, dict[str, Any]]]) -> None:
     """Broken: what is proven was opened by the installed package, and what is served by the loader in the model: one
     that is wrong, slow or missing there alone would be measured as if it were not, and would win."""
@@ -173,6 +176,7 @@ def test_no_loader_that_is_broken_in_serving_wins(run: Callable[..., tuple[int, 
     assert found["honest"]["error"] is None, found["honest"]["reason"]
 
 
+@pytest.mark.slow
 def test_what_is_published_runs_no_batch_size_that_was_not_proven(
     small_model: Path,
     write_policy: Callable[..., Path],

@@ -23,6 +23,7 @@ BODY = (
 Write = Callable[..., Path]
 
 
+@pytest.mark.slow
 def test_an_ort_file_is_proven_measured_promoted_and_served(
     small_model: Path, write_policy: Write, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def attached(uri: str, into: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in sorted((folder / "validations").glob("*.json"))]
 
 
+@pytest.mark.slow
 def test_what_a_device_answers_and_how_fast_it_is_makes_a_version_promotable(
     draft: Callable[[str], str], with_fakes: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_what_a_device_answers_and_how_fast_it_is_makes_a_version_promotable(
     assert "loaded where it was validated" in receipt.note
 
 
+@pytest.mark.slow
 def test_wrong_answers_fail_and_a_speedup_is_over_what_the_hosts_file_says(
     draft: Callable[[str], str], with_fakes: Device, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def text_columns(into: Path) -> None:
     mlflow.sklearn.save_model(model, str(into), signature=signature, pip_requirements=["scikit-learn"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("save", "says"), [(keras, "keras"), (pyfunc, "it marks no network to compile"), (text_columns, "word")]
 )

@@ -28,6 +28,7 @@ def run(small_model: Path, policy: Path, *, publish: bool = True) -> RunResult:
     return api.run(f"folder:{small_model}", policy, out=policy.parent / "out", publish=publish)
 
 
+@pytest.mark.slow
 def test_it_is_measured_before_promotion_and_kept(small_model: Path, write_policy: Write) -> None:
     """Broken: clients learn the runtime's speedup, and not that of the predict() which they call; or each run of the
     same thing loads both models again."""

@@ -111,6 +111,7 @@ def convolution(fusions: Any) -> list[tuple[str, str]]:
     return next(([(n.kind, n.name) for n in f.sources] for f in fusions if f.kind.endswith("Conv")), [])
 
 
+@pytest.mark.slow
 def test_a_planted_operator_is_at_the_top_of_baseline_and_winner(ran: RunResult, planted: Path) -> None:
     """Broken: the operator that takes nearly all of the time would not be the first that a report names, so people
     would optimise something else."""
@@ -186,6 +187,7 @@ def test_a_published_version_is_profiled_with_its_original(ran: RunResult, plant
         api.profile(str(bundle), backends=["openvino"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_backends", "known_original")
 def test_a_profiler_that_dies_changes_no_verdict(small_model: Path, write_policy: Callable[..., Path]) -> None:
     """Broken: a crash of a profiler would fail a candidate that passed, or end the run, or vanish from the report."""

@@ -116,6 +116,7 @@ def seal_again(version: Path, change: Callable[[dict[str, Any]], None] = lambda 
     record.write_text(json.dumps(written))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_the_source_gives_the_same_bytes_again(target: str, versions: dict[str, Path]) -> None:
     """Broken: an honest version could not be told from a forged one."""

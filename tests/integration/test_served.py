@@ -105,6 +105,7 @@ def test_a_loader_that_is_broken_is_seen_when_the_candidate_is_measured(
     assert reason in candidate.reason, candidate.reason
 
 
+@pytest.mark.slow
 def test_what_serving_can_not_load_is_not_promoted(
     small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_what_serving_can_not_load_is_not_promoted(
     assert not (Path(receipt.uri.removeprefix("folder:")).parent / "aliases.json").exists()
 
 
+@pytest.mark.slow
 def test_what_answers_otherwise_in_serving_is_not_promoted(
     small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -141,6 +143,7 @@ def test_what_answers_otherwise_in_serving_is_not_promoted(
         api.promote(receipt.uri, "by-hand")
 
 
+@pytest.mark.slow
 def test_the_very_files_are_loaded_once_and_others_anew(
     small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +170,7 @@ def test_the_very_files_are_loaded_once_and_others_anew(
     assert len(looked) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_run")
 def test_promoting_by_hand_says_what_the_answers_were_compared_on(
     small_model: Path, write_policy: Write, tmp_path: Path
@@ -182,6 +186,7 @@ def test_promoting_by_hand_says_what_the_answers_were_compared_on(
     assert api.promote(receipt.uri, "by-hand").note == there.format("synthetic")
 
 
+@pytest.mark.slow
 def test_what_nobody_could_load_is_promoted_by_name_of_the_option_only(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

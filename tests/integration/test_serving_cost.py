@@ -31,6 +31,7 @@ RATE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_original")
 def test_the_winner_is_served_under_load(small_model: Path, write_policy: Callable[..., Path]) -> None:
     """Broken: what serving costs is not measured where the policy asks, right answers count as wrong, or reports,
@@ -81,6 +82,7 @@ def test_the_winner_is_served_under_load(small_model: Path, write_policy: Callab
     assert 'name="throughput_at_p99"' in (policy.parent / "out" / "junit.xml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_run")
 def test_serving_is_measured_once_and_by_hand(small_model: Path, write_policy: Callable[..., Path]) -> None:
     """Broken: each run of the same thing serves it again; or a bundle can't be measured by hand,

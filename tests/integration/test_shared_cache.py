@@ -64,6 +64,7 @@ def proven(result: dict[str, Any]) -> Any:
     return candidate["artifact_digest"], candidate["verdict"]["checks"]
 
 
+@pytest.mark.slow
 def test_the_second_user_compiles_nothing_and_a_poisoned_bucket_changes_nothing(
     user: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations a
 FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2, predict_seconds: 0}"
 
 
+@pytest.mark.slow
 def test_a_publication_does_not_depend_on_which_other_targets_ran(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -287,6 +288,7 @@ def test_a_model_that_is_not_there_is_in_the_files(
     assert 'errors="1"' in (tmp_path / "out" / "junit.xml").read_text()
 
 
+@pytest.mark.slow
 def test_verify_unpickles_nothing_unless_asked(
     pickled_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

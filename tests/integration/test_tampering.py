@@ -100,6 +100,7 @@ def refused(call: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_each_byte_class_of_each_file_is_refused(published: tuple[Path, str]) -> None:
     """Broken: a file of a published model could be changed by whoever may write to the registry, and be served."""
     version, uri = published
@@ -439,6 +440,7 @@ def test_a_policy_without_its_demand_for_signatures_promotes_nothing_unsigned(
 # -------------------------------------------------------------------------------------------------- a tracking server
 
 
+@pytest.mark.slow
 def test_what_is_tampered_with_on_a_tracking_server_is_neither_loaded_nor_promoted(
     server: Any, small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,6 +498,7 @@ def test_what_is_tampered_with_on_a_tracking_server_is_neither_loaded_nor_promot
 # ------------------------------------------------------------------------------------------------------- validations
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_backends")
 def test_a_validation_counts_when_somebody_trusted_signed_it(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

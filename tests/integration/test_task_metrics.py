@@ -144,6 +144,7 @@ def run(*arguments: str) -> int:
     return int(left.value.code or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_real_model_is_gated_on_the_metric_of_its_task(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -37,6 +37,7 @@ def run(model: Path, policy: Path, *sets: str) -> TargetResult:
     return result.targets[0]
 
 
+@pytest.mark.slow
 def test_a_small_model_is_tried_on_fewer_threads_and_the_next_run_knows_it(
     small_model: Path, write_policy: Callable[..., Path]
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_small_model_is_tried_on_fewer_threads_and_the_next_run_knows_it(
     assert {state for candidate in again.candidates for state in candidate.cache.values()} == {"hit"}
 
 
+@pytest.mark.slow
 def test_a_batch_is_shared_among_the_threads(small_model: Path, write_policy: Callable[..., Path]) -> None:
     """Broken: a BERT that answers eight rows 1.17 times as fast on a busy machine waits for the other core after each
     operator."""
@@ -79,6 +81,7 @@ def test_a_batch_is_shared_among_the_threads(small_model: Path, write_policy: Ca
     assert [c.measurement for c in again.candidates] == [c.measurement for c in target.candidates]
 
 
+@pytest.mark.slow
 def test_threads_that_the_policy_names_stay(small_model: Path, write_policy: Callable[..., Path]) -> None:
     """Broken: who knows how many threads a model needs can't say so."""
     policy = write_policy(f"{TARGET}, options: {{onnxruntime: {{threads: 2}}}}", BODY)

@@ -15,6 +15,7 @@ import pytest
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_two_stages_that_publish_the_same_thing_at_once_make_one_version(
     postgres_server: Any, small_model: Path, write_policy: Callable[..., Path], tmp_path: Path

@@ -111,6 +111,7 @@ def test_a_bundle_of_plain_data_is_checked_wherever_it_comes_from(
     assert api.verify(made).passed
 
 
+@pytest.mark.slow
 def test_a_folder_of_models_does_not_vouch_for_its_own_versions(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def only(result: RunResult, backend: str) -> Candidate:
     return next(c for t in result.targets for c in t.candidates if c.job.backend == backend)
 
 
+@pytest.mark.slow
 def test_each_way_to_die_is_named_rightly_and_harms_nobody_else(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -165,6 +165,7 @@ def files_of(result: RunResult, into: Path) -> Path:
     return registry_for(receipt.uri).fetch(receipt.uri, into)
 
 
+@pytest.mark.slow
 def test_a_second_machine_adds_its_variant_and_each_machine_loads_its_own(
     run: Callable[..., RunResult], tmp_path: Path
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_second_machine_adds_its_variant_and_each_machine_loads_its_own(
     assert f"'x86-prod' stays at {both.receipt.uri}, which is proven for x86-avx2" in third.note
 
 
+@pytest.mark.slow
 def test_machines_that_publish_at_the_same_time_join_their_variants_and_sign_them(
     small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +277,7 @@ def test_machines_that_publish_at_the_same_time_join_their_variants_and_sign_the
         assert api.promote(now.uri, "by-hand").promoted_to == "by-hand"
 
 
+@pytest.mark.slow
 def test_a_file_is_stored_once_and_what_runs_anywhere_is_loaded_where_the_policy_says_so(
     run: Callable[..., RunResult], tmp_path: Path
 ) -> None:
@@ -302,6 +305,7 @@ def test_a_file_is_stored_once_and_what_runs_anywhere_is_loaded_where_the_policy
     assert "its digest differs" in load_on(VNNI.features, version, tmp_path)["error"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_backends", "served_here")
 def test_what_was_compiled_for_a_machine_that_is_not_here_is_loaded_once_that_machine_proved_it(
     small_model: Path, tmp_path: Path

@@ -59,6 +59,7 @@ def test_what_passes_under_a_waiver_is_measured_like_any_other(
         assert result.targets[0].selection.reasons[candidate.job.id].startswith("speedup")
 
 
+@pytest.mark.slow
 def test_a_waiver_holds_for_verify_and_promote_as_long_as_it_says(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def test_what_the_source_has_fixed_is_one_targets_trouble(
     assert "the policy asks for 9" in wide.selection.reason
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_run")
 def test_an_alias_stays_when_the_new_version_can_not_be_compared_with_the_old(
     small_model: Path, write_policy: Write, tmp_path: Path
@@ -234,6 +236,7 @@ def _with_an_input_called(model: Path, name: str, folder: Path) -> Path:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known_run")
 def test_what_the_registry_already_holds_is_what_is_promoted(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

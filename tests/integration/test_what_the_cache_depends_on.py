@@ -29,6 +29,7 @@ def made_anew(result: RunResult) -> set[str]:
     return {event.step for event in result.events if not event.cached} - {"resolve", "package"}
 
 
+@pytest.mark.slow
 def test_an_upgrade_of_the_original_framework_is_measured_again(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,7 @@ def test_the_same_weights_with_another_signature_are_read_anew(
     assert {"inspect", "export"} <= made_anew(other)
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_third_party_plug_in_or_of_an_own_metric_is_seen(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +109,7 @@ def test_an_edit_of_a_third_party_plug_in_or_of_an_own_metric_is_seen(
         forget()
 
 
+@pytest.mark.slow
 def test_a_measurement_that_decided_nothing_is_not_kept(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

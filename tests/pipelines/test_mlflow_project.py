@@ -7,11 +7,14 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from pipelines import shells
 
 PROJECT = Path(__file__).parents[2] / "pipelines" / "mlflow"
 
 
+@pytest.mark.slow
 def test_a_failed_gate_fails_the_run_and_keeps_its_reports(embedded, tmp_path, registered):
     """Broken: the run that the project made shows nothing, or a path with a quote in it is run by a shell."""
     odd = tmp_path / "a $(touch pwned) 'b' \"c\".yaml"

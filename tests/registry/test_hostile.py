@@ -260,6 +260,7 @@ def dripping(handler: BaseHTTPRequestHandler) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [never, dripping])
 def test_a_server_that_does_not_finish_its_answer_is_given_up(
     answer: Callable[[BaseHTTPRequestHandler], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

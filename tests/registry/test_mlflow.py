@@ -355,6 +355,7 @@ def test_a_dead_server_is_said_within_seconds(tmp_path: Path, monkeypatch: pytes
     assert "connection refused" in (MLflowRegistry().check() or "")
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_during_a_push_leaves_words_and_the_rerun_finishes(
     server: Any,
     log_model: LogModel,

@@ -27,6 +27,7 @@ def run_writers(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.slow
 def test_a_push_killed_before_any_of_its_calls_is_completed_by_the_next(
     embedded: str, log_model: LogModel, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_tag_that_several_set_at_once_for_the_first_time_is_set(server: Any, u
     assert len(client.get_registered_model(unique).tags) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_two_writers_on_postgres_with_four_workers_make_one_version(
     postgres_server: Any, log_model: LogModel, unique: str, tmp_path: Path

@@ -61,6 +61,7 @@ def _without_cache(source: SourceModel, ids: Any) -> Any:
     return logits[:, GENERATION.prompt_tokens - 1 : -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_generations_through_the_cache_are_the_originals(
     source: SourceModel, exporter: Any, portable: Any, backend: str, tmp_path: Path
@@ -230,6 +231,7 @@ def test_a_text_ends_at_its_stop_and_not_beyond_the_networks_places(source: Sour
         ours(["x"], {"num_beams": 4})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["llama"], indirect=True)
 def test_large_weights_lie_beside_the_graph(
     source: SourceModel, exporter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

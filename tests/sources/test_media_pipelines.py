@@ -197,6 +197,7 @@ def test_a_processor_that_does_more_keeps_pictures_out(tmp_path: Path) -> None:
     assert "code.py" in str(TransformersSource().refuse(source, Compliance()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["detr", "features"])
 def test_detectors_and_features_of_pictures_have_the_networks_outputs(kind: str, tmp_path: Path, prove: Proof) -> None:
     """Broken: a detector's raw heads, or the features of pictures, are other than the original's; or predict() is said

@@ -43,6 +43,7 @@ def save(folder: Path, length: int = 32) -> SourceModel:
     return source_of(folder / "model", "sentence_transformers")
 
 
+@pytest.mark.slow
 def test_vectors_are_those_of_encode_and_of_the_graph(tmp_path: Path, prove: Proof) -> None:
     """Broken: the exported graph, or the published predict(), gives other vectors than the original."""
     source, exporter = save(tmp_path), SentenceTransformersSource()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .test_torch import saved_net
 
 SCRIPT = """
@@ -20,6 +22,7 @@ TorchSource().export(source, {}, pathlib.Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_refuse_open_and_export_are_silent(tmp_path: Path) -> None:
     source = saved_net(tmp_path / "net")
     ran = subprocess.run(

@@ -296,6 +296,7 @@ def test_losers_leave_the_rounds_and_their_figures_are_of_the_rounds_they_were_i
     assert not found["slow"].stopped_early
 
 
+@pytest.mark.slow
 def test_who_left_by_disturbed_rounds_keeps_them(tmp_path: Path, others: list[float]) -> None:
     """Broken: when the machine becomes quiet, the rounds of who has left are dropped, and nothing is known of it."""
     others[0] = 1.3
@@ -360,6 +361,7 @@ def test_remeasure_measures_and_replaces_what_the_cache_has(tmp_path: Path) -> N
     assert later.measurements == fresh.measurements
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_noted_and_the_note_is_kept(tmp_path: Path, others: list[float]) -> None:
     """Broken: nobody could tell from a report that another job ran beside the measurement."""
     others[0] = 1.3
