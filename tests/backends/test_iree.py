@@ -40,6 +40,17 @@ def options(**given: Any) -> Target:
     return replace(TARGET, options={"iree": given})
 
 
+def saved(g: models.Graph, signature: Signature, folder: Path) -> PortableModel:
+    """A float32 graph with the inputs and outputs of a signature, as `folder/model.onnx`."""
+    described = (signature.inputs, signature.outputs)
+    inputs, outputs = ([onnx.helper.make_tensor_value_info(s.name, 1, s.shape) for s in specs] for specs in described)
+    graph = onnx.helper.make_graph(g.nodes, "net", inputs, outputs, g.weights)
+    opset = onnx.helper.make_opsetid("", 18)
+    path = folder / "model.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    return PortableModel(path=str(path), digest="", form="onnx", opset=18, precision="fp32", signature=signature)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -120,14 +131,7 @@ def test_scalars_and_inputs_of_unlike_first_axes_are_taken(tmp_path: Path) -> No
         inputs=tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in shapes.items()),
         outputs=(TensorSpec(name="y", dtype="float32", shape=(3, 2)),),
     )
-    inputs = [onnx.helper.make_tensor_value_info(spec.name, 1, spec.shape) for spec in signature.inputs]
-    outputs = [onnx.helper.make_tensor_value_info("y", 1, (3, 2))]
-    graph = onnx.helper.make_graph(g.nodes, "net", inputs, outputs)
-    opset = onnx.helper.make_opsetid("", 18)
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), tmp_path / "model.onnx")
-    model = PortableModel(
-        path=str(tmp_path / "model.onnx"), digest="", form="onnx", opset=18, precision="fp32", signature=signature
-    )
+    model = saved(g, signature, tmp_path)
     artifact = Iree().compile(model, FP32, replace(TARGET, batch_sizes=(3,)), "job", tmp_path / "out")
     with Iree().open(artifact, 1) as session:
         np.testing.assert_array_equal(session.run(arrays)["y"], np.full((3, 2), 8.5, np.float32))
@@ -140,21 +144,14 @@ def test_strided_convolutions_with_a_window_of_one_compile(shapes: str, tmp_path
     g = models.Graph(0)
     middle = g.add("Conv", "image", g.weight(4, 3, 1, 1), strides=[2, 3])
     g.add("Conv", middle, g.weight(5, 4, 1, 1), name="answer", strides=[2, 1])
-    image = onnx.helper.make_tensor_value_info("image", 1, ["batch", 3, 7, 8])
-    answer = onnx.helper.make_tensor_value_info("answer", 1, ["batch", 5, 2, 3])
-    graph = onnx.helper.make_graph(g.nodes, "net", [image], [answer], g.weights)
-    whole = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
-    onnx.save(whole, tmp_path / "model.onnx")
     signature = Signature(
         inputs=(TensorSpec(name="image", dtype="float32", shape=("batch", 3, 7, 8)),),
         outputs=(TensorSpec(name="answer", dtype="float32", shape=("batch", 5, 2, 3)),),
     )
-    model = PortableModel(
-        path=str(tmp_path / "model.onnx"), digest="", form="onnx", opset=18, precision="fp32", signature=signature
-    )
+    model = saved(g, signature, tmp_path)
     artifact = Iree().compile(model, FP32, options(shapes=shapes), "job", tmp_path / "out")
     batch = {"image": np.random.default_rng(0).standard_normal((3, 3, 7, 8), dtype=np.float32)}
-    right = onnxruntime.InferenceSession(str(tmp_path / "model.onnx")).run(None, batch)[0]
+    right = onnxruntime.InferenceSession(model.path).run(None, batch)[0]
     with Iree().open(artifact, 1) as session:
         np.testing.assert_allclose(session.run(batch)["answer"], right, rtol=1e-4, atol=1e-5)
 
