@@ -92,7 +92,8 @@ def _export(
     import torch
 
     free = tuple(
-        {axis: torch.export.Dim.AUTO(min=low, max=high) for axis, (low, high) in axes.items()} for axes in bounds
+        {axis: torch.export.Dim.AUTO(min=low, max=high) for axis, (low, high) in axes.items() if low < high}
+        for axes in bounds
     )
     with torch.no_grad():
         exported = torch.export.export(module, example, dynamic_shapes=(free,) if gathered else free)
@@ -100,8 +101,8 @@ def _export(
         node.meta["val"].shape for node in exported.graph.nodes if node.name in exported.graph_signature.user_inputs
     ]
     for spec, shape, axes in zip(inputs, taken, bounds, strict=True):
-        for axis in axes:
-            if isinstance(shape[axis], int):
+        for axis, (low, high) in axes.items():
+            if low < high and isinstance(shape[axis], int):
                 raise NothingCompiledError(
                     f"the program takes only {shape[axis]} along axis {axis} of input {spec.name!r}, though its "
                     "signature leaves it free"

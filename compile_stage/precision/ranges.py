@@ -136,9 +136,13 @@ class Activations:
 
         return in_threads(run, self._batches() if batches is None else batches, self._threads)
 
-    def only(self, names: Collection[str]) -> Activations:
-        """The same samples, of which only some tensors can be observed."""
-        return Activations(self._model, {name: self.axes[name] for name in names}, self._batches, self._threads)
+    def only(self, names: Collection[str], samples: int) -> Activations:
+        """Some of the tensors, on at most so many of the samples, evenly spread over all: a file of samples may be
+        sorted."""
+        total = sum(1 for _ in self._batches())
+        step = max(1, -(-total // samples))
+        axes = {name: self.axes[name] for name in names}
+        return Activations(self._model, axes, lambda: islice(self._batches(), 0, None, step), self._threads)
 
     def first(self, count: int) -> Iterable[Batch]:
         """The first samples."""
@@ -184,9 +188,9 @@ def observe(tensors: Activations, counted: Collection[str] = ()) -> tuple[dict[s
     return channels, histograms
 
 
-def count_values(tensors: Activations, names: Collection[str]) -> dict[str, Histogram]:
-    """Histograms only, in another pass."""
-    return observe(tensors.only(names), names)[1] if names else {}
+def count_values(tensors: Activations, names: Collection[str], samples: int) -> dict[str, Histogram]:
+    """Histograms only, in another pass over at most so many samples."""
+    return observe(tensors.only(names, samples), names)[1] if names else {}
 
 
 def _count(value: Array, seen: Channels) -> Histogram | None:

@@ -37,6 +37,9 @@ _ONE_SIDED = 0.3
 
 _SHIFT_SAMPLES = 8
 
+# Of a tensor that was equalised the extremes are known from all samples; the shape of its histogram shows in a few.
+_RECOUNTED_SAMPLES = 32
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -83,7 +86,8 @@ def quantise(simple: Path, settings: Settings, batches: Batches, threads: int = 
         view, plan = _plan(model, settings)
         tensors = ranges.Activations(path, _channel_axes(plan), batches, threads)
         if counted:  # tensors that hold other values now have other names
-            counts |= ranges.count_values(tensors, [n for n in plan.ranges if n in seen and n not in counts])
+            renamed = [name for name in plan.ranges if name in seen and name not in counts]
+            counts |= ranges.count_values(tensors, renamed, _RECOUNTED_SAMPLES)
     spans = {name: ranges.full_range(seen[name]) for name in plan.ranges if name in seen}
     params = _choose_ranges(plan, spans, counts, settings)
     moved = _measure_shifts(tensors, plan, params) if settings.correct else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_the_file_takes_what_the_target_names_and_says_so_when_more_comes(torch:
             assert session.run({"rows": np.ones((size, 4), np.float32)})["answer"].shape == (size, 2)
         with pytest.raises(UsageError, match=r"larger than the program has room for, \[3, 4\]"):
             session.run({"rows": np.ones((4, 4), np.float32)})
+
+
+@pytest.mark.compilers
+def test_a_program_of_one_size_has_no_free_axis(torch: Any, tmp_path: Path) -> None:
+    """Broken: a target of batch 1 alone would wait for shapes to be solved that nobody asks for, and memory would be
+    planned for two rows."""
+    target = replace(TARGET, batch_sizes=(1,))
+    artifact = BACKEND.compile(linear(torch, tmp_path / "model"), FP32, target, "job", tmp_path / "artifact")
+    assert "takes batches of at most 1," in " ".join(artifact.notes)
+    with BACKEND.open(artifact, 1) as session:
+        assert session.run({"rows": np.ones((1, 4), np.float32)})["answer"].shape == (1, 2)
+        with pytest.raises(UsageError, match=r"larger than the program has room for, \[1, 4\]"):
+            session.run({"rows": np.ones((2, 4), np.float32)})
 
 
 @pytest.mark.compilers

@@ -294,6 +294,17 @@ def test_methods_cut_a_long_tail_and_nothing_else() -> None:
         assert ranges.choose("minmax", span, seen, True, 99.999) == span
 
 
+def test_a_second_count_takes_samples_from_all_over_the_set(tmp_path: Path) -> None:
+    """Broken: of samples that are sorted, as by class, an equalised tensor's range would be chosen for the first
+    ones."""
+    model, _ = depthwise(tmp_path)
+    bright = [np.full((1, 3, 16, 16), shade, np.float32) for shade in range(10)]
+    images = ranges.Activations(Path(model.path), {"image": 1}, lambda: [{"image": image} for image in bright], 1)
+    seen, counts = ranges.observe(images.only(["image"], 4), ["image"])
+    assert float(seen["image"].high.max()) == 9
+    assert counts["image"].counts.sum() == 4 * bright[0].size
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_statistics_of_channels_are_those_of_all_samples(threads: int, tmp_path: Path) -> None:
     """Broken: samples would be forgotten or mixed up between channels when they are looked at one at a time."""
