@@ -49,6 +49,7 @@ class EvaluationOptions:
             long.
         time_quickly: Take its quick latency too, in the worker that has it open.
         beside_others: Other jobs run at the same time.
+        workers: Those of a search; None for workers of its own.
     """
 
     lower: Lower | None = None
@@ -56,6 +57,7 @@ class EvaluationOptions:
     prune: bool = False
     time_quickly: bool = False
     beside_others: bool = False
+    workers: TrialWorkers | None = None
 
 
 _TO_THE_END = EvaluationOptions()
@@ -147,7 +149,8 @@ class _Steps:
 
     def run(self) -> float | None:
         """All steps, as far as they apply; the quick latency where it was asked for."""
-        with _workers(self._target, self._job, self._options) as (here, worker):
+        kept = self._options.workers
+        with kept.lent() if kept else _workers(self._target, self._job, self._options) as (here, worker):
             artifact = self._compile(worker, self._lower(here))
             if why := self.candidate.not_runnable_here:
                 reason = f"compiled, not validated: it can't be run on this machine: {why}"
@@ -204,6 +207,41 @@ class _Steps:
             return _time_quickly(self._target, worker, self._job, artifact)
         except CompileStageError:  # it was validated: that it can't be timed alone does not change its verdict
             return None
+
+
+class TrialWorkers:
+    """The workers of one search, which all its trials use: starting a process and importing a backend takes longer than
+    a small network's trial. After a crash, a time-out or too little memory the next trial has new ones, and each trial
+    of a third party's backend has: its code could change the graph that the next one makes.
+
+    Args:
+        job: Of the search's trials; its backend and its lowering say which workers are needed.
+        ends: No call of theirs goes on longer, on `time.monotonic`'s clock.
+    """
+
+    def __init__(self, target: TargetRun, job: Job, ends: float) -> None:
+        self._target, self._job, self._ends = target, job, ends
+        self._stack = ExitStack()
+        self._workers: tuple[Worker, Worker] | None = None
+
+    @contextmanager
+    def lent(self) -> Iterator[tuple[Worker, Worker]]:
+        """The one that lowers, and the one that compiles and runs, for one trial."""
+        if self._workers is None or plugins.third_party("backends", self._job.backend):
+            self.close()
+            options = EvaluationOptions(seconds=max(0.0, self._ends - time.monotonic()))
+            self._workers = self._stack.enter_context(_workers(self._target, self._job, options))
+        try:
+            yield self._workers
+        except WorkerError as error:
+            if error.kind != "exception":
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """End them."""
+        self._workers = None
+        self._stack.close()
 
 
 def compile_candidate(target: TargetRun, job: Job) -> Artifact:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +31,14 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure import search as searching
 from compile_stage.measure.structure import BEHAVIOUR
-from compile_stage.pipeline.evaluate import EvaluationOptions, Lower, evaluate, fastest, quick_latency
+from compile_stage.pipeline.evaluate import (
+    EvaluationOptions,
+    Lower,
+    TrialWorkers,
+    evaluate,
+    fastest,
+    quick_latency,
+)
 from compile_stage.pipeline.inputs import TargetRun
 
 _SHARE = 0.5
@@ -160,14 +168,16 @@ def find_mixed(
     ranked = _worth_keeping(ranking)
     if len(ranked) < 2:
         return replace(missed, note=_nothing_to_keep(ranking)), None
-    trials = _Trials(target, missed, time.monotonic() + budget.seconds * share, method)
+    ends = time.monotonic() + budget.seconds * share
     limits = searching.Limits(
         evaluations=max(1, math.ceil(budget.evaluations * share)),
-        seconds=trials.ends - time.monotonic(),
+        seconds=ends - time.monotonic(),
         ceiling_s=passing.latency_s if passing else None,
     )
     costs = {entry.node: entry.cost for entry in ranking}
-    outcome = searching.search(ranked, trials, limits, float_types=missed.job.scheme.float_types, costs=costs)
+    with closing(TrialWorkers(target, missed.job, ends)) as workers:
+        trials = _Trials(target, missed, ends, method, workers)
+        outcome = searching.search(ranked, trials, limits, float_types=missed.job.scheme.float_types, costs=costs)
     budget.evaluations -= len(outcome.trials)
     winner = trials.candidates[(outcome.best.kept, outcome.best.float_type)] if outcome.best is not None else None
     outcome, nodes = _with_tied_nodes(outcome, ranking), sum(1 + len(entry.together) for entry in ranking)
@@ -187,9 +197,11 @@ def mixed_job(job: Job, float_type: str) -> Job:
 class _Trials:
     """Evaluates sets of kept nodes for real, and holds the candidates that pass."""
 
-    def __init__(self, target: TargetRun, missed: Candidate, ends: float, method: Method | None) -> None:
+    def __init__(
+        self, target: TargetRun, missed: Candidate, ends: float, method: Method | None, workers: TrialWorkers
+    ) -> None:
         self._target, self._missed, self._method = target, missed, method
-        self.ends = ends
+        self._ends, self._workers = ends, workers
         self.candidates: dict[tuple[tuple[str, ...], str], Candidate] = {}
         self._number = 0
 
@@ -201,8 +213,9 @@ class _Trials:
         mixed: Lower = lambda worker: _mix(self._target, worker, job, self._missed.portable, kept)  # noqa: E731
         options = EvaluationOptions(
             lower=self._method.lower(kept) if self._method else mixed,
-            seconds=max(0.0, self.ends - time.monotonic()),
+            seconds=max(0.0, self._ends - time.monotonic()),
             time_quickly=True,
+            workers=self._workers,
         )
         evaluation = evaluate(self._target, job, options)
         candidate = evaluation.candidate
