@@ -22,6 +22,7 @@ from cache_tables import cache_hits  # noqa: E402
 from fleet_tables import fleets  # noqa: E402
 from goal_tables import goals  # noqa: E402
 from language_tables import language_models  # noqa: E402
+from memory_tables import memory  # noqa: E402
 from page import Figure, Page, Row, by_network, number, ordered  # noqa: E402
 from pictures import Bar, bar_chart  # noqa: E402
 from ray_tables import ray_overhead  # noqa: E402
@@ -490,7 +491,7 @@ def versions_words(content: dict[str, Any]) -> str:
 
 SECTIONS = (
     goals, speed_of_winners, by_hand, roofline, every_backend, static_int8, accuracy_control, precisions,
-    graph_rewrites, option_tuning, tvm_tuning, own_cost, time_to_verdict, predict_cost, served, language_models,
+    graph_rewrites, option_tuning, tvm_tuning, own_cost, memory, time_to_verdict, predict_cost, served, language_models,
     operators, statistics, ends_of_starts, selection, leaving, neighbour, fleets, cache_hits, ray_overhead, runs,
 )  # fmt: skip
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +18,8 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.parallel import granted_threads
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
-from compile_stage.plugin_support import onnx_weights
+from compile_stage.precision import dynamic
 from compile_stage.precision.onnx_graph import (
-    INLINE_LIMIT_BYTES,
     QUANTISED_OPS,
     finish,
     map_kept,
@@ -29,17 +27,14 @@ from compile_stage.precision.onnx_graph import (
     refuse_form,
     refuse_without,
     simplify,
-    write_graph,
 )
 from compile_stage.precision.qdq import WEIGHTED
 from compile_stage.precision.ranges import METHODS
 from compile_stage.precision.static import Settings, quantise
 from compile_stage.precision.tables import round_tables, say_tables
-from compile_stage.precision.wiring import Names, attribute, captured, copy_message, has_subgraph
+from compile_stage.precision.wiring import has_subgraph
 
 NEEDS_SAMPLES = "int8 needs calibration samples: set data.calibration in the policy"
-
-_DYNAMIC = ("Conv", "Gemm", "MatMul", "LSTM", "Attention")
 
 # Options of a static scheme, with what each may be.
 _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
@@ -107,13 +102,18 @@ def _settings(scheme: Scheme, kept: Sequence[str]) -> Settings:
         chain=options.get("placement", "chain") == "chain",
         method=str(options.get("calibration", METHODS[0])),
         percentile=float(options.get("percentile", 99.999)),
-        levels=64 if options.get("reduce_range", False) else 127,  # 2 * 255 * 64 is the most that 16 bits hold
+        levels=_levels(scheme),
         equalise=bool(options.get("equalise", True)),
         correct=bool(options.get("correct_biases", True)),
         tables=bool(options.get("tables", True)),
         products=bool(options.get("products", True)),
         kept=frozenset(kept),
     )
+
+
+def _levels(scheme: Scheme) -> int:
+    """The largest integer of a weight: 2 * 255 * 64 is the most that 16 bits hold."""
+    return 64 if scheme.options.get("reduce_range", False) else 127
 
 
 def _refuse_static(scheme: Scheme) -> str | None:
@@ -150,30 +150,22 @@ class DynamicInt8(Lowering):
     )
 
     def refuse(self, model: PortableModel, scheme: Scheme) -> str | None:
-        return refuse_form(model, self.name) or refuse_without(model, _DYNAMIC, _DYNAMIC[:3])
+        return refuse_form(model, self.name) or refuse_without(model, dynamic.OPS, dynamic.OPS[:3])
 
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
-            simple = _unshare_turned(simple)
-            quantised = Path(scratch) / "quantised.onnx"
-            quantize_dynamic(
-                str(simple),
-                str(quantised),
-                op_types_to_quantize=list(scheme.ops) or list(_DYNAMIC),
+            graph = dynamic.quantise(
+                simple,
+                list(scheme.ops) or list(dynamic.OPS),
+                kept,
                 per_channel=scheme.per_channel,
-                reduce_range=bool(scheme.options.get("reduce_range", False)),
-                weight_type=QuantType.QInt8,
-                # The quantizer first splits each Gemm into a MatMul of this name and an Add.
-                nodes_to_exclude=[*kept, *(f"{name}_MatMul" for name in kept)],
-                use_external_data_format=_is_large(simple),
+                levels=_levels(scheme),
             )
-            graph, notes = onnx_weights.load(quantised), []
+            notes = []
             if (
                 scheme.options.get("tables", True)
                 and _count_quantised(graph)
@@ -195,34 +187,6 @@ def _finish(
 
 def _count_quantised(graph: Any) -> int:
     return sum(node.op_type in QUANTISED_OPS for node in graph.graph.node)
-
-
-def _unshare_turned(simple: Path) -> Path:
-    """The graph in which each Gemm that reads its weight turned (`transB`) has one of its own.
-
-    The quantizer (ONNX Runtime 1.31.1) transposes that weight in place, once for each such Gemm, also for its other
-    readers: outputs of tied weights then had -2 dB.
-    """
-    model = onnx_weights.load(simple)
-    graph = model.graph
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    names = Names(graph)
-    inside = captured(graph)
-    readers = Counter(name for node in graph.node for name in node.input)
-    changed = False
-    turned = [node for node in graph.node if node.op_type == "Gemm" and attribute(node, "transB", 0)]
-    for node in turned:
-        weight = node.input[1]
-        if weight in weights and (readers[weight] > 1 or weight in inside):
-            node.input[1] = names.fresh(f"{weight}/turned")
-            graph.initializer.append(copy_message(weights[weight], name=node.input[1]))
-            readers[weight] -= 1
-            changed = True
-    return write_graph(model, simple.parent, "unshared.onnx") if changed else simple
-
-
-def _is_large(path: Path) -> bool:
-    return onnx_weights.weight_bytes(onnx_weights.load(path)) >= INLINE_LIMIT_BYTES
 
 
 @contextmanager
