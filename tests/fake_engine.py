@@ -169,6 +169,9 @@ class FakeWorker:
 
     # ----------------------------------------------------------------------------------------------- run, measure
 
+    def _close_model(self) -> None:
+        self._open = ""
+
     def _open_source(self, **_: Any) -> Any:
         self._error = 0.0
         return {"load_s": 0.01, "signature": SIGNATURE}

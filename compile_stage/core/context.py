@@ -84,6 +84,11 @@ class Context:
         describe = getattr(self.engine, "confinement", None)
         return describe() if describe is not None else Confinement()
 
+    def free_memory_bytes(self) -> int | None:
+        """What new workers can have; None of an engine that does not say."""
+        known = getattr(self.engine, "free_memory_bytes", None)
+        return known() if known is not None else None
+
     def _removed(self) -> Path | None:
         """What this run uses and somebody removed."""
         return self.cache.removed() if self.scratch.exists() else self.scratch
@@ -134,6 +139,7 @@ _OF_THE_ORIGINAL = frozenset(
             "export",
             "export_for",
             "open_source",
+            "close_model",
             "predict",
             "predict_corners",
             "make_calls",

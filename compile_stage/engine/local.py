@@ -92,6 +92,10 @@ class LocalEngine:
         now."""
         return max(1, min(available_cores(), free_memory_bytes() // memory_bytes))
 
+    def free_memory_bytes(self) -> int:
+        """What new workers can have without pushing others out, now."""
+        return free_memory_bytes()
+
     def exclusive(self) -> AbstractContextManager[None]:
         """Have the machine alone over several calls of this thread, and of those that run in a copy of its context;
         calls of other threads and other stages wait meanwhile."""

@@ -48,6 +48,7 @@ T = TypeVar("T")
 BASELINE = "baseline"
 """Name of the participant that all others are compared with."""
 
+_ROOM_BYTES = 500_000_000  # of a process beside a model's weights: packages, and what it computes with
 _FIRST_LOOK = 2  # rounds: a shuffled order and its mirror image
 
 
@@ -159,6 +160,7 @@ class Interleaved:
         draft = self._drafts.of(model, self._target) if isinstance(model, Artifact) else None
         try:
             if isinstance(model, Artifact):
+                self._demand_room(model)
                 limits = replace(limits, interpreter=plugins.interpreter_of(model.backend))
             else:
                 interpreter = plugins.interpreter_of_source(model.flavor)
@@ -177,6 +179,21 @@ class Interleaved:
             )
         except CompileStageError as error:
             self._drop(name, error)
+
+    def _demand_room(self, artifact: Artifact) -> None:
+        """All participants are open at once: one more must not have the kernel kill those that are there.
+
+        Raises:
+            WorkerError: Less memory is free than its files have, and `_ROOM_BYTES`.
+        """
+        free = self._context.free_memory_bytes()
+        if free is not None and free < artifact.size_bytes + _ROOM_BYTES:
+            raise WorkerError(
+                "out_of_memory",
+                f"not measured: {free / 1e9:.2g} GB of memory are free beside the others, which are open at the same "
+                f"time, and its files alone have {artifact.size_bytes / 1e9:.2g} GB; name fewer backends or "
+                "precisions, or take a machine with more memory",
+            )
 
     def who_hold(self, gates: Sequence[Gate], sizes: Mapping[str, int]) -> list[str]:
         """The participants that hold gates on what is known before the first round: size and memory."""

@@ -425,13 +425,21 @@ class _Measuring:
         thread = ThreadPoolExecutor(1)
         try:
             loading = thread.submit(copy_context().run, enter, BASELINE) if beside else None
-            for name in members:
+            for name in self._in_order(members):
                 if loading is None or name != BASELINE:
                     enter(name)
             if loading is not None:
                 loading.result()
         finally:
             thread.shutdown(wait=False)  # where another failed, or Ctrl-C came, the original's worker is ended
+
+    def _in_order(self, members: Sequence[str]) -> list[str]:
+        """As they are; the smallest first, behind the original, where memory may not be enough for all."""
+        sizes = {name: model.size_bytes for name in members if isinstance(model := self.models[name], Artifact)}
+        free = self.context.free_memory_bytes()
+        if free is None or sum(sizes.values()) <= free:
+            return list(members)
+        return sorted(members, key=lambda name: sizes.get(name, 0))
 
     def _calls_wanted(
         self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], batch_size: int

@@ -119,6 +119,7 @@ def reference(
         }
         if samples.real and min(samples.independent, distinct) >= data.min_samples:
             made["beyond"] = ask_original(worker, samples, data, batch_sizes, outputs, into).below(into)
+        worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
         return made
 
     return _placed(context.cached("reference/7", "", key, make), batch_size)

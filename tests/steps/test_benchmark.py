@@ -385,3 +385,41 @@ def test_all_calls_that_a_quantile_needs_are_made_though_there_are_fewer_starts_
     earlier = [{"fast": Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1)}]
     measuring.schedule.starts = 3
     assert measuring._calls_wanted(earlier, ["fast"], 1) == 360
+
+
+def test_who_has_no_room_beside_the_others_is_left_out_and_told_why(tmp_path: Path) -> None:
+    """Broken: all models are open at once, and of a large one with many candidates the kernel would kill some, or the
+    whole job."""
+
+    class SmallEngine(FakeEngine):
+        def __init__(self) -> None:
+            super().__init__(noise=0.001)
+            self.free, self.started = 4 * 10**9, list[str]()
+
+        def free_memory_bytes(self) -> int:
+            return self.free
+
+        @contextmanager
+        def worker(self, name: str, limits: WorkerLimits) -> Iterator[FakeWorker]:
+            self.started.append(name)
+            self.free -= 10**9
+            yield FakeWorker(name, self)
+            self.free += 10**9
+
+    compiled = tmp_path / "compiled"
+    compiled.mkdir()
+    (compiled / "model.onnx").write_text("any")
+    sizes = {"slow": 3 * 10**9, "near": 2 * 10**9, "fast": 10**6}
+    models = {name: artifact(job_id=name, path=str(compiled), size_bytes=size) for name, size in sizes.items()}
+    engine = SmallEngine()
+    request = MeasurementRequest(
+        label="cpu", samples=SAMPLES, target=TARGET, budget=Budget(measure_seconds=5), seed=0, starts=1
+    )
+    found = benchmark(run_context(tmp_path, engine), source(), models, request)
+    assert engine.started == [f"measure--{BASELINE}", "measure--fast"]
+    assert set(found.measurements) == {BASELINE, "fast"}
+    assert {failure.kind for failure in found.failures.values()} == {"out_of_memory"}
+    assert found.failures["near"].problem == (
+        "not measured: 2 GB of memory are free beside the others, which are open at the same time, and its files alone "
+        "have 2 GB; name fewer backends or precisions, or take a machine with more memory"
+    )
