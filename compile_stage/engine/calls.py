@@ -315,6 +315,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         describe_predict,
         open_predict,
         time_predict,
+        close_model,
         close_predict,
         predict_batch,
         warm_up,
