@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from compile_stage.backends.openvino_layers import read_back
 from compile_stage.backends.openvino_session import open_model, sentence
@@ -32,9 +32,6 @@ from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_types
 from compile_stage.plugin_support.compiler import Compiler
 from compile_stage.plugin_support.options import FLAG, Number, OneOf, Option, valid_options
-
-if TYPE_CHECKING:
-    pass
 
 # Options of a target, and the plug-in's property of each that is one.
 _OPTIONS: Mapping[str, Option] = {
