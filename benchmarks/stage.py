@@ -13,22 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "integration")]
 
 import results  # noqa: E402
+from kill_and_resume import Server  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 POLICY = """\
@@ -128,7 +123,11 @@ def start_up(work: Path, environment: dict[str, str], rounds: int) -> list[dict[
     program = [sys.executable, "-m", "compile_stage"]
     policy = str(ROOT / "policies" / "cpu-server.yaml")
     options = ["-p", policy, "--set", "budget.measure_seconds=10", "--out"]
-    with registry_server(work / "server", environment) as of_server:
+    server = Server(work / "server")
+    server.root.mkdir()
+    server.start()
+    of_server = {**environment, "MLFLOW_TRACKING_URI": server.uri}
+    try:
         run = [*program, "run", register("digits_cnn.py", [], work, environment), *options, str(work / "file")]
         served = [*program, "run", register("digits_cnn.py", [], work, of_server), *options, str(work / "served")]
         commands = {
@@ -144,6 +143,8 @@ def start_up(work: Path, environment: dict[str, str], rounds: int) -> list[dict[
         for _ in range(rounds):
             for name, (command, where) in commands.items():
                 times[name].append(wall(command, work, where))
+    finally:
+        server.kill()
     print("\n| command | median wall s | over `import mlflow` s |\n|---|---|---|")
     reference = statistics.median(times["import mlflow"])
     rows: list[dict[str, object]] = []
@@ -152,33 +153,6 @@ def start_up(work: Path, environment: dict[str, str], rounds: int) -> list[dict[
         print(f"| {name} | {median:.2f} | {median - reference:+.2f} |")
         rows.append({"command": name, "median_s": round(median, 3), "over_import_s": round(median - reference, 3)})
     return rows
-
-
-@contextmanager
-def registry_server(folder: Path, environment: dict[str, str]) -> Iterator[dict[str, str]]:
-    """An `mlflow server` on loopback with an empty registry, as a team has one; the environment that points at it."""
-    folder.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
-        *("--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "artifacts")),
-    ]
-    environment = {**environment, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # saves it eight more processes
-    environment.pop("MLFLOW_TRACKING_URI", None)
-    with open(folder / "server.log", "wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=folder, env=environment)
-    uri = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            with suppress(OSError), urllib.request.urlopen(f"{uri}/health", timeout=10):
-                break
-            time.sleep(0.2)
-        yield {**environment, "MLFLOW_TRACKING_URI": uri}
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
 
 
 def main() -> None:

@@ -149,8 +149,8 @@ class _Steps:
 
     def run(self) -> float | None:
         """All steps, as far as they apply; the quick latency where it was asked for."""
-        kept = self._options.workers
-        with kept.lent() if kept else _workers(self._target, self._job, self._options) as (here, worker):
+        shared = self._options.workers
+        with shared.opened() if shared else _workers(self._target, self._job, self._options) as (here, worker):
             artifact = self._compile(worker, self._lower(here))
             if why := self.candidate.not_runnable_here:
                 reason = f"compiled, not validated: it can't be run on this machine: {why}"
@@ -225,7 +225,7 @@ class TrialWorkers:
         self._workers: tuple[Worker, Worker] | None = None
 
     @contextmanager
-    def lent(self) -> Iterator[tuple[Worker, Worker]]:
+    def opened(self) -> Iterator[tuple[Worker, Worker]]:
         """The one that lowers, and the one that compiles and runs, for one trial."""
         if self._workers is None or plugins.third_party("backends", self._job.backend):
             self.close()

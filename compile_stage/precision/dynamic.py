@@ -161,7 +161,8 @@ def _as_product(gemm: NodeProto, names: Names, types: dict[str, int]) -> Iterato
     (output,) = gemm.output
     added = any(bias)
     product = names.fresh(f"{output}/product") if added else output
-    types.setdefault(product, types.get(output, 0))
+    if output in types:
+        types[product] = types[output]
     yield helper.make_node("MatMul", [x, weight], [product], name=names.fresh(f"{gemm.name}_MatMul"))
     if added:
         yield helper.make_node("Add", [product, *bias], [output], name=names.fresh(f"{gemm.name}_Add"))
@@ -195,12 +196,10 @@ def _declare_types(graph: GraphProto, types: Mapping[str, int]) -> None:
     """The quantizer asks for types, which can't be inferred where shapes contradict each other."""
     from onnx import helper
 
-    declared = {value.name for value in (*graph.input, *graph.output)}
-    made = {name: kind for node in graph.node for name in node.output if (kind := types.get(name)) is not None}
+    outputs = {value.name for value in graph.output}
+    made = [name for node in graph.node for name in node.output if name in types and name not in outputs]
     del graph.value_info[:]
-    graph.value_info.extend(
-        helper.make_tensor_value_info(name, kind, None) for name, kind in made.items() if kind and name not in declared
-    )
+    graph.value_info.extend(helper.make_tensor_value_info(name, types[name], None) for name in made)
 
 
 # ---------------------------------------------------------------------------------------------------- the true weights

@@ -1,7 +1,8 @@
 """int8: static quantisation with calibrated ranges, and dynamic quantisation.
 
 Both write standard operators. The static lowering is our own: QuantizeLinear and DequantizeLinear around what is
-quantised. The dynamic one is ONNX Runtime's quantizer: MatMulInteger and its relatives. The scheme decides how.
+quantised. The dynamic one has its operators of ONNX Runtime's quantizer, MatMulInteger and its relatives
+(`precision/dynamic.py`). The scheme decides how.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ def workers(engine: Engine) -> TrialWorkers:
 
 def test_trials_share_a_worker_that_ends_with_the_search(engine: Engine, workers: TrialWorkers) -> None:
     """Broken: each trial would start a process and import its backend, or the last one's would stay behind."""
-    with workers.lent() as (lowers, runs):
+    with workers.opened() as (lowers, runs):
         assert lowers is runs
-    with workers.lent() as (again, _):
+    with workers.opened() as (again, _):
         assert again is lowers
     assert engine.alive == [lowers]
     (granted,) = engine.granted
@@ -73,10 +73,10 @@ def test_after_a_crash_the_next_trial_has_new_ones(
     engine: Engine, workers: TrialWorkers, error: Exception, *, kept: bool
 ) -> None:
     """Broken: one trial that crashes would fail all that follow it; or each refusal would cost a process."""
-    with pytest.raises(type(error)), workers.lent() as (first, _):
+    with pytest.raises(type(error)), workers.opened() as (first, _):
         raise error
     assert (engine.alive == [first]) == kept
-    with workers.lent() as (second, _):
+    with workers.opened() as (second, _):
         assert (second is first) == kept
     workers.close()
     assert engine.alive == []
@@ -88,9 +88,9 @@ def test_trials_of_a_third_partys_backend_share_nothing(
     """Broken: its code would be in the process that makes the next trial's graph, which other backends take from the
     cache."""
     monkeypatch.setattr(plugins, "third_party", lambda kind, name: kind == "backends" and name == "onnxruntime")
-    with workers.lent() as (first, _):
+    with workers.opened() as (first, _):
         pass
-    with workers.lent() as (second, _):
+    with workers.opened() as (second, _):
         assert second is not first
         assert engine.alive == [second]
     workers.close()
