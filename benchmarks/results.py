@@ -168,7 +168,9 @@ def candidate_rows(network: str, result: dict[str, Any]) -> list[dict[str, Any]]
         if timing and timing["speedup"]:
             low, high = timing["speedup_interval"]
             row |= {"speedup": timing["speedup"], "speedup_low": low, "speedup_high": high, "stable": timing["stable"]}
-            row |= {"p50_ms": timing["p50_s"] * 1e3, "peak_mb": candidate["timing"]["peak_memory_bytes"] / 1e6}
+            row["peak_mb"] = candidate["timing"]["peak_memory_bytes"] / 1e6
+            if timing["p50_s"] is not None:  # too few calls: it was pruned
+                row["p50_ms"] = timing["p50_s"] * 1e3
         checks = (candidate["verdict"] or {"checks": []})["checks"]
         cosines = [c["measured"] for c in checks if c["metric"] == "cosine" and isinstance(c["measured"], float)]
         if cosines:

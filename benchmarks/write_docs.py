@@ -161,6 +161,8 @@ def speed_cell(row: Row) -> str:
 def error_cell(row: Row) -> str:
     if "cosine_distance" in row:
         return f"{row['cosine_distance']:.0e}" if row["cosine_distance"] else "0"
+    if "worst_cosine" not in row:  # pruned before its proof
+        return ""
     # Of a cosine that was kept with five digits, less than half of the last one is not known.
     distance = 1 - row["worst_cosine"]
     return f"{distance:.0e}" if distance > 5e-6 else "< 5e-06"
