@@ -186,13 +186,13 @@ class Interleaved:
         Raises:
             WorkerError: Less memory is free than its files have, and `_ROOM_BYTES`.
         """
-        free = self._context.free_memory_bytes()
-        if free is not None and free < artifact.size_bytes + _ROOM_BYTES:
+        free, needed = self._context.free_memory_bytes(), artifact.size_bytes + _ROOM_BYTES
+        if free is not None and free < needed:
             raise WorkerError(
                 "out_of_memory",
                 f"not measured: {free / 1e9:.2g} GB of memory are free beside the others, which are open at the same "
-                f"time, and its files alone have {artifact.size_bytes / 1e9:.2g} GB; name fewer backends or "
-                "precisions, or take a machine with more memory",
+                f"time, and its files and its process need {needed / 1e9:.2g} GB; name fewer backends or precisions, "
+                "or take a machine with more memory",
             )
 
     def who_hold(self, gates: Sequence[Gate], sizes: Mapping[str, int]) -> list[str]:

@@ -420,6 +420,6 @@ def test_who_has_no_room_beside_the_others_is_left_out_and_told_why(tmp_path: Pa
     assert set(found.measurements) == {BASELINE, "fast"}
     assert {failure.kind for failure in found.failures.values()} == {"out_of_memory"}
     assert found.failures["near"].problem == (
-        "not measured: 2 GB of memory are free beside the others, which are open at the same time, and its files alone "
-        "have 2 GB; name fewer backends or precisions, or take a machine with more memory"
+        "not measured: 2 GB of memory are free beside the others, which are open at the same time, and its files and "
+        "its process need 2.5 GB; name fewer backends or precisions, or take a machine with more memory"
     )
