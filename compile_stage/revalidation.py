@@ -229,6 +229,7 @@ def compare(
     run_by = there or context
     job, data = revive(Job, manifest["job"]), revive(Data, manifest["data"]["spec"])
     artifact, target = artifact_of(manifest, data_folder(model_dir)), job.target
+    waivers = _waivers(manifest)
     source = resolve(context, manifest["source"]["uri"])
     if source.digest != manifest["source"]["digest"]:
         raise IntegrityError(f"{source.uri} is {source.digest} now, and was {manifest['source']['digest']}")
@@ -242,10 +243,10 @@ def compare(
     ):
         inspect(context, source_worker, source, Compliance(allow_pickle=allow_pickle))
         inputs = TargetInputs(context, source_worker, source, data, target, (job,))
-        validation, expected = inputs.validation_set, inputs.reference
-        checks = validate(run_by, worker, job, artifact, validation).verdict.checks
+        expected = inputs.reference
+        checks = validate(run_by, worker, job, artifact, inputs.validation_set(waivers)).verdict.checks
         portable = inputs.portable if there is not None else None
-    candidate = judge_tolerances(Candidate(job=job, artifact=artifact), checks, _waivers(manifest), context.today)
+    candidate = judge_tolerances(Candidate(job=job, artifact=artifact), checks, waivers, context.today)
     proof = Proof.of([candidate], expected.outputs, expected.digest)
     return Validated(
         candidate=candidate,

@@ -8,6 +8,7 @@ Shares, which cost most, are counted only where so many samples leave the range 
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 NOTED_SHARE = 0.01
 _BY_CHANCE = 3.0
+
+_FUSED = ("Relu", "Clip")
+_MOVES = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Expand", "MaxPool")
+"""What answers with values of its input alone: what does not leave the range there does not leave it here."""
 
 
 @record
@@ -163,8 +168,18 @@ def _float_tensors(model: Any) -> list[str]:
 
     weights = {tensor.name for tensor in model.graph.initializer}
     constants = {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    moved = {name for node in model.graph.node if node.op_type in _MOVES for name in node.output}
     floats = [name for name, kind in read_types(model).items() if kind == onnx.TensorProto.FLOAT]
-    return [name for name in floats if name not in weights | constants]
+    left_out = weights | constants | moved | _before_activations(model.graph)
+    return [name for name in floats if name not in left_out]
+
+
+def _before_activations(graph: Any) -> set[str]:
+    """The tensors that nothing but an activation reads that is computed along with them: no runtime rounds these, and
+    one that is wanted for itself has the runtime compute both apart."""
+    readers = Counter(name for node in graph.node for name in node.input)
+    readers.update(output.name for output in graph.output)
+    return {node.input[0] for node in graph.node if node.op_type in _FUSED and readers[node.input[0]] == 1}
 
 
 def _ranges(seen: _Watched, tensors: Sequence[str], batches: Iterator[Batch]) -> dict[str, tuple[float, float]]:

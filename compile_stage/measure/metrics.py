@@ -130,13 +130,22 @@ def apply_waivers(checks: Sequence[Check], waivers: Sequence[Waiver], target: st
     Not waived are NOT_RUN (nothing is known that could be waived), structural failures, and what a waiver past its end
     names.
     """
-    held = {w.gate: w for w in waivers if w.target == target and date.fromisoformat(w.expires) >= today}
+    held = held_waivers(waivers, target, today)
     return tuple(
         replace(check, waived=held[check.gate.metric])
-        if check.outcome is Outcome.FAIL and check.gate.metric in held and check.gate.metric not in STRUCTURE
+        if check.outcome is Outcome.FAIL and check.gate.metric in held
         else check
         for check in checks
     )
+
+
+def held_waivers(waivers: Sequence[Waiver], target: str, today: date) -> dict[str, Waiver]:
+    """The waivers that hold on this target today, by the metric whose FAIL they let through."""
+    return {
+        waiver.gate: waiver
+        for waiver in waivers
+        if waiver.target == target and date.fromisoformat(waiver.expires) >= today and waiver.gate not in STRUCTURE
+    }
 
 
 @dataclass

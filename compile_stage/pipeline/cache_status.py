@@ -67,7 +67,7 @@ def _status_of_target(
     for job in jobs:
         try:
             artifact = _compiled(reader, worker, job, inputs, steps[job.id])
-            validated = validate(reader, worker, job, artifact, inputs.validation_set)
+            validated = validate(reader, worker, job, artifact, inputs.validation_set(plan.policy.waivers))
         except (_NotCachedError, CompileStageError):  # what is wrong with the model or the samples, a run says
             continue
         steps[job.id].append("validate")

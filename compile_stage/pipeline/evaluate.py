@@ -183,7 +183,8 @@ class _Steps:
         return compiled.artifact
 
     def _pruned(self, worker: Worker, artifact: Artifact) -> bool:
-        if validated_before(self._target.context, self._job, artifact, self._target.inputs.validation_set):
+        validation = self._target.inputs.validation_set(self._target.run_policy.waivers)
+        if validated_before(self._target.context, self._job, artifact, validation):
             return False
         measurement = quick_comparison(self._target, worker, self._job, artifact)
         if measurement is None:
@@ -192,14 +193,13 @@ class _Steps:
         return True
 
     def _validate(self, worker: Worker, artifact: Artifact) -> None:
-        context, inputs = self._target.context, self._target.inputs
-        validated = validate(context, worker, self._job, artifact, inputs.validation_set)
+        context, waivers = self._target.context, self._target.run_policy.waivers
+        validated = validate(context, worker, self._job, artifact, self._target.inputs.validation_set(waivers))
         candidate = replace(
             self.candidate,
             cache={**self.candidate.cache, "validate": _cache_state(validated.cached)},
             errors=validated.errors,
         )
-        waivers = self._target.run_policy.waivers
         self.candidate = judge_tolerances(candidate, validated.verdict.checks, waivers, context.today)
 
     def _quick_latency(self, worker: Worker, artifact: Artifact) -> float | None:

@@ -30,7 +30,9 @@ from compile_stage.core.records import (
     SourceModel,
     Target,
     TargetPolicy,
+    Waiver,
 )
+from compile_stage.measure.metrics import held_waivers
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.pipeline.time_left import TimeLeft
 from compile_stage.steps.export import export, other_forms
@@ -113,15 +115,15 @@ class TargetInputs:
         where = reference_target(self.source.flavor, self.target, self._jobs, self._context.hardware)
         return reference(self._context, self._worker, self.source, self.validation, self.data, where)
 
-    @property
-    def validation_set(self) -> ValidationSet:
-        """What artifacts are compared with."""
+    def validation_set(self, waivers: Sequence[Waiver]) -> ValidationSet:
+        """What artifacts are compared with, and what failures of theirs the waivers may let through."""
         raw = plugins.load("sources", self.source.flavor).capabilities.reads_raw_samples
         return ValidationSet(
             samples=self.validation,
             reference=self.reference,
             data=self.data,
             original=self.source if raw and self.validation.real else None,
+            waived=frozenset(held_waivers(waivers, self.target.name, self._context.today)),
         )
 
     @cached_property

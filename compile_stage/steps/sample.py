@@ -43,7 +43,7 @@ def compare_samples(
 
     try:
         stored = context.cached(
-            "cover/3", "", {**key, "packages": plugins.package_versions("onnx", "onnxruntime")}, make
+            "cover/4", "", {**key, "packages": plugins.package_versions("onnx", "onnxruntime")}, make
         )
     except CompileStageError as error:
         return (f"whether the calibration samples cover the validation samples is not known: {error.problem}",)

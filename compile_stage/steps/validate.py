@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from compile_stage.core.sample_files import RAW, digest_of_samples
 from compile_stage.measure.behaviour import calls_to_compare
 from compile_stage.measure.beyond import Beyond, ask_original, check_calls, check_other_samples, not_looked_at
 
-_STEP = "validate/8"
+_STEP = "validate/9"
 _LONG_S = 10.0  # for the original to answer all samples; two more calls in the largest batch would take seconds
 _PREDICT_ROUNDS = 31  # pairs of calls of predict()
 _OUTPUTS = Gate(metric="outputs", limit=0.0, direction="at_most")  # how many outputs may be lost, renamed or misshapen
@@ -158,12 +158,14 @@ class ValidationSet:
 
     Attributes:
         original: Of a model whose predict() is compared as a whole; None for any other.
+        waived: The metrics whose FAIL a waiver lets through on this target.
     """
 
     samples: SampleSet
     reference: Reference
     data: Data
     original: SourceModel | None = None
+    waived: frozenset[str] = frozenset()
 
     def demand_unchanged(self) -> None:
         """Raise IntegrityError when the samples, their labels or the reference answers on disk are not those that were
@@ -197,7 +199,8 @@ class _Stored:
 
 
 def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, validation: ValidationSet) -> Validated:
-    """Judge every output of the artifact at every batch size of the target and at the corners of its shapes."""
+    """Judge every output of the artifact at every batch size of the target and at the corners of its shapes; no further
+    than to the first failure that no waiver lets through."""
     gates = _unplaced(job.gates)
 
     def make(_: Path) -> _Stored:
@@ -205,11 +208,17 @@ def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, val
         checks: list[Check] = []
         errors: tuple[OutputErrors, ...] = ()
         for batch_size in job.target.batch_sizes:
+            if _has_failed(checks, validation.waived):
+                break
             checked, of_samples = _at_batch_size(worker, job, gates, validation, batch_size)
             checks, errors = [*checks, *checked], errors or of_samples
-        checks += _at_corners(worker, job, gates, validation)
-        checks += _whole_predict(worker, job, artifact, gates, validation)
-        checks += _beyond(worker, job, gates, validation, checks)
+        # One after the other: each is asked for what it costs only where the verdict still depends on it.
+        if not _has_failed(checks, validation.waived):
+            checks += _at_corners(worker, job, gates, validation)
+        if not _has_failed(checks, validation.waived):
+            checks += _whole_predict(worker, job, artifact, gates, validation)
+        if not _has_failed(checks, validation.waived):
+            checks += _beyond(worker, job, gates, validation, checks)
         validation.demand_unchanged()
         if any(check.outcome is Outcome.NOT_RUN for check in checks):
             raise _NotRunError(tuple(checks), errors)
@@ -223,13 +232,16 @@ def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, val
     return Validated(verdict=_located(held.verdict.checks, job.gates), cached=stored.hit, errors=held.errors)
 
 
+def _has_failed(checks: Sequence[Check], waived: Collection[str]) -> bool:
+    """Whether it can't pass any more, whatever the rest says."""
+    return any(check.outcome is Outcome.FAIL and check.gate.metric not in waived for check in checks)
+
+
 def _beyond(
     worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet, checks: Sequence[Check]
 ) -> Iterator[Check]:
     """Other calls and other samples than those of the validation set. They can take as long as all others, so they are
     not looked at where a check was not run already, which keeps the verdict from a pass whatever these say."""
-    if any(c.gate.metric in ("outputs", "shape") and c.outcome is Outcome.FAIL for c in checks):
-        return
     samples, data, beyond = validation.samples, validation.data, validation.reference.beyond
     unproven = next((c for c in checks if c.outcome is Outcome.NOT_RUN), None)
     if unproven is not None:
@@ -238,7 +250,7 @@ def _beyond(
     if beyond is None:
         yield from not_looked_at("the original was not asked either, since the samples prove nothing", data)
         return
-    # What failed has said so: here a gate shows what is wrong with other calls and other samples alone.
+    # What is waived has said so: here a gate shows what is wrong with other calls and other samples alone.
     failed = [c.gate for c in checks if c.outcome is not Outcome.PASS]
     sound = tuple(gate for gate in gates if gate not in failed)
     yield from check_calls(worker, job, sound, beyond, samples, data.seed)
@@ -264,6 +276,7 @@ def _key(context: Context, job: Job, artifact: Artifact, validation: ValidationS
         "samples": validation.samples.digest,
         "gates": gates,
         "target": job.target,
+        "waived": sorted(validation.waived),  # what else fails is asked for no more
         "data": {
             "min_samples": validation.data.min_samples,
             "seed": validation.data.seed,

@@ -14,7 +14,7 @@ from factories import prepare
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import DataSpec, SampleSet
 from compile_stage.core.run_context import open_context
-from compile_stage.graph_debug.coverage import coverage, coverage_note, noted_share, overlap_note
+from compile_stage.graph_debug.coverage import _float_tensors, coverage, coverage_note, noted_share, overlap_note
 from compile_stage.measure.samples import overlap
 from compile_stage.precision.peaks import measure_peaks
 from compile_stage.steps.sample import compare_samples
@@ -53,6 +53,24 @@ def test_larger_images_than_were_calibrated_are_noted_with_the_tensor(samples: A
     note = coverage_note(found)
     assert note is not None
     assert "(an input)" in note or "(node" in note
+
+
+def test_what_no_runtime_rounds_is_not_looked_at(tmp_path: Path) -> None:
+    """Broken: each product before a Relu would be computed apart from it and reduced, half of all the time; or one that
+    something else reads, or that is an output, would be missed."""
+    graph = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (float[N, 3] last) {
+            before = Neg(x)
+            after = Relu(before)
+            also_read = Abs(after)
+            limited = Relu(also_read)
+            turned = Transpose(limited)
+            back = Transpose(turned)
+            summed = Add(back, also_read)
+            last = Exp(summed)
+            unused = Relu(last)
+        }""")
+    assert set(_float_tensors(graph)) == {"x", "after", "also_read", "limited", "summed", "last", "unused"}
 
 
 def test_one_clipped_sample_among_few_is_chance() -> None:

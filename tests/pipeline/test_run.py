@@ -202,6 +202,28 @@ def test_a_waiver_is_applied_once_and_named(stage: Stage) -> None:
     assert [c.trials for c in cpu.candidates] == [(), ()], "what is waived needs no search"
 
 
+def test_what_failed_for_good_is_asked_no_more(stage: Stage) -> None:
+    """Broken: a candidate that can't pass any more would answer at every batch size, and in all calls and to all
+    samples beyond the validation set; or one that a waiver lets through would not, and pass unproven."""
+    sizes = policy(target_policy(target(batch_sizes=(1, 8))))
+    waived = replace(sizes, waivers=(Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-12-31"),))
+    expired = replace(sizes, waivers=(Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-11-01"),))
+    scenario = Scenario(latency_s=FAST_INT8, errors={"int8": 0.5})
+    jobs = [replace(each, target=sizes.targets[0].target) for each in (INT8, FP32)]
+
+    def calls(rules: Policy) -> tuple[list[int | None], int]:
+        scenario.calls.clear()
+        (cpu,) = stage(scenario, rules, *jobs).targets
+        int8 = next(c for c in cpu.candidates if c.job.id == INT8.id)
+        assert int8.verdict is not None
+        looked_at = [check.batch_size for check in int8.verdict.checks if check.gate.metric == "cosine"]
+        return looked_at, scenario.calls["make_calls", "int8"]
+
+    assert calls(sizes) == ([1], 0)
+    assert calls(expired) == ([1], 0)
+    assert calls(waived) == ([1, 8], 1), "its earlier verdict was taken from the cache"
+
+
 SPEED = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 
 
