@@ -206,8 +206,12 @@ def test_what_failed_for_good_is_asked_no_more(stage: Stage) -> None:
     """Broken: a candidate that can't pass any more would answer at every batch size, and in all calls and to all
     samples beyond the validation set; or one that a waiver lets through would not, and pass unproven."""
     sizes = policy(target_policy(target(batch_sizes=(1, 8))))
-    waived = replace(sizes, waivers=(Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-12-31"),))
-    expired = replace(sizes, waivers=(Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-11-01"),))
+    waived = replace(
+        sizes, waivers=(Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-12-31"),)
+    )
+    expired = replace(
+        sizes, waivers=(Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-11-01"),)
+    )
     scenario = Scenario(latency_s=FAST_INT8, errors={"int8": 0.5})
     jobs = [replace(each, target=sizes.targets[0].target) for each in (INT8, FP32)]
 

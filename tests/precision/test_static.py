@@ -352,6 +352,17 @@ def test_histograms_of_samples_add_up_to_that_of_all(parts: list[list[float]]) -
         assert sure <= found.counts[: ranges.BINS + edge].sum() <= sure + unsure
 
 
+def test_every_value_of_a_large_tensor_is_counted_once() -> None:
+    """Broken: a tensor is counted in pieces, and one would be left out or counted twice."""
+    values = np.random.default_rng(0).standard_normal((3, 50_021)).astype(np.float32)
+    found = ranges._count(values, ranges._reduce(values, 0))
+    assert found is not None
+    ends = ranges.BINS * 2.0**found.exponent
+    expected, _ = np.histogram(values, 2 * ranges.BINS, (-ends, ends))
+    assert np.abs(np.cumsum(found.counts) - np.cumsum(expected)).max() <= 3  # a value may lie on an edge
+    assert found.counts.sum() == values.size
+
+
 def test_threads_change_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: the same model, samples and policy would give another artifact on a machine with more cores."""
     made = loud_transformer(tmp_path / "made")
