@@ -73,6 +73,9 @@ class FakeEngine:
     def max_parallel(self, memory_bytes: int) -> int:
         return self._lanes
 
+    def free_memory_bytes(self) -> int:
+        return 10**12
+
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
 

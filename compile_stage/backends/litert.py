@@ -123,7 +123,7 @@ class LiteRt(Compiler):
         with _quiet():
             for name, inputs in zip(files, shapes, strict=True):
                 file = into / name
-                file.write_bytes(_convert(model, inputs))
+                file.write_bytes(_converted(model, inputs))
                 if scheme.precision != "fp32":
                     rows = inputs[0][0] if inputs[0] else 1
                     file.write_bytes(_quantise(file, scheme, model.signature, calibration, rows))
@@ -254,6 +254,24 @@ def _narrowed(spec: TensorSpec, array: Any, dtype: Any) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------------- converting
+
+
+_last: tuple[tuple[object, ...], bytes] | None = None
+"""The last file that this process converted: of one model, int8 begins from what fp32 is."""
+
+_KEPT_BYTES = 500_000_000  # a larger file is converted again, rather than kept in memory
+
+
+def _converted(model: PortableModel, shapes: Sequence[tuple[int, ...]]) -> bytes:
+    global _last
+    key = (model.digest, tuple(map(tuple, shapes)))
+    if _last is not None and _last[0] == key:
+        return _last[1]
+    _last = None  # its memory is free while the next is made
+    made = _convert(model, shapes)
+    if len(made) <= _KEPT_BYTES:
+        _last = (key, made)
+    return made
 
 
 def _convert(model: PortableModel, shapes: Sequence[tuple[int, ...]]) -> bytes:

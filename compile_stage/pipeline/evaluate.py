@@ -1,4 +1,4 @@
-"""One candidate: lowered, compiled and validated in workers of its own; and the candidates of a target, side by side.
+"""One candidate: lowered, compiled and validated in workers; and the candidates of a target, side by side.
 
 A refusal, a crash, a time-out or too little memory is the candidate's state, and the others go on.
 """
@@ -6,9 +6,9 @@ A refusal, a crash, a time-out or too little memory is the candidate's state, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from compile_stage.core.records import Artifact, CacheState, Candidate, Failure,
 from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.measure import stats
 from compile_stage.pipeline.inputs import TargetRun
+from compile_stage.pipeline.job_workers import JobWorkers, NewWorkers, Workers
 from compile_stage.pipeline.pruning import quick_comparison
 from compile_stage.pipeline.time_left import in_order_of_promise
 from compile_stage.steps.compile import compile_job
@@ -49,7 +50,7 @@ class EvaluationOptions:
             long.
         time_quickly: Take its quick latency too, in the worker that has it open.
         beside_others: Other jobs run at the same time.
-        workers: Those of a search; None for workers of its own.
+        workers: That it may use after others; None for workers of its own.
     """
 
     lower: Lower | None = None
@@ -57,7 +58,7 @@ class EvaluationOptions:
     prune: bool = False
     time_quickly: bool = False
     beside_others: bool = False
-    workers: TrialWorkers | None = None
+    workers: Workers | None = None
 
 
 _TO_THE_END = EvaluationOptions()
@@ -86,8 +87,11 @@ def evaluate_all(
             have.
     """
     context, left = target.context, target.time
-    lanes = context.engine.max_parallel(_JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent))
-    options = EvaluationOptions(prune=prune, beside_others=min(lanes, len(jobs)) > 1)
+    job_bytes = _JOB_BYTES + _JOB_COPIES * tree_size(Path(target.inputs.portable.path).parent)
+    lanes = context.engine.max_parallel(job_bytes)
+    several = min(lanes, len(jobs)) > 1
+    workers = JobWorkers(target, jobs, room_bytes=lanes * job_bytes, beside_others=several)
+    options = EvaluationOptions(prune=prune, beside_others=several, workers=workers)
 
     def evaluated(job: Job) -> Candidate:
         began = time.monotonic()
@@ -96,7 +100,7 @@ def evaluate_all(
             left.ended(job, time.monotonic() - began, passed=candidate.has_passed)
         return candidate
 
-    with ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
+    with closing(workers), ThreadPoolExecutor(max_workers=lanes, thread_name_prefix="job") as pool:
         ordered = in_order_of_promise(jobs)
         first, beside = ordered[:-lanes], ordered[-lanes:]
         futures = {job.id: pool.submit(evaluated, job) for job in first}
@@ -121,13 +125,16 @@ def evaluate(target: TargetRun, job: Job, options: EvaluationOptions = _TO_THE_E
     if (known := target.context.failed.get(job.id)) is not None:
         return Evaluation(candidate=Candidate(job=job).failed(known))
     bound_s, began = target.time.bound_s() if options.seconds is None else None, time.monotonic()
-    steps = _Steps(target, job, options if bound_s is None else replace(options, seconds=bound_s))
+    bound = options if bound_s is None else replace(options, seconds=bound_s, workers=None)
+    steps = _Steps(target, job, bound)
     try:
         quick_latency_s = steps.run()
         return Evaluation(candidate=steps.candidate, quick_latency_s=quick_latency_s)
     except UsageError as refusal:
         return Evaluation(candidate=steps.candidate.in_state("refused", refusal.problem))
     except WorkerError as error:
+        if steps.follows_another and error.kind in ("crash", "out_of_memory"):  # which may have left something behind
+            return evaluate(target, job, replace(options, workers=None))
         failure = Failure(kind=error.kind, step=steps.current, problem=error.problem, detail=error.detail)
         failure = target.time.cut(failure, bound_s, time.monotonic() - began)
     except (
@@ -140,18 +147,27 @@ def evaluate(target: TargetRun, job: Job, options: EvaluationOptions = _TO_THE_E
 
 
 class _Steps:
-    """The steps of one evaluation; `candidate` is what is known so far, `current` the step that is running."""
+    """The steps of one evaluation.
+
+    Attributes:
+        candidate: What is known so far.
+        current: The step that is running.
+        follows_another: Its workers were another job's before.
+    """
 
     def __init__(self, target: TargetRun, job: Job, options: EvaluationOptions) -> None:
         self._target, self._job, self._options = target, job, options
         self.candidate = Candidate(job=job)
         self.current = "lower"
+        self.follows_another = False
 
     def run(self) -> float | None:
         """All steps, as far as they apply; the quick latency where it was asked for."""
-        shared = self._options.workers
-        with shared.opened() if shared else _workers(self._target, self._job, self._options) as (here, worker):
-            artifact = self._compile(worker, self._lower(here))
+        options = self._options
+        new = NewWorkers(self._target, seconds=options.seconds, beside_others=options.beside_others)
+        with (options.workers or new).opened(self._job) as pair:
+            self.follows_another, worker = pair.used, pair.runs
+            artifact = self._compile(worker, self._lower(pair.lowers))
             if why := self.candidate.not_runnable_here:
                 reason = f"compiled, not validated: it can't be run on this machine: {why}"
                 self.candidate = self.candidate.in_state("compiled_not_validated", reason)
@@ -209,47 +225,12 @@ class _Steps:
             return None
 
 
-class TrialWorkers:
-    """The workers of one search, which all its trials use: starting a process and importing a backend takes longer than
-    a small network's trial. After a crash, a time-out or too little memory the next trial has new ones, and each trial
-    of a third party's backend has: its code could change the graph that the next one makes.
-
-    Args:
-        job: Of the search's trials; its backend and its lowering say which workers are needed.
-        ends: No call of theirs goes on longer, on `time.monotonic`'s clock.
-    """
-
-    def __init__(self, target: TargetRun, job: Job, ends: float) -> None:
-        self._target, self._job, self._ends = target, job, ends
-        self._stack = ExitStack()
-        self._workers: tuple[Worker, Worker] | None = None
-
-    @contextmanager
-    def opened(self) -> Iterator[tuple[Worker, Worker]]:
-        """The one that lowers, and the one that compiles and runs, for one trial."""
-        if self._workers is None or plugins.third_party("backends", self._job.backend):
-            self.close()
-            options = EvaluationOptions(seconds=max(0.0, self._ends - time.monotonic()))
-            self._workers = self._stack.enter_context(_workers(self._target, self._job, options))
-        try:
-            yield self._workers
-        except WorkerError as error:
-            if error.kind != "exception":
-                self.close()
-            raise
-
-    def close(self) -> None:
-        """End them."""
-        self._workers = None
-        self._stack.close()
-
-
 def compile_candidate(target: TargetRun, job: Job) -> Artifact:
     """What a job compiles, without a look at its answers. Raises what its steps raise."""
-    with _workers(target, job, _TO_THE_END) as (here, worker):
+    with NewWorkers(target).opened(job) as pair:
         inputs = target.inputs
-        model = lower(target.context, here, job, inputs.model_for(job), inputs.calibration)
-        return compile_job(target.context, worker, job, model, inputs.calibration).artifact
+        model = lower(target.context, pair.lowers, job, inputs.model_for(job), inputs.calibration)
+        return compile_job(target.context, pair.runs, job, model, inputs.calibration).artifact
 
 
 def quick_latency(target: TargetRun, candidate: Candidate, seconds: float) -> float | None:
@@ -308,24 +289,6 @@ def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifac
         return min(stats.median(turn) for turn in turns)  # of the least disturbed turn
 
     return float(context.cached("quick_latency/2", job.id, key, measure, anew=context.remeasure).value)
-
-
-@contextmanager
-def _workers(target: TargetRun, job: Job, options: EvaluationOptions) -> Iterator[tuple[Worker, Worker]]:
-    """The worker that lowers, and the one that compiles and runs: the same, unless the backend has a toolchain of its
-    own, which holds only the backend's packages, or the lowering is a third party's, whose code could change what the
-    backend answers in its process."""
-    context = target.context
-    within = WorkerLimits.within(target.run_policy.budget, job.target.threads)
-    times_kernels = plugins.load("backends", job.backend).capabilities_for(job.target).times_kernels
-    limits = replace(within, total_s=options.seconds, shares_cores=options.beside_others and not times_kernels)
-    interpreter = plugins.interpreter_of(job.backend)
-    with ExitStack() as stack:
-        here = worker = stack.enter_context(context.worker(job.id, limits))
-        foreign = not job.scheme.native and plugins.third_party("lowerings", job.scheme.precision)
-        if interpreter or foreign:
-            worker = stack.enter_context(context.worker(job.id, replace(limits, interpreter=interpreter)))
-        yield here, worker
 
 
 def _cache_state(cached: bool) -> CacheState:

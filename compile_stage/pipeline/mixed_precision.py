@@ -34,12 +34,12 @@ from compile_stage.measure.structure import BEHAVIOUR
 from compile_stage.pipeline.evaluate import (
     EvaluationOptions,
     Lower,
-    TrialWorkers,
     evaluate,
     fastest,
     quick_latency,
 )
 from compile_stage.pipeline.inputs import TargetRun
+from compile_stage.pipeline.job_workers import TrialWorkers
 
 _SHARE = 0.5
 """One search may use so much of what is left while others wait; the last may use all."""
@@ -175,7 +175,7 @@ def find_mixed(
         ceiling_s=passing.latency_s if passing else None,
     )
     costs = {entry.node: entry.cost for entry in ranking}
-    with closing(TrialWorkers(target, missed.job, ends)) as workers:
+    with closing(TrialWorkers(target, ends)) as workers:
         trials = _Trials(target, missed, ends, method, workers)
         outcome = searching.search(ranked, trials, limits, float_types=missed.job.scheme.float_types, costs=costs)
     budget.evaluations -= len(outcome.trials)

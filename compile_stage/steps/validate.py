@@ -219,6 +219,7 @@ def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, val
             checks += _whole_predict(worker, job, artifact, gates, validation)
         if not _has_failed(checks, validation.waived):
             checks += _beyond(worker, job, gates, validation, checks)
+        worker.call("close_model")  # the worker may be kept for another job
         validation.demand_unchanged()
         if any(check.outcome is Outcome.NOT_RUN for check in checks):
             raise _NotRunError(tuple(checks), errors)

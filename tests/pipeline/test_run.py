@@ -4,7 +4,8 @@ states."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -20,7 +21,9 @@ from compile_stage.core.errors import KilledError, RegistryError, SourceError, U
 from compile_stage.core.ports import Confinement
 from compile_stage.core.records import Budget, Compliance, Fallback, Gate, Plan, Policy, RunResult, Waiver
 from compile_stage.measure import disturbance
+from compile_stage.pipeline import evaluate
 from compile_stage.pipeline.cache_status import cache_status
+from compile_stage.pipeline.job_workers import JobWorkers, Pair
 from compile_stage.pipeline.outcome import RunOptions, RunState
 from compile_stage.pipeline.run import make_plan, run
 
@@ -132,6 +135,30 @@ def test_how_a_candidate_ended_is_its_state(stage: Stage, error: Exception, stat
     assert cpu.selection.winner == FP32.id
     assert cpu.selection.states[INT8.id] == state
     assert cpu.selection.reasons[INT8.id].startswith(words)
+
+
+class Broken:
+    """A worker that something ended, or will end at its next call."""
+
+    def call(self, function: str, /, **arguments: Any) -> Any:
+        raise WorkerError("crash", f"ended in {function}")
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_crash_in_another_jobs_worker_is_no_candidates_fault(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, *, used: bool
+) -> None:
+    """Broken: what one job left behind in a worker that is kept would fail the next job."""
+
+    class Kept(JobWorkers):
+        @contextmanager
+        def opened(self, job: Any) -> Iterator[Any]:
+            yield Pair(lowers=Broken(), runs=Broken(), used=used)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evaluate, "JobWorkers", Kept)
+    (cpu,) = stage(Scenario(latency_s=FAST_INT8), policy(), INT8, FP32).targets
+    crashed = {INT8.id: "failed", FP32.id: "failed"}
+    assert cpu.selection.states == ({INT8.id: "won", FP32.id: "lost"} if used else crashed)
 
 
 def test_a_crash_during_benchmarking_never_wins(stage: Stage) -> None:
