@@ -28,7 +28,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -64,6 +63,7 @@ from compile_stage.serving.variants import Chosen, choose, holds_variants
 if TYPE_CHECKING:
     from compile_stage.core.ports import Backend
     from compile_stage.core.tensors import Array, Batch
+    from compile_stage.serving.batches import ProvenBatches
 
     Processor: TypeAlias = TextProcessor | GenerationProcessor | MediaProcessor
 
@@ -152,20 +152,29 @@ class CompiledModel:
             UsageError: It does not fit the signature; or it has another number of rows than the batches that were
                 proven, and parts of a batch may not be answered by themselves.
         """
-        return self._in_batches(self._run, batch)
+        batches = self._batches
+        if batches is None or batches.takes(_rows(batch)):
+            with self._lock:
+                outputs: Batch = self._session.run(batch)
+            return outputs
+        return self._in_parts(batches, self._run, batch)
 
     @property
     def first(self) -> Callable[[Batch], Batch] | None:
         """Of a language model, what answers as `run` does, for the first new token alone (`serving.generation`); None
         for any other model."""
-        return partial(self._in_batches, self._first) if hasattr(self._session, "first") else None
+        return self._first_in_batches if hasattr(self._session, "first") else None
 
-    def _in_batches(self, run: Callable[[Batch], Batch], batch: Batch) -> Batch:
-        if self._batches is None or self._batches.takes(_rows(batch)):
-            return run(batch)
+    def _first_in_batches(self, batch: Batch) -> Batch:
+        batches = self._batches
+        if batches is None or batches.takes(_rows(batch)):
+            return self._first(batch)
+        return self._in_parts(batches, self._first, batch)
+
+    def _in_parts(self, batches: ProvenBatches, run: Callable[[Batch], Batch], batch: Batch) -> Batch:
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
-        return self._batches.run(run, batch)
+        return batches.run(run, batch)
 
     def generate(self, ids: Array, new_tokens: int, **settings: Any) -> list[list[int]]:
         """Of a language model: what it writes after prompts [batch, tokens] of one length

@@ -169,8 +169,8 @@ class JobWorkers:
 
 
 def _has_foreign_code(job: Job) -> bool:
-    return plugins.third_party("backends", job.backend) or _lowers_with_foreign_code(job)
+    return bool(plugins.third_party("backends", job.backend)) or _lowers_with_foreign_code(job)
 
 
 def _lowers_with_foreign_code(job: Job) -> bool:
-    return not job.scheme.native and plugins.third_party("lowerings", job.scheme.precision)
+    return not job.scheme.native and bool(plugins.third_party("lowerings", job.scheme.precision))

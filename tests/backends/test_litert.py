@@ -81,11 +81,11 @@ def test_what_a_file_with_fixed_shapes_can_not_be_is_refused() -> None:
 
 def test_a_number_that_does_not_fit_is_refused() -> None:
     """Broken: a token beyond 32 bits would be wrapped around to another token, and answered with confidence."""
-    assert _narrowed(TOKENS, np.array([[2**31 - 1]]), np.int32).dtype == np.int32
+    assert _narrowed(TOKENS, np.array([[2**31 - 1]]), np.dtype(np.int32)).dtype == np.int32
     with pytest.raises(
         UsageError, match=r"input 'tokens' holds 1 to 2147483648, and the compiled model takes int32 only"
     ):
-        _narrowed(TOKENS, np.array([[1, 2**31]]), np.int32)
+        _narrowed(TOKENS, np.array([[1, 2**31]]), np.dtype(np.int32))
 
 
 def test_operators_are_counted_where_they_run() -> None:
