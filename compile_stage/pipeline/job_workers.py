@@ -129,19 +129,18 @@ class JobWorkers:
     def opened(self, job: Job) -> Iterator[Pair]:
         """For one job. May be called from several threads."""
         pair, stack = self._take(job)
+        sound = False
         try:
             yield pair
-        except WorkerError as error:
-            if error.kind == "exception":
-                self._give_back(job, pair, stack)
+            sound = True
+        except CompileStageError as error:
+            sound = not isinstance(error, WorkerError) or error.kind == "exception"
             raise
-        except CompileStageError:  # it was refused
-            self._give_back(job, pair, stack)
-            raise
-        else:
-            self._give_back(job, pair, stack)
         finally:
-            stack.close()
+            if sound and self._is_kept(job):
+                with self._lock:
+                    self._idle[job.backend].append((replace(pair, used=True), stack.pop_all()))
+            stack.close()  # of what is kept it is empty
 
     def _take(self, job: Job) -> tuple[Pair, ExitStack]:
         with self._lock:
@@ -151,14 +150,11 @@ class JobWorkers:
         stack = ExitStack()
         return stack.enter_context(self._new.opened(job)), stack
 
-    def _give_back(self, job: Job, pair: Pair, stack: ExitStack) -> None:
-        """Keep them, where that is of use and there is room: then the stack is empty."""
+    def _is_kept(self, job: Job) -> bool:
         if not self._to_come[job.backend] or _has_foreign_code(job):
-            return
+            return False
         free = self._context.free_memory_bytes()
-        if free is not None and free >= self._room_bytes:
-            with self._lock:
-                self._idle[job.backend].append((replace(pair, used=True), stack.pop_all()))
+        return free is not None and free >= self._room_bytes
 
     def close(self) -> None:
         """End those that nobody took."""
