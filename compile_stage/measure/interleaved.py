@@ -7,6 +7,7 @@ all alike. Rounds in which other processes used the cores are dropped and repeat
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,7 @@ class Rounds:
         first_look: A first pair of undisturbed rounds, or a few more of any kind, is all that is wanted.
         overtime: Times `seconds` at most, where there are too few rounds.
         starts: Of the measurement that these are a part of.
+        rough_s: After so long, ratios that are known roughly are enough (`timing.enough`).
         differ: By what ratios differed between the starts before (`restarts.differences`).
         may_leave: Who can neither win nor has an open gate leaves the rounds (`measure.leaving`), where the request
             says what gates there are.
@@ -75,6 +77,7 @@ class Rounds:
     first_look: bool = False
     overtime: float = OVERTIME
     starts: int = 1
+    rough_s: float = math.inf
     differ: Mapping[str, float] = field(default_factory=dict)
     may_leave: bool = False
 
@@ -256,6 +259,7 @@ class Interleaved:
                 min_calls=wanted.min_calls,
                 starts=wanted.starts,
                 differ=wanted.differ,
+                rough=now_s - pace.began_s >= wanted.rough_s,
             )
             if late or known(self._by_name(played.clean)):
                 break

@@ -23,7 +23,7 @@ PROCESSES = 3
 """Starts of each participant. By simulation (docs/measurement.md): from three on the interval holds what it says."""
 
 MORE_PROCESSES = 5
-"""Starts where they are cheap (`CHEAP_SHARE`): they halve the interval, and cost twice the loading."""
+"""Starts where loading them leaves time for rounds (`LOADING_SHARE`): they halve the interval of three."""
 
 AGREE = 0.75 * stats.RESOLUTION
 """Three starts whose intervals are as narrow as ±1.5 % are enough. They may agree by chance, so their intervals are
@@ -45,8 +45,16 @@ _LIKELY = 3
 LOADING_SHARE = 0.5
 """Starting processes again may take at most this share of the time for measuring."""
 
-CHEAP_SHARE = 0.25
-"""Starting them `MORE_PROCESSES` times may take at most this share: the rounds keep three quarters of the time."""
+ROUNDS_SHARE = 0.5
+"""Rounds for so much of the time that starting again takes, and no more where a ratio is known to ±8 %
+(`timing.ROUGHLY`): the next start tells more then. By the optimal allocation of two-stage sampling (Cochran, Sampling
+Techniques, 3rd ed., 10.6) it is √(c_r / c_s) σ_r / σ_s for rounds that differ by σ_r and cost c_r, and starts that
+differ by σ_s and cost c_s: 0.6 where processes differ by 4 %, ratios of rounds by 14 %, a start costs 6 s, and a round
+0.35 s."""
+
+LEAST_SHARE = 0.05
+"""Rounds for at least this share of the time for measuring: where starting again costs little, there are no more than
+five starts all the same, and rounds are what there is time for."""
 
 
 @dataclass
@@ -74,8 +82,8 @@ class Schedule:
     def limit(self, restart_s: float) -> None:
         """Fewer starts, if a later start takes so long that they don't fit."""
         self.restart_s = restart_s
-        if (self.starts - 1) * restart_s > CHEAP_SHARE * self.seconds:
-            self.starts = 1 + min(self.starts - 1, PROCESSES - 1, int(LOADING_SHARE * self.seconds / restart_s))
+        if (self.starts - 1) * restart_s > LOADING_SHARE * self.seconds:
+            self.starts = 1 + int(LOADING_SHARE * self.seconds / restart_s)
 
     def one_more(self) -> None:
         """A start more, for who joins after the first: a speedup needs as many of theirs. Before any of it is known."""
@@ -85,6 +93,14 @@ class Schedule:
         """For the rounds of a start, from now on."""
         left_s = self._ends - time.monotonic() - (self.starts - 1 - number) * self.restart_s
         return max(0.0, left_s) / max(1, self.starts - number)
+
+    @property
+    def rough_s(self) -> float:
+        """Rounds of a start may end after so long where ratios are known roughly; infinite where an interval comes from
+        rounds."""
+        if self.starts < stats.FEW_PROCESSES:
+            return math.inf
+        return max(ROUNDS_SHARE * self.restart_s, LEAST_SHARE * self.seconds)
 
     def extend(self, overtime_s: float) -> None:
         """A start took longer than it was given, since it had too few rounds: the later ones keep their share."""

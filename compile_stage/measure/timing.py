@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from compile_stage.measure.quantiles import GATED, effective_calls
 from compile_stage.measure.stats import (
+    ASSUMED_SPREAD,
     FEW_PROCESSES,
     RESOLUTION,
     is_within,
@@ -61,6 +62,9 @@ LONGEST_TURN_S = 10 * TURN_S
 
 WIDEST = 0.2
 """Each start is known to ±20 % at least, however much the starts differ."""
+
+ROUGHLY = 2 * ASSUMED_SPREAD.log_sd
+"""A start that is known to ±8 % is known as well as one start shows it, where processes differ by 4 %."""
 
 _APART_S = 0.005  # a window of untimed calls, in which waiting for a core shows
 _WAITED_SHARE = 0.1  # of such a window, by all threads together; what a thread waits for when it is woken is less
@@ -261,6 +265,7 @@ def enough(
     min_calls: int = 0,
     starts: int = 1,
     differ: Mapping[str, float] | None = None,
+    rough: bool = False,
 ) -> bool:
     """True when every ratio to the baseline is known narrowly enough to stop: to ±2 %, and of several starts, since
     their mean counts, to that times the root of their number.
@@ -275,15 +280,20 @@ def enough(
         starts: Of the whole measurement, each of which ends by this rule.
         differ: By what a participant's ratio differed between the starts before this one (`restarts.differences`). A
             start need not be known more narrowly than that.
+        rough: Ratios need only be known to ±8 % (`ROUGHLY`), however long the rounds' memory is: other starts follow,
+            and the interval comes from how they differ.
     """
     if min_calls and any(effective_calls(turns, GATED) < min_calls for turns in rounds.values()):
         return False
     done = min((len(turns) for turns in rounds.values()), default=0)
     if done < MIN_ROUNDS or done % 2:  # a half pair of mirrored rounds leans to one side
         return False
+    others = [name for name in rounds if name != baseline]
+    if rough and all(is_within(ratio_interval(rounds[baseline], rounds[name], seed=seed), ROUGHLY) for name in others):
+        return True
     wanted = RESOLUTION * math.sqrt(starts if starts >= FEW_PROCESSES else 1)
     widths = {name: max(wanted, min((differ or {}).get(name, 0.0), WIDEST)) for name in rounds}
-    return all(_is_known(rounds[baseline], rounds[name], seed, widths[name]) for name in rounds if name != baseline)
+    return all(_is_known(rounds[baseline], rounds[name], seed, widths[name]) for name in others)
 
 
 def roughly_known(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int) -> bool:

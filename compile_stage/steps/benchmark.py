@@ -256,7 +256,7 @@ def benchmark(
 
     try:
         key = _key(context, baseline, artifacts, request)
-        cached = context.cached("benchmark/9", request.label, key, make, anew=context.remeasure)
+        cached = context.cached("benchmark/10", request.label, key, make, anew=context.remeasure)
     except _PartialError as error:  # a failure is never cached, and the others' numbers still hold
         return Measured(measurements=error.measurements, failures=measuring.failures, cached=False)
     measured = dict(revive(Mapping[str, Measurement], cached.value))
@@ -399,6 +399,7 @@ class _Measuring:
                     first_look=request.first_look,
                     overtime=request.overtime,
                     starts=self.schedule.starts,
+                    rough_s=self.schedule.rough_s / len(target.batch_sizes),
                     differ=differences(earlier, BASELINE, batch_size),
                     may_leave=number == 0,  # only who may win is started again, and stays
                 )

@@ -267,7 +267,7 @@ def measure_four(tmp_path: Path, engine: FakeEngine, *, may_leave: bool) -> Meas
     context = run_context(tmp_path, engine)
     four = {name: artifact(job_id=name, path=str(compiled)) for name in LATENCY_S if name != BASELINE}
     holds = partial(lambda _, measured: gates_hold((SPEEDUP,), measured, 1)) if may_leave else None
-    budget = Budget(measure_seconds=5)
+    budget = Budget(measure_seconds=20)  # of looks at the clock
     request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=budget, seed=0, holds=holds)
     return benchmark(context, source(), four, request)
 
