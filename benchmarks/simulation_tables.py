@@ -108,6 +108,33 @@ def ends_of_starts(page: Page) -> None:
     page.table(head, rows, figures)
 
 
+def allocation(page: Page) -> None:
+    """How the time for measuring is shared among starts and rounds."""
+    figures = [one for one in page.newest("simulations", by=("question",)) if one.row["question"] == "allocation"]
+    page.section(
+        "More starts or more rounds?",
+        "Simulated: a minute for measuring, of which a start takes 6 s and a round 0.35 s, shared by the stage's rule, "
+        "and beside it three starts with as many rounds as there is time for "
+        "([decision 0111](decisions/0111-more-starts-rather-than-more-rounds.md)).",
+    )
+    head = [
+        "rounds wander by", "processes differ by", "interval holds the truth", "three", "median half width", "three",
+        "unstable", "three", "seconds", "three",
+    ]  # fmt: skip
+    rows = [
+        [
+            f"{row['noise']:.0%}",
+            f"{row['processes']:.0%}",
+            *(percent(row, key) for key in ("held", "three_held")),
+            *(f"±{row[key]:.1%}" for key in ("half_width", "three_half_width")),
+            *(percent(row, key) for key in ("unstable", "three_unstable")),
+            *(f"{row[key]:.0f}" for key in ("seconds", "three_seconds")),
+        ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
 def selection(page: Page) -> None:
     """The winner among equal candidates, by noise and number."""
     figures = page.newest("selection", by=("noise",))

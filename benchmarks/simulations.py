@@ -14,6 +14,9 @@ Seeded: the same figures on every machine.
 - **Starts**: five starts by the stage's own rule of when one ends (`timing.enough`), rounds that wander by 6 % and at
   most 30 of them; beside it always five, by the rule that does not look at what the earlier starts differed by
   (`fixed`).
+- **Allocation**: a minute for measuring, of which a start takes 6 s and a round 0.35 s, shared by the stage's rule
+  (`restarts.Schedule`, `timing.enough`); beside it three starts, each known to 3.5 % where its share of the time allows
+  (`three`). Rounds of each model wander by `noise`, without memory.
 - **Accuracy**: an artifact that loses 1.5 points where 1 is allowed with `confidence: 0.95`, or one exactly at the
   limit; as many answers get better and worse beside that as `changes` says. Samples may come in groups of ten that
   share their fate.
@@ -45,7 +48,7 @@ from compile_stage.core.records import Gate, Measurement, Outcome, Timing  # noq
 from compile_stage.measure import stats  # noqa: E402
 from compile_stage.measure.families import widened  # noqa: E402
 from compile_stage.measure.performance import check_performance  # noqa: E402
-from compile_stage.measure.restarts import AGREE, MORE_PROCESSES, PROCESSES  # noqa: E402
+from compile_stage.measure.restarts import AGREE, MORE_PROCESSES, PROCESSES, Schedule  # noqa: E402
 from compile_stage.measure.tasks import measure_task  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS, enough  # noqa: E402
 from compile_stage.measure.tokens import divergence_interval  # noqa: E402
@@ -56,6 +59,7 @@ LATENCY_S = 0.001
 MEMORIES, SPREADS = (0.0, 0.5, 0.9, 0.98), (0.0, 0.02, 0.04)
 SLOWER = 1.03
 NOISY, NOISY_ROUNDS = 0.06, 30
+MEASURE_S, RESTART_S, ROUND_S = 60.0, 6.0, 0.35
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 
 Rounds = list[list[float]]
@@ -183,6 +187,31 @@ def starts_cell(memory: float, spread: float, trials: int, *, fixed: bool) -> di
         widths.append((ratio.high - ratio.low) / 2)
         played.append(rounds)
     return {"held": held / trials, "half_width": float(np.median(widths)), "rounds": float(np.mean(played))}
+
+
+def allocation_cell(noise: float, spread: float, trials: int, *, three: bool) -> dict[str, float]:
+    """A minute of rounds and starts: how often the interval holds the truth and is unstable, its median half width, and
+    the seconds that it takes."""
+    schedule = Schedule(MEASURE_S, starts=PROCESSES if three else MORE_PROCESSES)
+    schedule.limit(RESTART_S)
+    starts, generator = schedule.starts, np.random.default_rng([int(1000 * noise), int(100 * spread)])
+    share_s = (MEASURE_S - (starts - 1) * RESTART_S) / starts
+
+    def ends(base: Rounds, own: Rounds, quotients: Sequence[float]) -> bool:
+        differ = {"own": float(np.std(quotients, ddof=1))} if len(quotients) > 1 else None
+        rough = not three and len(base) * ROUND_S >= schedule.rough_s
+        return enough({"base": base, "own": own}, "base", seed=trial, starts=starts, differ=differ, rough=rough)
+
+    held, unstable, widths, seconds = 0, 0, [], []
+    for trial in range(trials):
+        machine = Machine(0.0, spread, generator, wanders=noise, most=int(share_s / ROUND_S))
+        ratio, rounds = of_starts(machine, trial, starts, ends, may_agree=not three)
+        held += ratio.low <= 1 <= ratio.high
+        unstable += not stats.is_within(ratio, stats.UNSTABLE)
+        widths.append((ratio.high - ratio.low) / 2)
+        seconds.append(rounds * ROUND_S + (starts - 1) * RESTART_S)
+    shares = {"held": held / trials, "unstable": unstable / trials}
+    return {**shares, "half_width": float(np.median(widths)), "seconds": float(np.mean(seconds))}
 
 
 def passes(ratio: Any) -> bool:
@@ -322,6 +351,18 @@ def starts_rows(trials: int) -> list[dict[str, Any]]:
     return rows
 
 
+def allocation_rows(trials: int) -> list[dict[str, Any]]:
+    rows = []
+    for noise in (0.03, 0.1):
+        for spread in (0.01, 0.04):
+            row: dict[str, Any] = {"question": "allocation", "noise": noise, "processes": spread}
+            row |= allocation_cell(noise, spread, trials, three=False)
+            then = allocation_cell(noise, spread, trials, three=True)
+            rows.append(row | {f"three_{key}": value for key, value in then.items()})
+            print(rows[-1], flush=True)
+    return rows
+
+
 def accuracy_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
     rows = []
     cells = [(n, loses, changes, 1) for n in (32, 100, 300, 512) for loses in (0.015, 0.01) for changes in (0.0, 0.01)]
@@ -390,7 +431,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
-    parser.add_argument("--question", choices=("speedup", "starts", "accuracy", "p95", "tokens"), help="only this one")
+    questions = ("speedup", "starts", "allocation", "accuracy", "p95", "tokens")
+    parser.add_argument("--question", choices=questions, help="only this one")
     results.add_save_option(parser)
     options = parser.parse_args(arguments)
     before = Before(options.before) if options.before else None
@@ -400,6 +442,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += speedup_rows(options.trials, before)
         if options.question in (None, "starts"):
             record.rows += starts_rows(max(50, options.trials // 5))
+        if options.question in (None, "allocation"):
+            record.rows += allocation_rows(max(50, options.trials // 5))
         if options.question in (None, "accuracy"):
             record.rows += accuracy_rows(options.trials, before)
         if options.question in (None, "p95"):
