@@ -63,6 +63,7 @@ class ExecuTorch(Compiler):
         precisions=("fp32", "int8", "int8-dynamic"),
         runtime=("executorch", "torch"),
         opens_with=("executorch", "torch"),
+        follows_others=True,
         artifact_is_code=False,
         lacks=_LACKS,
     )

@@ -81,6 +81,7 @@ class LiteRt(Compiler):
         precisions=tuple(_SCHEMES),
         runtime=("ai-edge-litert",),
         opens_with=("ai_edge_litert",),
+        follows_others=True,
         artifact_is_code=False,
         lacks=_LACKS,
     )

@@ -87,6 +87,7 @@ class OnnxRuntime(Backend):
         precisions=("fp32", "fp16", "int8", "int8-dynamic", "int4"),
         runtime=providers.PACKAGES,
         lacks=_LACKS,
+        follows_others=True,
         artifact_is_code=False,
         compiles_any_graph=True,
         cross_compiles=True,

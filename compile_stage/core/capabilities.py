@@ -81,6 +81,8 @@ class BackendCapabilities(Capabilities):
         artifact_is_code: Opening an artifact runs machine code or a program that stands in it, as a shared library
             does. False for a graph that the runtime's own kernels compute. One of a stranger's is not opened without
             `--allow-code`.
+        follows_others: Its jobs may follow each other in one process: what it compiles does not depend on what it
+            compiled there before, to the byte, so that it can be made again alone.
         runs_anywhere: An fp32 artifact is the graph as it was exported, which the runtime fits to the machine that
             opens it: what `publish.elsewhere: portable-fp32` loads where no variant is proven.
     """
@@ -100,6 +102,7 @@ class BackendCapabilities(Capabilities):
     offers_tuning_options: bool = False
     caches: bool = False
     artifact_is_code: bool = True
+    follows_others: bool = False
     runs_anywhere: bool = False
 
     def why_lacking(self, precision: str) -> str:

@@ -63,5 +63,6 @@ CALLS: dict[str, Callable[..., Any]] = {
         on_model.time_turn,
         on_model.first_tokens,
         on_model.end_turn,
+        on_model.close_model,
     )
 }

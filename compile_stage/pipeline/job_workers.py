@@ -109,8 +109,9 @@ class TrialWorkers:
 
 class JobWorkers:
     """The workers of a target's jobs, kept for the jobs of the same backend that are still to begin, as long as there
-    is memory for those of other backends too. Nothing is kept after a crash, a time-out or too little memory, of an
-    engine that does not say what memory is free, or of a third party's backend or lowering.
+    is memory for those of other backends too, and where what it compiles does not depend on what it compiled before
+    (`BackendCapabilities.follows_others`). Nothing is kept after a crash, a time-out or too little memory, of an engine
+    that does not say what memory is free, or of a third party's backend or lowering.
 
     Args:
         jobs: That will be opened.
@@ -151,7 +152,8 @@ class JobWorkers:
         return stack.enter_context(self._new.opened(job)), stack
 
     def _is_kept(self, job: Job) -> bool:
-        if not self._to_come[job.backend] or _has_foreign_code(job):
+        follows = plugins.load("backends", job.backend).capabilities_for(job.target).follows_others
+        if not self._to_come[job.backend] or not follows or _has_foreign_code(job):
             return False
         free = self._context.free_memory_bytes()
         return free is not None and free >= self._room_bytes

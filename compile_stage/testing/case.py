@@ -72,17 +72,15 @@ class Case:
     @cached_property
     def artifact(self) -> Artifact:
         """Compiled once for all checks, and sent through JSON as between processes."""
+        return load_record(Artifact, canonical_json(self.compile_into(self.folder / "artifact")))
+
+    def compile_into(self, folder: Path) -> Artifact:
+        """Compile it."""
         portable = self.portable
         with contextlib.chdir(self.workplace):
-            built = self.backend.compile(
-                portable,
-                self.scheme,
-                self.target,
-                f"model--{self}",
-                self.folder / "artifact",
-                calibration=self.samples,
+            return self.backend.compile(
+                portable, self.scheme, self.target, f"model--{self}", folder, calibration=self.samples
             )
-        return load_record(Artifact, canonical_json(built))
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Session]:

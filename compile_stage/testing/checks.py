@@ -333,6 +333,17 @@ def ends_with_its_context(case: Case) -> str | None:
     return "the session still answers after its context has ended"
 
 
+def follows_others_as_it_says(case: Case) -> str | None:
+    """Where jobs may follow each other in one process, compiling again there writes the same bytes."""
+    first = case.artifact.digest
+    if not case.backend.capabilities_for(case.target).follows_others:
+        return None
+    case.compile_into(again := case.folder / "again")
+    if digest_tree(again) == first:
+        return None
+    return "compiled again in the same process it has other bytes: its capabilities say `follows_others`"
+
+
 CHECKS: Mapping[str, Callable[[Case], str | None]] = {
     check.__name__: check
     for check in (
@@ -342,6 +353,7 @@ CHECKS: Mapping[str, Callable[[Case], str | None]] = {
         offers_tuning_options_that_it_takes,
         refuses_in_words,
         writes_its_artifact,
+        follows_others_as_it_says,
         keeps_names_and_types,
         reads_back_what_ran,
         survives_json,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from compile_stage.backends.onnxruntime import OnnxRuntime
+from compile_stage.core.digest import digest_tree, tree_size
 from compile_stage.core.tensors import Signature
 from compile_stage.testing import CHECKS, Case, Finding, check_backend, check_case, models
 
@@ -169,6 +170,18 @@ class Litters(OnnxRuntime):
         return super().compile(*args, **more)
 
 
+class Numbers(OnnxRuntime):
+    """What it writes depends on how much it wrote before, as of a library that numbers what has no name."""
+
+    count = 0
+
+    def compile(self, model: Any, scheme: Any, target: Any, job_id: str, into: Path, calibration: Any = None) -> Any:
+        artifact = super().compile(model, scheme, target, job_id, into, calibration)
+        self.count += 1
+        (into / "number").write_text(str(self.count))
+        return replace(artifact, digest=digest_tree(into), size_bytes=tree_size(into))
+
+
 class RefusesNothing(OnnxRuntime):
     def refuse_target(self, target: Any) -> None:
         return None
@@ -202,6 +215,7 @@ class Crashes(OnnxRuntime):
         (LosesAnOutput, "keeps_names_and_types"),
         (KeepsItElsewhere, "is_self_contained"),
         (Litters, "leaves_nothing_behind"),
+        (Numbers, "follows_others_as_it_says"),
         (RefusesNothing, "refuses_in_words"),
         (RefusesWithoutWords, "refuses_in_words"),
         (NamesTwice, "declares_schemes"),

@@ -123,6 +123,7 @@ def test_the_quantizer_never_holds_the_weights(tmp_path: Path, monkeypatch: pyte
 
 
 def noise_db(model: PortableModel, samples: SampleSet, lowered: onnx.ModelProto) -> float:
+    """Of weights of 7 bits it is the same on every CPU: 16-bit sums of 8 bits saturate on those without VNNI."""
     batch = dict(next(iter(read_batches(model, samples))))
     [exact], [found] = open_session(Path(model.path)).run(None, batch), open_session(lowered).run(None, batch)
     return float(10 * np.log10(np.sum(exact**2) / np.sum((exact - found) ** 2)))
@@ -139,7 +140,7 @@ def test_each_reader_of_a_weight_gets_it_as_it_reads_it(tmp_path: Path) -> None:
     hidden = g.add("MatMul", hidden, g.add("Abs", weight))
     g.add("MatMul", hidden, g.weight(12, 8), name="y")
     model, samples = write(g, tmp_path / "made", 12)
-    ours = dynamic.quantise(simplify(Path(model.path), tmp_path), dynamic.OPS, [], per_channel=True, levels=127)
+    ours = dynamic.quantise(simplify(Path(model.path), tmp_path), dynamic.OPS, [], per_channel=True, levels=64)
     assert noise_db(model, samples, ours) > 25
 
 
@@ -149,6 +150,6 @@ def test_a_product_by_a_stack_of_matrices_stays_in_float(tmp_path: Path) -> None
     by_head = g.add("MatMul", g.add("Unsqueeze", "x", g.constant(np.array([1]))), g.weight(1, 12, 12))
     g.add("MatMul", g.add("Squeeze", by_head, g.constant(np.array([1]))), g.weight(12, 8), name="y")
     model, samples = write(g, tmp_path / "made", 12)
-    ours = dynamic.quantise(simplify(Path(model.path), tmp_path), dynamic.OPS, [], per_channel=True, levels=127)
+    ours = dynamic.quantise(simplify(Path(model.path), tmp_path), dynamic.OPS, [], per_channel=True, levels=64)
     assert {"MatMul", "MatMulInteger"} <= {node.op_type for node in ours.graph.node}
     assert noise_db(model, samples, ours) > 25
