@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations a
 BODY = (
     "performance: {min_speedup: null, throughput_at_p99: 0.001}\n"
     "budget: {measure_seconds: 0.3, soak_seconds: 0, predict_seconds: 0}\n"
-    "serving: {p99_ms: 300000, clients: [1, 3], instances: [1], seconds: 12, price_per_hour: 0.36}\n"
+    "serving: {p99_ms: 300000, clients: [1, 3], instances: [1], seconds: 20, price_per_hour: 0.36}\n"
     # What a busy machine leaves open does not hide what is packaged.
     'waivers: [{gate: throughput_at_p99, target: cpu, reason: "busy", owner: me, expires: 2099-12-31}]'
 )
