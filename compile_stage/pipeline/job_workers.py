@@ -75,8 +75,7 @@ class NewWorkers:
 
 class TrialWorkers:
     """The workers of one search, which all its trials use. After a crash, a time-out or too little memory the next
-    trial has new ones, and each trial of a third party's backend has: its code could change the graph that the next one
-    makes.
+    trial has new ones, and each trial has where jobs may not follow each other (`_may_follow`).
 
     Args:
         ends: No call of theirs goes on longer, on `time.monotonic`'s clock.
@@ -90,7 +89,7 @@ class TrialWorkers:
     @contextmanager
     def opened(self, job: Job) -> Iterator[Pair]:
         """For one trial; all trials are of one backend and one lowering."""
-        if self._pair is None or plugins.third_party("backends", job.backend):
+        if self._pair is None or not _may_follow(job):
             self.close()
             new = NewWorkers(self._target, seconds=max(0.0, self._ends - time.monotonic()))
             self._pair = self._stack.enter_context(new.opened(job))
@@ -109,9 +108,8 @@ class TrialWorkers:
 
 class JobWorkers:
     """The workers of a target's jobs, kept for the jobs of the same backend that are still to begin, as long as there
-    is memory for those of other backends too, and where what it compiles does not depend on what it compiled before
-    (`BackendCapabilities.follows_others`). Nothing is kept after a crash, a time-out or too little memory, of an engine
-    that does not say what memory is free, or of a third party's backend or lowering.
+    is memory for those of other backends too, and where jobs may follow each other (`_may_follow`). Nothing is kept
+    after a crash, a time-out or too little memory, or of an engine that does not say what memory is free.
 
     Args:
         jobs: That will be opened.
@@ -146,14 +144,13 @@ class JobWorkers:
     def _take(self, job: Job) -> tuple[Pair, ExitStack]:
         with self._lock:
             self._to_come[job.backend] -= 1
-            if self._idle[job.backend] and not _has_foreign_code(job):
+            if self._idle[job.backend] and _may_follow(job):
                 return self._idle[job.backend].pop()
         stack = ExitStack()
         return stack.enter_context(self._new.opened(job)), stack
 
     def _is_kept(self, job: Job) -> bool:
-        follows = plugins.load("backends", job.backend).capabilities_for(job.target).follows_others
-        if not self._to_come[job.backend] or not follows or _has_foreign_code(job):
+        if not self._to_come[job.backend] or not _may_follow(job):
             return False
         free = self._context.free_memory_bytes()
         return free is not None and free >= self._room_bytes
@@ -166,8 +163,12 @@ class JobWorkers:
         self._idle.clear()
 
 
-def _has_foreign_code(job: Job) -> bool:
-    return bool(plugins.third_party("backends", job.backend)) or _lowers_with_foreign_code(job)
+def _may_follow(job: Job) -> bool:
+    """Whether it may be done in a process where another of its backend was, and another after it: what is compiled must
+    not depend on what was compiled before, and a third party's code could change what the next is made of."""
+    if plugins.third_party("backends", job.backend) or _lowers_with_foreign_code(job):
+        return False
+    return bool(plugins.load("backends", job.backend).capabilities_for(job.target).follows_others)
 
 
 def _lowers_with_foreign_code(job: Job) -> bool:

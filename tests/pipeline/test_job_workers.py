@@ -116,6 +116,19 @@ def test_trials_of_a_third_partys_backend_share_nothing(engine: Engine, trials: 
     trials.close()
 
 
+def test_trials_whose_files_would_depend_on_the_trials_before_share_nothing(
+    engine: Engine, trials: TrialWorkers
+) -> None:
+    """Broken: `verify` could not make the published version again, whose names were numbered by how many trials came
+    before it."""
+    with trials.opened(ELSEWHERE) as first:
+        pass
+    with trials.opened(ELSEWHERE) as second:
+        assert second.runs is not first.runs
+        assert engine.alive == [second.runs]
+    trials.close()
+
+
 def test_a_jobs_worker_is_kept_for_the_next_of_its_backend_alone(engine: Engine, jobs: JobWorkers) -> None:
     """Broken: each job would start a process and import its backend; another backend's code would be in it; or it would
     stay behind when no job is to come."""
