@@ -33,7 +33,7 @@ import argparse
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -339,28 +339,30 @@ def speedup_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
     return rows
 
 
-def starts_rows(trials: int) -> list[dict[str, Any]]:
+def paired_rows(
+    question: str,
+    cells: Sequence[Mapping[str, float]],
+    measure: Callable[..., dict[str, float]],
+    trials: int,
+    other: str,
+) -> list[dict[str, Any]]:
+    """Of each cell what `measure` finds, and behind `OTHER_` what it finds with that."""
     rows = []
-    for memory in (0.0, 0.7):
-        for spread in (0.0, 0.05, 0.15):
-            row: dict[str, Any] = {"question": "starts", "memory": memory, "processes": spread}
-            row |= starts_cell(memory, spread, trials, fixed=False)
-            then = starts_cell(memory, spread, trials, fixed=True)
-            rows.append(row | {f"fixed_{key}": value for key, value in then.items()})
-            print(rows[-1], flush=True)
+    for cell in cells:
+        found, then = (measure(*cell.values(), trials, **{other: wanted}) for wanted in (False, True))
+        rows.append({"question": question, **cell, **found, **{f"{other}_{key}": value for key, value in then.items()}})
+        print(rows[-1], flush=True)
     return rows
+
+
+def starts_rows(trials: int) -> list[dict[str, Any]]:
+    cells = [{"memory": memory, "processes": spread} for memory in (0.0, 0.7) for spread in (0.0, 0.05, 0.15)]
+    return paired_rows("starts", cells, starts_cell, trials, "fixed")
 
 
 def allocation_rows(trials: int) -> list[dict[str, Any]]:
-    rows = []
-    for noise in (0.03, 0.1):
-        for spread in (0.01, 0.04):
-            row: dict[str, Any] = {"question": "allocation", "noise": noise, "processes": spread}
-            row |= allocation_cell(noise, spread, trials, three=False)
-            then = allocation_cell(noise, spread, trials, three=True)
-            rows.append(row | {f"three_{key}": value for key, value in then.items()})
-            print(rows[-1], flush=True)
-    return rows
+    cells = [{"noise": noise, "processes": spread} for noise in (0.03, 0.1) for spread in (0.01, 0.04)]
+    return paired_rows("allocation", cells, allocation_cell, trials, "three")
 
 
 def accuracy_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:

@@ -157,18 +157,20 @@ class CompiledModel:
             with self._lock:
                 outputs: Batch = self._session.run(batch)
             return outputs
-        return self._in_parts(batches, self._run, batch)
+        return self._in_parts(batches, self.run, batch)
 
     @property
     def first(self) -> Callable[[Batch], Batch] | None:
         """Of a language model, what answers as `run` does, for the first new token alone (`serving.generation`); None
         for any other model."""
-        return self._first_in_batches if hasattr(self._session, "first") else None
+        return self._first if hasattr(self._session, "first") else None
 
-    def _first_in_batches(self, batch: Batch) -> Batch:
+    def _first(self, batch: Batch) -> Batch:
         batches = self._batches
         if batches is None or batches.takes(_rows(batch)):
-            return self._first(batch)
+            with self._lock:
+                outputs: Batch = self._session.first(batch)
+            return outputs
         return self._in_parts(batches, self._first, batch)
 
     def _in_parts(self, batches: ProvenBatches, run: Callable[[Batch], Batch], batch: Batch) -> Batch:
@@ -184,16 +186,6 @@ class CompiledModel:
         with self._lock:
             tokens: list[list[int]] = self._session.generate(ids, new_tokens, **settings)
         return tokens
-
-    def _run(self, batch: Batch) -> Batch:
-        with self._lock:
-            outputs: Batch = self._session.run(batch)
-        return outputs
-
-    def _first(self, batch: Batch) -> Batch:
-        with self._lock:
-            outputs: Batch = self._session.first(batch)
-        return outputs
 
     def close(self) -> None:
         """Give the runtime's memory back. A second call does nothing."""

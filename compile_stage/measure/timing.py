@@ -12,6 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from compile_stage.measure.stats import (
     ASSUMED_SPREAD,
     FEW_PROCESSES,
     RESOLUTION,
+    Interval,
     is_within,
     median,
     outlast_memory,
@@ -289,11 +291,12 @@ def enough(
     if done < MIN_ROUNDS or done % 2:  # a half pair of mirrored rounds leans to one side
         return False
     others = [name for name in rounds if name != baseline]
-    if rough and all(is_within(ratio_interval(rounds[baseline], rounds[name], seed=seed), ROUGHLY) for name in others):
+    ratio_of = cache(lambda name: ratio_interval(rounds[baseline], rounds[name], seed=seed))
+    if rough and all(is_within(ratio_of(name), ROUGHLY) for name in others):
         return True
     wanted = RESOLUTION * math.sqrt(starts if starts >= FEW_PROCESSES else 1)
     widths = {name: max(wanted, min((differ or {}).get(name, 0.0), WIDEST)) for name in rounds}
-    return all(_is_known(rounds[baseline], rounds[name], seed, widths[name]) for name in others)
+    return all(_is_known(ratio_of(name), rounds[baseline], rounds[name], widths[name]) for name in others)
 
 
 def roughly_known(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str, *, seed: int) -> bool:
@@ -304,8 +307,9 @@ def roughly_known(rounds: Mapping[str, Sequence[Sequence[float]]], baseline: str
     return all(ratio.low >= ratio.value / 2 and ratio.high <= 2 * ratio.value for ratio in ratios)
 
 
-def _is_known(base: Sequence[Sequence[float]], own: Sequence[Sequence[float]], seed: int, half_width: float) -> bool:
+def _is_known(
+    ratio: Interval, base: Sequence[Sequence[float]], own: Sequence[Sequence[float]], half_width: float
+) -> bool:
     """By more rounds than one state of the machine lasts; rounds that agree to half a per cent are enough however long
     it does."""
-    ratio = ratio_interval(base, own, seed=seed)
     return is_within(ratio, RESOLUTION / 4) or (is_within(ratio, half_width) and outlast_memory(base, own))
