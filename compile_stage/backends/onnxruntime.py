@@ -169,13 +169,16 @@ class OnnxRuntime(Backend):
         if provider is None:
             return self.capabilities
         on_cpu = provider.name == providers.CPU
+        file = mobile.file_format(asked, target.device, provider)
         return replace(
             self.capabilities,
             devices=provider.devices,
             precisions=self.capabilities.precisions if on_cpu else provider.precisions,
-            lacks=self._lacks(provider, mobile.file_format(asked, target.device, provider)),
+            lacks=self._lacks(provider, file),
+            # ONNX Runtime writes two tables of an .ort file in the order of a hash map: no two have the same bytes.
+            follows_others=file == "onnx",
             compiles_any_graph=on_cpu,
-            runs_anywhere=on_cpu and mobile.file_format(asked, target.device, provider) == "onnx",
+            runs_anywhere=on_cpu and file == "onnx",
             cross_compiles=mobile.is_written_for(provider, target.device),
             offers_tuning_options=on_cpu and target.device not in mobile.DEVICES,
         )
