@@ -178,7 +178,7 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
         best = f"the simplest of {count} that tie in {policy.prefer} within the noise (the best figure has {first})"
     if timing is None or timing.speedup is None:
         return f"passes every gate, {best}{under}"
-    return f"passes every gate, {best}: {_how_fast(timing)} as the original{_whole(candidate)}{under}"
+    return f"passes every gate, {best}: {_how_fast(timing)}{_whole(candidate)}{under}"
 
 
 def _whole(candidate: Candidate) -> str:
@@ -193,11 +193,13 @@ def _whole(candidate: Candidate) -> str:
 
 def _how_fast(timing: Timing) -> str:
     if timing.headline_speedup is not None or timing.speedup_interval is None:
-        return f"{timing.speedup:.2f} times as fast"
+        return f"{timing.speedup:.2f} times as fast as the original"
     if not is_ratio_known(timing.speedup_interval):
-        return "how many times as fast is not known (the measurement was unstable)"
+        return "how many times as fast as the original is not known (the measurement was unstable)"
     low, high = timing.speedup_interval
-    return f"between {ratio_text(low)} and {ratio_text(high)} times as fast (the measurement was unstable)"
+    return (
+        f"between {ratio_text(low)} and {ratio_text(high)} times as fast as the original (the measurement was unstable)"
+    )
 
 
 def _no_winner(candidates: Sequence[Candidate], states: Mapping[str, ResultState]) -> str:

@@ -219,6 +219,23 @@ def test_an_original_with_noisy_calls_makes_no_winner_of_who_left_early() -> Non
     assert select(judged(fast, left), POLICY).winner == fast.job.id
 
 
+def test_a_winner_whose_speed_is_not_known_is_told_in_a_sentence() -> None:
+    """Broken: a report of a busy machine said "how many times as fast is not known (…) as the original"."""
+    quiet = candidate("int8", 6.0)
+    assert quiet.measurement is not None
+    (seen,) = quiet.measurement.timings
+    told = []
+    for interval in ((0.5, 500.0), (4.0, 9.0)):
+        unstable = replace(seen, stable=False, speedup_interval=interval)
+        busy = replace(quiet, measurement=replace(quiet.measurement, timings=(unstable,)))
+        told.append(select(judged(busy, policy=NO_GATES), NO_GATES).reasons[busy.job.id])
+    assert told == [
+        "passes every gate, best latency: how many times as fast as the original is not known "
+        "(the measurement was unstable)",
+        "passes every gate, best latency: between 4 and 9 times as fast as the original (the measurement was unstable)",
+    ]
+
+
 def test_throughput_ties_are_judged_at_one_batch_size() -> None:
     """Broken: latencies of different batch sizes, from different rounds, would be compared call by call, and a
     candidate with half of the throughput would win as the simpler of two 'equals'."""
