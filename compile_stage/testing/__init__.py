@@ -17,12 +17,12 @@ import contextlib
 from pathlib import Path
 
 from compile_stage.core.ports import Backend
-from compile_stage.core.records import PortableModel, SampleSet, record
+from compile_stage.core.records import PortableModel, SampleSet, Target, record
 from compile_stage.testing import models
-from compile_stage.testing.case import PRECISIONS, Case, cases
+from compile_stage.testing.case import PRECISIONS, Case, cases, target_for
 from compile_stage.testing.checks import CHECKS
 
-__all__ = ["CHECKS", "PRECISIONS", "Case", "Finding", "cases", "check_backend", "check_case", "models"]
+__all__ = ["CHECKS", "PRECISIONS", "Case", "Finding", "cases", "check_backend", "check_case", "models", "target_for"]
 
 
 @record
@@ -36,14 +36,23 @@ class Finding:
 
 
 def check_backend(
-    backend: Backend, model: PortableModel, samples: SampleSet, folder: Path, precisions: tuple[str, ...] = PRECISIONS
+    backend: Backend,
+    model: PortableModel,
+    samples: SampleSet,
+    folder: Path,
+    precisions: tuple[str, ...] = PRECISIONS,
+    target: Target | None = None,
 ) -> tuple[Finding, ...]:
     """Every check on every scheme that suits the model; `folder` is for artifacts.
 
     A check that raises has failed, with what it raised as the reason.
+
+    Args:
+        target: What to compile for: a device, options. The CPU where the backend has it, else the first device that it
+            declares (`target_for`).
     """
     found = tuple(
-        finding for case in cases(backend, model, samples, folder, precisions) for finding in check_case(case)
+        finding for case in cases(backend, model, samples, folder, precisions, target) for finding in check_case(case)
     )
     # Nothing looked at is not a pass.
     nothing = Finding(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,12 +120,37 @@ class Case:
         return ReferenceEvaluator(self.model.path)
 
 
+def target_for(backend: Backend, options: Mapping[str, Any] | None = None, device: str | None = None) -> Target:
+    """A target that the backend compiles for.
+
+    Args:
+        options: The backend's own options there.
+        device: The CPU where the backend has it, else the first device that it declares.
+    """
+    devices = backend.capabilities.devices
+    chosen = device or ("cpu" if "cpu" in devices or not devices else devices[0])
+    given = {backend.name: dict(options)} if options else {}
+    return Target(name="conformance", device=chosen, batch_sizes=SIZES, threads=1, options=given)
+
+
 def cases(
-    backend: Backend, model: PortableModel, samples: SampleSet, folder: Path, precisions: tuple[str, ...] = PRECISIONS
+    backend: Backend,
+    model: PortableModel,
+    samples: SampleSet,
+    folder: Path,
+    precisions: tuple[str, ...] = PRECISIONS,
+    target: Target | None = None,
 ) -> Iterator[Case]:
-    """A case for every scheme that the backend declares and the lowering takes for this model."""
+    """A case for every scheme that the backend declares and the lowering takes for this model.
+
+    Args:
+        target: What to compile for; `target_for(backend)` where none is given. Its batch size is the model's where that
+            is fixed.
+    """
     fixed = model.signature.fixed_batch
-    target = Target(name="conformance", batch_sizes=(fixed,) if fixed else SIZES, threads=1)
+    target = target or target_for(backend)
+    if fixed:
+        target = replace(target, batch_sizes=(fixed,))
     common: dict[str, Any] = {}
     for precision in precisions:
         for scheme in backend.schemes(target, precision):

@@ -16,9 +16,10 @@ from compile_stage.backends import onnxruntime_providers as providers
 from compile_stage.backends.onnxruntime import OnnxRuntime, OnnxRuntimeOpenVino
 from compile_stage.backends.onnxruntime_providers import CPU, PROVIDERS, Provider
 from compile_stage.core import plugins
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.records import Artifact, Target
-from compile_stage.testing import models
+from compile_stage.testing import check_backend, models, target_for
 
 TARGET = Target(name="cpu", threads=1)
 # It is in every package of ONNX Runtime, and takes nothing but its own operator: a real provider that takes none of a
@@ -126,6 +127,19 @@ def test_an_artifact_is_looked_at_again_when_it_is_opened(
     elsewhere = replace(artifact, options={"provider": "AzureExecutionProvider", "min_nodes_share": 0.1})
     with pytest.raises(NothingCompiledError, match="took none"), OnnxRuntime().open(elsewhere, 1):
         pass
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
+def test_cudas_provider_conforms(make: Any, tmp_path: Path) -> None:
+    """Broken: anything that the kit asks of a backend, on a GPU."""
+    target = target_for(OnnxRuntime(), {"provider": "cuda", "min_nodes_share": 0.5}, device="cuda")
+    if (reason := OnnxRuntime().refuse_target(target)) is not None or not hardware().accelerators:
+        pytest.skip(reason or "there is no GPU here")
+    model, samples = make(tmp_path / "model")
+    findings = check_backend(OnnxRuntime(), model, samples, tmp_path / "work", target=target)
+    assert {finding.case for finding in findings} == {"onnxruntime/fp32", "onnxruntime/fp16"}
+    assert [f"{f.case} {f.check}: {f.reason}" for f in findings if not f.passed] == []
 
 
 def test_share_is_that_of_the_provider_that_was_asked_for() -> None:
