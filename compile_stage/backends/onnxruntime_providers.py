@@ -80,6 +80,7 @@ PROVIDERS = (
         package="onnxruntime-gpu",
         devices=("cuda",),
         platforms="Linux, Windows",
+        ran=True,
         precisions=("fp32", "fp16"),
         options={
             "device_id": COUNT, "gpu_mem_limit": COUNT,

@@ -6,13 +6,16 @@ secrets. So, as far as the machine can:
 
 | what | by | from |
 |---|---|---|
-| files: reads of the toolchain and of what is handed over, writes to its own folder | Landlock | Linux 5.13, complete
-from 6.2 | | network: its own, with a loopback only | a network namespace | where users may make namespaces | | network:
-no sockets but local ones | the seccomp filter | Linux, elsewhere | | processes: no signals, no tracing beyond its own |
-Landlock, seccomp | Linux 6.12 | | system calls that ways out begin with | seccomp | Linux on x86-64 and ARM64 | | no
-privileges, no new ones | capabilities, no-new-privs | Linux | | /dev/shm of its own, bounded; /run hidden | a mount
-namespace | where users may make namespaces | | size of a file, number of processes | resource limits | Linux, macOS |
+| files: reads of the toolchain and of what is handed over, writes to its own folder | Landlock | Linux 5.13; 6.2 |
+| network: its own, with a loopback only | a network namespace | where users may make namespaces |
+| network: no sockets but local ones | the seccomp filter | Linux, elsewhere |
+| processes: no signals, no tracing beyond its own | Landlock, seccomp | Linux 6.12 |
+| system calls that ways out begin with | seccomp | Linux on x86-64 and ARM64 |
+| no privileges, no new ones | capabilities, no-new-privs | Linux |
+| /dev/shm of its own, bounded; /run hidden | a mount namespace | where users may make namespaces |
+| size of a file, number of processes | resource limits | Linux, macOS |
 
+Landlock keeps all writes from Linux 6.2 on; before, a file outside could be truncated.
 `confine` says what is in force (`core.records.Confinement`). The environment is cleaned everywhere (`environment_of`).
 """
 
@@ -189,6 +192,9 @@ def _grants(reads: Iterable[str], writes: Iterable[str], home: str) -> Iterator[
         yield path, landlock.WRITE
     # The log, which may lie elsewhere: programs open /dev/stderr anew.
     yield "/proc/self/fd/2", landlock.DEVICE
+    # Names of its own threads: cuInit of NVIDIA's drivers from 570 on writes them to /proc/self/task/*/comm, and where
+    # it can't, fails with error 304, so that no GPU is found. The rule holds for this process, not for its children.
+    yield "/proc/self/task", landlock.DEVICE
 
 
 def _without_home(entry: str, home: str) -> Iterator[str]:

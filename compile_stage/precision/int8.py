@@ -41,6 +41,7 @@ NEEDS_SAMPLES = "int8 needs calibration samples: set data.calibration in the pol
 _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
     "calibration": METHODS, "percentile": float, "placement": ("chain", "operands"), "one_sided": bool,
     "equalise": bool, "correct_biases": bool, "reduce_range": bool, "tables": bool, "products": bool,
+    "biases": ("int32", "float32"),
 }  # fmt: skip
 
 
@@ -57,6 +58,8 @@ class StaticInt8(Lowering):
             zero point, which is one bit more. False by default.
         equalise: Scale channels of large values down to the others where it pays; True by default.
         correct_biases: Correct the biases by what quantisation shifts the mean of an output; True by default.
+        biases: What the bias of a convolution or Gemm is stored in: `int32` (the default), in units of both scales, as
+            integer kernels add it, or `float32`, for compilers that dequantise 8 bits only.
         reduce_range: 7-bit weights, for CPUs whose 16-bit sums saturate.
         tables: Store embedding tables in 8 bits (`precision/tables.py`); True by default.
         products: A MatMul of two activations (attention) computes in integers; True by default.
@@ -106,6 +109,7 @@ def _settings(scheme: Scheme, kept: Sequence[str]) -> Settings:
         levels=_levels(scheme),
         equalise=bool(options.get("equalise", True)),
         correct=bool(options.get("correct_biases", True)),
+        whole_biases=options.get("biases", "int32") == "int32",
         tables=bool(options.get("tables", True)),
         products=bool(options.get("products", True)),
         kept=frozenset(kept),

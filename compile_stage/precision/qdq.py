@@ -323,10 +323,25 @@ def bias_node(view: View, names: Names, layer: Layer, bias: Any, units: Any) -> 
     The layer then reads it.
     """
     whole = np.rint(bias / units).astype(np.int32)
-    node = _constant_node(view, names, layer.bias or f"{layer.node.name}/bias", whole, units, 0 if units.ndim else None)
-    inputs = [*layer.node.input[:2], node.output[0]]
-    layer.node.input[:] = inputs
+    node = _constant_node(view, names, _name_of_bias(layer), whole, units, 0 if units.ndim else None)
+    _read_bias(layer, node.output[0])
     return node
+
+
+def set_bias(view: View, names: Names, layer: Layer, bias: Any) -> None:
+    """Have the layer read this bias, float32 [channels]. The constant that it read may be another layer's too."""
+    written = names.fresh(f"{_name_of_bias(layer)}_corrected")
+    add_constant(view.graph, written, np.asarray(bias, np.float32))
+    _read_bias(layer, written)
+
+
+def _name_of_bias(layer: Layer) -> str:
+    return layer.bias or f"{layer.node.name}/bias"
+
+
+def _read_bias(layer: Layer, name: str) -> None:
+    inputs = [*layer.node.input[:2], name]
+    layer.node.input[:] = inputs
 
 
 def _constant_node(view: View, names: Names, base: str, whole: Any, scale: Any, axis: int | None) -> Any:

@@ -47,6 +47,7 @@ class Settings:
 
     Attributes:
         levels: The largest integer of a weight.
+        whole_biases: Biases are int32; else they stay float32.
     """
 
     ops: tuple[str, ...] = ()
@@ -60,6 +61,7 @@ class Settings:
     levels: int = 127
     equalise: bool = True
     correct: bool = True
+    whole_biases: bool = True
     tables: bool = True
     products: bool = True
     kept: frozenset[str] = field(default_factory=frozenset)
@@ -226,8 +228,11 @@ def _round_weights(view: qdq.View, plan: qdq.Plan, calibration: _Calibration, se
                 _correct_sum(view, names, layer.node, weight.shift, settings)
         elif weight.bias is not None or (weight.shift is not None and not layer.bias):
             total = sum(part for part in (weight.bias, weight.shift) if part is not None)
-            units = np.asarray(weight.scale * params.scale, np.float32)
-            before.append(qdq.bias_node(view, names, layer, total, _by_axis(layer, units)))
+            if settings.whole_biases:
+                units = np.asarray(weight.scale * params.scale, np.float32)
+                before.append(qdq.bias_node(view, names, layer, total, _by_axis(layer, units)))
+            else:
+                qdq.set_bias(view, names, layer, total)
     ordered = [part for node in view.graph.node for part in (*added.get(node.name, ()), node)]
     replace_nodes(view.graph, ordered)
 
@@ -245,7 +250,7 @@ def _round_weight(
     mean, square = _operand(layer, weight, calibration.seen.get(layer.x))
     scale = weights.scale_rows(rows, square, settings.levels, settings.method != "minmax")
     bias = _bias(view, layer, len(rows))
-    if bias is not None:
+    if bias is not None and settings.whole_biases:
         scale = weights.fit_empty_rows(scale, rows, bias, float(params.scale))
         scale = weights.widen_for_bias(scale, bias, float(params.scale))
     whole = weights.round_rows(rows, scale, settings.levels)

@@ -7,6 +7,7 @@ import ast
 import importlib
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,33 @@ def test_a_precision_that_was_not_taken_is_an_error(stand_in: Any, tmp_path: Pat
     model, _ = models.perceptron(tmp_path / "model")
     with pytest.raises(NothingCompiledError, match="asked for fp16, and no layer"):
         TensorRt().compile(model, Scheme(precision="fp16", name="fp16"), target(), "job", tmp_path / "out")
+
+
+def test_the_node_that_tensorrt_refuses_is_named(
+    stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: of a graph that TensorRT does not take a user would read "Could not parse ONNX correctly"."""
+    model, _ = models.perceptron(tmp_path / "model")
+    refused = types.SimpleNamespace(
+        desc=lambda: "Invalid Node - back\n  input has type Int32 but must have type Int8",
+        node_name=lambda: "back",
+        node_operator=lambda: "DequantizeLinear",
+    )
+    exception = importlib.import_module("polygraphy.exception").PolygraphyException
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise exception("Could not parse ONNX correctly")
+
+    monkeypatch.setattr("polygraphy.backend.trt.network_from_onnx_path", refuse)
+    monkeypatch.setattr(stand_in.Parser, "num_errors", 1)
+    monkeypatch.setattr(stand_in.Parser, "get_error", lambda self, index: refused, raising=False)
+    monkeypatch.setattr(stand_in.Parser, "parse_from_file", lambda self, path: False)
+    with pytest.raises(NothingCompiledError) as caught:
+        TensorRt().compile(model, FP32, target(), "job", tmp_path / "out")
+    assert caught.value.problem == (
+        "TensorRT can't read the graph: DequantizeLinear 'back': Invalid Node - back; input has type Int32 but must "
+        "have type Int8"
+    )
 
 
 def test_an_engine_of_another_version_is_named(stand_in: Any, tmp_path: Path) -> None:

@@ -40,6 +40,27 @@ def process() -> dict[str, Any]:
     }
 
 
+def name_a_thread(name: str) -> str:
+    """A thread that begins now writes its own name to /proc, as NVIDIA's driver does."""
+    came: list[str] = []
+
+    def work() -> None:
+        own = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+        own.write_text(name)
+        came.append(own.read_text().strip())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return came[0] if came else ""
+
+
+def start_cuda() -> int:
+    """What `cuInit` returns: 0 where the GPU can be used."""
+    result: int = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    return result
+
+
 def spin() -> None:
     while True:
         pass
@@ -321,7 +342,7 @@ CALLS = {
         echo, process, spin, spin_native, allocate, allocate_in_child, map_file, print_everywhere, print_for_ever,
         garbage_on_protocol, close_everything, cyclic, recurse, recurse_native, fail, fail_with, abort_bad_alloc, spawn,
         note_times, reach, write_files, write_link, name_file, keep_open, read_path, start_processes, fill, compute,
-        compute_in_child, hold_in_child,
+        compute_in_child, hold_in_child, name_a_thread, start_cuda,
     )},
     "sleep": time.sleep,
     "segfault": lambda: ctypes.string_at(0),

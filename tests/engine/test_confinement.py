@@ -51,6 +51,23 @@ def test_strangers_files_and_processes_are_out_of_reach(engine: LocalEngine, tmp
     assert secret.read_text() == "key"
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no names in /proc here")
+def test_a_worker_names_its_threads(engine: LocalEngine) -> None:
+    """Broken: NVIDIA's driver could not start in a worker, whose `cuInit` writes such names, and all GPU targets would
+    fail with "finds no GPU that it can use"."""
+    with engine.worker("test", LIMITS) as worker:
+        assert worker.call("name_a_thread", name="stranger") == "stranger"
+
+
+@pytest.mark.gpu
+def test_cuda_starts_in_a_worker(engine: LocalEngine) -> None:
+    """Broken: as above."""
+    if not list(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("never run by us since the confinement lets CUDA name its threads: no NVIDIA GPU here")
+    with engine.worker("test", LIMITS) as worker:
+        assert worker.call("start_cuda") == 0
+
+
 @filtered
 def test_the_network_is_out_of_reach(engine: LocalEngine, server: int) -> None:
     """Broken: a plug-in could send away the model, or fetch what it then runs. UDP counts: names are asked by it."""

@@ -247,6 +247,17 @@ def test_a_bias_takes_back_the_mean_error(tmp_path: Path) -> None:
     assert snr_db(made, corrected.path) > snr_db(made, plain.path)
 
 
+@EACH_NET
+def test_biases_stay_in_float_where_asked(make: Callable[[Path], Made], tmp_path: Path) -> None:
+    """Broken: TensorRT takes no graph of ours with a convolution or a Gemm in int8: it dequantises 8 bits and less. A
+    bias that two layers share would be corrected for both."""
+    made = make(tmp_path / "made")
+    lowered = lower(made, OPERANDS, tmp_path / "out", biases="float32")
+    onnx.checker.check_model(lowered.path)
+    assert not [t.name for t in onnx.load(lowered.path).graph.initializer if t.data_type == onnx.TensorProto.INT32]
+    assert snr_db(made, lowered.path) > snr_db(made, lower(made, OPERANDS, tmp_path / "whole").path) - 1
+
+
 def write_pair(folder: Path, consumer: str) -> Made:
     """One weight that two MatMuls read, the second of them called `second`."""
     g = models.Graph(4)

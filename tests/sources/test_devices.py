@@ -111,7 +111,7 @@ def test_products_are_fp32_on_an_accelerator_and_the_settings_are_given_back() -
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="never run by us: PyTorch finds no GPU here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU here")
 @pytest.mark.parametrize("pickled", [False, True], ids=["program", "pickle"])
 def test_pytorch_on_a_gpu_predicts_what_it_does_on_the_cpu(pickled: bool, tmp_path: Path) -> None:
     """Broken: the baseline of every GPU target."""
@@ -132,7 +132,7 @@ def test_onnx_runtime_on_a_gpu_predicts_what_it_does_on_the_cpu(tmp_path: Path) 
     import onnxruntime
 
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers() or not hardware().accelerators:
-        pytest.skip("never run by us: no GPU, or no onnxruntime-gpu, here")
+        pytest.skip("no GPU, or no onnxruntime-gpu, here")
     source, batch = test_onnx.save(tmp_path / "linear", test_onnx.linear()), {"x": test_onnx.X}
     with OnnxSource().open(source, CPU) as on_cpu, OnnxSource().open(source, GPU) as on_gpu:
         np.testing.assert_allclose(on_gpu.run(batch)["y"], on_cpu.run(batch)["y"], rtol=1e-5)
