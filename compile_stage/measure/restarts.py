@@ -40,6 +40,10 @@ for each operator that is shared out. An LSTM of 0.33 ms on two threads takes 0.
 MOST_TRIED: Mapping[str, int] = {"short-calls": 2, "batches": 1}
 """By what a setting is for: so many contenders, the fastest whose backend offers any, are tried with it unasked."""
 
+SHARED_GAIN = 2.0
+"""A batch that is shared among the threads is at most so many times as fast, and as they are many: an LSTM, whose steps
+wait for each other, takes 1.34 times as long as the fastest on two threads together, and 0.84 times on two of one."""
+
 _LIKELY = 3
 
 LOADING_SHARE = 0.5
@@ -125,14 +129,21 @@ def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
     the machine at one time, who stayed at several. Not beside the baseline's, which may be a slow model with one noisy
     call a round.
     """
-    others = {name: m for name, m in measured.items() if name != baseline and not m.stopped_early and m.timings}
-    near: set[str] = set()
-    for base in measured[baseline].timings:
-        timings = {name: own for name, m in others.items() if (own := m.timing(base.batch_size)) is not None}
-        stayed = max(timings.values(), key=lambda timing: timing.rounds, default=base)
-        relative = {name: beside(stayed, own) for name, own in timings.items()}
-        near |= {name for name, own in relative.items() if own <= CONTENDER * min(relative.values())}
-    return [name for name in others if name in near]
+    sizes = [base.batch_size for base in measured[baseline].timings]
+    near = {name for size in sizes for name in _within(CONTENDER, measured, baseline, size)}
+    return [name for name in measured if name in near]
+
+
+def _within(times: float, measured: Mapping[str, Measurement], baseline: str, batch_size: int) -> list[str]:
+    """Candidates that take at most so many times as long as the fastest at that batch size, the fastest first."""
+    others = {name: m for name, m in measured.items() if name != baseline and not m.stopped_early}
+    timings = {name: own for name, m in others.items() if (own := m.timing(batch_size)) is not None}
+    if not timings:
+        return []
+    stayed = max(timings.values(), key=lambda timing: timing.rounds)
+    relative = {name: beside(stayed, own) for name, own in timings.items()}
+    fastest = min(relative.values())
+    return sorted((name for name in relative if relative[name] <= times * fastest), key=lambda name: relative[name])
 
 
 def differences(starts: Sequence[Mapping[str, Measurement]], baseline: str, batch_size: int) -> dict[str, float]:
@@ -148,13 +159,17 @@ def differences(starts: Sequence[Mapping[str, Measurement]], baseline: str, batc
     return {name: float(np.std(values, ddof=1)) for name, values in quotients.items() if len(values) > 1}
 
 
-def worth_a_try(measured: Mapping[str, Measurement], names: Sequence[str]) -> dict[str, list[str]]:
-    """By what a setting is for (`MOST_TRIED`): on which of `names` it is worth a try, the fastest first."""
-    median_s = {name: {t.batch_size: stats.median(t.latency_s) for t in measured[name].timings} for name in names}
-    fastest_s = {name: min(own.values()) for name, own in median_s.items()}
+def worth_a_try(measured: Mapping[str, Measurement], baseline: str, threads: int) -> dict[str, list[str]]:
+    """By what a setting is for (`MOST_TRIED`): on which candidates it is worth a try, the fastest first.
+
+    Fewer threads on contenders; a shared batch also on those that it could make the fastest of all (`SHARED_GAIN`).
+    """
+    names = contenders(measured, baseline)
+    fastest_s = {name: min(stats.median(t.latency_s) for t in measured[name].timings) for name in names}
     short = sorted((name for name in names if fastest_s[name] < SHORT_CALL_S), key=lambda name: fastest_s[name])
-    largest = max((size for own in median_s.values() for size in own), default=1)
-    several = sorted((n for n in names if largest in median_s[n] and largest > 1), key=lambda n: median_s[n][largest])
+    largest = max((timing.batch_size for timing in measured[baseline].timings), default=1)
+    gain = min(SHARED_GAIN, float(threads))
+    several = _within(gain, measured, baseline, largest) if largest > 1 and threads > 1 else []
     return {"short-calls": short, "batches": several}
 
 

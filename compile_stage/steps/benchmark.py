@@ -109,7 +109,7 @@ def benchmark_candidates(
     first, joined = dict(validated), _Joined(wanted)
 
     def join(measured: Mapping[str, Measurement]) -> tuple[Mapping[str, Artifact], Proof]:
-        more = joined.behind(worth_a_try(measured, contenders(measured, BASELINE)))
+        more = joined.behind(worth_a_try(measured, BASELINE, target_policy.target.threads))
         validated.update(more)
         return more, wanted.proof.and_of(joined.candidates)
 

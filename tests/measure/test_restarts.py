@@ -220,17 +220,24 @@ def test_who_joined_after_the_first_start_is_compared_in_the_starts_that_both_ra
 
 def test_what_settings_are_worth_a_try() -> None:
     """Broken: fewer threads are tried on a network of 50 ms, or the slowest candidate is tried first, or batches are
-    shared where there are none."""
-    first = {
-        name: measurement(*[latency] * 6) for name, latency in {"a": 1e-3, "b": 5e-4, "c": 9e-4, "d": 3e-3}.items()
-    }
-    assert restarts.worth_a_try(first, ["a", "b", "c", "d"]) == {"short-calls": ["b", "c", "a"], "batches": []}
-    assert restarts.worth_a_try(first, ["d"]) == {"short-calls": [], "batches": []}
-    both = {
-        name: replace(one, timings=(*one.timings, replace(one.timings[0], batch_size=8, latency_s=(latency,) * 6)))
-        for (name, one), latency in zip(first.items(), (4e-3, 6e-3, 5e-3, 9e-3), strict=True)
-    }
-    assert restarts.worth_a_try(both, ["a", "b", "d"])["batches"] == ["a", "b", "d"]
+    shared where there are none; or an LSTM that wins on its batch's shared rows alone is not given them."""
+
+    def of(**latencies: tuple[float, ...]) -> dict[str, Measurement]:
+        found = {"baseline": (9e-3, 9e-3), **latencies}
+        return {name: both(*latency[: len(latencies["a"])]) for name, latency in found.items()}
+
+    def both(*latencies: float) -> Measurement:
+        one = measurement(*[1.0] * 6, batch_sizes=(1, 8)[: len(latencies)])
+        timings = (replace(t, latency_s=(x,) * 6) for t, x in zip(one.timings, latencies, strict=True))
+        return replace(one, timings=tuple(timings))
+
+    one_row = of(a=(6e-4,), b=(5e-4,), c=(9e-4,))
+    assert restarts.worth_a_try(one_row, "baseline", 2) == {"short-calls": ["b", "a"], "batches": []}
+    long = of(a=(3e-3,))
+    assert restarts.worth_a_try(long, "baseline", 2) == {"short-calls": [], "batches": []}
+    rows = of(a=(5e-4, 4e-3), b=(1e-3, 7.9e-3), c=(1e-3, 5.4e-3), d=(1e-3, 8.1e-3))
+    assert restarts.worth_a_try(rows, "baseline", 2) == {"short-calls": ["a"], "batches": ["a", "c", "b"]}
+    assert restarts.worth_a_try(rows, "baseline", 1)["batches"] == []
 
 
 @pytest.mark.parametrize(
