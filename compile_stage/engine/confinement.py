@@ -147,6 +147,8 @@ def confine(
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     version = 0
     with contextlib.suppress(OSError):
+        # A rule is of an inode, and /proc makes a new one once this one's name is forgotten, as memory gets scarce.
+        os.set_inheritable(os.open("/proc/self/task", os.O_PATH), True)
         version = landlock.restrict(granted, close_tcp=not namespaces)
     filtered = True
     try:
@@ -193,7 +195,8 @@ def _grants(reads: Iterable[str], writes: Iterable[str], home: str) -> Iterator[
     # The log, which may lie elsewhere: programs open /dev/stderr anew.
     yield "/proc/self/fd/2", landlock.DEVICE
     # Names of its own threads: cuInit of NVIDIA's drivers from 570 on writes them to /proc/self/task/*/comm, and where
-    # it can't, fails with error 304, so that no GPU is found. The rule holds for this process, not for its children.
+    # it can't, fails with error 304, so that no GPU is found. The rule holds for this process, not for its children:
+    # those that need a GPU are started by `engine.starter`.
     yield "/proc/self/task", landlock.DEVICE
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import SampleSet
+from compile_stage.engine.starter import start
 from compile_stage.serving.trust import TRUST_VARIABLE
 
 if TYPE_CHECKING:
@@ -227,10 +228,12 @@ class FreshProcess:
         self._mark = secrets.token_hex(8)
         self._first: dict[str, Any] = {"model": str(model), "variant": variant, "mark": self._mark}
         self._said = self._stack.enter_context((Path(self._folder) / "stderr.txt").open("w+b"))
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and script
-            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
-            text=True, cwd=self._folder, env=serving_environment(self._folder, trust),
-        )  # fmt: skip
+        self._process = start(
+            [sys.executable, "-c", script],
+            cwd=self._folder,
+            environment=serving_environment(self._folder, trust),
+            stderr=self._said,
+        )
 
     @property
     def folder(self) -> Path:

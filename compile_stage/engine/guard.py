@@ -2,8 +2,8 @@
 
 A worker runs foreign native code. It may die, hang with the interpreter's lock held, or start compilers that detach
 themselves, so it can't be trusted to clean up after itself, and the stage can't when it is the stage that was killed.
-So before it loads anything the worker forks: the child does the work, and the parent, the guard, only waits for one of
-three things:
+So before it loads anything the worker forks: the child does the work, and the parent, the guard, starts further
+processes when the worker asks for them (`engine.starter`), and otherwise waits for one of three things:
 
 - the worker dies: everything that it left behind is killed, and the guard dies in the same way, so that the stage sees
   how;
@@ -26,6 +26,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from compile_stage.engine import starter
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -51,8 +53,12 @@ def stand_guard(requests: int, answers: int, folders: Sequence[str]) -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # the number arrives through `woken`
     guard, stage = os.getpid(), os.getppid()
+    ends = starter.connection()
     worker = os.fork()
     if worker == 0:
+        if ends is not None:
+            starter.connect(ends[0])
+            ends[1].close()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -62,13 +68,15 @@ def stand_guard(requests: int, answers: int, folders: Sequence[str]) -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:  # it died before the line above
             os._exit(1)
-        with contextlib.suppress(OSError):  # if memory runs out, this process goes, not the stage
-            Path("/proc/self/oom_score_adj").write_text("800")
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(starter.FIRST_TO_GO)
         return
     os.close(answers)
+    if ends is not None:
+        ends[0].close()
     status: int | None = None
     try:
-        status = _wait(worker, stage, requests, woken)
+        status = _wait(worker, stage, requests, woken, starter.Starter(ends[1]) if ends is not None else None)
     finally:
         _kill_children(worker)
         # After a crash the stage wants to hear of it first, and removes the folders itself, if it is still there.
@@ -78,17 +86,24 @@ def stand_guard(requests: int, answers: int, folders: Sequence[str]) -> None:
         _die_like(status)
 
 
-def _wait(worker: int, stage: int, requests: int, woken: int) -> int | None:
+def _wait(worker: int, stage: int, requests: int, woken: int, starts: starter.Starter | None) -> int | None:
     """The worker's exit status, or None when it is the stage that wants an end or is gone."""
     events = select.poll()
     events.register(requests, 0)  # a hang-up is always reported
     events.register(woken, select.POLLIN)
+    if starts is not None:
+        events.register(starts, select.POLLIN)
     while True:
         ready = dict(events.poll(_ASK_EVERY_MS))
         signals = os.read(woken, 4096) if woken in ready else b""
         while (ended := _reap()) is not None:
             if ended[0] == worker:
                 return ended[1]
+            if starts is not None:
+                starts.note_end(*ended)
+        if starts is not None and starts.fileno() in ready and not starts.answer_one():
+            events.unregister(starts)
+            starts = None
         if requests in ready or signal.SIGTERM in signals or os.getppid() != stage:
             return None
 

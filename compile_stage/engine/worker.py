@@ -23,6 +23,7 @@ from compile_stage.core.errors import InternalError, WorkerError
 from compile_stage.engine.confinement import confine
 from compile_stage.engine.guard import stand_guard
 from compile_stage.engine.protocol import MAX_MESSAGE_BYTES, PROTOCOL, decode, describe_error, encode
+from compile_stage.engine.starter import hand_over_confinement
 
 
 def main() -> None:
@@ -64,6 +65,7 @@ def serve(requests: int, answers: int, calls: str) -> None:
 
 def _confined(request: Mapping[str, Any]) -> bytes:
     """Confine this process, before anything of a stranger's is loaded, and say what is in force."""
+    hand_over_confinement(request["arguments"])
     return encode({"id": request["id"], "result": confine(**request["arguments"])})
 
 

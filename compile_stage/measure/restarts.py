@@ -117,7 +117,7 @@ class Schedule:
         processes = "one process" if self.starts == 1 else f"{self.starts} processes"
         return (
             f"Speedups come from {processes} of each model: starting them again takes {restart_s:.0f} s, of "
-            f"{self.seconds:g} for measuring (budget.measure_seconds). That processes differ by "
+            f"{self.seconds:.0f} for measuring (budget.measure_seconds). That processes differ by "
             f"{stats.ASSUMED_SPREAD.log_sd:.0%} is assumed"
         )
 

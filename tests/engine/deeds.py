@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import json
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core.errors import PolicyError, SourceError
+from compile_stage.engine.starter import Process, start
 
 _HOLD = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
 
 
 _children: list[subprocess.Popen[bytes]] = []
+_left: list[Process] = []
 
 
 def echo(**arguments: Any) -> Any:
@@ -53,6 +57,49 @@ def name_a_thread(name: str) -> str:
     thread.start()
     thread.join()
     return came[0] if came else ""
+
+
+_IN_ANOTHER = """
+import json, sys
+sys.path[:], module, name, arguments = json.loads(input())
+print(json.dumps(getattr(__import__(module), name)(**arguments)), flush=True)
+input()
+raise SystemExit(7)
+"""
+
+
+def in_a_process_it_starts(function: str, **arguments: Any) -> dict[str, Any]:
+    """One of these in a process that the worker has started as it starts those that load a model."""
+    with tempfile.TemporaryFile() as said:
+        command = [sys.executable, "-c", _IN_ANOTHER]
+        started = start(command, cwd=str(Path.cwd()), environment=os.environ, stderr=said)
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdin.write(json.dumps([sys.path, __name__, function, arguments]) + "\n")
+        started.stdin.flush()
+        line, running = started.stdout.readline(), started.poll() is None
+        said.seek(0)
+        assert line, said.read().decode()
+        started.stdin.write("\n")
+        started.stdin.close()
+        return {"answer": json.loads(line), "running": running, "code": started.wait(10)}
+
+
+def start_and_leave() -> int:
+    with tempfile.TemporaryFile() as said:
+        command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+        _left.append(started := start(command, cwd=str(Path.cwd()), environment=os.environ, stderr=said))
+        assert started.stdout is not None
+        return int(started.stdout.readline())
+
+
+def start_what_is_not_there() -> str:
+    with tempfile.TemporaryFile() as said:
+        try:
+            start(["/no/such/program"], cwd="/", environment={}, stderr=said)
+        except OSError as error:
+            return str(error)
+    return ""
 
 
 def start_cuda() -> int:
@@ -343,6 +390,7 @@ CALLS = {
         garbage_on_protocol, close_everything, cyclic, recurse, recurse_native, fail, fail_with, abort_bad_alloc, spawn,
         note_times, reach, write_files, write_link, name_file, keep_open, read_path, start_processes, fill, compute,
         compute_in_child, hold_in_child, name_a_thread, start_cuda,
+        in_a_process_it_starts, start_and_leave, start_what_is_not_there,
     )},
     "sleep": time.sleep,
     "segfault": lambda: ctypes.string_at(0),

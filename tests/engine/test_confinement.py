@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from compile_stage.core.errors import WorkerError
@@ -57,15 +58,47 @@ def test_a_worker_names_its_threads(engine: LocalEngine) -> None:
     fail with "finds no GPU that it can use"."""
     with engine.worker("test", LIMITS) as worker:
         assert worker.call("name_a_thread", name="stranger") == "stranger"
+        started = worker.call("in_a_process_it_starts", function="name_a_thread", name="another")
+    assert started == {"answer": "another", "running": True, "code": 7}
+
+
+def test_what_a_worker_starts_is_as_confined_as_it_is(engine: LocalEngine, server: int, tmp_path: Path) -> None:
+    """Broken: a published model's code would be loaded with all of the user's rights, beside a worker that has none."""
+    (secret := tmp_path / "secret").write_text("key")
+    with engine.worker("test", LIMITS) as worker:
+        tried = {"files": [str(secret)], "ports": [server], "pids": [os.getpid()]}
+        own = worker.call("reach", **tried)
+        started = worker.call("in_a_process_it_starts", function="reach", **tried)
+    assert started["answer"] == own
+
+
+def test_why_a_process_did_not_start_is_told(engine: LocalEngine) -> None:
+    """Broken: the worker would wait for one that never was, or lose the process that starts others."""
+    with engine.worker("test", LIMITS) as worker:
+        assert "No such file" in worker.call("start_what_is_not_there")
+        started = worker.call("in_a_process_it_starts", function="echo", said="still here")
+    assert started["answer"] == {"said": "still here"}
+
+
+def test_what_a_worker_started_ends_with_it(engine: LocalEngine) -> None:
+    """Broken: a published model's server would stay behind, with its memory."""
+    with engine.worker("test", LIMITS) as worker:
+        pid = worker.call("start_and_leave")
+        assert psutil.pid_exists(pid)
+    until = time.monotonic() + 20
+    while psutil.pid_exists(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.gpu
 def test_cuda_starts_in_a_worker(engine: LocalEngine) -> None:
     """Broken: as above."""
     if not list(Path("/dev").glob("nvidia[0-9]*")):
-        pytest.skip("never run by us since the confinement lets CUDA name its threads: no NVIDIA GPU here")
+        pytest.skip("no NVIDIA GPU here")
     with engine.worker("test", LIMITS) as worker:
         assert worker.call("start_cuda") == 0
+        assert worker.call("in_a_process_it_starts", function="start_cuda")["answer"] == 0
 
 
 @filtered
