@@ -173,7 +173,7 @@ class Starter:
             return False
         try:
             reply = {"result": self._answer(json.loads(text), descriptors)}
-        except Exception as error:  # noqa: BLE001 - it is told, and the next request is answered
+        except Exception as error:  # noqa: BLE001 - it is reported, and the next request is answered
             reply = {"error": str(error)}
         finally:
             for descriptor in descriptors:
