@@ -26,6 +26,7 @@ LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
+_PLACE = re.compile(r"\S*/onnxruntime_src/\S+:\d+ ")  # of an error, in ONNX Runtime's source
 _DTYPES = {
     "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16", "string": "str",
     "bool": "bool", "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64",
@@ -424,14 +425,17 @@ def sentence(error: Exception) -> str:
             "an older one"
         )
     words = re.sub(r"Load model from .*? failed: ?", "", words)
-    place = re.search(r"\S*/onnxruntime_src/\S+:\d+ ", words)
-    if place is None:
-        return words
-    # Behind the place stands a C++ signature, whose end is that of its own parentheses.
-    depth, rest = 0, words[place.end() :]
-    for position, letter in enumerate(rest):
+    words = re.sub(r" ; GPU=.*? ; expr=", " in ", words)  # of CUDA's errors: host, file and line
+    while (place := _PLACE.search(words)) is not None:
+        words = f"{words[: place.start()]}{_behind_a_signature(words[place.end() :])}".strip()
+    return words or str(error)
+
+
+def _behind_a_signature(words: str) -> str:
+    """What follows a C++ signature, whose end is that of its own parentheses; the words where there is none."""
+    depth = 0
+    for position, letter in enumerate(words):
         depth += {"(": 1, ")": -1}.get(letter, 0)
         if letter == ")" and depth == 0:
-            rest = re.sub(r"^( const)?( \[with .*?\])? ?", "", rest[position + 1 :])
-            break
-    return f"{words[: place.start()]}{rest}".strip() or words
+            return re.sub(r"^( const)?( \[with .*?\])? ?", "", words[position + 1 :])
+    return words

@@ -255,3 +255,20 @@ def test_sizes_that_differ_stay_free() -> None:
     known = sessions.known_sizes(signature, target)
     assert known == [{"batch": 1, "height": 32}, {"batch": 8, "height": 32}]
     assert sessions.fixed_sizes({sessions.KNOWN_SIZES: known}) == [{"height": 32}]
+
+
+def test_an_error_of_cuda_is_one_sentence() -> None:
+    """Broken: a report would show two C++ signatures before it comes to what CUDA said."""
+    call = (
+        "std::conditional_t<THRW, void, onnxruntime::common::Status> onnxruntime::CudaCall(ERRTYPE, const char*, int) "
+        "[with ERRTYPE = cudaError; bool THRW = true; std::conditional_t<THRW, void, common::Status> = void] "
+    )
+    source = "/onnxruntime_src/onnxruntime/core/providers/cuda"
+    error = RuntimeError(
+        f"{source}/cuda_call.cc:136 {call}{source}/cuda_call.cc:146 {call}CUDA failure 304: OS call failed or operation "
+        f"not supported on this OS ; GPU=-1 ; hostname=vm ; file={source}/cuda_execution_provider.cc ; line=355 ; "
+        "expr=cudaSetDevice(info_.device_id); "
+    )
+    assert sessions.sentence(error) == (
+        "CUDA failure 304: OS call failed or operation not supported on this OS in cudaSetDevice(info_.device_id);"
+    )
