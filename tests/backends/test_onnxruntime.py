@@ -266,8 +266,8 @@ def test_an_error_of_cuda_is_one_sentence() -> None:
     source = "/onnxruntime_src/onnxruntime/core/providers/cuda"
     error = RuntimeError(
         f"{source}/cuda_call.cc:136 {call}{source}/cuda_call.cc:146 {call}CUDA failure 304: OS call failed or "
-        f"operation not supported on this OS ; GPU=-1 ; hostname=vm ; file={source}/cuda_execution_provider.cc ; line=355 ; "
-        "expr=cudaSetDevice(info_.device_id); "
+        f"operation not supported on this OS ; GPU=-1 ; hostname=vm ; file={source}/cuda_execution_provider.cc ; "
+        "line=355 ; expr=cudaSetDevice(info_.device_id); "
     )
     assert sessions.sentence(error) == (
         "CUDA failure 304: OS call failed or operation not supported on this OS in cudaSetDevice(info_.device_id);"
