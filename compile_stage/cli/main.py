@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from types import FrameType
@@ -19,8 +23,32 @@ from compile_stage.core.errors import CompileStageError
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import explained
 
+# The interpreter's 700, 10, 10 look for cycles 300 times while MLflow is imported, which makes some hundred thousand
+# objects that stay.
+_GC_THRESHOLDS = (10_000, 10, 10)
 COMPLETION_VARIABLE = "_COMPILE_STAGE_COMPLETE"
 """Set by the shell that asks which words may come next."""
+
+
+def program() -> NoReturn:
+    """What a shell starts. A process that does one thing and ends saves a quarter of a cached run by two settings."""
+    gc.set_threshold(*_GC_THRESHOLDS)
+    try:
+        main()
+    except SystemExit as leaving:
+        _end_at_once(leaving.code if isinstance(leaving.code, int) else errors.EXIT_INTERNAL)
+    raise AssertionError("unreachable")
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Do what must be done at the end, and leave the taking apart of half a million objects to the kernel: the
+    interpreter takes 0.5 s for MLflow's modules."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

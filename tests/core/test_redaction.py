@@ -55,3 +55,9 @@ def test_no_error_of_ours_carries_a_secret() -> None:
         PolicyError(url, problems=(url,)),
     )
     assert "s3cret" not in repr([(str(e), e.args, vars(e)) for e in errors])
+
+
+def test_a_text_of_many_lines_loses_what_each_of_them_would() -> None:
+    """Broken: reports are looked through line by line, and a secret could stand where two of them meet."""
+    lines = [*SECRETS, *PLAIN]
+    assert redacted("\n".join(lines)) == "\n".join(map(redacted, lines))
