@@ -134,7 +134,7 @@ class Serving(Section):
 
 class Select(Section):
     """Which passing candidate wins. Ties within the noise go to the simpler one (higher precision, fewer steps), if it
-    is at most 10 % slower by its figure."""
+    is at most 5 % slower by its figure."""
 
     prefer: Literal["latency", "throughput", "memory", "size"] = Field(description="What is compared.")
 

@@ -13,14 +13,14 @@ from compile_stage.measure.memory import SAME_MEMORY
 from compile_stage.measure.performance import ratio_text
 from compile_stage.measure.restarts import beside, shared_rounds
 
-SIMPLER_AT = 1.1
+SIMPLER_AT = 1.05
 """Times the best latency that the simpler of two may take by its figure, where noise does not tell them apart. What
 noise hides on a machine that changes its speed can be more than anybody would give for a simpler artifact."""
 
 
 def select(candidates: Sequence[Candidate], policy: TargetPolicy) -> Selection:
     """The best passing candidate by the policy's preference; among those that tie with it within the noise, and are at
-    most 10 % behind it by their figures, the simplest."""
+    most 5 % behind it by their figures, the simplest. Nobody loses to one that is neither simpler nor ahead."""
     passing = [candidate for candidate in candidates if candidate.has_passed]
     ranking = _rank(passing, policy) if passing else None
     placed = [_placed(candidate, ranking, policy) for candidate in candidates]
@@ -41,8 +41,8 @@ class _Ranking:
     """Attributes:
     costs: Of each passing candidate, by its job's id; lower is better, in the unit of the policy's preference.
     leader: The candidate with the lowest cost.
-    tied: It, and all that tie with it within the noise.
-    winner: The simplest of these.
+    tied: It, and all that tie with it within the noise, and the winner.
+    winner: The simplest of these, or one as simple that is ahead of it.
     """
 
     costs: Mapping[str, float]
@@ -56,8 +56,13 @@ def _rank(passing: Sequence[Candidate], policy: TargetPolicy) -> _Ranking:
     costs = {c.job.id: _cost(c, policy, longest) for c in passing}
     leader = min(passing, key=lambda c: costs[c.job.id])
     tied = tuple(c for c in passing if c is leader or _tied(c, leader, policy, costs))
-    winner = min(tied, key=lambda c: (_complexity(c), costs[c.job.id]))
-    return _Ranking(costs=costs, leader=leader, tied=tied, winner=winner)
+    simplest = min(tied, key=lambda c: (_complexity(c), costs[c.job.id]))
+    # One that is known better than the simplest, and so no longer ties with the leader, must not lose to it by that.
+    ahead = [
+        c for c in passing if _complexity(c) <= _complexity(simplest) and costs[c.job.id] <= costs[simplest.job.id]
+    ]
+    winner = min(ahead, key=lambda c: (_complexity(c), costs[c.job.id]))
+    return _Ranking(costs=costs, leader=leader, tied=tied if winner in tied else (*tied, winner), winner=winner)
 
 
 def _longest(candidates: Sequence[Candidate]) -> dict[int, Timing]:

@@ -98,6 +98,22 @@ def test_noise_makes_no_tie_of_what_is_far_behind() -> None:
     assert "times the winner's" in chosen.reasons[slow.job.id]
 
 
+def test_nobody_loses_for_being_known_better() -> None:
+    """Broken: of two that are equally simple the slower one would win, since its noise lets it tie with the fastest."""
+    fastest, known, noisy = candidate("int8", 3.06), candidate("fp32", 2.97), candidate("fp32", 2.94)
+    assert noisy.measurement is not None
+    (even,) = noisy.measurement.timings
+    rounds = np.repeat(np.random.default_rng(0).permutation([0.8] * 8 + [1.0] * 4 + [1.25] * 8), 10)
+    uneven = replace(even, latency_s=tuple((np.array(even.latency_s) * rounds).tolist()))
+    noisy = replace(noisy, measurement=replace(noisy.measurement, timings=(uneven,)))
+    known = replace(known, job=replace(known.job, id=f"{known.job.id}-known"))
+    timings = {one.job.id: one.measurement.timings[0] for one in (fastest, noisy, known) if one.measurement}
+    assert stats.tied(timings[noisy.job.id], timings[fastest.job.id])
+    assert not stats.tied(timings[known.job.id], timings[fastest.job.id])
+    chosen = select(judged(fastest, noisy, known), POLICY)
+    assert chosen.winner == known.job.id
+
+
 def test_a_tie_is_told_as_what_decided_it() -> None:
     """Broken: of two schemes of one precision the winner would be called the simpler, which it is not."""
     first, other = candidate("int8", 3.02, noise=0.2), candidate("int8", 3.0, noise=0.2)
