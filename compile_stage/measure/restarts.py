@@ -37,8 +37,9 @@ SHORT_CALL_S = 2e-3
 """Where a call is shorter, waking the threads and waiting for the last of them may cost more than they gain: 5 to 20 us
 for each operator that is shared out. An LSTM of 0.33 ms on two threads takes 0.24 ms on one."""
 
-MOST_TRIED: Mapping[str, int] = {"short-calls": 2, "batches": 1}
-"""By what a setting is for: so many contenders, the fastest whose backend offers any, are tried with it unasked."""
+MOST_TRIED = 2
+"""So many candidates, the fastest whose backend offers any, are tried unasked with settings of a kind. Which of the two
+is the faster is often not known after one start."""
 
 SHARED_GAIN = 2.0
 """A batch that is shared among the threads is at most so many times as fast, and as they are many: an LSTM, whose steps
@@ -134,16 +135,17 @@ def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
     return [name for name in measured if name in near]
 
 
-def _within(times: float, measured: Mapping[str, Measurement], baseline: str, batch_size: int) -> list[str]:
-    """Candidates that take at most so many times as long as the fastest at that batch size, the fastest first."""
+def _within(times: float, measured: Mapping[str, Measurement], baseline: str, batch_size: int) -> dict[str, float]:
+    """Candidates that take at most so many times as long as the fastest at that batch size, and how many; the fastest
+    first."""
     others = {name: m for name, m in measured.items() if name != baseline and not m.stopped_early}
     timings = {name: own for name, m in others.items() if (own := m.timing(batch_size)) is not None}
     if not timings:
-        return []
+        return {}
     stayed = max(timings.values(), key=lambda timing: timing.rounds)
-    relative = {name: beside(stayed, own) for name, own in timings.items()}
-    fastest = min(relative.values())
-    return sorted((name for name in relative if relative[name] <= times * fastest), key=lambda name: relative[name])
+    relative = sorted((beside(stayed, own), name) for name, own in timings.items())
+    fastest, _ = relative[0]
+    return {name: latency / fastest for latency, name in relative if latency <= times * fastest}
 
 
 def differences(starts: Sequence[Mapping[str, Measurement]], baseline: str, batch_size: int) -> dict[str, float]:
@@ -159,17 +161,19 @@ def differences(starts: Sequence[Mapping[str, Measurement]], baseline: str, batc
     return {name: float(np.std(values, ddof=1)) for name, values in quotients.items() if len(values) > 1}
 
 
-def worth_a_try(measured: Mapping[str, Measurement], baseline: str, threads: int) -> dict[str, list[str]]:
-    """By what a setting is for (`MOST_TRIED`): on which candidates it is worth a try, the fastest first.
+def worth_a_try(measured: Mapping[str, Measurement], baseline: str, threads: int) -> dict[str, dict[str, float]]:
+    """By what a setting is for: on which candidates it is worth a try, the fastest first, each with its latency over
+    the fastest one's.
 
     Fewer threads on contenders; a shared batch also on those that it could make the fastest of all (`SHARED_GAIN`).
     """
     names = contenders(measured, baseline)
     fastest_s = {name: min(stats.median(t.latency_s) for t in measured[name].timings) for name in names}
-    short = sorted((name for name in names if fastest_s[name] < SHORT_CALL_S), key=lambda name: fastest_s[name])
+    calls = sorted((seconds, name) for name, seconds in fastest_s.items() if seconds < SHORT_CALL_S)
+    short = {name: seconds / calls[0][0] for seconds, name in calls}
     largest = max((timing.batch_size for timing in measured[baseline].timings), default=1)
     gain = min(SHARED_GAIN, float(threads))
-    several = _within(gain, measured, baseline, largest) if largest > 1 and threads > 1 else []
+    several = _within(gain, measured, baseline, largest) if largest > 1 and threads > 1 else {}
     return {"short-calls": short, "batches": several}
 
 

@@ -44,6 +44,7 @@ from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.performance import calls_needed, check_performance
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import (
+    CONTENDER,
     MORE_PROCESSES,
     MOST_TRIED,
     Schedule,
@@ -166,13 +167,16 @@ class _Joined:
     def candidates(self) -> list[Candidate]:
         return [one for found in self.by_job.values() for one in found]
 
-    def behind(self, worth: Mapping[str, Sequence[str]]) -> dict[str, Artifact]:
-        """Make those that are worth a try (`restarts.worth_a_try`); what joins, by name."""
+    def behind(self, worth: Mapping[str, Mapping[str, float]]) -> dict[str, Artifact]:
+        """Make those that are worth a try (`restarts.worth_a_try`): on the fastest whose backend offers any, and on
+        who may be as fast; what joins, by name."""
         for purpose, jobs in worth.items():
-            tried = 0
-            for job in jobs:
-                if tried < MOST_TRIED[purpose]:
-                    tried += self._add(job, partial(_is_for, purpose))
+            tried: list[float] = []
+            for job, latency in jobs.items():
+                if len(tried) == MOST_TRIED or (tried and latency > CONTENDER * tried[0]):
+                    break
+                if self._add(job, partial(_is_for, purpose)):
+                    tried.append(latency)
         return {one.job.id: one.artifact for one in self.candidates if one.artifact is not None}
 
     def behind_measured(self, names: set[str], jobs: Sequence[str]) -> None:
@@ -304,7 +308,8 @@ class _Measuring:
         models: By participant's name; the baseline is one.
         load_s: What the first start of each took, in seconds.
         failures: Of those that crashed.
-        shares: Of a whole turn, where turns had to become shorter; the next start begins with it.
+        shares: Of a whole turn, where turns had to become shorter, by who takes part: the next start of the same
+            begins with it. In a round of fewer there is time for longer turns.
         alone: So many starts load one model after the other, since load times are published.
     """
 
@@ -313,7 +318,7 @@ class _Measuring:
     models: dict[str, SourceModel | Artifact]
     schedule: Schedule
     load_s: dict[str, float] = field(default_factory=dict)
-    shares: dict[str, float] = field(default_factory=dict)
+    shares: dict[frozenset[str], dict[str, float]] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     alone: int = 1
 
@@ -383,7 +388,7 @@ class _Measuring:
         limits = WorkerLimits.within(request.budget, target.threads)
         with ExitStack() as stack:
             interleaved = Interleaved(self.context, request, stack, drafts)
-            interleaved.shares = self.shares
+            interleaved.shares = self.shares.setdefault(frozenset(members), {})
             # Memory is no question: all of them are open at once in any case.
             several = number >= self.alone and self.context.engine.max_parallel(memory_bytes=1) > 1
             self._open(interleaved, members, limits, beside=several)

@@ -232,12 +232,16 @@ def test_what_settings_are_worth_a_try() -> None:
         return replace(one, timings=tuple(timings))
 
     one_row = of(a=(6e-4,), b=(5e-4,), c=(9e-4,))
-    assert restarts.worth_a_try(one_row, "baseline", 2) == {"short-calls": ["b", "a"], "batches": []}
+    short = restarts.worth_a_try(one_row, "baseline", 2)
+    assert list(short["short-calls"].items()) == [("b", 1.0), ("a", pytest.approx(1.2))]
+    assert short["batches"] == {}
     long = of(a=(3e-3,))
-    assert restarts.worth_a_try(long, "baseline", 2) == {"short-calls": [], "batches": []}
+    assert restarts.worth_a_try(long, "baseline", 2) == {"short-calls": {}, "batches": {}}
     rows = of(a=(5e-4, 4e-3), b=(1e-3, 7.9e-3), c=(1e-3, 5.4e-3), d=(1e-3, 8.1e-3))
-    assert restarts.worth_a_try(rows, "baseline", 2) == {"short-calls": ["a"], "batches": ["a", "c", "b"]}
-    assert restarts.worth_a_try(rows, "baseline", 1)["batches"] == []
+    several = restarts.worth_a_try(rows, "baseline", 2)
+    assert list(several["short-calls"]) == ["a"]
+    assert list(several["batches"].items()) == [("a", 1.0), ("c", pytest.approx(1.35)), ("b", pytest.approx(1.975))]
+    assert restarts.worth_a_try(rows, "baseline", 1)["batches"] == {}
 
 
 @pytest.mark.parametrize(
