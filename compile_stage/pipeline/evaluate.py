@@ -33,7 +33,8 @@ _JOB_BYTES, _JOB_COPIES = 1_000_000_000, 8
 """What a job's worker holds at most, as a rule: a compiler's packages, and the model so many times (int8 of ResNet-50
 and of BERT: 7)."""
 
-_WARM_UP_S, _TURN_S, _TURNS = 0.5, 0.1, 4  # of a quick latency
+# Of a quick latency. A turn of ten calls tells enough, but a few microseconds more or less need twenty milliseconds.
+_WARM_UP_S, _TURNS, _TURN_CALLS, _SHORTEST_TURN_S, _LONGEST_TURN_S = 0.5, 4, 10, 0.02, 0.1
 
 Lower = Callable[[Worker], PortableModel]
 """Makes the graph that is compiled, in the worker that it is given."""
@@ -265,8 +266,8 @@ def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) 
 
 
 def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> float:
-    """Seconds of a call at the target's first batch size: the lowest of the medians of four turns of 0.1 s, after the
-    warm-up. Not interleaved: it guides the searches, and no claim is made from it."""
+    """Seconds of a call at the target's first batch size: the lowest of the medians of four turns of 0.02 to 0.1 s,
+    after the warm-up. Not interleaved: it guides the searches, and no claim is made from it."""
     context, samples, batch_size = target.context, target.inputs.validation, job.target.batch_sizes[0]
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],
@@ -281,14 +282,14 @@ def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifac
     def measure(_: Path) -> float:
         with context.engine.exclusive():
             worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
-            worker.call("warm_up", samples=samples, batch_size=batch_size, seconds=_WARM_UP_S)
+            warmed = worker.call("warm_up", samples=samples, batch_size=batch_size, seconds=_WARM_UP_S)
+            turn_s = min(max(_TURN_CALLS * warmed["latency_s"], _SHORTEST_TURN_S), _LONGEST_TURN_S)
             turns = [
-                worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=_TURN_S)
-                for _ in range(_TURNS)
+                worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=turn_s) for _ in range(_TURNS)
             ]
         return min(stats.median(turn) for turn in turns)  # of the least disturbed turn
 
-    return float(context.cached("quick_latency/2", job.id, key, measure, anew=context.remeasure).value)
+    return float(context.cached("quick_latency/3", job.id, key, measure, anew=context.remeasure).value)
 
 
 def _cache_state(cached: bool) -> CacheState:
