@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from compile_stage.backends import onnxruntime_cuda_graphs as cuda_graphs
 from compile_stage.backends import onnxruntime_mobile as mobile
 from compile_stage.backends import onnxruntime_providers as providers
 from compile_stage.backends import onnxruntime_session as sessions
@@ -29,7 +30,7 @@ from compile_stage.core import plugins
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
-from compile_stage.core.generation import INPUT_IDS
+from compile_stage.core.generation import INPUT_IDS, has_cache
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Samples, Session
 from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, TuningOption
@@ -57,6 +58,7 @@ _OPTIONS: Mapping[str, Option] = {
     "provider": CHECKED_ELSEWHERE,
     "provider_options": MAPPING,
     "min_nodes_share": CHECKED_ELSEWHERE,
+    "cuda_graphs": FLAG,
     "format": OneOf("onnx", "ort"),
 }
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
@@ -180,7 +182,7 @@ class OnnxRuntime(Backend):
             compiles_any_graph=on_cpu,
             runs_anywhere=on_cpu and file == "onnx",
             cross_compiles=mobile.is_written_for(provider, target.device),
-            offers_tuning_options=on_cpu and target.device not in mobile.DEVICES,
+            offers_tuning_options=provider.short in ("cpu", "cuda") and target.device not in mobile.DEVICES,
         )
 
     def _lacks(self, provider: providers.Provider, file: str) -> Mapping[str, str]:
@@ -198,6 +200,8 @@ class OnnxRuntime(Backend):
         asked = target.options.get(self.name, {})
         if not self.capabilities_for(target).offers_tuning_options:
             return ()
+        if self._provider(asked).short == "cuda":
+            return _on_cuda(scheme)
         offered = _tuning_options(target.threads, scheme)
         if mobile.file_format(asked, target.device, self._provider(asked)) == "ort":  # it holds its weights
             return tuple(option for option in offered if "mapped_weights" not in option.options)
@@ -244,6 +248,8 @@ class OnnxRuntime(Backend):
         elif file == "ort":
             signature, executed, notes = mobile.write(order, into)
         elif provider.name != providers.CPU:
+            if asked.get("cuda_graphs") and has_cache(model.signature):
+                raise UsageError("cuda_graphs: a language model's cache has another size at each call")
             asked = {**asked, "provider": provider.name}
             session = sessions.open_elsewhere(provider, into / "model.onnx", asked, target.threads)
             executed, notes = sessions.read_places(session, provider, asked)
@@ -300,6 +306,8 @@ class OnnxRuntime(Backend):
             fixed = sessions.fixed_sizes(options) if file == "onnx" else fixed
         else:
             start = partial(sessions.open_elsewhere, provider, path, options, threads)
+            if options.get("cuda_graphs"):
+                start = partial(_recording, start, int(options.get("provider_options", {}).get("device_id", 0)))
         session = _OnnxSession(start, artifact, fixed)
         try:
             yield session
@@ -456,6 +464,24 @@ def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
         setting("tuning", "inter-op", inter_op_threads=2, threads=threads // 2),
         setting("tuning", "affinity", affinity=True),
     )
+
+
+def _on_cuda(scheme: Scheme) -> tuple[TuningOption, ...]:
+    """Settings of a session on an NVIDIA GPU. Kernels for float16 take pixels with all their channels; those for
+    float32 are slower so."""
+    graphs: dict[str, Any] = {"cuda_graphs": True}
+    options = {"cuda-graphs": graphs}
+    if scheme.precision == "fp16":
+        options["cuda-graphs-nhwc"] = {**graphs, "provider_options": {"prefer_nhwc": True}}
+    return tuple(
+        TuningOption(kind="tuning", name=name, options=given, opening=given, worth_a_try="launches")
+        for name, given in options.items()
+    )
+
+
+def _recording(start: Callable[[], Any], device: int) -> Any:
+    """A session whose calls are recorded and replayed."""
+    return cuda_graphs.CudaGraphs(start(), ("cuda", device))
 
 
 # --------------------------------------------------------------------------------------------------------------- files

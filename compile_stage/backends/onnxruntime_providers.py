@@ -208,6 +208,8 @@ def refuse(given: Mapping[str, Any], backend: str, default: str) -> str | None:
         near = did_you_mean(str(word), (*shorts, *(one.name for one in PROVIDERS)))
         hint = f"did you mean {near!r}? " if near else ""
         return f"{backend} knows no provider {word!r}; {hint}it knows {', '.join(shorts)}"
+    if given.get("cuda_graphs") and provider.short != "cuda":
+        return f"{backend}'s option cuda_graphs needs provider: cuda, and it is {provider.short}"
     options = given.get("provider_options", {})
     if not isinstance(options, Mapping):
         return f"{backend}'s option provider_options must be a mapping, not {options!r}"
@@ -287,6 +289,8 @@ def arguments(provider: Provider, given: Mapping[str, Any], threads: int) -> lis
         # Its CPU plug-in takes bfloat16 by itself where the machine has it, and all cores.
         config = {"CPU": {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": str(threads)}}
         asked["load_config"] = json.dumps(config)
+    if given.get("cuda_graphs"):
+        asked["enable_cuda_graph"] = "1"
     if provider.name == "XnnpackExecutionProvider":
         asked.setdefault("intra_op_num_threads", str(threads))
     behind = [(one.name, dict(one.fixed)) for one in PROVIDERS if one.name in provider.behind]

@@ -165,16 +165,18 @@ def worth_a_try(measured: Mapping[str, Measurement], baseline: str, threads: int
     """By what a setting is for: on which candidates it is worth a try, the fastest first, each with its latency over
     the fastest one's.
 
-    Fewer threads on contenders; a shared batch also on those that it could make the fastest of all (`SHARED_GAIN`).
+    Fewer threads on contenders, and what saves launches; a shared batch also on those that it could make the fastest of
+    all (`SHARED_GAIN`).
     """
     names = contenders(measured, baseline)
     fastest_s = {name: min(stats.median(t.latency_s) for t in measured[name].timings) for name in names}
-    calls = sorted((seconds, name) for name, seconds in fastest_s.items() if seconds < SHORT_CALL_S)
-    short = {name: seconds / calls[0][0] for seconds, name in calls}
+    calls = sorted((seconds, name) for name, seconds in fastest_s.items())
+    relative = {name: seconds / calls[0][0] for seconds, name in calls}
+    short = {name: times for name, times in relative.items() if fastest_s[name] < SHORT_CALL_S}
     largest = max((timing.batch_size for timing in measured[baseline].timings), default=1)
     gain = min(SHARED_GAIN, float(threads))
     several = _within(gain, measured, baseline, largest) if largest > 1 and threads > 1 else {}
-    return {"short-calls": short, "batches": several}
+    return {"short-calls": short, "batches": several, "launches": relative}
 
 
 def beside(other: Timing, own: Timing) -> float:
