@@ -248,11 +248,13 @@ class OnnxRuntime(Backend):
         elif file == "ort":
             signature, executed, notes = mobile.write(order, into)
         elif provider.name != providers.CPU:
-            if asked.get("cuda_graphs") and has_cache(model.signature):
-                raise UsageError("cuda_graphs: a language model's cache has another size at each call")
             asked = {**asked, "provider": provider.name}
+            said: tuple[str, ...] = ()
+            if provider.short == "cuda":
+                asked, said = _with_cuda_graphs(provider, into / "model.onnx", asked, target, model.signature)
             session = sessions.open_elsewhere(provider, into / "model.onnx", asked, target.threads)
             executed, notes = sessions.read_places(session, provider, asked)
+            notes = (*notes, *said)
             signature = sessions.read_signature(session, model.signature)
         else:
             fused, said = self._fuse_attention(into / entry, model.signature, scheme, asked, target.threads)
@@ -307,7 +309,7 @@ class OnnxRuntime(Backend):
         else:
             start = partial(sessions.open_elsewhere, provider, path, options, threads)
             if options.get("cuda_graphs"):
-                start = partial(_recording, start, int(options.get("provider_options", {}).get("device_id", 0)))
+                start = partial(_recording, start, options, artifact.signature)
         session = _OnnxSession(start, artifact, fixed)
         try:
             yield session
@@ -467,21 +469,46 @@ def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
 
 
 def _on_cuda(scheme: Scheme) -> tuple[TuningOption, ...]:
-    """Settings of a session on an NVIDIA GPU. Kernels for float16 take pixels with all their channels; those for
-    float32 are slower so."""
-    graphs: dict[str, Any] = {"cuda_graphs": True}
-    options = {"cuda-graphs": graphs}
-    if scheme.precision == "fp16":
-        options["cuda-graphs-nhwc"] = {**graphs, "provider_options": {"prefer_nhwc": True}}
-    return tuple(
-        TuningOption(kind="tuning", name=name, options=given, opening=given, worth_a_try="launches")
-        for name, given in options.items()
-    )
+    """Settings of a session on an NVIDIA GPU. Its kernels for float16 take all channels of a pixel together."""
+    if scheme.precision != "fp16":
+        return ()
+    given = {"provider_options": {"prefer_nhwc": True}}
+    return (TuningOption(kind="tuning", name="nhwc", options=given, opening=given, worth_a_try="layout"),)
 
 
-def _recording(start: Callable[[], Any], device: int) -> Any:
-    """A session whose calls are recorded and replayed."""
-    return cuda_graphs.CudaGraphs(start(), ("cuda", device))
+# ---------------------------------------------------------------------------------------------------------- CUDA graphs
+
+
+def _with_cuda_graphs(
+    provider: providers.Provider, path: Path, asked: dict[str, Any], target: Target, signature: Signature
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The options of an artifact whose calls are recorded, where they can be and the policy does not say otherwise; and
+    a note. Raises NothingCompiledError where the policy wants it and it can't be."""
+    wanted = asked.get("cuda_graphs")
+    if wanted is False:
+        return asked, ()
+    known = sessions.known_sizes(signature, target)
+    shapes = cuda_graphs.shapes_of(signature, known)
+    recording = {**asked, "cuda_graphs": True, **({sessions.KNOWN_SIZES: known} if known else {})}
+    reason: str | None = "the sizes of its inputs are not known beforehand"
+    if shapes and not has_cache(signature):
+        start = partial(sessions.open_elsewhere, provider, path, recording, target.threads)
+        try:
+            reason = cuda_graphs.refuse(_recording(start, recording, signature), signature, shapes)
+        except NothingCompiledError as error:
+            reason = error.problem
+    if reason is None:
+        return recording, ("calls are recorded as CUDA graphs",)
+    if wanted:
+        raise NothingCompiledError(f"calls can't be recorded as CUDA graphs: {reason}", fix="leave out cuda_graphs")
+    return asked, (f"calls are launched kernel by kernel, not recorded as CUDA graphs: {reason}",)
+
+
+def _recording(start: Callable[[], Any], options: Mapping[str, Any], signature: Signature) -> Any:
+    """A session whose calls are recorded and replayed, for the sizes that the options name."""
+    device = int(options.get("provider_options", {}).get("device_id", 0))
+    shapes = cuda_graphs.shapes_of(signature, options.get(sessions.KNOWN_SIZES, ()))
+    return cuda_graphs.CudaGraphs(start(), ("cuda", device), shapes)
 
 
 # --------------------------------------------------------------------------------------------------------------- files

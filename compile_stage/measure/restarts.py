@@ -165,7 +165,7 @@ def worth_a_try(measured: Mapping[str, Measurement], baseline: str, threads: int
     """By what a setting is for: on which candidates it is worth a try, the fastest first, each with its latency over
     the fastest one's.
 
-    Fewer threads on contenders, and what saves launches; a shared batch also on those that it could make the fastest of
+    Fewer threads on contenders, and another layout; a shared batch also on those that it could make the fastest of
     all (`SHARED_GAIN`).
     """
     names = contenders(measured, baseline)
@@ -176,7 +176,7 @@ def worth_a_try(measured: Mapping[str, Measurement], baseline: str, threads: int
     largest = max((timing.batch_size for timing in measured[baseline].timings), default=1)
     gain = min(SHARED_GAIN, float(threads))
     several = _within(gain, measured, baseline, largest) if largest > 1 and threads > 1 else {}
-    return {"short-calls": short, "batches": several, "launches": relative}
+    return {"short-calls": short, "batches": several, "layout": relative}
 
 
 def beside(other: Timing, own: Timing) -> float:

@@ -93,7 +93,8 @@ def offers_tuning_options_that_it_takes(case: Case) -> str | None:
         for option in offered:
             if names.count(option.name) > 1:
                 return f"two of its tuning options are called {option.name!r}"
-            reason = backend.refuse_target(replace(target, options={backend.name: option.options}))
+            options = {**target.options.get(backend.name, {}), **option.options}
+            reason = backend.refuse_target(replace(target, options={backend.name: options}))
             if reason is not None:
                 return f"it offers the tuning option {option.name!r}, and refuses its options: {reason}"
     return None

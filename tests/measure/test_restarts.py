@@ -236,7 +236,7 @@ def test_what_settings_are_worth_a_try() -> None:
     assert list(short["short-calls"].items()) == [("b", 1.0), ("a", pytest.approx(1.2))]
     assert short["batches"] == {}
     long = of(a=(3e-3,))
-    assert restarts.worth_a_try(long, "baseline", 2) == {"short-calls": {}, "batches": {}, "launches": {"a": 1.0}}
+    assert restarts.worth_a_try(long, "baseline", 2) == {"short-calls": {}, "batches": {}, "layout": {"a": 1.0}}
     rows = of(a=(5e-4, 4e-3), b=(1e-3, 7.9e-3), c=(1e-3, 5.4e-3), d=(1e-3, 8.1e-3))
     several = restarts.worth_a_try(rows, "baseline", 2)
     assert list(several["short-calls"]) == ["a"]

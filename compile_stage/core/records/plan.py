@@ -100,15 +100,14 @@ class TuningOption:
             be compiled.
         worth_a_try: Where it is tried on the fastest candidates although no option tuning is asked for: with
             `short-calls`, where a call takes less than two milliseconds; with `batches`, where several rows are
-            measured at a time; with `launches`, always: starting kernels on a GPU may take longer than they run. Empty
-            for a setting that is tried by option tuning alone.
+            measured at a time; with `layout`, always. Empty for a setting that is tried by option tuning alone.
     """
 
     kind: Literal["memory", "tuning"]
     name: str
     options: JsonMap
     opening: JsonMap = field(default_factory=dict)
-    worth_a_try: Literal["", "short-calls", "batches", "launches"] = ""
+    worth_a_try: Literal["", "short-calls", "batches", "layout"] = ""
 
 
 @record
