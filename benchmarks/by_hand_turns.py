@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
@@ -168,7 +169,9 @@ class Comparison:
         taken: dict[str, list[list[list[float]]]] = {who.name: [] for who in members}
         for number in range(starts):
             with ExitStack() as stack:
-                opened = {who.name: one for who in members if (one := self.start(who, stack)) is not None}
+                # Another order in each start: who is opened first may be slower as long as it lives.
+                ordered = random.Random(number).sample(list(members), len(members))
+                opened = {who.name: one for who in ordered if (one := self.start(who, stack)) is not None}
                 self.rounds(opened, seed=1 + number, count=4, seconds=seconds / starts)
                 for name, one in opened.items():
                     taken[name].append(one.rounds)

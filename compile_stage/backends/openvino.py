@@ -274,8 +274,8 @@ def _quantize(graph: Any, signature: Signature, calibration: SampleSet) -> Any:
         return nncf.quantize(
             graph,
             nncf.Dataset(items),
-            # Symmetric activations but for a transformer's, as NNCF chooses by itself: the CPU's kernels then subtract no
-            # zero point. Where the other half of the integers is missed, `int8-u8` has it.
+            # NNCF's own choice: symmetric activations but for a transformer's. The CPU's kernels subtract no zero point
+            # then, and where the other half of the integers is missed, `int8-u8` has it.
             preset=None,
             subset_size=len(items),
             # By itself it protects the first layer only, which is not enough where sums saturate.

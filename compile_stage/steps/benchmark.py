@@ -7,6 +7,7 @@ kept for the next run.
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -391,7 +392,7 @@ class _Measuring:
             interleaved.shares = self.shares.setdefault(frozenset(members), {})
             # Memory is no question: all of them are open at once in any case.
             several = number >= self.alone and self.context.engine.max_parallel(memory_bytes=1) > 1
-            self._open(interleaved, members, limits, beside=several)
+            self._open(interleaved, self._in_order(members, number), limits, beside=several)
             leads = self._begin(interleaved) if number == 0 else None
             # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
             left_s = math.inf if request.first_look else self.schedule.seconds_of(number)
@@ -431,7 +432,7 @@ class _Measuring:
         thread = ThreadPoolExecutor(1)
         try:
             loading = thread.submit(copy_context().run, enter, BASELINE) if beside else None
-            for name in self._in_order(members):
+            for name in members:
                 if loading is None or name != BASELINE:
                     enter(name)
             if loading is not None:
@@ -439,13 +440,14 @@ class _Measuring:
         finally:
             thread.shutdown(wait=False)  # where another failed, or Ctrl-C came, the original's worker is ended
 
-    def _in_order(self, members: Sequence[str]) -> list[str]:
-        """As they are; the smallest first, behind the original, where memory may not be enough for all."""
+    def _in_order(self, members: Sequence[str], number: int) -> list[str]:
+        """Another order in each start: who is opened first may be faster or slower as long as it lives, and would be so
+        in all of them. The smallest first, behind the original, where memory may not be enough for all."""
         sizes = {name: model.size_bytes for name in members if isinstance(model := self.models[name], Artifact)}
         free = self.context.free_memory_bytes()
-        if free is None or sum(sizes.values()) <= free:
-            return list(members)
-        return sorted(members, key=lambda name: sizes.get(name, 0))
+        if free is not None and sum(sizes.values()) > free:
+            return sorted(members, key=lambda name: sizes.get(name, 0))
+        return random.Random(f"{self.request.seed}:{number}").sample(list(members), len(members))  # noqa: S311
 
     def _calls_wanted(
         self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], batch_size: int
