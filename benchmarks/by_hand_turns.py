@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 import time
@@ -166,12 +165,13 @@ class Comparison:
 
     def race(self, members: Sequence[Participant], starts: int, seconds: float) -> dict[str, list[list[list[float]]]]:
         """By participant, of each start, of each round: seconds of each call."""
-        taken: dict[str, list[list[list[float]]]] = {who.name: [] for who in members}
+        by_name = {who.name: who for who in members}
+        taken: dict[str, list[list[list[float]]]] = {name: [] for name in by_name}
         for number in range(starts):
             with ExitStack() as stack:
                 # Another order in each start: who is opened first may be slower as long as it lives.
-                ordered = random.Random(number).sample(list(members), len(members))
-                opened = {who.name: one for who in ordered if (one := self.start(who, stack)) is not None}
+                ordered = timing.schedule(list(by_name), number, seed=0)
+                opened = {name: one for name in ordered if (one := self.start(by_name[name], stack)) is not None}
                 self.rounds(opened, seed=1 + number, count=4, seconds=seconds / starts)
                 for name, one in opened.items():
                     taken[name].append(one.rounds)

@@ -7,7 +7,6 @@ kept for the next run.
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +56,7 @@ from compile_stage.measure.restarts import (
 )
 from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import Proof
+from compile_stage.measure.timing import schedule
 
 
 @record
@@ -447,7 +447,8 @@ class _Measuring:
         free = self.context.free_memory_bytes()
         if free is not None and sum(sizes.values()) > free:
             return sorted(members, key=lambda name: sizes.get(name, 0))
-        return random.Random(f"{self.request.seed}:{number}").sample(list(members), len(members))  # noqa: S311
+        # Two later starts, of the same models, are a pair: an order and its mirror image.
+        return list(schedule(members, number + 1, self.request.seed))
 
     def _calls_wanted(
         self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], batch_size: int

@@ -17,7 +17,7 @@ from compile_stage.backends.onnxruntime import OnnxRuntime
 from compile_stage.core.environment import hardware
 from compile_stage.core.records import Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.testing import check_backend, models
+from compile_stage.testing import models
 
 
 def asking(**asked: Any) -> Target:
@@ -95,20 +95,6 @@ def test_pixels_with_all_channels_are_tried_in_half_precision() -> None:
     assert (option.name, option.worth_a_try) == ("nhwc", "layout")
     assert OnnxRuntime().tuning_options(target, Scheme(precision="fp32", name="fp32")) == ()
     assert OnnxRuntime().tuning_options(asking(provider="tensorrt"), Scheme(precision="fp16", name="fp16")) == ()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("more", [{}, {"provider_options": {"prefer_nhwc": True}}], ids=["plain", "nhwc"])
-@pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
-def test_recorded_calls_conform(make: Any, more: dict[str, Any], tmp_path: Path) -> None:
-    """Broken: anything that the kit asks of a backend, where calls are recorded."""
-    target = asking(provider="cuda", cuda_graphs=True, **more)
-    if (reason := OnnxRuntime().refuse_target(target)) is not None or not hardware().accelerators:
-        pytest.skip(reason or "there is no GPU here")
-    model, samples = make(tmp_path / "model")
-    findings = check_backend(OnnxRuntime(), model, samples, tmp_path / "work", target=target)
-    assert {finding.case for finding in findings} == {"onnxruntime/fp32", "onnxruntime/fp16"}
-    assert [f"{f.case} {f.check}: {f.reason}" for f in findings if not f.passed] == []
 
 
 @pytest.mark.gpu

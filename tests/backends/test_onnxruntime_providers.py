@@ -130,10 +130,19 @@ def test_an_artifact_is_looked_at_again_when_it_is_opened(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"min_nodes_share": 0.5},
+        {"cuda_graphs": True},
+        {"cuda_graphs": True, "provider_options": {"prefer_nhwc": True}},
+    ],
+    ids=["share", "recorded", "recorded-nhwc"],
+)
 @pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
-def test_cudas_provider_conforms(make: Any, tmp_path: Path) -> None:
+def test_cudas_provider_conforms(make: Any, asked: dict[str, Any], tmp_path: Path) -> None:
     """Broken: anything that the kit asks of a backend, on a GPU."""
-    target = target_for(OnnxRuntime(), {"provider": "cuda", "min_nodes_share": 0.5}, device="cuda")
+    target = target_for(OnnxRuntime(), {"provider": "cuda", **asked}, device="cuda")
     if (reason := OnnxRuntime().refuse_target(target)) is not None or not hardware().accelerators:
         pytest.skip(reason or "there is no GPU here")
     model, samples = make(tmp_path / "model")
