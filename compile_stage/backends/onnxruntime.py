@@ -429,6 +429,7 @@ def _block_schemes() -> tuple[Scheme, ...]:
 def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
     """Settings of the session that are worth a try. Outputs bound to buffers of ours are none of them: they would have
     to be copied, since they belong to the caller, and the copy costs what the allocation does (docs/option-tuning.md).
+    Nor are threads between operators: all nodes of a CPU graph run one after the other in any execution mode.
     Nor is the switch that takes denormals for zero: it sets the arithmetic of the thread that serves, not of the model
     alone."""
 
@@ -462,8 +463,6 @@ def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
         # Small operators lose more by being shared out than they gain.
         fewer("half-threads", threads // 2),
         *([fewer("one-thread", 1)] if threads > 3 else []),
-        # Operators that don't wait for each other run side by side, each on its part of the threads.
-        setting("tuning", "inter-op", inter_op_threads=2, threads=threads // 2),
         setting("tuning", "affinity", affinity=True),
     )
 

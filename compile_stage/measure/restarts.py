@@ -25,9 +25,13 @@ PROCESSES = 3
 MORE_PROCESSES = 5
 """Starts where loading them leaves time for rounds (`LOADING_SHARE`): they halve the interval of three."""
 
-AGREE = 0.75 * stats.RESOLUTION
-"""Three starts whose intervals are as narrow as ±1.5 % are enough. They may agree by chance, so their intervals are
-said to be ±2 % then. By simulation (docs/benchmarks.md) these hold what they say."""
+SAID = (stats.RESOLUTION, 2 * stats.RESOLUTION)
+"""Three starts are enough where the intervals of all are narrower than this by a quarter. They may agree by chance, so
+they are said to be this wide: ±2 %, or ±4 % where that leaves no doubt of who is the fastest. By simulation
+(docs/benchmarks.md) these hold what they say."""
+
+AGREE = 0.75
+"""That quarter: an interval's half width over the one that is said."""
 
 CONTENDER = 1.25
 """A candidate that takes so many times as long as the fastest is not started again: what restarts would tell of it
@@ -69,8 +73,8 @@ class Schedule:
     Attributes:
         seconds: For all rounds and all later starts.
         starts: How many are wanted at most, and, as loading shows what they cost, how many there will be; at least 1.
-            What is measured changes it once, after three starts that agree, and their interval is never narrower than
-            ±2 % then: one that ends whenever it is narrow does not hold what it says.
+            What is measured changes it once, after three starts that agree, and their intervals are never narrower than
+            `SAID` then: one that ends whenever it is narrow does not hold what it says.
         restart_s: What a later start takes.
     """
 
@@ -185,19 +189,25 @@ def beside(other: Timing, own: Timing) -> float:
     return stats.median(own_s) / stats.median(other_s)
 
 
-def agree(measured: Mapping[str, Measurement], names: Sequence[str], baseline: str) -> bool:
-    """Whether the starts of all that may still win agree so well that more of them would not narrow what is said. Whose
-    interval lies wholly behind that of the fastest won't win.
+def agree(measured: Mapping[str, Measurement], names: Sequence[str], baseline: str, said: float) -> bool:
+    """Whether the starts of all that may still win agree so well that their intervals can be said to have a relative
+    half width of `said`, and more starts would change no winner. Whose interval lies wholly behind that of the fastest
+    won't win. What is beyond a resolution (`stats.RESOLUTION`) and within the intervals is not decided.
 
     Args:
         measured: All starts so far, merged.
         names: The candidates that were started again.
+        said: One of `SAID`.
     """
     for base in measured[baseline].timings:
         found = (measured[name].timing(base.batch_size) for name in names)
         bounds = [(timing, *timing.speedup_interval) for timing in found if timing and timing.speedup_interval]
         ahead = max((low for _, low, _ in bounds), default=0.0)
-        if not all(stats.is_known(timing, AGREE) for timing, _, high in bounds if high >= ahead):
+        near = [timing for timing, _, high in bounds if high >= ahead]
+        if not all(stats.is_known(timing, AGREE * said) for timing in near):
+            return False
+        speedups = [timing.speedup or 0.0 for timing in near]
+        if said > stats.RESOLUTION and speedups and max(speedups) > (1 + stats.RESOLUTION) * min(speedups):
             return False
     return True
 

@@ -47,6 +47,7 @@ from compile_stage.measure.restarts import (
     CONTENDER,
     MORE_PROCESSES,
     MOST_TRIED,
+    SAID,
     Schedule,
     agree,
     contenders,
@@ -335,34 +336,37 @@ class _Measuring:
             self.schedule.limit(sum(self.load_s[name] for name in again))
             joining = self._joining(starts[0], drafts)
             again += joining
-            few, enough = stats.FEW_PROCESSES + bool(joining), False
-            while len(again) > 1 and len(starts) < self.schedule.starts and not enough:
+            few, said = stats.FEW_PROCESSES + bool(joining), 0.0
+            while len(again) > 1 and len(starts) < self.schedule.starts and not said:
                 left = [name for name in again if name not in self.failures]
                 starts.append(self._start(starts, left, drafts))
-                enough = len(starts) == few < self.schedule.starts and self._agree(starts, left)
+                if len(starts) == few < self.schedule.starts:
+                    said = self._agreed(starts, left)
         if self.request.first_look:
             return starts[0]
         for name in joining:  # who joined and failed was a try, and not one of the policy's jobs
             if self.failures.pop(name, None) is not None:
                 starts = [{own: m for own, m in start.items() if own != name} for start in starts]
-        measured = merge(
-            starts, BASELINE, seed=self.request.seed, reach=math.log1p(stats.RESOLUTION) if enough else 0.0
-        )
+        measured = merge(starts, BASELINE, seed=self.request.seed, reach=math.log1p(said))
         if note := self.schedule.note(sum(self.load_s.get(name, 0.0) for name in again)):
             base = measured[BASELINE]
             measured[BASELINE] = replace(base, notes=(*base.notes, note))
         return measured
 
-    def _agree(self, starts: Sequence[Mapping[str, Measurement]], names: Sequence[str]) -> bool:
-        """Whether no more starts are needed: for what is known of speedups, for gates, and for the calls that a
-        percentile wants. Asked once, when each has three starts: to ask again and again would end where they agree by
-        chance."""
+    def _agreed(self, starts: Sequence[Mapping[str, Measurement]], names: Sequence[str]) -> float:
+        """How wide intervals are said to be at least, where no more starts are needed: for what is known of speedups,
+        for gates, and for the calls that a percentile wants; else 0. Asked once, when each has three starts: to ask
+        again and again would end where they agree by chance."""
         sizes = self.request.target.batch_sizes
         if self.request.min_calls and any(self._calls_wanted(starts, names, size) for size in sizes):
-            return False
+            return 0.0
         measured = merge(starts, BASELINE, seed=self.request.seed)
         known = [name for name in names if name in measured and name != BASELINE]
-        return all(self.request.decided(name, measured[name]) for name in known) and agree(measured, known, BASELINE)
+        said = next((width for width in SAID if agree(measured, known, BASELINE, width)), 0.0)
+        if not said:
+            return 0.0
+        wide = merge(starts, BASELINE, seed=self.request.seed, reach=math.log1p(said))
+        return said if all(self.request.decided(name, wide[name]) for name in known) else 0.0
 
     def _joining(self, first: Mapping[str, Measurement], drafts: Drafts) -> list[str]:
         """Who joins the later starts, after the first: a start more, so that a speedup has as many of theirs. What

@@ -136,9 +136,9 @@ def test_a_quiet_measurement_is_stable_kept_and_explained_by_its_medians(tmp_pat
     assert again.measurements[BASELINE].notes == ()
 
 
-@pytest.mark.parametrize(("noise", "starts"), [(0.001, 3), (0.05, 5)])
-def test_three_starts_that_agree_are_enough_and_claim_no_more_than_two_per_cent(
-    tmp_path: Path, noise: float, starts: int
+@pytest.mark.parametrize(("noise", "starts", "said"), [(0.001, 3, 1.02), (0.02, 3, 1.04), (0.05, 5, 1.02)])
+def test_three_starts_that_agree_are_enough_and_claim_no_more_than_they_can(
+    tmp_path: Path, noise: float, starts: int, said: float
 ) -> None:
     """Broken: a quiet machine loads everything twice more for nothing; or three starts that agree by chance are said to
     be known to half a per cent."""
@@ -147,7 +147,7 @@ def test_three_starts_that_agree_are_enough_and_claim_no_more_than_two_per_cent(
     assert timing.speedup is not None
     assert timing.speedup_interval is not None
     low, high = timing.speedup_interval
-    assert min(timing.speedup / low, high / timing.speedup) >= 1.0199
+    assert min(timing.speedup / low, high / timing.speedup) >= said - 1e-4
 
 
 def test_starts_that_agree_are_still_made_where_a_gate_is_open(tmp_path: Path) -> None:
