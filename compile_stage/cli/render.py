@@ -40,6 +40,7 @@ _LOG_WIDTH = 80  # a log has no width of its own; COLUMNS names another
 _ONE_LINE = 4096
 _ROOM_FOR_WORDS = 36  # columns that a sentence beside a job's id needs to be readable
 _LONG_NAME = 18  # a scheme's name that is longer is folded where the figures beside it would have no room
+_LONG_PART = 13  # `+half-threads`: a part of a scheme's name is not folded, where the backends' names leave room
 _WIDE = 120  # from here on a table has room for a column of sentences
 
 
@@ -202,13 +203,17 @@ class Display:
             entries = [entry for entry in report.entries if entry.kind == kind]
             if not entries:
                 continue
-            table = self._grid(kind, "", "version", "")
+            table = self._grid(kind, "", "version", whole=(kind,))
             for entry in entries:
                 state = self._text("ready", "green") if entry.ready else self._text("missing", "yellow")
-                remark = f"{entry.reason}:\n{entry.fix}" if entry.fix else entry.reason
-                table.add_row(self._text(entry.name), state, self._text(entry.version), self._text(remark))
+                table.add_row(self._text(entry.name), state, self._text(entry.version))
             self._say("")
             self.console.print(table)
+            for entry in filter(lambda entry: entry.reason, entries):
+                lead = "" if entry.reason.startswith(f"{entry.name} ") else f"{entry.name}: "
+                self._say(f"  {lead}{entry.reason}{':' if entry.fix else ''}")
+                if entry.fix:
+                    self._say(f"    {entry.fix}")
         self._say(f"\ncache: {report.cache}")
 
     def show_verification(self, verification: Verification, word: str = "verified") -> None:
@@ -348,9 +353,13 @@ class Display:
             whole=("state", "backend", "p50", "size", *(() if long else ("scheme",))),
         )
         table.columns[columns.index("speedup")].min_width = table.columns[columns.index("error")].min_width = 7
+        if max((len(row.backend) for row in rows), default=0) <= _LONG_PART:
+            parts = [len(part) for row in rows for part in row.scheme.replace("+", " +").split()]
+            table.columns[columns.index("scheme")].min_width = min(max(parts, default=0), _LONG_PART)
         for row in rows:
             style = _STATE_STYLES.get(row.state, "")
-            cells = [summary.STATE_WORDS[row.state], row.backend, row.scheme, *self._figures(row, wide)]
+            scheme = row.scheme.replace("+", " +") if long else row.scheme  # folded between its settings
+            cells = [summary.STATE_WORDS[row.state], row.backend, scheme, *self._figures(row, wide)]
             if wide:
                 cells.append(row.reason)
             table.add_row(*map(self._text, cells), style=style if row.state == "won" else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
@@ -132,8 +132,17 @@ def is_precision(name: str) -> bool:
 @cache
 def precisions() -> tuple[str, ...]:
     """Every precision that a policy may name: FP32, what the installed lowerings make, and what backends have by
-    themselves. A backend that can't be loaded has none."""
+    themselves. A backend that can't be loaded has none.
+
+    Raises:
+        UsageError: Not even ours are there, since no package says what it brings.
+    """
     known = {*names("lowerings")}
+    if not known:
+        raise UsageError(
+            "compile-stage is on Python's path and is not installed: none of its precisions and backends is known",
+            fix="pip install compile-stage, or in a checkout pip install -e .",
+        )
     for name in names("backends"):
         with contextlib.suppress(Exception):  # whoever uses that backend sees the reason
             known.update(load("backends", name).capabilities.precisions)
@@ -232,7 +241,11 @@ def missing(plugin: Plugin) -> str | None:
     absent = _absent(plugin)
     if not absent or toolchain_of(plugin) is not None:
         return None
-    return f"{plugin.name} needs {', '.join(absent)}, which is not installed: {pip_line(plugin)}"
+    return f"{plugin.name} needs {_not_installed(absent)}: {pip_line(plugin)}"
+
+
+def _not_installed(modules: Sequence[str]) -> str:
+    return f"{', '.join(modules)}, which {'is' if len(modules) == 1 else 'are'} not installed"
 
 
 def missing_for_programs(source: Exporter) -> str | None:
@@ -242,8 +255,8 @@ def missing_for_programs(source: Exporter) -> str | None:
     if not absent:
         return None
     return (
-        f"a PyTorch program is made of a model of flavor {source.name} with {', '.join(absent)}, which is not "
-        f'installed: pip install "compile-stage[{source.capabilities.program_extra}]"'
+        f"a PyTorch program is made of a model of flavor {source.name} with {_not_installed(absent)}: "
+        f'pip install "compile-stage[{source.capabilities.program_extra}]"'
     )
 
 
@@ -255,9 +268,9 @@ def missing_for_form(backend: Backend, form: str) -> str | None:
     absent = [module for module in needed if elsewhere or not _importable(module)]
     if not absent:
         return None
-    where = "which its toolchain does not hold" if elsewhere else "which is not installed"
+    lacked = f"{', '.join(absent)}, which its toolchain does not hold" if elsewhere else _not_installed(absent)
     line = f'pip install "compile-stage[{backend.extra}]"' if backend.extra else f"pip install {' '.join(absent)}"
-    return f"{backend.name} takes {form} with {', '.join(absent)}, {where}: {line}"
+    return f"{backend.name} takes {form} with {lacked}: {line}"
 
 
 def toolchain_name(plugin: Plugin) -> str:

@@ -5,6 +5,7 @@ A refusal, a crash, a time-out or too little memory is the candidate's state, an
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,12 @@ from compile_stage.core import plugins
 from compile_stage.core.baseline import refuse_baseline
 from compile_stage.core.digest import tree_size
 from compile_stage.core.errors import CompileStageError, StorageError, UsageError, WorkerError
-from compile_stage.core.ports import Worker, WorkerLimits
+from compile_stage.core.ports import Worker
 from compile_stage.core.records import Artifact, CacheState, Candidate, Failure, Job, PortableModel, record
 from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.measure import stats
 from compile_stage.pipeline.inputs import TargetRun
-from compile_stage.pipeline.job_workers import JobWorkers, NewWorkers, Workers
+from compile_stage.pipeline.job_workers import JobWorkers, NewWorkers, TrialWorkers, Workers
 from compile_stage.pipeline.pruning import quick_comparison
 from compile_stage.pipeline.time_left import in_order_of_promise
 from compile_stage.steps.compile import compile_job
@@ -240,15 +241,7 @@ def quick_latency(target: TargetRun, candidate: Candidate, seconds: float) -> fl
     Args:
         seconds: A hard limit of all of it.
     """
-    if candidate.artifact is None or seconds <= 0:
-        return None
-    job = candidate.job
-    limits = WorkerLimits.within(target.run_policy.budget, job.target.threads, plugins.interpreter_of(job.backend))
-    try:
-        with target.context.worker(f"{job.id}--quick", replace(limits, total_s=seconds)) as worker:
-            return _time_quickly(target, worker, job, candidate.artifact)
-    except CompileStageError:
-        return None
+    return next(iter(_quick_latencies(target, [candidate], seconds).values()), None)
 
 
 def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) -> tuple[Candidate, float] | None:
@@ -257,12 +250,24 @@ def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) 
     Args:
         seconds: A hard limit of all of it.
     """
-    ends, best = time.monotonic() + seconds, None
-    for candidate in candidates:
-        latency_s = quick_latency(target, candidate, ends - time.monotonic())
-        if latency_s is not None and (best is None or latency_s < best[1]):
-            best = candidate, latency_s
-    return best
+    latencies = _quick_latencies(target, candidates, seconds)
+    timed = [candidate for candidate in candidates if candidate.job.id in latencies]
+    best = min(timed, key=lambda candidate: latencies[candidate.job.id], default=None)
+    return (best, latencies[best.job.id]) if best is not None else None
+
+
+def _quick_latencies(target: TargetRun, candidates: Sequence[Candidate], seconds: float) -> dict[str, float]:
+    """Job's id → quick latency, of those that could be timed; those of one backend in one worker, where that may be."""
+    ends, latencies = time.monotonic() + seconds, dict[str, float]()
+    for backend in dict.fromkeys(candidate.job.backend for candidate in candidates):
+        with closing(TrialWorkers(target, ends)) as workers:
+            for candidate in candidates:
+                job, artifact = candidate.job, candidate.artifact
+                if job.backend != backend or artifact is None or time.monotonic() >= ends:
+                    continue
+                with contextlib.suppress(CompileStageError), workers.opened(job) as pair:
+                    latencies[job.id] = _time_quickly(target, pair.runs, job, artifact)
+    return latencies
 
 
 def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> float:

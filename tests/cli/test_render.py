@@ -222,16 +222,30 @@ def test_doctor_says_how_to_get_what_is_missing(golden: Callable[[str, str], Non
             kind="backend",
             name="openvino",
             ready=False,
-            reason="openvino needs openvino, nncf, which is not installed",
+            reason="openvino needs openvino, nncf, which are not installed",
             fix='pip install "compile-stage[openvino]"',
         ),
         DoctorEntry(kind="registry", name="mlflow", ready=False, version="mlflow 3.17.0", reason="connection refused"),
     )
     stream = Log()
-    Display(stream, width=100).show_doctor(
+    Display(stream, width=80).show_doctor(
         DoctorReport(machine={"cpu": "Example"}, hardware_fingerprint="x", entries=entries, cache="/cache")
     )
     golden("doctor.txt", "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n")
+
+
+def test_a_scheme_with_settings_is_folded_between_them(factory: ModuleType, result: RunResult) -> None:
+    """Broken: at 80 columns a terminal shows int8-u8s8+ha and lf-threads below it."""
+    [target, *_] = result.targets
+    first = target.candidates[0]
+    scheme = dataclasses.replace(first.job.scheme, name="int8-u8s8+half-threads+no-arena")
+    renamed = dataclasses.replace(first, job=dataclasses.replace(first.job, scheme=scheme))
+    target = dataclasses.replace(target, candidates=(renamed, *target.candidates[1:]))
+    stream = Log()
+    Display(stream, width=80).show_result(dataclasses.replace(result, targets=(target,)), Path("out"))
+    words = stream.getvalue().split()
+    assert "+half-threads" in words
+    assert "+no-arena" in words
 
 
 def test_a_log_is_as_wide_as_columns_says(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:

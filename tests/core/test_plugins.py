@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +31,19 @@ def test_a_typo_gets_the_nearest_name() -> None:
     with pytest.raises(UsageError) as caught:
         plugins.load("backends", "onnxruntme")
     assert "did you mean 'onnxruntime'?" in caught.value.fix
+
+
+def test_a_copy_that_is_not_installed_says_so() -> None:
+    """Broken: "unknown precision 'fp16'; did you mean fp16?", where the package lies on Python's path only."""
+    program = (
+        "import importlib.metadata; importlib.metadata.entry_points = lambda **_: ();"
+        "from compile_stage.cli.main import main; main(['lint', 'policies/cpu-server.yaml'])"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "compile-stage is on Python's path and is not installed" in done.stderr
+    assert "did you mean" not in done.stderr
 
 
 def test_a_missing_package_names_the_pip_line() -> None:

@@ -164,7 +164,7 @@ def test_without_tensorflow_the_refusal_names_the_command(tmp_path: Path) -> Non
         "apiVersion: compile-stage/v1\nkind: OptimizationPolicy\nname: p\ntargets: {cpu: {backends: [onnxruntime]}}\n"
     )
     good = keras_model(tmp_path / "good", sequential(DENSE))
-    with pytest.raises(Exception, match="keras needs tensorflow, keras, tf2onnx, which is not installed") as caught:
+    with pytest.raises(Exception, match="keras needs tensorflow, keras, tf2onnx, which are not installed") as caught:
         api.plan(f"folder:{good.path}", policy)
     assert "compile-stage toolchain install tensorflow" in str(caught.value)
     hostile = keras_model(tmp_path / "hostile", sequential(LAMBDA))
