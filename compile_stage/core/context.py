@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
@@ -16,6 +16,7 @@ from compile_stage.core import plugins
 from compile_stage.core.cache import Cache, Cached
 from compile_stage.core.digest import digest_file, digest_of
 from compile_stage.core.environment import Hardware, python_version
+from compile_stage.core.errors import CompileStageError
 from compile_stage.core.events import EventLog
 from compile_stage.core.ports import Confinement, Engine, MeteredCall, Worker, WorkerLimits, WorkerMemory
 from compile_stage.core.records import Data, DataSpec, Failure, Job, PortableModel, SampleSet, SourceModel
@@ -83,6 +84,15 @@ class Context:
         say."""
         describe = getattr(self.engine, "confinement", None)
         return describe() if describe is not None else Confinement()
+
+    def confinement_beside(self) -> None:
+        """Have `confinement` found out while this thread does something else: it starts a process, for 0.08 s."""
+
+        def ask() -> None:
+            with suppress(CompileStageError):  # whoever needs it asks again, and sees why
+                self.confinement()
+
+        threading.Thread(target=ask, name="confinement", daemon=True).start()
 
     def free_memory_bytes(self) -> int | None:
         """What new workers can have; None of an engine that does not say."""

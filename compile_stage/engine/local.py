@@ -102,10 +102,11 @@ class LocalEngine:
         return self._machine_lock.hold(exclusive=True)
 
     def confinement(self) -> Confinement:
-        """As the last worker was confined; where none was started yet, one is."""
-        if self._confined.last is None:
-            with self.worker("confinement", WorkerLimits(light=True)) as worker:
-                worker.greet()
+        """As the last worker was confined; where none was started yet, one is. May be called from several threads."""
+        with self._confined.asked:
+            if self._confined.last is None:
+                with self.worker("confinement", WorkerLimits(light=True)) as worker:
+                    worker.greet()
         return self._confined.last or Confinement()
 
     def close(self) -> None:
@@ -125,11 +126,13 @@ class _Confined:
     Attributes:
         last: As the last worker was confined; None before the first.
         namespaces: Whether they work, which is tried once; None before that.
+        asked: Held by who starts a worker only to see this.
     """
 
     def __init__(self) -> None:
         self.last: Confinement | None = None
         self.namespaces: bool | None = None
+        self.asked = threading.Lock()
 
 
 class LocalWorker:

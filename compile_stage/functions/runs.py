@@ -136,6 +136,7 @@ def run(
             if (run_elsewhere := getattr(context.engine, "run_elsewhere", None)) is not None:
                 run_elsewhere(progress, context, model_uri, partial(default_out, policy=progress.policy), shared_cache)
             else:
+                context.confinement_beside()  # the registry takes longer
                 expanded = make_plan(context, progress.policy, model_uri)
                 context.events.planned(expanded)
                 folder = options.out or default_out(expanded.source, progress.policy).absolute()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
+
+_OUR_IMPORT = re.compile(
+    r"^[ \t]*(?:import (compile_stage[\w.]*)|from (compile_stage[\w.]*) import (\([^)]*\)|[^\n#]*))", re.MULTILINE
+)
 
 
 def copy_modules(modules: Iterable[str], into: Path) -> None:
@@ -31,10 +36,18 @@ def copy_modules(modules: Iterable[str], into: Path) -> None:
 def our_imports(file: Path) -> set[str]:
     """The modules of ours that a Python file imports, anywhere in it; none where it is no Python, as a template that
     somebody packaged."""
+    if file.is_relative_to(_PACKAGE):
+        return set(_read_imports(file.read_text(encoding="utf-8")))
     try:
         return set(_imports_of(file.read_bytes()))
     except (SyntaxError, ValueError):
         return set()
+
+
+def _read_imports(source: str) -> Iterator[str]:
+    """Of a file of ours: by the form in which our imports are written, since to parse 70 files takes 0.1 s."""
+    for whole, package, names in _OUR_IMPORT.findall(source):
+        yield from [whole] if whole else [f"{package}.{name}" for name in re.findall(r"\w+", names)]
 
 
 @cache
