@@ -18,7 +18,8 @@ def test_what_our_files_import_is_read_as_python_reads_it() -> None:
         return {name for name in modules - {"compile_stage"} if vendoring._source_file(name.split(".")[1:])}
 
     for file in sorted(PACKAGE.rglob("*.py")):
-        own = ".".join(("compile_stage", *file.relative_to(PACKAGE).with_suffix("").parts))  # its docstring may import it
+        # A docstring may import the module that it is of.
+        own = ".".join(("compile_stage", *file.relative_to(PACKAGE).with_suffix("").parts))
         parsed = files(vendoring._imports_of(file.read_bytes()))
         assert files(vendoring.our_imports(file)) - {own} == parsed - {own}, own
 
