@@ -64,11 +64,11 @@ def add_save_option(parser: argparse.ArgumentParser) -> None:
 
 def workspace(keep: Path | None, scratch: str, name: str) -> tuple[Path, dict[str, str]]:
     """A folder for one model's run, below `keep` if given; and an environment with a registry there and an empty
-    cache."""
+    cache, where Python keeps bytecode as it does for users."""
     work = (keep or Path(scratch)).absolute() / name
     work.mkdir(parents=True, exist_ok=True)
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
         "COMPILE_STAGE_CACHE": tempfile.mkdtemp(dir=scratch),
     }

@@ -2,7 +2,7 @@
 long as to fill them.
 
 They lie in the templates' `__pycache__`, or where `PYTHONPYCACHEPREFIX` says, so whoever can write there can change our
-modules too. Jinja compares what it finds with the template's text and Python's version.
+modules too. Each is of one text, one Python and one Jinja.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import pickle  # Jinja's own header holds one
 import sys
 import tempfile
+from importlib.metadata import version
 from importlib.util import cache_from_source
 from pathlib import Path
 
@@ -46,6 +47,6 @@ class CompiledTemplates(BytecodeCache):
 
 
 def _file(bucket: Bucket) -> Path:
-    """Of a template; its name in the loader says nothing of where it lies, but is unique among ours."""
-    compiled = Path(cache_from_source(str(_TEMPLATES / f"{bucket.key}.py")))
+    """Of a template. Jinja writes its text's digest into the file, and the version of Python, and not its own."""
+    compiled = Path(cache_from_source(str(_TEMPLATES / f"{bucket.key}-{version('jinja2')}.py")))
     return compiled.with_suffix(".jinja")

@@ -43,3 +43,17 @@ def test_a_reader_that_has_gone_changes_no_exit_code() -> None:
     assert ended.returncode in (0, 141)
     assert len(ended.stdout.splitlines()) == 1
     assert "Traceback" not in ended.stderr
+
+
+def test_a_command_that_takes_long_looks_for_cycles() -> None:
+    """Broken: a service or a fleet's run keeps every reference cycle that it ever made."""
+    program = (
+        "import gc, sys, time; from compile_stage.cli import main as cli; cli._GC_BEGINS_S = 0.2\n"
+        "def main():\n"
+        "    began, before = time.monotonic(), gc.isenabled()\n"
+        "    while not gc.isenabled() and time.monotonic() - began < 10:\n"
+        "        time.sleep(0.05)\n"
+        "    sys.exit(0 if gc.isenabled() and not before else 1)\n"
+        "cli.main = main; cli.program()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
