@@ -23,8 +23,8 @@ from compile_stage.core.errors import CompileStageError
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import explained
 
-# To look for cycles takes a quarter of the time that MLflow's import does, which makes some hundred thousand objects
-# that stay. What takes longer than the import looks for them, seldom.
+# Garbage collection takes a quarter of the time of MLflow's import, which makes some hundred thousand objects that
+# stay. It is switched on after 5 s, with high thresholds.
 _GC_BEGINS_S, _GC_THRESHOLDS = 5.0, (10_000, 10, 10)
 COMPLETION_VARIABLE = "_COMPILE_STAGE_COMPLETE"
 """Set by the shell that asks which words may come next."""

@@ -103,10 +103,11 @@ class LocalEngine:
 
     def confinement(self) -> Confinement:
         """As the last worker was confined; where none was started yet, one is. May be called from several threads."""
-        with self._confined.asked:
-            if self._confined.last is None:
-                with self.worker("confinement", WorkerLimits(light=True)) as worker:
-                    worker.greet()
+        if self._confined.last is None:
+            with self._confined.asked:
+                if self._confined.last is None:
+                    with self.worker("confinement", WorkerLimits(light=True)) as worker:
+                        worker.greet()
         return self._confined.last or Confinement()
 
     def close(self) -> None:
@@ -187,12 +188,11 @@ class LocalWorker:
         """
         turn = nullcontext() if self.limits.light else self._machine_lock.hold(exclusive=self.limits.exclusive)
         with turn, self._calls_lock:
-            if self._over:
-                raise WorkerError("crash", f"worker {self.name!r} takes no more calls: {self._over}")
+            self._demand_alive()
             self._number += 1
             given = plain(arguments)
             try:
-                self.greet()
+                self._greet()
                 given = self._surroundings.hand_over(function, given)
                 self._pipe.send(encode({"id": self._number, "function": function, "arguments": given}))
                 timeout_s = min(self.limits.timeout_s, max(0.0, self._ends - time.monotonic()))
@@ -236,6 +236,15 @@ class LocalWorker:
     def greet(self) -> Confinement:
         """Wait, once, until the worker is up and confined. Starting is waited for here so that many can start at
         once."""
+        with self._calls_lock:
+            self._demand_alive()
+            return self._greet()
+
+    def _demand_alive(self) -> None:
+        if self._over:
+            raise WorkerError("crash", f"worker {self.name!r} takes no more calls: {self._over}")
+
+    def _greet(self) -> Confinement:
         if self._confinement is None:
             hello = self._await("starting the worker", 0, _START_TIMEOUT_S).get("result")
             theirs = hello.get("protocol") if isinstance(hello, dict) else None

@@ -26,12 +26,12 @@ MORE_PROCESSES = 5
 """Starts where loading them leaves time for rounds (`LOADING_SHARE`): they halve the interval of three."""
 
 SAID = (stats.RESOLUTION, 2 * stats.RESOLUTION)
-"""Three starts are enough where the intervals of all are narrower than this by a quarter. They may agree by chance, so
-they are said to be this wide: ±2 %, or ±4 % where that leaves no doubt of who is the fastest. By simulation
-(docs/benchmarks.md) these hold what they say."""
+"""Three starts are enough where the intervals of all are at most three quarters (`AGREE`) as wide as this. They may
+agree by chance, so they are said to be this wide: ±2 %, or ±4 % where that leaves no doubt of who is the fastest. By
+simulation (docs/benchmarks.md) the intervals of all measurements together, ended after three starts or not, hold what
+they say."""
 
 AGREE = 0.75
-"""That quarter: an interval's half width over the one that is said."""
 
 CONTENDER = 1.25
 """A candidate that takes so many times as long as the fastest is not started again: what restarts would tell of it

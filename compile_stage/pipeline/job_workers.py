@@ -88,7 +88,7 @@ class TrialWorkers:
 
     @contextmanager
     def opened(self, job: Job) -> Iterator[Pair]:
-        """For one trial; all trials are of one backend and one lowering."""
+        """For one trial; all trials are of one backend."""
         if self._pair is None or not _may_follow(job):
             self.close()
             new = NewWorkers(self._target, seconds=max(0.0, self._ends - time.monotonic()))
@@ -99,6 +99,8 @@ class TrialWorkers:
             if error.kind != "exception":
                 self.close()
             raise
+        if not _may_follow(job):
+            self.close()
 
     def close(self) -> None:
         """End them."""

@@ -97,12 +97,8 @@ def environment() -> Environment:
     """The templates, with the words and numbers of a report as filters."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from compile_stage.report.compiled_templates import CompiledTemplates
-
     environment = Environment(
         loader=PackageLoader("compile_stage.report"),
-        bytecode_cache=CompiledTemplates(),
-        optimized=False,  # else what a filter makes of a constant would be kept, and be as old as that
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

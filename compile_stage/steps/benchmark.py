@@ -362,6 +362,8 @@ class _Measuring:
             return 0.0
         measured = merge(starts, BASELINE, seed=self.request.seed)
         known = [name for name in names if name in measured and name != BASELINE]
+        if (holds := self.request.holds) is not None:  # who misses a gate can't win, and nobody is behind it
+            known = [name for name in known if holds(name, measured[name]) is not False]
         said = next((width for width in SAID if agree(measured, known, BASELINE, width)), 0.0)
         if not said:
             return 0.0

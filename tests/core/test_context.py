@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from factories import run_context
 
-from compile_stage.core.errors import WorkerError
+from compile_stage.core.errors import CompileStageError
 from compile_stage.core.ports import Confinement
+from compile_stage.engine.local import LocalEngine
 
 
 class Asked:
-    """An engine that takes until it is told to find out, or can't."""
+    """An engine that takes until it is told to find out."""
 
-    def __init__(self, error: WorkerError | None = None) -> None:
-        self.error, self.told, self.answered = error, threading.Event(), 0
+    def __init__(self) -> None:
+        self.told, self.answered = threading.Event(), 0
 
     def confinement(self) -> Confinement:
         self.told.wait(10)
         self.answered += 1
-        if self.error is not None:
-            raise self.error
         return Confinement()
 
 
@@ -42,16 +43,22 @@ def test_confinement_is_found_out_beside_other_work(tmp_path: Path) -> None:
     assert engine.answered == 1
 
 
-def test_that_it_can_not_be_found_out_is_said_to_who_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: a traceback of a thread in the log of a run that ended for another reason, and closed its engine."""
+@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.03, 0.06])
+def test_a_run_that_ends_meanwhile_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    """Broken: a traceback of a thread, or a worker, is left of a run that ended early and closed its engine."""
     unheard: list[object] = []
     monkeypatch.setattr(threading, "excepthook", unheard.append)
-    engine = Asked(WorkerError("crash", "the worker can't be started"))
+    engine = LocalEngine()
     context = run_context(tmp_path, engine)
     context.confinement_beside()
     thread = asking()
-    engine.told.set()
+    time.sleep(after_s)
+    engine.close()
     thread.join(10)
+    assert not thread.is_alive()
     assert not unheard
-    with pytest.raises(WorkerError, match="can't be started"):
+    assert not engine._workers
+    with suppress(CompileStageError):  # closed, or known by then
         context.confinement()

@@ -163,6 +163,25 @@ def test_starts_that_agree_are_still_made_where_a_gate_is_open(tmp_path: Path) -
     assert set(asked) == {"fast"}
 
 
+def test_a_gate_is_looked_at_by_the_interval_that_is_said(tmp_path: Path) -> None:
+    """Broken: a measurement ends after three starts since a gate holds by the interval that was seen, and then fails it
+    by the wider one that is said; nothing of it is kept, and each later run measures again."""
+
+    def decided(_: str, measured: Measurement) -> bool:
+        timing = measured.timings[0]
+        return len(set(timing.processes)) > 3 or timing.speedup_interval[0] > 0.965 * timing.speedup
+
+    (timing,) = measure(tmp_path, FakeEngine(0.02), decided=decided).measurements["fast"].timings
+    assert len(set(timing.processes)) == 5
+
+
+def test_who_misses_a_gate_is_not_waited_for(tmp_path: Path) -> None:
+    """Broken: a fast candidate that takes too much memory puts all others behind it, so that the winner is taken from
+    starts that differ; or all are started twice more for one that can't win."""
+    (timing,) = measure(tmp_path, FakeEngine(0.05), holds=lambda *_: False).measurements["fast"].timings
+    assert len(set(timing.processes)) == 3
+
+
 def test_starts_that_agree_are_still_made_for_the_calls_of_a_percentile(tmp_path: Path) -> None:
     """Broken: a gate on p95 would be NOT_RUN for want of calls on a quiet machine."""
     (timing,) = measure(tmp_path, FakeEngine(0.001), min_calls=10_000).measurements["fast"].timings
