@@ -209,7 +209,7 @@ class Display:
                 table.add_row(self._text(entry.name), state, self._text(entry.version))
             self._say("")
             self.console.print(table)
-            for entry in filter(lambda entry: entry.reason, entries):
+            for entry in (one for one in entries if one.reason):
                 lead = "" if entry.reason.startswith(f"{entry.name} ") else f"{entry.name}: "
                 self._say(f"  {lead}{entry.reason}{':' if entry.fix else ''}")
                 if entry.fix:
@@ -353,12 +353,13 @@ class Display:
             whole=("state", "backend", "p50", "size", *(() if long else ("scheme",))),
         )
         table.columns[columns.index("speedup")].min_width = table.columns[columns.index("error")].min_width = 7
-        if max((len(row.backend) for row in rows), default=0) <= _LONG_PART:
-            parts = [len(part) for row in rows for part in row.scheme.replace("+", " +").split()]
-            table.columns[columns.index("scheme")].min_width = min(max(parts, default=0), _LONG_PART)
-        for row in rows:
+        # A long scheme is folded between its settings.
+        schemes = [row.scheme.replace("+", " +") if long else row.scheme for row in rows]
+        if long and max(len(row.backend) for row in rows) <= _LONG_PART:
+            longest = max(len(part) for scheme in schemes for part in scheme.split())
+            table.columns[columns.index("scheme")].min_width = min(longest, _LONG_PART)
+        for row, scheme in zip(rows, schemes, strict=True):
             style = _STATE_STYLES.get(row.state, "")
-            scheme = row.scheme.replace("+", " +") if long else row.scheme  # folded between its settings
             cells = [summary.STATE_WORDS[row.state], row.backend, scheme, *self._figures(row, wide)]
             if wide:
                 cells.append(row.reason)

@@ -16,6 +16,7 @@ from compile_stage.core import plugins
 from compile_stage.core.cache import Cache, Cached
 from compile_stage.core.digest import digest_file, digest_of
 from compile_stage.core.environment import Hardware, python_version
+from compile_stage.core.errors import CompileStageError
 from compile_stage.core.events import EventLog
 from compile_stage.core.ports import Confinement, Engine, MeteredCall, Worker, WorkerLimits, WorkerMemory
 from compile_stage.core.records import Data, DataSpec, Failure, Job, PortableModel, SampleSet, SourceModel
@@ -88,7 +89,7 @@ class Context:
         """Have `confinement` found out while this thread does something else: it starts a process, for 0.08 s."""
 
         def ask() -> None:
-            with suppress(Exception):  # whoever needs it asks again, and sees why
+            with suppress(CompileStageError, OSError):  # whoever needs it asks again, and sees why
                 self.confinement()
 
         threading.Thread(target=ask, name="confinement", daemon=True).start()

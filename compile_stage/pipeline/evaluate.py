@@ -5,11 +5,10 @@ A refusal, a crash, a time-out or too little memory is the candidate's state, an
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -265,7 +264,7 @@ def _quick_latencies(target: TargetRun, candidates: Sequence[Candidate], seconds
                 job, artifact = candidate.job, candidate.artifact
                 if job.backend != backend or artifact is None or time.monotonic() >= ends:
                     continue
-                with contextlib.suppress(CompileStageError), workers.opened(job) as pair:
+                with suppress(CompileStageError), workers.opened(job) as pair:
                     latencies[job.id] = _time_quickly(target, pair.runs, job, artifact)
     return latencies
 

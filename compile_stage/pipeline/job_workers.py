@@ -99,8 +99,9 @@ class TrialWorkers:
             if error.kind != "exception":
                 self.close()
             raise
-        if not _may_follow(job):
-            self.close()
+        finally:
+            if not _may_follow(job):
+                self.close()
 
     def close(self) -> None:
         """End them."""

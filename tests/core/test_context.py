@@ -15,14 +15,14 @@ from compile_stage.core.ports import Confinement
 from compile_stage.engine.local import LocalEngine
 
 
-class Asked:
-    """An engine that takes until it is told to find out."""
+class SlowEngine:
+    """An engine that answers once it is released."""
 
     def __init__(self) -> None:
-        self.told, self.answered = threading.Event(), 0
+        self.released, self.answered = threading.Event(), 0
 
     def confinement(self) -> Confinement:
-        self.told.wait(10)
+        self.released.wait(10)
         self.answered += 1
         return Confinement()
 
@@ -34,11 +34,11 @@ def asking() -> threading.Thread:
 
 def test_confinement_is_found_out_beside_other_work(tmp_path: Path) -> None:
     """Broken: a run that finds all in the cache waits for a process that it does nothing in."""
-    engine = Asked()
+    engine = SlowEngine()
     run_context(tmp_path, engine).confinement_beside()
     assert not engine.answered
     thread = asking()
-    engine.told.set()
+    engine.released.set()
     thread.join(10)
     assert engine.answered == 1
 

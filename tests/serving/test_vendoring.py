@@ -14,7 +14,6 @@ PACKAGE = Path(compile_stage.__file__).parent
 def test_what_our_files_import_is_read_as_python_reads_it() -> None:
     """Broken: an import in a form that is not looked for is missing in what is published, which then loads only where
     compile-stage is installed."""
-
     for file in sorted(PACKAGE.rglob("*.py")):
         # What a docstring or a program in a string imports is read too: a file more, that nobody needs.
         assert files(vendoring._imports_of(file.read_bytes())) <= files(vendoring.our_imports(file)), file
