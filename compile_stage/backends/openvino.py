@@ -13,9 +13,10 @@ import contextlib
 import importlib.util
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -85,6 +86,7 @@ class OpenVino(Compiler):
         compiles_any_graph=True,
         offers_tuning_options=True,
         caches=True,
+        follows_others=True,
         profiler="compile_stage.backends.openvino_profile:profile_artifact",
     )
 
@@ -139,8 +141,10 @@ class OpenVino(Compiler):
             options["requests"] = requests
         core = openvino.Core()
         graph = core.read_model(model.path)
+        name_by_place(graph)  # before NNCF, which derives names from these
         if scheme.native and scheme.precision == "int8" and calibration is not None:
             graph = _quantize(graph, model.signature, calibration)
+            name_by_place(graph)
         openvino.save_model(graph, str(into / "model.xml"), compress_to_fp16=False)
         try:
             signature, executed, notes = _executed(into / "model.xml", options, target.threads, model, graph, scheme)
@@ -298,6 +302,31 @@ def _reaches_matmul(operation: Any, steps: int = 4) -> bool:
     if any(user.get_type_name() == "MatMul" for user in users):
         return True
     return steps > 0 and any(_reaches_matmul(user, steps - 1) for user in users)
+
+
+def name_by_place(graph: Any) -> None:
+    """Give each operation without a name its type and a number by its place in the graph, and so in the bodies of loops
+    and conditions. OpenVINO numbers them over all graphs of a process, so that a file would depend on what was compiled
+    before."""
+    operations = graph.get_ordered_ops()
+    unnamed = [operation for operation in operations if operation.get_friendly_name() == operation.get_name()]
+    named = {operation.get_friendly_name() for operation in operations} - {one.get_name() for one in unnamed}
+    numbers: dict[str, Iterator[int]] = defaultdict(count)
+    for operation in unnamed:
+        kind = operation.get_type_name()
+        operation.set_friendly_name(next(n for i in numbers[kind] if (n := f"{kind}_{i}") not in named))
+    for operation in operations:
+        for body in _bodies(operation):
+            name_by_place(body)
+
+
+def _bodies(operation: Any) -> tuple[Any, ...]:
+    match operation.get_type_name():
+        case "If":
+            return operation.get_then_body(), operation.get_else_body()
+        case "Loop" | "TensorIterator":
+            return (operation.get_function(),)
+    return ()
 
 
 # ------------------------------------------------------------------------------------------------- what a session needs

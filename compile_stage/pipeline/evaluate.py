@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from compile_stage.core import plugins
 from compile_stage.core.baseline import refuse_baseline
@@ -19,9 +21,8 @@ from compile_stage.core.errors import CompileStageError, StorageError, UsageErro
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Artifact, CacheState, Candidate, Failure, Job, PortableModel, record
 from compile_stage.core.records.candidate import NOT_STARTED
-from compile_stage.measure import stats
 from compile_stage.pipeline.inputs import TargetRun
-from compile_stage.pipeline.job_workers import JobWorkers, NewWorkers, TrialWorkers, Workers
+from compile_stage.pipeline.job_workers import JobWorkers, NewWorkers, Pair, TrialWorkers, Workers
 from compile_stage.pipeline.pruning import quick_comparison
 from compile_stage.pipeline.time_left import in_order_of_promise
 from compile_stage.steps.compile import compile_job
@@ -180,7 +181,7 @@ class _Steps:
             if self._options.prune and self._pruned(worker, artifact):
                 return None
             self._validate(worker, artifact)
-            return self._quick_latency(worker, artifact) if self._options.time_quickly else None
+            return self._quick_latency(pair, artifact) if self._options.time_quickly else None
 
     def _lower(self, here: Worker) -> PortableModel:
         target, job, inputs = self._target, self._job, self._target.inputs
@@ -219,9 +220,9 @@ class _Steps:
         )
         self.candidate = judge_tolerances(candidate, validated.verdict.checks, waivers, context.today)
 
-    def _quick_latency(self, worker: Worker, artifact: Artifact) -> float | None:
+    def _quick_latency(self, pair: Pair, artifact: Artifact) -> float | None:
         try:
-            return _time_quickly(self._target, worker, self._job, artifact)
+            return _time_quickly(self._target, self._job, artifact, lambda: nullcontext(pair))
         except CompileStageError:  # it was validated: that it can't be timed alone does not change its verdict
             return None
 
@@ -234,13 +235,14 @@ def compile_candidate(target: TargetRun, job: Job) -> Artifact:
         return compile_job(target.context, pair.runs, job, model, inputs.calibration).artifact
 
 
-def quick_latency(target: TargetRun, candidate: Candidate, seconds: float) -> float | None:
-    """The quick latency of a candidate that was compiled, in a worker of its own; None when it could not be measured.
-
-    Args:
-        seconds: A hard limit of all of it.
-    """
-    return next(iter(_quick_latencies(target, [candidate], seconds).values()), None)
+def quick_latency(target: TargetRun, candidate: Candidate, workers: Workers) -> float | None:
+    """The quick latency of a candidate that was compiled; None when it could not be measured."""
+    if candidate.artifact is None:
+        return None
+    job = candidate.job
+    with suppress(CompileStageError):
+        return _time_quickly(target, job, candidate.artifact, lambda: workers.opened(job))
+    return None
 
 
 def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) -> tuple[Candidate, float] | None:
@@ -249,29 +251,28 @@ def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) 
     Args:
         seconds: A hard limit of all of it.
     """
-    latencies = _quick_latencies(target, candidates, seconds)
+    ends, latencies = time.monotonic() + seconds, dict[str, float]()
+    for backend in dict.fromkeys(candidate.job.backend for candidate in candidates):
+        with closing(TrialWorkers(target, ends)) as workers:
+            for candidate in candidates:
+                if candidate.job.backend != backend or time.monotonic() >= ends:
+                    continue
+                if (latency_s := quick_latency(target, candidate, workers)) is not None:
+                    latencies[candidate.job.id] = latency_s
     timed = [candidate for candidate in candidates if candidate.job.id in latencies]
     best = min(timed, key=lambda candidate: latencies[candidate.job.id], default=None)
     return (best, latencies[best.job.id]) if best is not None else None
 
 
-def _quick_latencies(target: TargetRun, candidates: Sequence[Candidate], seconds: float) -> dict[str, float]:
-    """Job's id → quick latency, of those that could be timed; those of one backend in one worker, where that may be."""
-    ends, latencies = time.monotonic() + seconds, dict[str, float]()
-    for backend in dict.fromkeys(candidate.job.backend for candidate in candidates):
-        with closing(TrialWorkers(target, ends)) as workers:
-            for candidate in candidates:
-                job, artifact = candidate.job, candidate.artifact
-                if job.backend != backend or artifact is None or time.monotonic() >= ends:
-                    continue
-                with suppress(CompileStageError), workers.opened(job) as pair:
-                    latencies[job.id] = _time_quickly(target, pair.runs, job, artifact)
-    return latencies
+def _time_quickly(
+    target: TargetRun, job: Job, artifact: Artifact, opened: Callable[[], AbstractContextManager[Pair]]
+) -> float:
+    """Seconds of a call at the target's first batch size: the lowest of the medians of four turns of 0.02 to 0.1 s, one
+    after the other, after the warm-up. Not interleaved: it guides the searches, and no claim is made from it.
 
-
-def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifact) -> float:
-    """Seconds of a call at the target's first batch size: the lowest of the medians of four turns of 0.02 to 0.1 s,
-    after the warm-up. Not interleaved: it guides the searches, and no claim is made from it."""
+    Args:
+        opened: The workers; asked only where it is not in the cache.
+    """
     context, samples, batch_size = target.context, target.inputs.validation, job.target.batch_sizes[0]
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],
@@ -284,16 +285,18 @@ def _time_quickly(target: TargetRun, worker: Worker, job: Job, artifact: Artifac
     }
 
     def measure(_: Path) -> float:
-        with context.engine.exclusive():
+        with opened() as pair, context.engine.exclusive():
+            worker = pair.runs
             worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
             warmed = worker.call("warm_up", samples=samples, batch_size=batch_size, seconds=_WARM_UP_S)
             turn_s = min(max(_TURN_CALLS * warmed["latency_s"], _SHORTEST_TURN_S), _LONGEST_TURN_S)
-            turns = [
-                worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=turn_s) for _ in range(_TURNS)
-            ]
-        return min(stats.median(turn) for turn in turns)  # of the least disturbed turn
+            seconds = _TURNS * max(turn_s, warmed["latency_s"])
+            calls = worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=seconds)
+            worker.call("close_model")
+        turns = np.array_split(np.array(calls), min(_TURNS, len(calls)))
+        return min(float(np.median(turn)) for turn in turns)  # of the least disturbed turn
 
-    return float(context.cached("quick_latency/3", job.id, key, measure, anew=context.remeasure).value)
+    return float(context.cached("quick_latency/4", job.id, key, measure, anew=context.remeasure).value)
 
 
 def _cache_state(cached: bool) -> CacheState:

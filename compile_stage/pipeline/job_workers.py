@@ -102,6 +102,8 @@ class TrialWorkers:
         finally:
             if not _may_follow(job):
                 self.close()
+            elif self._pair is not None:
+                self._pair = replace(self._pair, used=True)
 
     def close(self) -> None:
         """End them."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from compile_stage.core import plugins
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, UsageError
-from compile_stage.core.ports import Worker, WorkerLimits
+from compile_stage.core.ports import Worker
 from compile_stage.core.records import (
     Candidate,
     Check,
@@ -157,25 +157,25 @@ def find_mixed(
     """
     if budget.evaluations < 1 or budget.seconds <= 0:
         return replace(missed, note="the search for nodes to keep in higher precision had no budget left"), None
-    if passing is not None:
-        plain_s = quick_latency(target, missed, budget.seconds)
-        if plain_s is not None and plain_s > passing.latency_s * (1 - searching.NOISE):
-            return replace(missed, note=_no_use(plain_s, passing)), None
-    try:
-        ranking = method.ranking if method else _rank(target, missed, budget.seconds)
-    except CompileStageError as error:
-        return replace(missed, note=f"the effect of each node could not be measured: {error.problem}"), None
-    ranked = _worth_keeping(ranking)
-    if len(ranked) < 2:
-        return replace(missed, note=_nothing_to_keep(ranking)), None
     ends = time.monotonic() + budget.seconds * share
-    limits = searching.Limits(
-        evaluations=max(1, math.ceil(budget.evaluations * share)),
-        seconds=ends - time.monotonic(),
-        ceiling_s=passing.latency_s if passing else None,
-    )
-    costs = {entry.node: entry.cost for entry in ranking}
     with closing(TrialWorkers(target, ends)) as workers:
+        if passing is not None:
+            plain_s = quick_latency(target, missed, workers)
+            if plain_s is not None and plain_s > passing.latency_s * (1 - searching.NOISE):
+                return replace(missed, note=_no_use(plain_s, passing)), None
+        try:
+            ranking = method.ranking if method else _rank(target, missed, workers)
+        except CompileStageError as error:
+            return replace(missed, note=f"the effect of each node could not be measured: {error.problem}"), None
+        ranked = _worth_keeping(ranking)
+        if len(ranked) < 2:
+            return replace(missed, note=_nothing_to_keep(ranking)), None
+        limits = searching.Limits(
+            evaluations=max(1, math.ceil(budget.evaluations * share)),
+            seconds=ends - time.monotonic(),
+            ceiling_s=passing.latency_s if passing else None,
+        )
+        costs = {entry.node: entry.cost for entry in ranking}
         trials = _Trials(target, missed, ends, method, workers)
         outcome = searching.search(ranked, trials, limits, float_types=missed.job.scheme.float_types, costs=costs)
     budget.evaluations -= len(outcome.trials)
@@ -241,7 +241,7 @@ def _to_beat(target: TargetRun, passed: Sequence[Candidate], seconds: float) -> 
     return Passing(best[0].job, best[1]) if best is not None else None
 
 
-def _rank(target: TargetRun, missed: Candidate, seconds: float) -> tuple[Sensitivity, ...]:
+def _rank(target: TargetRun, missed: Candidate, workers: TrialWorkers) -> tuple[Sensitivity, ...]:
     """The quantised nodes of a candidate with their effects on the output, measured on the calibration samples. Raises
     CompileStageError when that can't be measured."""
     context, inputs, threads = target.context, target.inputs, missed.job.target.threads
@@ -252,11 +252,10 @@ def _rank(target: TargetRun, missed: Candidate, seconds: float) -> tuple[Sensiti
         "samples": samples.digest,
         "packages": plugins.package_versions("onnx", "onnxruntime", "numpy"),
     }
-    limits = replace(WorkerLimits.within(target.run_policy.budget, threads), total_s=seconds)
 
     def measure(_: Path) -> list[Sensitivity]:
-        with context.worker(f"{missed.job.id}--rank", limits) as worker:
-            answer = worker.call(
+        with workers.opened(missed.job) as pair:
+            answer = pair.lowers.call(
                 "rank_nodes", model=inputs.portable, lowered=missed.portable, samples=samples, threads=threads
             )
         return list(revive(tuple[Sensitivity, ...], answer))

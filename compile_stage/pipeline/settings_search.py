@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from compile_stage.core.errors import CompileStageError
@@ -21,6 +22,7 @@ from compile_stage.measure.restarts import shared_rounds
 from compile_stage.measure.settings import HEAT, Combination, FoundSettings, Limits, Raced, search_settings
 from compile_stage.pipeline.evaluate import quick_latency
 from compile_stage.pipeline.inputs import TargetRun
+from compile_stage.pipeline.job_workers import TrialWorkers
 from compile_stage.pipeline.tuning_options import laid_over, option_paths
 from compile_stage.steps.benchmark import benchmark
 
@@ -52,7 +54,8 @@ def find_settings(
     by_name = {option.name: option for option in options}
     artifact = below.artifact
     ends = time.monotonic() + seconds
-    latency_s = quick_latency(target, below, seconds)
+    with closing(TrialWorkers(target, ends)) as workers:
+        latency_s = quick_latency(target, below, workers)
     if artifact is None or latency_s is None:
         return FoundSettings()
     heats = _Heats(target, artifact, by_name, latency_s, ends)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from compile_stage.core import plugins
@@ -94,11 +97,12 @@ class PredictComparison:
                 signature=winner.artifact.signature,
                 predictions=target.predictions,
             )
-            original_s = self.source_worker.call(
-                "open_predict", source=source, compliance=compliance, target=where, samples=samples, how=how
-            )
+            opening = partial(
+                self.source_worker.call,
+                "open_predict", source=source, compliance=compliance, target=where, samples=samples, how=how,
+            )  # fmt: skip
             try:
-                served = load()
+                original_s, served = self._side_by_side(opening, load)
                 compiled_s = served.call("prepare_published", samples=samples, batch_size=where.batch_sizes[0], how=how)
                 pairs = self._take_turns(served, original_s + compiled_s)
             finally:
@@ -109,6 +113,17 @@ class PredictComparison:
             return PredictSpeedup(reason=error.problem)
         rows = 1 if how.get("each") else where.batch_sizes[0]
         return judge(pairs, rows, str(how["words"]), self.plan.policy.data.seed)
+
+    def _side_by_side(self, opening: Callable[[], float], load: Callable[[], Worker]) -> tuple[float, Worker]:
+        """Both are loaded at the same time: each reads Python packages for more than a second, on one core."""
+        with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
+            loading = pool.submit(copy_context().run, load)
+            try:
+                return opening(), loading.result()
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    self.context.engine.close()  # Ctrl-C: ends the worker that the thread waits for
+                raise
 
     def _take_turns(self, served: Worker, call_s: float) -> list[tuple[float, float]]:
         """Seconds of both, pair by pair; who begins alternates."""

@@ -164,6 +164,43 @@ def test_our_schemes_come_first_and_weights_lose_a_bit_without_vnni(monkeypatch:
     assert not any(s.options.get("reduce_range") for s in OpenVino().schemes(TARGET, "int8"))
 
 
+def test_names_say_the_place_in_the_graph_and_in_the_bodies_of_its_conditions() -> None:
+    """Broken: OpenVINO's own numbers count on over all graphs of a process, so `verify` could not make a file again
+    that was compiled behind another; or a name of the model's own would be lost, by which layers are found."""
+
+    def build() -> Any:
+        given = ops.parameter([2, 3], np.float32, name="given")
+        inside = [ops.parameter([2, 3], np.float32) for _ in range(2)]
+        bodies = [
+            openvino.Model([ops.result(ops.add(one, ops.constant(np.float32(number))))], [one])
+            for number, one in enumerate(inside)
+        ]
+        positive = ops.greater(ops.reduce_max(given, [0, 1]), ops.constant(np.float32(0)))
+        chosen = ops.if_op(positive.output(0))
+        chosen.set_then_body(bodies[0])
+        chosen.set_else_body(bodies[1])
+        chosen.set_input(given.output(0), inside[0], inside[1])
+        answer = chosen.set_output(bodies[0].get_results()[0], bodies[1].get_results()[0])
+        kept = ops.relu(answer)
+        kept.set_friendly_name("Constant_0")  # as OpenVINO names others
+        graph = openvino.Model([ops.result(kept)], [given])
+        module.name_by_place(graph)
+        return graph
+
+    import openvino
+    from openvino import opset13 as ops
+
+    def names(graph: Any) -> list[str]:
+        operations = graph.get_ordered_ops()
+        within = [name for one in operations for body in module._bodies(one) for name in names(body)]
+        return [operation.get_friendly_name() for operation in operations] + within
+
+    first, second = names(build()), names(build())
+    assert first == second
+    assert {"given", "Constant_0", "Constant_1", "Constant_2", "If_0"} <= set(first)
+    assert first.count("Constant_0") == 3, "the name that was given, and one in each body"
+
+
 def test_attention_is_seen_through_what_exporters_put_between() -> None:
     """PyTorch's exporter guards attention against rows of NaN between Softmax and MatMul; unseen, NNCF fails on such a
     graph."""

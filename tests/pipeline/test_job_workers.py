@@ -19,6 +19,8 @@ from compile_stage.pipeline.job_workers import JobWorkers, TrialWorkers
 
 INT8, FP32 = factories.job("int8", native=False), factories.job("fp32")
 ELSEWHERE = factories.job("fp32", backend="openvino")
+UNLIKE = factories.job("fp32", backend="torchscript")
+"""Its files are not said to be the same after another job."""
 ROOM = 4_000_000_000
 
 ENDINGS = [
@@ -81,8 +83,10 @@ def test_trials_share_a_worker_that_ends_with_the_search(engine: Engine, trials:
     """Broken: each trial would start a process and import its backend, or the last one's would stay behind."""
     with trials.opened(INT8) as pair:
         assert pair.lowers is pair.runs
+        assert not pair.used
     with trials.opened(INT8) as again:
         assert again.lowers is pair.lowers
+        assert again.used, "a crash here may be the first trial's doing"
     assert engine.alive == [pair.lowers]
     (granted,) = engine.granted
     assert granted.total_s == pytest.approx(60, abs=5)
@@ -121,10 +125,11 @@ def test_trials_whose_files_would_depend_on_the_trials_before_share_nothing(
 ) -> None:
     """Broken: `verify` could not make the published version again, whose names were numbered by how many trials came
     before it."""
-    with trials.opened(ELSEWHERE) as first:
+    with trials.opened(UNLIKE) as first:
         pass
-    with trials.opened(ELSEWHERE) as second:
+    with trials.opened(UNLIKE) as second:
         assert second.runs is not first.runs
+        assert not second.used
         assert engine.alive == [second.runs]
     trials.close()
 
