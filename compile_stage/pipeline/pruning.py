@@ -109,13 +109,36 @@ def to_validate(
     """
     pruned = [(c, c.measurement) for c in candidates if c.verdict is None and c.state == "pruned" and c.measurement]
     size = policy.target.batch_sizes[0]
-    if winner is not None and winner.measurement is not None:
-        timing = winner.measurement.timing(size)
-        best = stats.median(timing.latency_s) if timing is not None else 0.0
-        return [c for c, measurement in pruned if _quickest(measurement) < FAR_SLOWER * best]
-    waived = any(waiver.gate == "speedup" and waiver.target == policy.target.name for waiver in waivers)
-    limit = 0.0 if waived else max((gate.limit for gate in policy.performance if gate.metric == "speedup"), default=0.0)
-    return [c for c, measurement in pruned if _speedup(measurement, size) * FAR_SLOWER > limit]
+    if winner is not None:
+        return [c for c, measurement in pruned if _quickest(measurement) < FAR_SLOWER * _latency_s(winner, size)]
+    return [c for c, measurement in pruned if _speedup(measurement, size) * FAR_SLOWER > _limit(policy, waivers)]
+
+
+def dropped_too_soon(
+    candidates: Sequence[Candidate], policy: TargetPolicy, waivers: Sequence[Waiver], winner: Candidate | None
+) -> list[Candidate]:
+    """Of the validated candidates that were dropped behind one that is far faster: those that may win, since that one
+    did not. Beside the one that they were dropped behind they are slower by `FAR_SLOWER`, so half of it tells."""
+    dropped = [
+        (c, c.measurement) for c in candidates if c.verdict is not None and c.state == "pruned" and c.measurement
+    ]
+    size = policy.target.batch_sizes[0]
+    if winner is not None:
+        return [c for c, _ in dropped if _latency_s(c, size) < FAR_SLOWER / 2 * _latency_s(winner, size)]
+    return [c for c, measurement in dropped if _speedup(measurement, size) * FAR_SLOWER > _limit(policy, waivers)]
+
+
+def _limit(policy: TargetPolicy, waivers: Sequence[Waiver]) -> float:
+    """The least speedup that the policy asks for; 0 where that is waived."""
+    if any(waiver.gate == "speedup" and waiver.target == policy.target.name for waiver in waivers):
+        return 0.0
+    return max((gate.limit for gate in policy.performance if gate.metric == "speedup"), default=0.0)
+
+
+def _latency_s(candidate: Candidate, batch_size: int) -> float:
+    """Its median; 0 where it has none."""
+    timing = candidate.measurement.timing(batch_size) if candidate.measurement is not None else None
+    return stats.median(timing.latency_s) if timing is not None else 0.0
 
 
 def _one_call(worker: Worker, artifact: Artifact, threads: int, samples: SampleSet, batch_size: int) -> float | None:

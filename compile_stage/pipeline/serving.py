@@ -1,5 +1,5 @@
 """Targets → what serving their winners costs, and the gates on it; whoever misses one is out, and the next best is
-served."""
+called for a while (`soaked_selection`) and served."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from compile_stage.core.context import Context
 from compile_stage.core.records import Candidate, Origin, Outcome, Plan, ServingCost, TargetResult, Verdict
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.served_load import judge_served
+from compile_stage.pipeline.soaked_selection import select_soaked
 from compile_stage.steps.package import package
 from compile_stage.steps.promote import alias_of, published_now
-from compile_stage.steps.select import select
 from compile_stage.steps.serving_cost import PRODUCTION, WINNER, ServedModel, ServingRequest, measure_serving
 
 
@@ -33,7 +33,7 @@ def measure_served(
         candidates = tuple(judged if c.job.id == winner.job.id else c for c in target.candidates)
         if judged.state != "failed":
             return replace(target, candidates=candidates, serving=cost)
-        selection = select(candidates, target.policy)
+        candidates, selection = select_soaked(context, candidates, target.policy, target.original, plan.policy.budget)
         target = replace(target, candidates=candidates, selection=selection, serving=cost)
     return target
 

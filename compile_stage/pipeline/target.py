@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from compile_stage.core.context import Context
 from compile_stage.core.ports import Worker, WorkerLimits
-from compile_stage.core.records import Candidate, Plan, SampleSet, Selection, TargetPolicy, TargetResult
+from compile_stage.core.records import Answers, Candidate, Plan, SampleSet, TargetPolicy, TargetResult
 from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.measure.previews import previews_of, worst_samples
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.evaluate import evaluate_all
 from compile_stage.pipeline.inputs import TargetRun, prepare
 from compile_stage.pipeline.mixed_precision import search_missed
-from compile_stage.pipeline.option_tuning import lay_out, tune
-from compile_stage.pipeline.pruning import to_validate
+from compile_stage.pipeline.option_tuning import Tuning, lay_out, tune
+from compile_stage.pipeline.pruning import dropped_too_soon, to_validate
+from compile_stage.pipeline.soaked_selection import select_soaked
 from compile_stage.pipeline.time_left import late_note
 from compile_stage.pipeline.tried_settings import tried_settings
 from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.sample import compare_samples
 from compile_stage.steps.select import select
-from compile_stage.steps.soak import Answers, soak
 from compile_stage.steps.sync_tuning_records import pull_records, pull_shared_records
 from compile_stage.steps.write_texts import write_texts
 
@@ -52,13 +52,15 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, policy: Targ
     if not any(candidate.has_passed for candidate in candidates):
         candidates, validated = _validate_pruned(target, candidates, winner=None)
         notes += validated
-    result = _compete(target, candidates)
+    competition = _Competition(target)
+    result = competition.run(candidates)
     while True:
         candidates, validated = _validate_pruned(target, candidates, result.winner)
-        if not validated:
+        again = competition.without_failed(result)
+        if not validated and not again:
             break
-        notes += validated
-        result = _compete(target, candidates)
+        notes += (*validated, *again)
+        result = competition.run(candidates)
     if plan.policy.report.samples:
         limits = policy.target, plan.policy.budget
         texts = write_texts(context, source_worker, plan.source, result.candidates, inputs.validation, limits)
@@ -87,53 +89,81 @@ def _without_answers(candidate: Candidate) -> Candidate:
     return replace(candidate, errors=errors)
 
 
-def _compete(target: TargetRun, candidates: Sequence[Candidate]) -> TargetResult:
-    """From the evaluated candidates to the selection."""
-    policy, run_policy = target.policy, target.run_policy
-    searched = search_missed(target, candidates)
-    with_tuned, tuning = tune(target, searched)
-    inputs = target.inputs
-    proof = Proof.of(with_tuned, inputs.reference.outputs, inputs.reference.digest)
-    measuring = target.time.for_measuring([c for c in with_tuned if c.has_passed])
-    late = {c.job.id: c for c in measuring.late}
-    request = CandidatesRequest(
-        samples=inputs.validation,
-        proof=proof,
-        seconds=measuring.seconds,
-        overtime=measuring.overtime,
-        try_settings=tried_settings(target, with_tuned),
-    )
-    timely = [late.get(c.job.id, c) for c in with_tuned]
-    measured, baseline = benchmark_candidates(target.context, target.plan, policy, timely, request)
-    judged = tuple(judge_performance(c, policy, run_policy.waivers, target.context.today) for c in measured)
-    judged, selection = _soaked(target, judged)
-    return TargetResult(
-        policy=policy,
-        candidates=judged,
-        selection=selection,
-        baseline=baseline,
-        ladder=lay_out(tuning, judged, selection, baseline, policy) if tuning is not None else (),
-    )
+@dataclass
+class _Competition:
+    """From the evaluated candidates to the selection. It is run again where that shows that one was left out too soon.
 
+    Attributes:
+        entered: All candidates of the last run as they were before it was measured.
+        tuning: What option tuning tried.
+        failed: By job's id, who failed while it was measured, or called. It is not measured again.
+    """
 
-def _soaked(target: TargetRun, candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], Selection]:
-    """The selection whose winner holds the soak, and the candidates; whoever does not is out, and the next best is
-    called."""
-    inputs, budget = target.inputs, target.run_policy.budget
-    samples, reference = inputs.validation, inputs.reference
-    original = Answers(
-        outputs=dict(reference.outputs), digest=reference.digest, samples=samples, seed=target.run_policy.data.seed
-    )
-    while True:
-        selection = select(candidates, target.policy)
-        if selection.winner is None:
-            return tuple(candidates), selection
-        tried = {
-            c.job.id: soak(target.context, c, original, budget) for c in candidates if c.job.id == selection.winner
-        }
-        candidates = tuple(tried.get(c.job.id, c) for c in candidates)
-        if tried[selection.winner].has_passed:
-            return candidates, selection
+    target: TargetRun
+    entered: list[Candidate] = field(default_factory=list)
+    tuning: Tuning | None = None
+    failed: dict[str, Candidate] = field(default_factory=dict)
+
+    def run(self, candidates: Sequence[Candidate]) -> TargetResult:
+        """Search, tune, measure, judge and select."""
+        target, policy, run_policy = self.target, self.target.policy, self.target.run_policy
+        self._enter(candidates)
+        inputs = target.inputs
+        proof = Proof.of(self.entered, inputs.reference.outputs, inputs.reference.digest)
+        entering = [c for c in self.entered if c.has_passed and c.job.id not in self.failed]
+        measuring = target.time.for_measuring(entering)
+        out = {c.job.id: c for c in measuring.late} | self.failed
+        request = CandidatesRequest(
+            samples=inputs.validation,
+            proof=proof,
+            seconds=measuring.seconds,
+            overtime=measuring.overtime,
+            try_settings=tried_settings(target, self.entered),
+        )
+        timely = [out.get(c.job.id, c) for c in self.entered]
+        measured, baseline = benchmark_candidates(target.context, target.plan, policy, timely, request)
+        judged = tuple(
+            c if c.job.id in self.failed else judge_performance(c, policy, run_policy.waivers, target.context.today)
+            for c in measured
+        )
+        reference, seed = inputs.reference, run_policy.data.seed
+        original = Answers(
+            outputs=dict(reference.outputs), digest=reference.digest, samples=inputs.validation, seed=seed
+        )
+        judged, selection = select_soaked(target.context, judged, policy, original, run_policy.budget)
+        return TargetResult(
+            policy=policy,
+            original=original,
+            candidates=judged,
+            selection=selection,
+            baseline=baseline,
+            ladder=lay_out(self.tuning, judged, selection, baseline, policy) if self.tuning is not None else (),
+        )
+
+    def without_failed(self, result: TargetResult) -> tuple[str, ...]:
+        """Leave out from now on who failed, where another was dropped behind it that may win without it: a sentence
+        for each of those. Empty where a further run would bring nothing."""
+        policy, waivers = self.target.policy, self.target.run_policy.waivers
+        dropped = dropped_too_soon(result.candidates, policy, waivers, result.winner)
+        passed = {candidate.job.id for candidate in self.entered if candidate.has_passed} - set(self.failed)
+        failed = {c.job.id: c for c in result.candidates if c.state == "failed" and c.job.id in passed}
+        if not dropped or not failed:
+            return ()
+        self.failed |= failed
+        whom = ", ".join(failed)
+        return tuple(f"{c.job.id} was {c.reason}; it was measured again without {whom}, which failed" for c in dropped)
+
+    def _enter(self, candidates: Sequence[Candidate]) -> None:
+        """The candidates with what was searched and tuned. What an earlier run found stays, for which there may be no
+        time again."""
+        entered, tuning = tune(self.target, search_missed(self.target, candidates))
+        before = {candidate.job.id: candidate for candidate in self.entered}
+        searched = {job_id for job_id, candidate in before.items() if candidate.trials}
+        entered = [before[c.job.id] if c.job.id in searched and not c.trials else c for c in entered]
+        now = {candidate.job.id for candidate in entered}
+        self.entered = [*entered, *(c for job_id, c in before.items() if c.has_passed and job_id not in now)]
+        if self.tuning is None or tuning is None or tuning.base != self.tuning.base:
+            self.tuning = tuning
 
 
 def _validate_pruned(

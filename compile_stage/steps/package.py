@@ -65,7 +65,7 @@ def publication_key(plan: Plan, target: TargetResult, chosen: Candidate, fingerp
     published version. A target has one winner, and as many unvalidated bundles as candidates were compiled.
 
     The artifact's own digest is part of it: a compiler that was fixed makes another one, which must not be taken for
-    the one that the registry holds.
+    the one that the registry holds. So are its options: the same file is opened on one thread, or on two.
     """
     artifact = _artifact(chosen)
     unvalidated = {} if _is_validated(chosen) else {"draft": [chosen.job.backend, chosen.job.scheme.name]}
@@ -79,6 +79,7 @@ def publication_key(plan: Plan, target: TargetResult, chosen: Candidate, fingerp
             "samples": {role: samples.digest for role, samples in target.samples.items()},
             "target": target.policy.target,
             "artifact": artifact.digest,
+            "options": artifact.options,
             "made_by": plugins.cache_identity("backends", artifact.backend),
             "toolchain": artifact.toolchain,
             **({"source_toolchain": home["lock"]} if (home := plugins.source_toolchain(plan.source.flavor)) else {}),

@@ -104,7 +104,7 @@ def measure_serving(context: Context, request: ServingRequest) -> ServingCost:
 
     def make(_: Any) -> ServingCost:
         found = measuring.measure()
-        if found.reason or not _is_whole(found):
+        if found.reason or not _is_whole(found) or measuring.production_failed:
             raise _PartialError(found)
         return found
 
@@ -143,6 +143,7 @@ class _Measuring:
         estimates: By model, the rate that each start of its servers held.
         reasons: By model, why it has none.
         notes: What a reader should know.
+        production_failed: What the alias points to now could not be served to the end.
         numbers: Of the trials, so that each has arrivals of its own.
     """
 
@@ -154,6 +155,7 @@ class _Measuring:
     estimates: dict[str, list[float]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    production_failed: bool = False
     numbers: int = 0
 
     def measure(self) -> ServingCost:
@@ -199,8 +201,14 @@ class _Measuring:
             try:
                 self._prepare(PRODUCTION)
             except CompileStageError as error:
-                self.bodies.pop(PRODUCTION, None)
-                self.notes.append(f"what the alias points to now was not served beside it: {error.problem}")
+                self._leave_out_production(error)
+
+    def _leave_out_production(self, error: CompileStageError) -> None:
+        """Trouble with what the alias points to now says nothing of the winner, which is measured without it."""
+        for known in (self.bodies, self.expected, self.points, self.estimates):
+            known.pop(PRODUCTION, None)
+        self.production_failed = True
+        self.notes.append(f"what the alias points to now was not served beside it: {error.problem}")
 
     def _prepare(self, name: str) -> None:
         """What a model is asked and must answer."""
@@ -312,10 +320,17 @@ class _Measuring:
         names = list(self.bodies)
         turns = [name for start in range(_STARTS) for name in (names if start % 2 == 0 else names[::-1])]
         for name in turns[1:]:
-            with ExitStack() as stack:
-                servers = self._start(stack, generator, name, layout, limit_s)
-                known = self.estimates[name] or self.estimates[WINNER]
-                self._find(servers, known[-1] or 1.0, self._search_s())
+            if name not in self.bodies:
+                continue
+            try:
+                with ExitStack() as stack:
+                    servers = self._start(stack, generator, name, layout, limit_s)
+                    known = self.estimates[name] or self.estimates[WINNER]
+                    self._find(servers, known[-1] or 1.0, self._search_s())
+            except CompileStageError as error:
+                if name != PRODUCTION:
+                    raise
+                self._leave_out_production(error)
 
     def _refuse_search(self, capacity: float) -> str:
         """Why there is no use in looking for a rate; empty where there is."""

@@ -12,21 +12,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError, UsageError, WorkerError
 from compile_stage.core.ports import WorkerLimits
-from compile_stage.core.records import Budget, Candidate, Check, Failure, Outcome, SampleSet, Verdict, record
-
-
-@record
-class Answers:
-    """What the original answered for all samples.
-
-    Attributes:
-        outputs: Output name → `.npy` file, axis 0 being the sample.
-    """
-
-    outputs: dict[str, str]
-    digest: str
-    samples: SampleSet
-    seed: int
+from compile_stage.core.records import Answers, Budget, Candidate, Check, Failure, Outcome, Verdict
 
 
 def soak(context: Context, candidate: Candidate, original: Answers, budget: Budget) -> Candidate:

@@ -19,7 +19,7 @@ from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.errors import KilledError, RegistryError, SourceError, UsageError, WorkerError
 from compile_stage.core.ports import Confinement
-from compile_stage.core.records import Budget, Compliance, Fallback, Gate, Plan, Policy, RunResult, Waiver
+from compile_stage.core.records import Budget, Candidate, Compliance, Fallback, Gate, Plan, Policy, RunResult, Waiver
 from compile_stage.measure import disturbance
 from compile_stage.pipeline import evaluate
 from compile_stage.pipeline.cache_status import cache_status
@@ -284,6 +284,72 @@ def test_what_is_far_slower_is_pruned_and_proven_when_it_matters(stage: Stage, m
     (alone,) = stage(scenario, rules, slow, fast).targets
     assert alone.selection.winner == slow.id
     assert any("validated after all, since no other candidate passed" in note for note in alone.notes)
+
+
+@pytest.mark.parametrize("trouble", ["gate", "soak"])
+def test_who_was_dropped_behind_one_that_then_failed_is_measured_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Broken: with `backends: [auto]` a target would have no winner, or a worse one, though a candidate passes every
+    gate: it was only five times slower than one that failed a gate, or the soak."""
+    from compile_stage.pipeline import target as module
+
+    where = target(backends=("auto",))
+    int8, fp32 = job("int8", where=where, native=False), job("fp32", where=where)
+    raises: dict[tuple[str, str], BaseException] = {}
+    if trouble == "soak":
+        raises["soak", "int8"] = WorkerError("crash", "died in the soak")
+    else:
+        judge = module.judge_performance
+
+        def misses(candidate: Candidate, *given: Any) -> Candidate:
+            judged = judge(candidate, *given)
+            return judged.in_state("failed", "misses a gate") if candidate.job == int8 else judged
+
+        monkeypatch.setattr(module, "judge_performance", misses)
+    scenario = Scenario(latency_s={"original": 0.010, "int8": 0.001, "fp32": 0.008}, raises=raises)
+    rules = policy(target_policy(where, performance=(SPEED,)), budget=Budget(measure_seconds=0.2, soak_seconds=2.0))
+    (cpu,) = stage(scenario, rules, int8, fp32).targets
+    assert cpu.selection.winner == fp32.id
+    assert cpu.selection.states == {int8.id: "failed", fp32.id: "won"}
+    failed = next(c for c in cpu.candidates if c.job == int8)
+    assert failed.measurement is not None, "what was measured of it is kept"
+    assert any(f"measured again without {int8.id}, which failed" in note for note in cpu.notes)
+
+
+def test_what_a_search_found_enters_the_next_competition_when_no_time_is_left(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: validating one that was pruned takes the last minutes, so that the mixed candidate, which won before, is
+    not searched again and is gone: a slower one is published."""
+    from compile_stage.core.events import EventLog
+    from compile_stage.pipeline import pruning
+    from compile_stage.pipeline import target as module
+
+    monkeypatch.setattr(pruning, "WORTH_S", 0.1)
+    elapsed_s, spent = EventLog.elapsed_s.fget, [0.0]  # type: ignore[attr-defined]
+    monkeypatch.setattr(EventLog, "elapsed_s", property(lambda log: elapsed_s(log) + spent[0]))
+    validate_pruned = module._validate_pruned
+
+    def long(*given: Any, **named: Any) -> Any:
+        found = validate_pruned(*given, **named)
+        if found[1]:
+            spent[0] = 60 * 60 - 10.0  # ten seconds are left
+        return found
+
+    monkeypatch.setattr(module, "_validate_pruned", long)
+    where = target(backends=("auto",))
+    rules = policy(target_policy(where), budget=Budget(minutes=60.0, measure_seconds=1, soak_seconds=0))
+    latency_s = {"original": 0.01, "int8": 0.013, "int8-mixed": 0.013, "bf16": 0.06, "fp32": 0.03}
+    effects = {"n1": 1.0, "n2": 0.0, "n3": 0.0}
+    scenario = Scenario(errors={"int8": 0.5}, effects=effects, latency_s=latency_s)
+    jobs = job("int8", where=where, native=False), job("bf16", where=where), job("fp32", where=where)
+    (cpu,) = stage(scenario, rules, *jobs).targets
+    assert spent[0], "one that was pruned was validated after all"
+    assert cpu.winner is not None
+    assert cpu.winner.job.scheme.name == "int8-mixed"
+    searched = next(c for c in cpu.candidates if c.job == jobs[0])
+    assert searched.trials
 
 
 def test_a_source_that_fails_ends_the_run_as_refused_with_a_report(stage: Stage) -> None:

@@ -16,7 +16,7 @@ from compile_stage.core.records.candidate import (
     Selection,
     StepKind,
 )
-from compile_stage.core.records.model import Artifact, Origin, PortableModel, Predictions, Processor, SampleSet
+from compile_stage.core.records.model import Answers, Artifact, Origin, PortableModel, Predictions, Processor, SampleSet
 from compile_stage.core.records.plan import Job, Plan, Refusal, Scheme, SourceModel, TuningOption
 from compile_stage.core.records.policy import (
     AppliesTo,
@@ -66,6 +66,7 @@ from compile_stage.core.records.timing import Measurement, Timing, is_ratio_know
 from compile_stage.core.records.verdict import Check, Outcome, OutputErrors, Sensitivity, Trial, Verdict, WorstAnswer
 
 __all__ = [
+    "Answers",
     "AppliesTo",
     "Artifact",
     "Budget",

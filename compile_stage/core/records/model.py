@@ -80,6 +80,20 @@ class Origin:
 
 
 @record
+class Answers:
+    """What the original answered for all samples.
+
+    Attributes:
+        outputs: Output name → `.npy` file, axis 0 being the sample.
+    """
+
+    outputs: dict[str, str]
+    digest: str
+    samples: SampleSet
+    seed: int
+
+
+@record
 class Predictions:
     """What the original's predict() answers to some texts, pictures or recordings.
 

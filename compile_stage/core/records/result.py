@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from compile_stage.core.errors import EXIT_OK
 from compile_stage.core.records.base import JsonMap, record
 from compile_stage.core.records.candidate import Candidate, OptimizationStep, Selection
-from compile_stage.core.records.model import Predictions, SampleSet
+from compile_stage.core.records.model import Answers, Predictions, SampleSet
 from compile_stage.core.records.plan import Refusal, SourceModel
 from compile_stage.core.records.policy import Policy, PolicyValue, TargetPolicy
 from compile_stage.core.records.profile import Profiled
@@ -105,6 +105,7 @@ class TargetResult:
         ladder: The steps of option tuning, from the original on, when the policy asks for it.
         notes: What a reader should know of its data.
         unvalidated: What was compiled and could not be validated here; only where there is no winner.
+        original: What the original answered, which a soak's answers are compared with.
         predictions: What the original's predict() answers to texts; None where predict() takes no text.
         previews: The validation samples with the largest errors; empty unless the policy allows it.
         predict_speedup: Of the winner's predict(); None where the run did not get there, or the policy does not ask.
@@ -124,6 +125,7 @@ class TargetResult:
     notes: tuple[str, ...] = ()
     ladder: tuple[OptimizationStep, ...] = ()
     unvalidated: tuple[UnvalidatedBundle, ...] = ()
+    original: Answers | None = None
     predictions: Predictions | None = None
     previews: tuple[SamplePreview, ...] = ()
     texts: tuple[WrittenText, ...] = ()
