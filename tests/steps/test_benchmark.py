@@ -150,6 +150,24 @@ def test_three_starts_that_agree_are_enough_and_claim_no_more_than_they_can(
     assert min(timing.speedup / low, high / timing.speedup) >= said - 1e-4
 
 
+def test_what_was_measured_under_other_limits_is_measured_again_where_it_leaves_one_open(tmp_path: Path) -> None:
+    """Broken: a policy whose limit moved into the interval fails as too uncertain, in each later run too, though
+    measuring again would tell."""
+
+    def decided(_: str, measured: Measurement) -> bool:
+        return len(set(measured.timings[0].processes)) > 3
+
+    engine = FakeEngine(0.001)
+    first = measure(tmp_path, engine)
+    again = measure(tmp_path, engine, decided=decided)
+    assert not again.cached
+    starts = [len(set(one.measurements["fast"].timings[0].processes)) for one in (first, again)]
+    assert starts == [3, 5]
+    turns = engine.turns
+    assert measure(tmp_path, engine, decided=decided).cached, "the newer one is kept"
+    assert engine.turns == turns
+
+
 def test_starts_that_agree_are_still_made_where_a_gate_is_open(tmp_path: Path) -> None:
     """Broken: a gate whose limit lies within the interval stays open, and each later run measures again."""
     asked: list[str] = []
