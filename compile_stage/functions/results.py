@@ -23,8 +23,9 @@ def compare(a: RunResult | PathLike, b: RunResult | PathLike) -> Comparison:
     """What changed from one run to another: the status, and for each target the winner, verdicts, and speeds that
     differ by more than their noise.
 
-    Speeds over the original are compared by their 95 % intervals, and only where both were measured on the same
-    hardware and neither is unstable; what can't be compared is a note.
+    Speeds over the original are compared by their 95 % intervals, at the first batch size that both have, and only
+    where both were measured on the same hardware and neither is unstable; what can't be compared is a note. Where
+    another candidate wins, both winners are compared too.
 
     Args:
         a, b: Results of `run`; paths of `result.json` or of the folders that hold one; or URIs of published versions,

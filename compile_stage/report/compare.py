@@ -40,7 +40,7 @@ class Figure:
     """One measured figure of both runs.
 
     Attributes:
-        candidate: Backend and scheme.
+        candidate: Backend and scheme; `openvino--int8-sym -> onnxruntime--fp32` of two winners that are not the same.
         what: `speedup`, `predict() speedup` or `size`.
         ratio: Second over first.
         interval: 95 % interval of the ratio; None of a size, which has no noise.
@@ -63,9 +63,10 @@ class TargetComparison:
     Attributes:
         winners: Job ids before and after; None where there was no winner, or no such target.
         changes: A sentence for each thing that changed.
-        notes: What can't be compared, and why.
+        notes: What can't be compared, and why; the batch size of the speeds, where it is not the first of both.
         figures: All that were compared, those that did not change among them.
-        regressed: A winner was lost, what passed fails, or a figure of the winner is worse beyond the noise.
+        regressed: A winner was lost, what passed fails, or a figure of the winner is worse beyond the noise than that
+            of the first run's winner.
     """
 
     target: str
@@ -194,20 +195,23 @@ def _compare(
     if before["source"]["digest"] != after["source"]["digest"]:
         notes.append("the source models differ")
     ours = {_kind(candidate): candidate for candidate in new["candidates"]}
-    for kind, candidate in ((_kind(candidate), candidate) for candidate in old["candidates"]):
-        if (other := ours.pop(kind, None)) is None:
+    pairs = [(_kind(one), one, ours.pop(_kind(one), None)) for one in old["candidates"]]
+    for kind, candidate, other in (*_winners(old, new), *pairs):
+        if other is None:
             changes.append(f"{kind}: not in the second run")
             continue
         if candidate["state"] != other["state"]:
             changes.append(f"{kind}: {candidate['state']} -> {other['state']}: {other['reason']}")
         regressed |= candidate["job_id"] == winners[0] and other["state"] not in ("won", "lost")
         found, note = _figures(kind, candidate, other)
+        notes += [f"{kind}: {note}"] if note else []
         if candidate["job_id"] == winners[0] and other["job_id"] == winners[1]:
-            found += _through_predict(kind, old, new, before, after)
+            through, note = _through_predict(kind, old, new, before, after)
+            notes += [f"{kind}: {note}"] if note else []
+            found += through
             regressed |= any(figure.verdict == "worse" for figure in found)
         figures += found
         changes += [figure_text(figure) for figure in found if figure.verdict != "unchanged"]
-        notes += [f"{kind}: {note}"] if note else []
     changes += [f"{kind}: new, {candidate['state']}" for kind, candidate in ours.items()]
     return TargetComparison(
         target=name,
@@ -224,9 +228,22 @@ def _kind(candidate: Mapping[str, Any]) -> str:
     return str(candidate["job_id"]).partition("--")[2].partition("--")[2] or str(candidate["job_id"])
 
 
+def _winners(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """(both names, first winner, second winner), where they are not of one kind. The winner is what is published: where
+    no candidate is slower than it was, the target still is if a slower one wins."""
+    first, second = (
+        next((one for one in target["candidates"] if one["job_id"] == target["winner"]), None) for target in (old, new)
+    )
+    if first and second and _kind(first) != _kind(second):
+        yield f"{_kind(first)} -> {_kind(second)}", first, second
+
+
 def _figures(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[Figure], str]:
-    """(figures, why speeds can't be compared). Speeds over the original are compared, each measured in turn with it:
-    latencies of two runs also differ by what the machine did meanwhile."""
+    """(figures, a note on the speeds: why they can't be compared, or at which batch size they are). Speeds over the
+    original are compared, each measured in turn with it: latencies of two runs also differ by what the machine did
+    meanwhile."""
     found = []
     if old["size_bytes"] and new["size_bytes"]:
         sizes = float(old["size_bytes"]), float(new["size_bytes"])
@@ -237,27 +254,36 @@ def _figures(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple
                 verdict=verdict,
             )
         )  # fmt: skip
-    first, second = (_first_timing(candidate) for candidate in (old, new))
-    if first is None or second is None:
+    timings = [_timings(candidate) for candidate in (old, new)]
+    if not all(timings):
         return found, ""
+    size = next((size for size in timings[0] if size in timings[1]), None)
+    if size is None:
+        measured = " -> ".join(", ".join(of) for of in timings)
+        return found, f"measured at other batch sizes ({measured}): speeds are not compared"
+    first, second = (of[size] for of in timings)
     if first["hardware_fingerprint"] != second["hardware_fingerprint"]:
         return found, "measured on different hardware: speeds are not compared"
     if not (first["stable"] and second["stable"]):
         return found, "an unstable measurement: speeds are not compared"
     ratio = _ratio(kind, "speedup", (first["speedup"], first["speedup_interval"]), second)
-    return [*([ratio] if ratio else []), *found], ""
+    is_first = all(next(iter(of)) == size for of in timings)
+    return [*([ratio] if ratio else []), *found], "" if is_first else f"speeds are compared at batch size {size}"
 
 
 def _through_predict(
     kind: str, old: Mapping[str, Any], new: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
-) -> list[Figure]:
+) -> tuple[list[Figure], str]:
+    """(figures, why predict() can't be compared where nothing else says so)."""
     one, two = old.get("predict_speedup"), new.get("predict_speedup")
     places = {run["environment"].get("hardware_fingerprint") for run in (before, after)}
     if not one or not two or len(places) > 1 or not (one["stable"] and two["stable"]):
-        return []
+        return [], ""
+    if one["rows"] != two["rows"]:
+        return [], f"predict() was given other numbers of rows ({one['rows']} -> {two['rows']}): it is not compared"
     given = {"speedup": two["speedup"], "speedup_interval": two["interval"]}
     ratio = _ratio(kind, "predict() speedup", (one["speedup"], one["interval"]), given)
-    return [ratio] if ratio else []
+    return [ratio] if ratio else [], ""
 
 
 def _ratio(kind: str, what: str, first: tuple[float, Any], second: Mapping[str, Any]) -> Figure | None:
@@ -288,6 +314,7 @@ def figure_text(figure: Figure) -> str:
     )
 
 
-def _first_timing(candidate: Mapping[str, Any]) -> dict[str, Any] | None:
+def _timings(candidate: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Batch size → timing, in the target's order, of those with a speedup."""
     by_batch: dict[str, dict[str, Any]] = (candidate["timing"] or {}).get("by_batch", {})
-    return next((timing for timing in by_batch.values() if timing["speedup"] is not None), None)
+    return {size: timing for size, timing in by_batch.items() if timing["speedup"] is not None}

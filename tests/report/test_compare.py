@@ -33,6 +33,53 @@ def changed_winner(result: RunResult, factor: float, **more: Any) -> RunResult:
     return replace(result, targets=targets, **more)
 
 
+def other_winner(result: RunResult, *, speedup: float, predict: float, size: int) -> RunResult:
+    """The run with another candidate as its first winner; the one before lost and is as fast as it was."""
+    target = changed_winner(result, 1).targets[0]
+    old, new = target.candidates[0], target.candidates[1]
+    assert old.measurement is not None
+    assert old.artifact is not None
+    assert target.predict_speedup is not None
+    timings = tuple(
+        replace(timing, speedup=speedup, speedup_interval=(speedup * 0.97, speedup * 1.02))
+        for timing in old.measurement.timings
+    )
+    winner = replace(
+        new,
+        artifact=replace(old.artifact, size_bytes=size),
+        measurement=replace(old.measurement, timings=timings),
+    )
+    states = {**target.selection.states, old.job.id: "lost", new.job.id: "won"}
+    changed = replace(
+        target,
+        candidates=tuple(winner if one is new else one for one in target.candidates),
+        selection=replace(target.selection, winner=new.job.id, states=states),
+        predict_speedup=replace(target.predict_speedup, speedup=predict, interval=(predict * 0.97, predict * 1.02)),
+    )
+    return replace(result, targets=(changed, *result.targets[1:]))
+
+
+def at_batch_sizes(result: RunResult, factors: dict[int, float], rows: int = 1) -> RunResult:
+    """The run with every candidate measured at these batch sizes, at so many times its first speedup."""
+    target = result.targets[0]
+    assert target.predict_speedup is not None
+    candidates = []
+    for one in target.candidates:
+        if one.measurement is not None:
+            timing = one.measurement.timings[0]
+            assert timing.speedup is not None
+            assert timing.speedup_interval is not None
+            low, high = timing.speedup_interval
+            timings = tuple(
+                replace(timing, batch_size=size, speedup=timing.speedup * by, speedup_interval=(low * by, high * by))
+                for size, by in factors.items()
+            )
+            one = replace(one, measurement=replace(one.measurement, timings=timings))
+        candidates.append(one)
+    changed = replace(target, candidates=tuple(candidates), predict_speedup=replace(target.predict_speedup, rows=rows))
+    return replace(result, targets=(changed, *result.targets[1:]))
+
+
 def value(path: str, of: Any) -> PolicyValue:
     return PolicyValue(path=path, value=of, origin="policy.yaml:3", is_default=False, locked_by="")
 
@@ -146,3 +193,67 @@ def test_a_target_of_one_run_alone_is_said(result: RunResult, missing: bool) -> 
     found = compare(result, fewer) if missing else compare(fewer, result)
     assert found.regressed is missing
     assert f"cpu-server: only in the {'first' if missing else 'second'} run" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "predict", "size", "what"),
+    [
+        (3.26, 1.84, 18_400, "speedup"),
+        (6.52, 0.92, 18_400, "predict() speedup"),
+        (6.52, 1.84, 48_200, "size"),
+        (6.4, 1.8, 18_400, ""),
+        (13.0, 3.0, 9_200, ""),
+    ],
+)
+def test_another_winner_that_is_worse_is_a_regression(
+    result: RunResult, speedup: float, predict: float, size: int, what: str
+) -> None:
+    """Broken: `--fail-on-regression` would pass a target that is half as fast, because another candidate wins; or it
+    would fail where the new winner is as good."""
+    found = compare(result, other_winner(result, speedup=speedup, predict=predict, size=size))
+    assert found.regressed is bool(what)
+    figures = [one for one in found.targets[0].figures if one.candidate == "openvino--int8-sym -> onnxruntime--fp32"]
+    assert [one.what for one in figures] == ["speedup", "size", "predict() speedup"]
+    assert [one.what for one in figures if one.verdict == "worse"] == ([what] if what else [])
+
+
+def test_another_winner_is_compared_also_where_the_policy_dropped_the_first(result: RunResult) -> None:
+    """Broken: a policy that no longer asks for int8 would halve the speed with exit code 0; or it would fail where what
+    wins instead is as fast."""
+    for speedup, regressed in ((3.26, True), (6.52, False)):
+        after = other_winner(result, speedup=speedup, predict=1.84, size=18_400)
+        target = replace(after.targets[0], candidates=after.targets[0].candidates[1:])
+        found = compare(result, replace(after, targets=(target, *after.targets[1:])))
+        assert found.regressed is regressed
+        assert "openvino--int8-sym: not in the second run" in found.targets[0].changes
+
+
+def test_the_text_of_another_winner_is_as_before(result: RunResult, golden: Callable[[str, str], None]) -> None:
+    """Broken: what a pull request's comment says of a winner that was replaced changed unseen; or a table and a text
+    leave out what made the exit code 3."""
+    found = compare(result, other_winner(result, speedup=3.26, predict=0.92, size=18_400))
+    golden("compare-winner.txt", text.render_text(found))
+    golden("compare-winner.md", text.render_markdown(found))
+    figures = comparison_document(found)["targets"][0]["figures"]
+    assert figures[0]["candidate"] == "openvino--int8-sym -> onnxruntime--fp32"
+    assert figures[0]["verdict"] == "worse"
+
+
+def test_speeds_are_compared_at_a_batch_size_of_both_runs(result: RunResult) -> None:
+    """Broken: batch 1 of one run would be compared with batch 16 of the other, as if the model had become slower."""
+    before = at_batch_sizes(result, {1: 1})
+    found = compare(before, at_batch_sizes(result, {16: 0.5, 1: 1}))
+    assert not found.regressed
+    assert "openvino--int8-sym: speeds are compared at batch size 1" in found.targets[0].notes
+    assert compare(before, at_batch_sizes(result, {16: 1, 1: 0.5})).regressed
+
+
+def test_speeds_without_a_batch_size_of_both_runs_are_not_compared(result: RunResult) -> None:
+    """Broken: a pull request that asks for another batch size would fail, or be praised, for what was not measured."""
+    found = compare(at_batch_sizes(result, {1: 1}), at_batch_sizes(result, {16: 0.5, 8: 0.5}, rows=16))
+    target = found.targets[0]
+    assert not found.regressed
+    assert {figure.what for figure in target.figures} == {"size"}
+    assert "openvino--int8-sym: measured at other batch sizes (1 -> 16, 8): speeds are not compared" in target.notes
+    assert "openvino--int8-sym: predict() was given other numbers of rows (1 -> 16): it is not compared" in target.notes
+    assert target.unchanged_text == "no difference in what can be compared"
