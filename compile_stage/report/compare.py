@@ -19,6 +19,10 @@ SCHEMA = "compile-stage/comparison/v1"
 Verdict = Literal["better", "worse", "unchanged"]
 
 
+AS_LARGE = 1.05
+"""Another winner may be so many times as large and is no regression."""
+
+
 @record
 class Difference:
     """What two runs were given that is not the same.
@@ -209,7 +213,8 @@ def _compare(
             through, note = _through_predict(kind, old, new, before, after)
             notes += [f"{kind}: {note}"] if note else []
             found += through
-            regressed |= any(figure.verdict == "worse" for figure in found)
+            other_winner = _kind(candidate) != _kind(other)
+            regressed |= any(f.verdict == "worse" and not (other_winner and _is_as_large(f)) for f in found)
         figures += found
         changes += [figure_text(figure) for figure in found if figure.verdict != "unchanged"]
     changes += [f"{kind}: new, {candidate['state']}" for kind, candidate in ours.items()]
@@ -238,6 +243,11 @@ def _winners(
     )
     if first and second and _kind(first) != _kind(second):
         yield f"{_kind(first)} -> {_kind(second)}", first, second
+
+
+def _is_as_large(figure: Figure) -> bool:
+    """Of another winner: which of two that tie wins is chance, and their sizes differ by some bytes."""
+    return figure.what == "size" and figure.ratio <= AS_LARGE
 
 
 def _figures(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[Figure], str]:
