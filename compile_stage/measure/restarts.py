@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -185,7 +186,8 @@ def worth_a_try(measured: Mapping[str, Measurement], baseline: str, threads: int
 
 def beside(other: Timing, own: Timing) -> float:
     """The own median latency over the other's, in the rounds that both ran. Raises ValueError where there is none."""
-    other_s, own_s = ([call for turn in turns for call in turn] for turns in shared_rounds(other, own))
+    shared = shared_rounds(other, own)
+    other_s, own_s = ([call for turn in turns for call in turn] for turns in (shared.base, shared.own))
     return stats.median(own_s) / stats.median(other_s)
 
 
@@ -285,8 +287,7 @@ class _Seen:
 
 
 def _with_speedup(own: Timing, base: Timing, seen: _Seen, seed: int) -> Timing:
-    base_rounds, rounds = shared_rounds(base, own)
-    ratio = stats.ratio_interval(base_rounds, rounds, seed=seed, processes=own.processes, spread=seen.spread)
+    ratio = shared_rounds(base, own).ratio(seed=seed, spread=seen.spread)
     if len(set(own.processes)) >= stats.FEW_PROCESSES:
         ratio = widened(ratio, seen.reach)
     return replace(
@@ -297,20 +298,43 @@ def _with_speedup(own: Timing, base: Timing, seen: _Seen, seed: int) -> Timing:
     )
 
 
-def shared_rounds(base: Timing, own: Timing) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """Seconds per call of the rounds that both ran: of each start the first ones, since whoever left, was dropped, or
-    is not started again, has fewer."""
-    base_rounds, rounds = stats.by_round(base), stats.by_round(own)
+class Shared(NamedTuple):
+    """The rounds that two models both ran: round i of one was run next to round i of the other.
+
+    Attributes:
+        base: Seconds per call of the first model, one group for each round.
+        own: The same, of the second.
+        processes: Of each round, the start that it belongs to; empty where that was not noted.
+    """
+
+    base: list[tuple[float, ...]]
+    own: list[tuple[float, ...]]
+    processes: tuple[int, ...]
+
+    def ratio(self, *, seed: int, spread: stats.Spread = stats.ASSUMED_SPREAD) -> stats.Interval:
+        """How many times faster the second is (`stats.ratio_interval`). Raises ValueError where there is no round."""
+        return stats.ratio_interval(self.base, self.own, seed=seed, processes=self.processes, spread=spread)
+
+
+def shared_rounds(
+    base: Timing, own: Timing, rounds_of: Callable[[Timing], list[tuple[float, ...]]] = stats.by_round
+) -> Shared:
+    """The rounds that both ran: of each start the first ones, since whoever left, was dropped, or is not started again,
+    has fewer.
+
+    Args:
+        rounds_of: A timing → seconds of each call, one group for each round.
+    """
+    base_rounds, rounds = rounds_of(base), rounds_of(own)
     if not base.processes or not own.processes:
         kept = min(len(rounds), len(base_rounds))
-        return base_rounds[:kept], rounds[:kept]
-    shared: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = [], []
+        return Shared(base_rounds[:kept], rounds[:kept], own.processes[:kept])
+    shared = Shared([], [], ())
     for start in dict.fromkeys(own.processes):
         base_of = [turn for turn, number in zip(base_rounds, base.processes, strict=True) if number == start]
         own_of = [turn for turn, number in zip(rounds, own.processes, strict=True) if number == start]
         kept = min(len(base_of), len(own_of))
-        shared[0].extend(base_of[:kept])
-        shared[1].extend(own_of[:kept])
+        shared = Shared(shared.base + base_of[:kept], shared.own + own_of[:kept], shared.processes + (start,) * kept)
     return shared
 
 
@@ -321,20 +345,40 @@ def _seen(parts: Mapping[str, Mapping[int, Measurement]], baseline: str, index: 
     processes; never more than what is assumed where none was seen. Of one that crashed there are fewer starts: then all
     count with its number.
     """
-    squares, variances, counts = [], [], []
-    for name, of_starts in parts.items():
-        known = {number: m for number, m in of_starts.items() if index < len(m.timings)}
-        if name == baseline or len(known) < stats.FEW_PROCESSES:
-            continue
-        own = _joined(known, index)
-        base_rounds, rounds = shared_rounds(_joined({n: parts[baseline][n] for n in known}, index), own)
-        quotients = stats.log_quotients(base_rounds, rounds, own.processes)
-        counts.append(len(quotients))
-        squares.append(float(quotients.var(ddof=1)) / 2)
-        variances.append(stats.variance_over_starts(base_rounds, rounds, own.processes[: len(rounds)]))
-    if not squares:
+    joined = {
+        name: _joined(known, index)
+        for name, of_starts in parts.items()
+        if (known := {number: m for number, m in of_starts.items() if index < len(m.timings)})
+    }
+    base = joined.pop(baseline)
+    often = _started_often(base, joined.values())
+    if not often:
         return _Seen(stats.ASSUMED_SPREAD, reach)
-    spread = stats.Spread(log_sd=float(np.sqrt(np.mean(squares))), freedom=min(counts) - 1)
-    return _Seen(
-        min(spread, stats.ASSUMED_SPREAD, key=stats.Spread.reach), max(reach, common_reach(variances, min(counts)))
-    )
+    variances = [stats.variance_over_starts(*shared) for shared in often]
+    fewest = min(len(set(shared.processes)) for shared in often)
+    return _Seen(_spread(often), max(reach, common_reach(variances, fewest)))
+
+
+def spread_seen(base: Timing, others: Iterable[Timing]) -> stats.Spread:
+    """By what processes of one model differ, as `merge` takes it for who was started too seldom to show it.
+
+    Args:
+        base: The baseline, of all starts.
+        others: The candidates at the same batch size, of all starts.
+    """
+    return _spread(_started_often(base, others))
+
+
+def _started_often(base: Timing, others: Iterable[Timing]) -> list[Shared]:
+    """Those whose starts show how processes differ, each with the baseline's rounds."""
+    shared = (shared_rounds(base, own) for own in others)
+    return [one for one in shared if len(set(one.processes)) >= stats.FEW_PROCESSES]
+
+
+def _spread(often: Sequence[Shared]) -> stats.Spread:
+    if not often:
+        return stats.ASSUMED_SPREAD
+    quotients = [stats.log_quotients(*shared) for shared in often]
+    log_sd = float(np.sqrt(np.mean([values.var(ddof=1) / 2 for values in quotients])))
+    spread = stats.Spread(log_sd=log_sd, freedom=min(map(len, quotients)) - 1)
+    return min(spread, stats.ASSUMED_SPREAD, key=stats.Spread.reach)

@@ -2,9 +2,9 @@
 models.
 
 It gets the nodes in the order in which keeping them pays (`order`), and a function that evaluates a set of kept nodes
-for real. First the shortest prefix of that order that passes is found by doubling and bisection; then the same for
-other float types, where what is kept costs less; then nodes are returned to the low precision in ever smaller groups.
-Nothing in it is random: the same evaluations give the same search.
+for real. First the shortest prefix of that order that passes is found by doubling and bisection, in fp32, until it is
+too slow to be of use; then the same for other float types, where what is kept costs less; then nodes are returned to
+the low precision in ever smaller groups. Nothing in it is random: the same evaluations give the same search.
 """
 
 from __future__ import annotations
@@ -47,11 +47,14 @@ class Found:
         best: The best passing trial; None when none passed.
         trials: All of them, in order: the proof of what was tried.
         exhausted: The budget ended the search, not the search itself.
+        too_slow: For each float type that was given up for its latency: the trial that missed, and was slower than what
+            passes already. Fewer nodes miss too, and more are slower.
     """
 
     best: Trial | None
     trials: tuple[Trial, ...]
     exhausted: bool
+    too_slow: tuple[Trial, ...] = ()
 
     @property
     def closest(self) -> Trial | None:
@@ -116,8 +119,8 @@ def search(
     try:
         run.all(tuple(float_types))
     except _BudgetEndedError:
-        return Found(best=run.best, trials=tuple(run.trials), exhausted=True)
-    return Found(best=run.best, trials=tuple(run.trials), exhausted=False)
+        return run.found(exhausted=True)
+    return run.found(exhausted=False)
 
 
 class _BudgetEndedError(Exception):
@@ -138,28 +141,39 @@ class _Search:
         self._known: dict[tuple[frozenset[str], str], Trial] = {}
         self.trials: list[Trial] = []
         self.best: Trial | None = None
+        self._too_slow: list[Trial] = []
+
+    def found(self, *, exhausted: bool) -> Found:
+        return Found(best=self.best, trials=tuple(self.trials), exhausted=exhausted, too_slow=tuple(self._too_slow))
 
     def all(self, float_types: tuple[str, ...]) -> None:
         shortest = self._prefix("fp32", 0)
-        if shortest is None:
+        if shortest is not None:
+            failing, step = shortest - 1, 1
+        elif self._too_slow:
+            # What costs less may still be fast enough. The doubling goes on, so that lengths which miss are few.
+            failing = len(self._too_slow[-1].kept)
+            step = failing + 1
+        else:
             return  # another float type is less exact: it would not pass either
         for float_type in float_types:
             # What rounds more needs at least as many nodes.
-            self._prefix(float_type, shortest - 1)
+            self._prefix(float_type, failing, step)
         if self.best is not None:
             self._give_back(self.best)
 
-    def _prefix(self, float_type: str, failing: int) -> int | None:
-        """Length of the shortest passing prefix, by doubling from one that is known to fail, then bisection. All nodes
-        at once are
-        not tried: that is the float model itself, a candidate of its own."""
-        most, step, passing = len(self._ranked) - 1, 1, None
+    def _prefix(self, float_type: str, failing: int, step: int = 1) -> int | None:
+        """Length of the shortest passing prefix, by doubling from one that is known to fail, then bisection; None where
+        none passes, or none that is fast enough (then the trial that showed it is in `_too_slow`). All nodes at once
+        are not tried: that is the float model itself, a candidate of its own."""
+        most, passing = len(self._ranked) - 1, None
         while passing is None and failing < most:
             length = min(failing + step, most)
             trial = self._try(self._ranked[:length], float_type)
             if trial.passed:
                 passing = length
-            elif self._too_slow(trial):
+            elif self._is_too_slow(trial):
+                self._too_slow.append(trial)
                 return None
             else:
                 failing, step = length, step * 2
@@ -190,7 +204,7 @@ class _Search:
         costly = sorted(kept, key=lambda node: (-self._costs.get(node, 0.0), -place[node]))
         return [frozenset(costly[start : start + size]) for start in range(0, len(costly), size)]
 
-    def _too_slow(self, trial: Trial) -> bool:
+    def _is_too_slow(self, trial: Trial) -> bool:
         ceiling_s = self._limits.ceiling_s
         return ceiling_s is not None and trial.latency_s is not None and trial.latency_s > ceiling_s * (1 + NOISE)
 

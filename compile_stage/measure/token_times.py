@@ -13,6 +13,7 @@ from itertools import accumulate
 from compile_stage.core.records import Timing, record
 from compile_stage.measure import stats
 from compile_stage.measure.quantiles import GATED, quantile_interval
+from compile_stage.measure.restarts import shared_rounds
 from compile_stage.measure.stats import Interval
 
 _LEAST_S = 1e-9
@@ -47,7 +48,7 @@ def token_times(timing: Timing, baseline: Timing | None = None, *, seed: int = 0
     """None where it is no language model's.
 
     Args:
-        baseline: Of the same rounds, for the ratios.
+        baseline: Measured beside it, for the ratios: in the rounds that both ran.
     """
     if not timing.first_s or not timing.token_s:
         return None
@@ -87,13 +88,16 @@ def tokens_per_s(timing: Timing) -> Interval | None:
 
 
 def _ratio(baseline: Timing, timing: Timing, what: str, seed: int) -> Interval | None:
-    """Of the rounds that both ran, which are the first ones. Where others' work hit a short call and not the whole one
-    beside it, their difference may be nothing or less: it counts as next to nothing, and moves no median."""
-    base, own = ([[max(call, _LEAST_S) for call in calls] for calls in rounds_of(t, what)] for t in (baseline, timing))
-    count = min(len(base), len(own))
-    if not count or min(_median(base[:count]), _median(own[:count])) <= _LEAST_S:
+    """Of the rounds that both ran. Where others' work hit a short call and not the whole one beside it, their
+    difference may be nothing or less: it counts as next to nothing, and moves no median."""
+
+    def floored(of: Timing) -> list[tuple[float, ...]]:
+        return [tuple(max(call, _LEAST_S) for call in calls) for calls in rounds_of(of, what)]
+
+    shared = shared_rounds(baseline, timing, floored)
+    if not shared.own or min(_median(shared.base), _median(shared.own)) <= _LEAST_S:
         return None
-    return stats.ratio_interval(base[:count], own[:count], seed=seed, processes=timing.processes[:count])
+    return shared.ratio(seed=seed)
 
 
 def _median(rounds: Sequence[Sequence[float]]) -> float:

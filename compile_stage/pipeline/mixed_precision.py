@@ -283,7 +283,8 @@ def _with_tied_nodes(outcome: searching.Found, ranking: Sequence[Sensitivity]) -
         return replace(trial, kept=tuple(dict.fromkeys(name for node in trial.kept for name in names[node])))
 
     best = whole(outcome.best) if outcome.best is not None else None
-    return replace(outcome, best=best, trials=tuple(map(whole, outcome.trials)))
+    trials, too_slow = (tuple(map(whole, some)) for some in (outcome.trials, outcome.too_slow))
+    return replace(outcome, best=best, trials=trials, too_slow=too_slow)
 
 
 def _mix(
@@ -340,7 +341,8 @@ def _nothing_to_keep(ranking: Sequence[Sensitivity]) -> str:
 
 def _summary(outcome: searching.Found, nodes: int) -> str:
     tried = f"{len(outcome.trials)} {'trial' if len(outcome.trials) == 1 else 'trials'}"
-    ended = "; the search's budget ended it" if outcome.exhausted else ""
+    ended = "".join(map(_why_given_up, outcome.too_slow))
+    ended += "; the search's budget ended it" if outcome.exhausted else ""
     if (best := outcome.best) is not None:
         return (
             f"keeping {len(best.kept)} of {nodes} quantised nodes in {best.float_type} passes (found in {tried}{ended})"
@@ -350,6 +352,11 @@ def _summary(outcome: searching.Found, nodes: int) -> str:
         return tally
     why = closest.decisive.reason if closest.decisive else closest.problem
     return f"{tally}; the closest keeps {len(closest.kept)} in {closest.float_type}: {why}"
+
+
+def _why_given_up(trial: Trial) -> str:
+    call = f"with {len(trial.kept)} kept a call takes {1e3 * (trial.latency_s or 0.0):.3g} ms"
+    return f"; {trial.float_type} was given up, since {call}, longer than that of a candidate that passes"
 
 
 def _what_is_kept(best: Trial, missed: Candidate, nodes: int) -> str:

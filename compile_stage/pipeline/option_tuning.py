@@ -26,10 +26,10 @@ from compile_stage.core.records import (
     TuningOption,
     record,
 )
-from compile_stage.measure import stats
 from compile_stage.measure.request import MeasurementRequest
-from compile_stage.measure.restarts import shared_rounds
+from compile_stage.measure.restarts import shared_rounds, spread_seen
 from compile_stage.measure.settings import FoundSettings
+from compile_stage.measure.stats import ASSUMED_SPREAD, Spread
 from compile_stage.pipeline.evaluate import EvaluationOptions, evaluate, fastest
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.settings_search import (
@@ -254,6 +254,8 @@ def lay_out(
         steps.append(OptimizationStep(kind="memory", name="", accepted=False, reason=tuning.reason))
     size = policy.target.batch_sizes[0]
     before, laid_out = _timing(baseline, size), []
+    timings = [timing for c in candidates if (timing := _timing(c.measurement, size)) is not None]
+    spread = spread_seen(before, timings) if before is not None else ASSUMED_SPREAD
     for step in steps:
         own = by_id.get(step.job_id) if step.accepted else None
         timing = _timing(own.measurement, size) if own is not None and own.verdict is not None else None
@@ -263,7 +265,7 @@ def lay_out(
             why = selection.reasons.get(step.job_id, "it was not measured")
             laid_out.append(replace(step, accepted=False, reason=why))
         else:
-            laid_out.append(_gained(step, timing, before))
+            laid_out.append(_gained(step, timing, before, spread))
             before = timing
     return tuple(laid_out)
 
@@ -288,12 +290,13 @@ def _steps_to(base: Candidate, chosen: str, candidates: Sequence[Candidate]) -> 
     return [graph, OptimizationStep(kind="precision", name=scheme.name, job_id=base.job.id, reason=why)]
 
 
-def _gained(step: OptimizationStep, own: Timing, before: Timing | None) -> OptimizationStep:
+def _gained(step: OptimizationStep, own: Timing, before: Timing | None, spread: Spread) -> OptimizationStep:
     """The step with its speedup over the one before, in the rounds that both ran: the slower of two that are far apart
-    is not started again."""
-    if before is None or not own.turns or not before.turns:
+    is not started again, and what processes differ by (`spread`) is then taken from the other candidates."""
+    shared = shared_rounds(before, own) if before is not None else None
+    if shared is None or not shared.own:
         return step
-    ratio = stats.ratio_interval(*shared_rounds(before, own), seed=0)
+    ratio = shared.ratio(seed=0, spread=spread)
     return replace(step, speedup=ratio.value, speedup_interval=(ratio.low, ratio.high))
 
 

@@ -119,8 +119,8 @@ class _Heats:
 def _raced(own: Measurement, plain: Measurement) -> Raced:
     if not own.timings or not plain.timings:
         return Raced(log_speedups=())
-    base, rounds = shared_rounds(plain.timings[0], own.timings[0])
-    quotients = stats.log_quotients(base, rounds, range(len(rounds)))
+    shared = shared_rounds(plain.timings[0], own.timings[0])
+    quotients = stats.log_quotients(shared.base, shared.own, range(len(shared.own)))
     return Raced(log_speedups=tuple(float(one) for one in quotients), memory_bytes=own.peak_memory_bytes)
 
 

@@ -99,7 +99,7 @@ def _latency_in_all_rounds(timing: Timing, longest: Timing) -> float:
     """
     if timing.rounds == longest.rounds:
         return stats.median(timing.latency_s)
-    if any(shared_rounds(longest, timing)):
+    if shared_rounds(longest, timing).own:
         return stats.median(longest.latency_s) * beside(longest, timing)
     if not timing.speedup or not longest.speedup:
         return stats.median(timing.latency_s)

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compile_stage.core.records import Measurement, Timing
 from compile_stage.measure import restarts, stats
@@ -233,6 +235,25 @@ def test_who_joined_after_the_first_start_is_compared_in_the_starts_that_both_ra
     assert not stats.tied(merged["a"], merged["b"])
     assert stats.tied(merged["a"], merged["c"])
     assert stats.tied(merged["c"], merged["a"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))
+def test_shared_rounds_are_of_the_same_start(rounds: list[tuple[int, int]]) -> None:
+    """Broken: a round is compared with one of another start, or is said to belong to another: the interval of every
+    ratio between two candidates then says nothing."""
+
+    def timing(side: int) -> Timing:
+        owners = tuple(start for start, counts in enumerate(rounds) for _ in range(counts[side]))
+        (own,) = measurement(*(1.0 + start for start in owners)).timings
+        return replace(own, processes=owners)
+
+    base, own = timing(0), timing(1)
+    shared = restarts.shared_rounds(base, own)
+    if not base.processes or not own.processes:  # of one that made no round
+        assert not shared.own
+        return
+    assert shared.base == shared.own == [(1.0 + start,) * 2 for start in shared.processes]
+    assert list(shared.processes) == [start for start, counts in enumerate(rounds) for _ in range(min(counts))]
 
 
 def test_what_settings_are_worth_a_try() -> None:

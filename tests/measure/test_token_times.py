@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compile_stage.core.generation import INPUT_IDS, LOGITS
 from compile_stage.core.records import Gate, Generation, Measurement, Outcome, Timing
@@ -56,6 +58,32 @@ def test_each_token_after_the_first_has_its_share() -> None:
     eight = token_times(timed(4.0, 1.0, batch_size=8))
     assert eight.tokens_per_s.value == pytest.approx(8 * NEW / 0.012, rel=0.01)
     assert token_times(replace(timed(4.0, 1.0), first_s=(), new_tokens=0)) is None
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 2.0), st.booleans(), st.booleans()), min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_ratios_are_of_the_starts_that_both_ran(starts: list[tuple[float, bool, bool]]) -> None:
+    """Broken: of two equal models, the one that joined after the first start, in which the machine was slower, is shown
+    as 1.5 times as fast; or its interval has no room for what processes differ by."""
+
+    def started(slowed: float, rounds: int) -> Measurement:
+        calls = {"latency_s": (0.11 * slowed,) * rounds, "first_s": (0.01 * slowed,) * rounds}
+        of_rounds = {"rounds": rounds, "turns": (1,) * rounds, "processes": ()}
+        return Measurement(
+            timings=(replace(timed(1.0, 1.0, rounds=1), **calls, **of_rounds),), load_s=1, peak_memory_bytes=1
+        )
+
+    made = [
+        {"baseline": started(slowed, 8)} | ({"joined": started(slowed, 4 if left else 8)} if joined else {})
+        for slowed, joined, left in [*starts, (1.0, True, False)]
+    ]
+    merged = merge(made, "baseline", seed=0)
+    own = merged["joined"].timings[0]
+    times = token_times(own, merged["baseline"].timings[0])
+    for ratio in (times.first_ratio, times.next_ratio):
+        assert ratio.value == pytest.approx(1.0)
+        if len(set(own.processes)) < 3:
+            assert ratio.high > 1.05
 
 
 def test_limits_on_tokens_are_judged_by_the_bounds() -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import factories
+import numpy as np
 import pytest
 from factories import measurement, passed, run_context, target, target_policy, timing
 
 from compile_stage.core import plugins
 from compile_stage.core.records import Budget, Candidate, Job, Measurement, OptimizationStep, Plan, TuningOption
+from compile_stage.measure.restarts import merge
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.option_tuning import Tuning, lay_out, tune
 from compile_stage.pipeline.tuning_options import is_better, options_of, refuse_option, tuned_job
@@ -186,6 +188,48 @@ def test_the_gain_over_what_was_not_started_again_is_that_of_the_rounds_that_bot
         Tuning(base=job().id, steps=(step,)), candidate(job(), 2.0), replace(candidate(lean), measurement=again)
     )
     assert found[-1].speedup == pytest.approx(3.0, rel=0.01)
+
+
+def started(seconds: float, rounds: int, random: np.random.Generator) -> Measurement:
+    """One process, which is faster or slower by 4 % than the next for as long as it lives."""
+    calls = seconds * np.exp(0.04 * random.standard_normal() + 0.005 * random.standard_normal(rounds))
+    return measurement(timings=(timing(None, rounds=rounds, latency_s=tuple(calls.tolist())),))
+
+
+def step_of(starts: list[dict[str, Measurement]]) -> OptimizationStep:
+    """The last step, from what was measured in these starts."""
+    merged = merge(starts, "baseline", seed=0)
+    lean = tuned_job(job(), NO_ARENA)
+    step = OptimizationStep(kind="memory", name="no-arena", job_id=lean.id, reason="accepted: ...")
+    both = [replace(candidate(of), measurement=merged[name]) for of, name in ((job(), "plain"), (lean, "lean"))]
+    return lay_out(Tuning(base=job().id, steps=(step,)), both, select(both, POLICY), merged["baseline"], POLICY)[-1]
+
+
+def test_the_interval_of_a_step_holds_the_truth_though_processes_differ() -> None:
+    """Broken: three starts count as rounds of one. For two equal models whose processes differ by 4 % the interval held
+    1 in 41 % of cases then, and an option that gained nothing is reported as a gain."""
+    random, held, trials = np.random.default_rng(1), 0, 100
+    for _ in range(trials):
+        starts = [{name: started(0.01, 12, random) for name in ("baseline", "plain", "lean")} for _ in range(3)]
+        low, high = step_of(starts).speedup_interval or (0.0, 0.0)
+        held += low <= 1 <= high
+    assert held >= 0.85 * trials
+
+
+def test_a_step_over_what_was_started_once_has_room_for_what_processes_differ_by() -> None:
+    """Broken: the step before was not started again, so one process of each is compared, and the rounds of these two
+    are believed to a per mille. Or the 4 % that is assumed is taken, though the others show that processes hardly
+    differ."""
+    random = np.random.default_rng(2)
+    starts = [{name: started(0.01, 12, random) for name in ("baseline", "lean")} for _ in range(3)]
+    starts[0]["plain"] = started(0.03, 12, random)
+    low, high = step_of(starts).speedup_interval or (0.0, 0.0)
+    assert low < 3 < high
+    assert high / low > 1.1
+    alike = [{"baseline": measured(None), "lean": measured(2.0)} for _ in range(3)]
+    alike[0]["plain"] = measured(1.0)
+    low, high = step_of(alike).speedup_interval or (0.0, 0.0)
+    assert high / low < 1.05
 
 
 def test_without_a_lower_precision_or_a_candidate_the_ladder_says_so() -> None:

@@ -1,0 +1,26 @@
+"""What is said of a search for mixed precision."""
+
+from __future__ import annotations
+
+from compile_stage.core.records import Sensitivity, Trial
+from compile_stage.measure.search import Found
+from compile_stage.pipeline.mixed_precision import _summary, _with_tied_nodes
+
+
+def test_why_a_float_type_was_given_up_is_said() -> None:
+    """Broken: the report says that no set passes, though fp32 was only too slow; or it counts fewer nodes than were
+    kept."""
+    slow = Trial(kept=("a",), float_type="fp32", passed=False, latency_s=0.011)
+    best = Trial(kept=("a", "b"), float_type="bf16", passed=True, latency_s=0.009)
+    ranking = [
+        Sensitivity(node="a", op="Conv", effect=1.0, cost=1.0, together=("c",)),
+        Sensitivity(node="b", op="Conv", effect=1.0, cost=1.0),
+    ]
+    given_up = "fp32 was given up, since with 2 kept a call takes 11 ms, longer than that of a candidate that passes"
+    none = Found(best=None, trials=(slow,), exhausted=False, too_slow=(slow,))
+    assert f"passed in 1 trial; {given_up}; the closest" in _summary(_with_tied_nodes(none, ranking), 3)
+    found = Found(best=best, trials=(slow, best), exhausted=False, too_slow=(slow,))
+    said = _summary(_with_tied_nodes(found, ranking), 3)
+    assert said == f"keeping 3 of 3 quantised nodes in bf16 passes (found in 2 trials; {given_up})"
+    plain = Found(best=None, trials=(slow,), exhausted=False)
+    assert "given up" not in _summary(plain, 3)
