@@ -33,6 +33,7 @@ from compile_stage.core.records import (
     Outcome,
     PortableModel,
     SampleSet,
+    ServingCost,
     SourceModel,
     TargetPolicy,
     Verdict,
@@ -41,6 +42,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure.performance import calls_needed
 from compile_stage.measure.request import MeasurementRequest
+from compile_stage.measure.served_load import judge_served
 from compile_stage.measure.structure import SERVED
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.inputs import TargetInputs, source_limits
@@ -54,6 +56,10 @@ from compile_stage.steps.package import timings
 from compile_stage.steps.resolve import resolve
 from compile_stage.steps.serve import demand_served
 from compile_stage.steps.validate import validate
+
+_NO_SERVER = ServingCost(
+    reason="a validation starts no server: run the stage on this hardware, or without this limit in the policy"
+)
 
 
 @record
@@ -282,7 +288,10 @@ def measure(
     validated: Validated,
     baseline: SourceModel | Artifact | None = None,
 ) -> tuple[Validated, tuple[str, ...]]:
-    """With its measurement beside the original, and the performance gates in its verdict; and a note where it failed.
+    """With its measurement beside the original, and the performance gates in its verdict; and notes: where it failed,
+    and which gates were not looked at again.
+
+    Gates on what is served are NOT_RUN, unless the run that published it measured them on this hardware.
 
     Args:
         baseline: What it is measured beside in the original's place. Its own artifact is nothing to be faster than:
@@ -309,7 +318,18 @@ def measure(
     judged = judge_performance(candidate, policy, _waivers(manifest), context.today)
     failure = measured.failures.get(job.id)
     notes = (f"it failed during benchmarking: {failure.problem}",) if failure is not None else ()
-    return replace(validated, candidate=judged), notes
+    served = judge_served(gates, _NO_SERVER)
+    if served and _published_here(context.hardware, manifest):
+        named = " and ".join(check.gate.metric for check in served)
+        return replace(validated, candidate=judged), (*notes, f"{named}: as its run measured, not measured again")
+    checks = (*(judged.verdict or Verdict(checks=())).checks, *served)
+    return replace(validated, candidate=replace(judged, verdict=Verdict(checks=checks))), notes
+
+
+def _published_here(machine: Hardware, manifest: Mapping[str, Any]) -> bool:
+    """Whether a run on such a machine judged it. Its verdict has the gates on what is served, and a validation that
+    can't look at them must not make the model unfit for its own machine."""
+    return manifest["verdict"] is not None and manifest["fingerprint"] == machine.fingerprint
 
 
 def _waivers(manifest: Mapping[str, Any]) -> tuple[Waiver, ...]:

@@ -13,6 +13,7 @@ from compile_stage.measure.classes import CLASS_METRICS, has_classes
 from compile_stage.measure.columns import COLUMN_METRICS
 from compile_stage.measure.elementwise import DISTANCE_METRICS
 from compile_stage.measure.similarity import SIMILARITY_METRICS
+from compile_stage.measure.stats import RESOLUTION
 from compile_stage.measure.structure import listed
 from compile_stage.measure.tasks import classifies
 from compile_stage.measure.tokens import TEXT_METRICS, TOKEN_METRICS, is_text
@@ -49,9 +50,29 @@ def fitting(gates: Sequence[Gate], baseline: Mapping[str, Array], labels: Array 
     ]
 
 
-def holds(gate: Gate, value: float, slack: float = 0.0) -> bool:
-    """Whether the value is on the good side of the limit, or within `slack` of it."""
+def holds(gate: Gate, value: float, interval: tuple[float, float] | None = None, slack: float = 0.0) -> bool:
+    """Whether what was measured holds the limit. The steps of a run ask this, and so does whoever reads their records.
+
+    A speedup is resolved to ±2 %, so a candidate exactly at the limit must be able to pass: its interval may reach 2 %
+    below the limit, if it reaches the limit at all. Of all else the `deciding` figure must be on the good side of the
+    limit, or within `slack` of it.
+
+    Args:
+        interval: None where the value by itself decides.
+    """
+    if gate.metric == "speedup" and interval is not None:
+        return interval[1] >= gate.limit and interval[0] >= (1 - RESOLUTION) * gate.limit
+    value = deciding(gate, value, interval)
     return value <= gate.limit + slack if gate.direction == "at_most" else value >= gate.limit - slack
+
+
+def deciding(gate: Gate, value: float, interval: tuple[float, float] | None) -> float:
+    """The interval's worse end, or the value where that is worse still, or where there is no interval; NaN where that
+    end is."""
+    if interval is None:
+        return value
+    end = worse_end(gate, interval)  # first: Python's max and min give the first of two that can't be compared
+    return max(end, value) if gate.direction == "at_most" else min(end, value)
 
 
 def worse_end(gate: Gate, ends: tuple[float, float]) -> float:

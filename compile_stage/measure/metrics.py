@@ -30,7 +30,7 @@ from compile_stage.measure.elementwise import (
     allclose,
     distances,
 )
-from compile_stage.measure.gates import FLOAT_METRICS, change_text, fitting, holds, suits, worse_end
+from compile_stage.measure.gates import FLOAT_METRICS, change_text, deciding, fitting, holds, suits
 from compile_stage.measure.own_metric import measure_own
 from compile_stage.measure.recall import measure_recall
 from compile_stage.measure.similarity import SIMILARITY_METRICS, measure_similarity
@@ -322,8 +322,8 @@ class _Comparison:
         if math.isnan(measured.value):
             return self.not_run(gate, f"output {name!r}: {gate.metric} came out as NaN", name)
         ends = self._interval(gate, measured)
-        worse = measured.value if ends is None else worse_end(gate, ends)
-        held = holds(gate, worse, _ROUNDING if measured.parts is not None else 0.0)
+        worse = deciding(gate, measured.value, ends)
+        held = holds(gate, measured.value, ends, _ROUNDING if measured.parts is not None else 0.0)
         unit = f" {gate.unit}" if gate.unit else ""
         sign = {"at_most": ("<=", ">"), "at_least": (">=", "<")}[gate.direction][0 if held else 1]
         what = f"{gate.metric} of output {name!r} is {measured.value:.4g}"
@@ -391,13 +391,15 @@ class _Comparison:
         return names[0], self.candidate[names[0]], self.baseline[names[0]]
 
     def _judge_task(self, gate: Gate, name: str, result: TaskResult) -> Check:
-        ends = (result.interval.low, result.interval.high) if result.interval else (result.value, result.value)
-        worse = worse_end(gate, (min(ends[0], result.value), max(ends[1], result.value)))
+        # Metrics of texts have an interval to be shown where the gate asks for none.
+        decides = result.interval if gate.confidence is not None else None
+        ends = (decides.low, decides.high) if decides else None
+        worse = deciding(gate, result.value, ends)
         relative = gate.options.get("drop") == "max_relative_drop"
         slack = _ROUNDING * (1.0 if relative else max(abs(result.candidate), abs(result.baseline)))
-        held = holds(gate, worse, slack)
+        held = holds(gate, result.value, ends, slack)
         word = "bounds" if gate.metric in ("accuracy", "class_recall") else "interval"
-        spread = f" ({gate.confidence:.0%} {word} {ends[0]:.4g} to {ends[1]:.4g})" if result.interval else ""
+        spread = f" ({gate.confidence:.0%} {word} {ends[0]:.4g} to {ends[1]:.4g})" if ends else ""
         reason = (
             f"{gate.metric} {change_text(gate, result.value)}{spread}, from {result.baseline:.4g} to "
             f"{result.candidate:.4g} over {self.amount}; {gate.direction.replace('_', ' ')} {gate.limit:g} is "
@@ -406,12 +408,12 @@ class _Comparison:
         if result.note:
             reason += f" ({result.note})"
         outcome = Outcome.PASS if held else Outcome.FAIL
-        if not held and holds(gate, result.value, slack):
+        if not held and holds(gate, result.value, slack=slack):
             outcome, why = of_too_few(gate, result, worse, self.amount)
             reason += why
         check = self._check(gate, outcome, result.value, reason, name)
         worst = Measured(result.value, result.badness).worst()
-        return replace(check, interval=ends if result.interval else None, worst=worst)
+        return replace(check, interval=ends, worst=worst)
 
     def unseen(self, name: str) -> Check:
         """The check of an output that no gate looks at."""

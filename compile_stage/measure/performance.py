@@ -7,15 +7,22 @@ from dataclasses import replace
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing, is_ratio_known
 from compile_stage.measure import stats
+from compile_stage.measure.gates import holds
 from compile_stage.measure.quantiles import GATED, calls_wanted, effective_calls, quantile_interval
 from compile_stage.measure.served_load import SERVED_GATES
-from compile_stage.measure.stats import RESOLUTION, samples_needed
+from compile_stage.measure.stats import samples_needed
 from compile_stage.measure.token_times import FIRST, NEXT, rounds_of, tokens_per_s
 
 PERCENTILES = ("p95_latency_ms", "ttft_p95_ms", "tpot_p95_ms")
 """Gates on a 95th percentile."""
 
 _TIMED = ("speedup", *PERCENTILES, "tokens_per_s")
+
+BY_INTERVAL = (*_TIMED, *SERVED_GATES)
+"""Gates that an interval decides though they name no confidence."""
+
+PERFORMANCE = (*BY_INTERVAL, "size_mb", "memory_mb")
+"""Every gate on performance; each compares figures as they are recorded, without slack."""
 
 _OF_TOKENS = {"ttft_p95_ms": ("time to the first token", FIRST), "tpot_p95_ms": ("time per output token", NEXT)}
 
@@ -46,7 +53,7 @@ def is_too_uncertain(check: Check) -> bool:
     if check.outcome is not Outcome.FAIL or check.interval is None:
         return False
     low, high = check.interval
-    return check.gate.metric in (*_TIMED, *SERVED_GATES) and low <= check.gate.limit <= high
+    return check.gate.metric in BY_INTERVAL and low <= check.gate.limit <= high
 
 
 def _check(gate: Gate, measurement: Measurement | None, size_bytes: int | None) -> Iterator[Check]:
@@ -80,8 +87,6 @@ def ratio_text(ratio: float) -> str:
 
 
 def _speedup(gate: Gate, timing: Timing) -> Check:
-    """A ratio is resolved to ±2 %, so a candidate exactly at the limit must be able to pass: the interval may reach 2 %
-    below it, if it reaches the limit at all."""
     at = f"at batch {timing.batch_size}"
     if timing.speedup is None or timing.speedup_interval is None:
         return _not_run(gate, f"{at} it was not compared with the baseline", timing)
@@ -91,12 +96,12 @@ def _speedup(gate: Gate, timing: Timing) -> Check:
         interval = "the ends of its 95 % interval are a factor of 100 or more apart"
     measured = f"{ratio_text(timing.speedup)} times the baseline's speed ({interval})"
     limit = f"the limit is {gate.limit:g}"
-    if high < gate.limit:
+    if holds(gate, timing.speedup, timing.speedup_interval):
+        outcome, reason = Outcome.PASS, f"{measured}; {limit}"
+    elif high < gate.limit:
         outcome = Outcome.FAIL
         reason = f"slower than the baseline: {measured}" if high < 1 else f"not fast enough: {measured}"
         reason += f"; {limit}"
-    elif low >= (1 - RESOLUTION) * gate.limit:
-        outcome, reason = Outcome.PASS, f"{measured}; {limit}"
     else:
         outcome = Outcome.FAIL
         reason = f"too uncertain: {measured}; {limit}"
@@ -114,10 +119,12 @@ def _throughput(gate: Gate, timing: Timing) -> Check:
         f"{interval.value:.4g} output tokens/s (95 % bounds {interval.low:.4g} to {interval.high:.4g}) with "
         f"{timing.batch_size} sequences at a time; at least {gate.limit:g} are asked for"
     )
-    sure = interval.low >= gate.limit or interval.value < gate.limit
-    outcome = Outcome.PASS if interval.low >= gate.limit else Outcome.FAIL
+    ends = (interval.low, interval.high)
+    held = holds(gate, interval.value, ends)
+    sure = held or not holds(gate, interval.value)
+    outcome = Outcome.PASS if held else Outcome.FAIL
     found = _found(gate, outcome, measured if sure else f"too uncertain: {measured}", timing)
-    return replace(found, measured=interval.value, interval=(interval.low, interval.high))
+    return replace(found, measured=interval.value, interval=ends)
 
 
 def _latency(gate: Gate, timing: Timing, rounds: Sequence[Sequence[float]], of: str) -> Check:
@@ -137,8 +144,9 @@ def _latency(gate: Gate, timing: Timing, rounds: Sequence[Sequence[float]], of: 
     limit = f"at most {gate.limit:g} ms is allowed"
     bounds = f"95 % bounds {low:.4g} to {high:.4g}"
     measured = f"p95{of} is {value:.4g} ms ({bounds}) at batch {timing.batch_size} over {calls} calls"
-    if high <= gate.limit or value > gate.limit:
-        outcome, reason = (Outcome.PASS if high <= gate.limit else Outcome.FAIL), f"{measured}; {limit}"
+    held = holds(gate, value, (low, high))
+    if held or not holds(gate, value):
+        outcome, reason = (Outcome.PASS if held else Outcome.FAIL), f"{measured}; {limit}"
     else:
         outcome = Outcome.FAIL
         reason = f"too uncertain: {measured}; {limit}"
@@ -149,9 +157,9 @@ def _amount(gate: Gate, size_bytes: int | None, what: str, missing: str) -> Chec
     if not size_bytes:  # nothing that runs takes no space
         return _not_run(gate, missing)
     measured = size_bytes / 1e6
-    holds = measured <= gate.limit
     reason = f"{what} is {measured:.4g} MB; at most {gate.limit:g} MB is allowed"
-    return Check(gate=gate, outcome=Outcome.PASS if holds else Outcome.FAIL, measured=measured, reason=reason)
+    outcome = Outcome.PASS if holds(gate, measured) else Outcome.FAIL
+    return Check(gate=gate, outcome=outcome, measured=measured, reason=reason)
 
 
 def _not_run(gate: Gate, reason: str, timing: Timing | None = None) -> Check:

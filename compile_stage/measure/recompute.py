@@ -12,12 +12,16 @@ from dataclasses import replace
 from datetime import date
 
 from compile_stage.core.records import Check, Gate, Job, Outcome, Verdict
-from compile_stage.measure.stats import RESOLUTION
+from compile_stage.measure import gates as rules
+from compile_stage.measure.performance import BY_INTERVAL, PERFORMANCE
 from compile_stage.measure.structure import STRUCTURE
 
 _ROUNDING = 1e-9
-"""Of a limit's size, or of 1. The step that judged allowed 1e-12 of the values behind a mean, which are not
-recorded."""
+"""Of a limit's size, or of 1: of tolerances. The step that judged allowed 1e-12 of the values behind a mean, which are
+not recorded."""
+
+_ONCE_BY_VALUE = ("class_recall", "p95_latency_ms")
+"""Until 2026-11-23 these were judged by their value, and recorded without an interval."""
 
 
 def refuse_verdict(verdict: Verdict, job: Job, performance: Sequence[Gate], today: date) -> str | None:
@@ -42,8 +46,8 @@ def _reasons(verdict: Verdict, job: Job, performance: Sequence[Gate], today: dat
 
 
 def holds(check: Check) -> bool:
-    """Whether what was measured holds the limit, by the rule of the step that judged: the interval's worse end where
-    there is a confidence; of a speedup the lower end, which may be 2 % below the limit.
+    """Whether what was measured holds the limit, by the rule of the step that judged (`gates.holds`): with the
+    interval where the gate has a confidence or is on speed, latency or what is served, else by the value alone.
 
     Infinite is a measurement of decibels (a candidate whose answers have the same bits has no noise) and of a function
     of the policy's own; of other metrics nobody measures it.
@@ -51,15 +55,14 @@ def holds(check: Check) -> bool:
     gate, value = check.gate, check.measured
     if value is None or math.isnan(value) or (math.isinf(value) and not _has_infinity(gate.metric)):
         return False
-    if gate.metric == "speedup":
-        return check.interval is not None and check.interval[0] >= (1 - RESOLUTION) * gate.limit * (1 - _ROUNDING)
-    by_a_test = gate.metric == "class_recall" and check.interval is None  # until 2026-11-23, without an interval
-    if gate.confidence is not None and not by_a_test:
-        if check.interval is None or any(map(math.isnan, check.interval)):
-            return False
-        value = max(value, check.interval[1]) if gate.direction == "at_most" else min(value, check.interval[0])
-    slack = _ROUNDING * max(1.0, abs(gate.limit))
-    return value <= gate.limit + slack if gate.direction == "at_most" else value >= gate.limit - slack
+    by_interval = gate.confidence is not None or gate.metric in BY_INTERVAL
+    interval = check.interval if by_interval else None
+    if interval is None and by_interval and gate.metric not in _ONCE_BY_VALUE:
+        return False
+    if interval is not None and any(map(math.isnan, interval)):
+        return False
+    slack = 0.0 if gate.metric in PERFORMANCE else _ROUNDING * max(1.0, abs(gate.limit))
+    return rules.holds(gate, value, interval, slack)
 
 
 def _has_infinity(metric: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from compile_stage.core.records import Check, Gate, Layout, LoadPoint, Outcome, Serving, ServingCost
+from compile_stage.measure import gates as rules
 from compile_stage.measure.stats import samples_needed, student_t
 
 LEVEL = 0.99
@@ -228,9 +229,8 @@ def _judge(gate: Gate, cost: ServingCost) -> Check:
         why = missing or "fewer than two starts of the servers were measured, or one held no rate at all"
         return Check(gate=gate, outcome=Outcome.NOT_RUN, measured=None, reason=f"not measured: {why}", samples=requests)
     at_least = gate.direction == "at_least"
-    worse, better = interval if at_least else interval[::-1]
-    passed = worse >= gate.limit if at_least else worse <= gate.limit
-    sure = better < gate.limit if at_least else better > gate.limit
+    passed = rules.holds(gate, value, interval)
+    sure = interval[1] < gate.limit if at_least else interval[0] > gate.limit
     limit = f"{'at least' if at_least else 'at most'} {gate.limit:g} {'is asked for' if at_least else 'is allowed'}"
     what = "with 99 % of the requests within the limit" if gate.metric == THROUGHPUT else "for a million inferences"
     measured = f"{value:.4g} {unit} {what} (95 % interval {interval[0]:.4g} to {interval[1]:.4g}); {limit}"

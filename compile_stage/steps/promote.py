@@ -31,6 +31,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure import stats
 from compile_stage.measure.recompute import refuse_verdict
+from compile_stage.measure.served_load import SERVED_GATES
 from compile_stage.serving import approval
 from compile_stage.serving.manifest import artifact_of, check_integrity, data_folder, refuse_machine, validations
 from compile_stage.serving.signatures import verify_model
@@ -129,12 +130,24 @@ def demand_passed(manifest: Mapping[str, Any], folder: Path, today: date, uri: s
         raise GateError(
             "it was compiled for hardware that was not there, and no validation is attached to it that "
             f"passed{signed}, so it can't be promoted",
-            fix=f"on a machine that it is for: compile-stage validate {uri}",
+            fix=_served_fix(manifest) or f"on a machine that it is for: compile-stage validate {uri}",
             where=uri,
         )
     reasons = [_refuse_validation(manifest, one, today) for one in attached]
     if all(reasons):
-        raise GateError(f"{reasons[0]}, so it can't be promoted", fix=f"compile-stage validate {uri}", where=uri)
+        fix = _served_fix(manifest) or f"compile-stage validate {uri}"
+        raise GateError(f"{reasons[0]}, so it can't be promoted", fix=fix, where=uri)
+
+
+def _served_fix(manifest: Mapping[str, Any]) -> str:
+    """What to do about gates on what is served, which no validation looks at; empty where there are none."""
+    asked = [gate["metric"] for gate in manifest.get("performance", []) if gate["metric"] in SERVED_GATES]
+    if not asked:
+        return ""
+    named = " and ".join(asked)
+    return (
+        f"run the stage on a machine that it is for, since a validation does not measure {named}, or without that limit"
+    )
 
 
 def _refuse_validation(manifest: Mapping[str, Any], validation: Mapping[str, Any], today: date) -> str | None:

@@ -158,6 +158,18 @@ def test_a_verdict_without_the_checks_of_its_own_job_promotes_nothing(tmp_path: 
         demand_passed(asked, tmp_path, date(2026, 1, 1), "uri")
 
 
+def test_what_no_validation_can_pass_is_not_sent_to_one(tmp_path: Path) -> None:
+    """Broken: a model that was compiled for other hardware, with a limit on what is served, is sent to `validate` again
+    and again, which never looks at that limit."""
+    speed, rate = (Gate(metric=name, limit=1.0, direction="at_least") for name in ("speedup", "throughput_at_p99"))
+    drafted = {**checks_of(), "verdict": None}
+    for gates, says in (((speed,), "compile-stage validate uri"), ((speed, rate), "run the stage on a machine")):
+        with pytest.raises(GateError) as refused:
+            demand_passed({**drafted, "performance": plain(gates)}, tmp_path, date(2026, 1, 1), "uri")
+        assert says in str(refused.value.fix)
+        assert ("compile-stage validate" in str(refused.value.fix)) is (rate not in gates)
+
+
 @pytest.mark.parametrize(
     ("gate", "measured", "interval", "passes"),
     [
