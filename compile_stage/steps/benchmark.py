@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from compile_stage.core import plugins
+from compile_stage.core.cache import Cached
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.ports import WorkerLimits
@@ -264,7 +265,10 @@ def benchmark(
         return measured
 
     key = _key(context, baseline, artifacts, request)
-    take = partial(context.cached, "benchmark/10", request.label, key, make)
+
+    def take(*, anew: bool) -> Cached:
+        return context.cached("benchmark/10", request.label, key, make, anew=anew)
+
     try:
         cached = take(anew=context.remeasure)
         measured = dict(revive(Mapping[str, Measurement], cached.value))
