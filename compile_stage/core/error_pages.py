@@ -197,8 +197,8 @@ PAGES: dict[str, Page] = {
     ),
     Code.GATE: Page(
         "what is asked for did not pass its gates",
-        "An alias may not move to a version that did not pass, is slower than what it replaces, or was "
-        "not validated on this kind of machine.",
+        "An alias may not move to a version that did not pass, or was not validated on this kind of machine. "
+        "A run does not move it to one that is slower than what it replaces either.",
         "Read the reason in the report; change the model or, with its owner, the policy. A waiver names "
         "one gate, an owner and an end.",
     ),
@@ -221,7 +221,8 @@ PAGES: dict[str, Page] = {
     Code.ALIAS_MOVED: Page(
         "somebody else moved the alias meanwhile",
         "What the new version was compared with is no longer what the alias points to, so the comparison says nothing.",
-        "Run `compile-stage promote` again: it compares with what is there now.",
+        "Run the stage again: it compares with what is there now. `compile-stage promote` moves the alias without a "
+        "comparison.",
     ),
     Code.SOURCE: Page(
         "the source model is refused or can't be read",
