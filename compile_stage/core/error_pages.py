@@ -78,7 +78,8 @@ PAGES: dict[str, Page] = {
     ),
     Code.LOCKED: Page(
         "a value that a lower layer has locked",
-        "An organisation's base policy names in `locked` what no policy above it may change, not even with `--set`.",
+        "An organisation's base policy names in `locked` what no policy above it may change, not even with `--set`. "
+        "A locked limit holds for every output, so a limit under `outputs` may not differ from it.",
         "Leave the key out, or have the owner of the base change it. `compile-stage explain` shows who locks what.",
     ),
     Code.WRONG_SET: Page(

@@ -53,7 +53,7 @@ def confidence_notes(jobs: Iterable[Job], count: int | None, unit: str = "sample
     jobs = tuple(jobs)
     limits: dict[tuple[str, float, float | None, int | None], list[str]] = {}
     for job in jobs:
-        for gate in job.gates:
+        for gate in _in_force(job.gates):
             if (needed := samples_for_gate(gate)) != 1:
                 limits.setdefault((gate.metric, gate.limit, gate.confidence, needed), []).append(job.scheme.precision)
     notes = [
@@ -63,6 +63,14 @@ def confidence_notes(jobs: Iterable[Job], count: int | None, unit: str = "sample
     return tuple(dict.fromkeys([*notes, *_few_changes(jobs, count, unit)]))
 
 
+def _in_force(gates: Iterable[Gate]) -> list[Gate]:
+    """Without general limits of a metric that an output is named for: labels are those of one output, so the general
+    one gives way (`measure.metrics`)."""
+    gates = list(gates)
+    named = {gate.metric for gate in gates if gate.output is not None}
+    return [gate for gate in gates if gate.output is not None or gate.metric not in named]
+
+
 _PARTS = {"ndcg": 1.0, "coco_map": 1.0, "wer": 1.0, "ece": 2.0, "spearman": 6.0}
 """Metric → how much of it one sample of n may carry, times n (docs/proof.md). For nDCG a sample is a query, for words
 it is the average one."""
@@ -70,7 +78,7 @@ it is the average one."""
 
 def _few_changes(jobs: Iterable[Job], count: int | None, unit: str) -> Iterator[str]:
     """What a bootstrap can't tell: where next to no answer changes, so many samples are needed as nothing changed."""
-    for gate in (gate for job in jobs for gate in job.gates if gate.metric in _PARTS):
+    for gate in (gate for job in jobs for gate in _in_force(job.gates) if gate.metric in _PARTS):
         if gate.confidence is None or "drop" not in gate.options:
             continue
         part = 1.0 if gate.options.get("per_query") else _PARTS[gate.metric]

@@ -350,7 +350,9 @@ def _limits(tree: Node, path: Path, forgiven: Collection[Path]) -> Iterator[Prob
         if len(given) != 1 and not explained:
             wrong = "max_drop and max_relative_drop are both given" if given else "no limit is given"
             yield Problem(node.place, here, wrong, "exactly one of max_drop, max_relative_drop", code=Code.WRONG_VALUE)
-        if family == "task" and labels is not None and labels.value is None and not node.place.is_shipped:
+        # Of a base without targets the labels are for the policies that extend it to name.
+        judged = family == "task" and bool(tree.items("targets")) and not node.place.is_shipped
+        if judged and labels is not None and labels.value is None:
             message = "this needs labels, and data.validation.labels is null, so it could never pass"
             yield Problem(node.place, here, message, "name the array or column that holds them", code=Code.NO_LABELS)
 

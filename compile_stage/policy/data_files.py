@@ -59,10 +59,13 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
         source = tree.get(*path)
         if source is None:
             continue
-        if role == "validation":
-            yield from _too_few_taken(tree, minimum, limits)
+        taken = _too_few_taken(tree, minimum) if role == "validation" else None
+        if taken is not None:
+            yield taken
         file = data_file(source)
         if file is None or not FilePath(file).is_file():
+            if role == "validation" and taken is None:
+                yield from _too_few_to_show(tree, limits, None)
             continue
         try:
             contents = read_contents(FilePath(file), max(minimum, *(limit.needed or 0 for limit in limits), 0))
@@ -80,8 +83,8 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
             yield Problem(
                 source.place, show_path(path), wrong, "name a file with more samples", code=Code.TOO_FEW_SAMPLES
             )
-        elif role == "validation":
-            yield from _too_few_to_show(limits, contents.rows, source, f"{file} holds {contents.rows} samples")
+        elif role == "validation" and taken is None:
+            yield from _too_few_to_show(tree, limits, contents.rows, file)
         if role == "validation":
             yield from _groups_that_are_not_there(tree, file, contents)
         labels = tree.get("data", role, "labels")
@@ -125,8 +128,10 @@ def _limits_with_confidence(tree: Node) -> list[_Limit]:
     for target, settings in tree.items("targets"):
         for precision in dict.fromkeys(str(node.value) for node in settings.elements("precisions")):
             base: Path = ("targets", target, "tolerances", precision)
-            paths = [base, *((*base, "outputs", output) for output, _ in tree.items(*base, "outputs"))]
-            for path in paths:
+            of_outputs: list[Path] = [(*base, "outputs", output) for output, _ in tree.items(*base, "outputs")]
+            named = [path for path in of_outputs if (own := tree.get(*path, "accuracy")) and own.value is not None]
+            # Labels are those of one output: where it is named, the general limit looks at none.
+            for path in named or [base]:
                 node = tree.get(*path, "accuracy")
                 limit = _limit_of(node, (*path, "accuracy")) if node is not None and node.is_map else None
                 if limit is not None:
@@ -156,35 +161,43 @@ def _never_shown(limits: list[_Limit]) -> Iterator[Problem]:
             )
 
 
-def _too_few_to_show(limits: list[_Limit], count: int, source: Node, holds: str) -> Iterator[Problem]:
+def _too_few_to_show(tree: Node, limits: list[_Limit], rows: int | None, file: str = "") -> Iterator[Problem]:
+    """`rows`: of the file; None where they are not known. One warning a limit, whatever leaves it too few samples."""
+    source, taken = tree.get("data", "validation", "source"), tree.get("data", "validation", "max_samples")
+    if source is None or taken is None or not isinstance(taken.value, int):
+        return
     for limit in limits:
-        if limit.needed is not None and limit.needed > count:
-            wrong = (
-                f"{holds}, and {limit.path[3]} accuracy needs at least {limit.needed} to be shown at its confidence, "
-                "so it would be NOT_RUN"
-            )
-            here = limit.node.place if not limit.node.place.is_shipped else source.place
-            yield Problem(
-                here,
-                show_path(limit.path),
-                wrong,
-                "more samples, a wider limit, or confidence: null",
-                code=Code.TOO_FEW_SAMPLES,
-            )
+        if limit.needed is None or min(taken.value, taken.value if rows is None else rows) >= limit.needed:
+            continue
+        few_taken = f"{taken.value} samples are taken (max_samples)" if taken.value < limit.needed else ""
+        few_held = f"{file} holds {rows} samples" if rows is not None and rows < limit.needed else ""
+        holds = f"{few_held}, and at most {few_taken}" if few_held and few_taken else few_held or few_taken
+        wrong = (
+            f"{holds}, and {limit.path[3]} accuracy needs at least {limit.needed} to be shown at its confidence, "
+            "so it would be NOT_RUN"
+        )
+        here = limit.node.place if not limit.node.place.is_shipped else (source if few_held else taken).place
+        yield Problem(
+            here,
+            show_path(limit.path),
+            wrong,
+            "more samples, a wider limit, or confidence: null",
+            code=Code.TOO_FEW_SAMPLES,
+        )
 
 
-def _too_few_taken(tree: Node, minimum: int, limits: list[_Limit]) -> Iterator[Problem]:
+def _too_few_taken(tree: Node, minimum: int) -> Problem | None:
+    """What lets no candidate pass, whatever a file holds."""
     source, taken = tree.get("data", "validation", "source"), tree.get("data", "validation", "max_samples")
     if source is not None and source.value == "synthetic":
         wrong = f"synthetic samples prove nothing, {_SO_NONE_PASSES}"
-        yield Problem(source.place, "data.validation.source", wrong, "name real samples", code=Code.TOO_FEW_SAMPLES)
-    elif taken is not None and isinstance(taken.value, int) and taken.value < minimum:
+        return Problem(source.place, "data.validation.source", wrong, "name real samples", code=Code.TOO_FEW_SAMPLES)
+    if taken is not None and isinstance(taken.value, int) and taken.value < minimum:
         wrong = f"{taken.value} samples are fewer than data.min_samples ({minimum}), {_SO_NONE_PASSES}"
-        yield Problem(
+        return Problem(
             taken.place, "data.validation.max_samples", wrong, f"a number >= {minimum}", code=Code.TOO_FEW_SAMPLES
         )
-    elif taken is not None and isinstance(taken.value, int):
-        yield from _too_few_to_show(limits, taken.value, taken, f"{taken.value} samples are taken (max_samples)")
+    return None
 
 
 def read_contents(path: FilePath, at_most: int) -> Contents:

@@ -176,17 +176,24 @@ class _FileReader:
         for index, element in enumerate(own.elements("extends")):
             under = self._extended(element, shown, chain, f"extends[{index}]")
             if under is not None:
-                merged = under if merged is None else self._laid(merged, under)
+                merged = under if merged is None else self._laid(merged, under, beside=True)
         if shown not in self.names:
             self.names.append(shown)
         return own if merged is None else self._laid(merged, own)
 
-    def _laid(self, under: Node, over: Node) -> Node:
-        """One laid over the other, with the locks of both; what breaks a lock of the lower one is a problem."""
+    def _laid(self, under: Node, over: Node, *, beside: bool = False) -> Node:
+        """One laid over the other, with the locks of both; what breaks a lock of the lower one is a problem.
+
+        Args:
+            beside: One file extends both, so that it may not go round the locks of either: what the upper one does not
+                say would stay as the lower one says it.
+        """
         merged = merge(under, over)
         if (locked := joined(under, over)) is not None:
             merged.value["locked"] = locked
         self.problems += _broken_locks(under, over, merged)
+        if beside:
+            self.problems += _broken_locks(over, under, merged)
         return merged
 
     def _extended(self, element: Node, shown: str, chain: tuple[str, ...], path: str) -> Node | None:
@@ -304,21 +311,21 @@ def resolve(layers: Layers) -> Node:
     return Node({**resolved.value, **sections}, resolved.place, keys=resolved.keys)
 
 
-def _broken_locks(under: Node, over: Node, merged: Node) -> Iterator[Problem]:
-    """What a file changes that the files below it have locked."""
-    locks = locks_of(under)
+def _broken_locks(locking: Node, other: Node, merged: Node) -> Iterator[Problem]:
+    """What `other` changes of what `locking` has locked, where they are laid over each other."""
+    locks = locks_of(locking)
     if not locks:
         return
-    # A target that only the upper file has is compared with what it would have without sections of its own.
-    bare = Node({name: Node({}, node.place) for name, node in over.items("targets")}, over.place)
-    data = {"data": over.value["data"]} if over.get("data") is not None else {}
-    beside = merge(under, Node({"targets": bare, **data}, over.place))
-    nothing = Node({}, over.place)
+    # A target that only the other has is compared with what it would have without sections of its own.
+    bare = Node({name: Node({}, node.place) for name, node in other.items("targets")}, other.place)
+    data = {"data": merged.value["data"]} if merged.get("data") is not None else {}
+    without_other = merge(locking, Node({"targets": bare, **data}, other.place))
+    nothing = Node({}, other.place)
     after = resolve(Layers(files=merged, sets=nothing))
     own = tuple(lock for lock in locks if lock.path[0] not in OVERRIDABLE)
-    yield from broken(own, resolve(Layers(files=under, sets=nothing)), after, over)
+    yield from broken(own, resolve(Layers(files=locking, sets=nothing)), after, other)
     inherited = tuple(lock for lock in locks if lock.path[0] in OVERRIDABLE)
-    yield from broken(inherited, resolve(Layers(files=beside, sets=nothing)), after, over)
+    yield from broken(inherited, resolve(Layers(files=without_other, sets=nothing)), after, other)
 
 
 def _target(name: str, top: Node, layers: Layers, has_labels: bool) -> Node:

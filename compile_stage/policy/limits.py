@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from compile_stage.policy.values import (
     AS_MAP,
     AS_NUMBER,
+    MAX_COUNT,
     Confidence,
     Cosine,
     Decibel,
@@ -78,7 +79,7 @@ class BoxDrop(ShareDrop):
     activation: Literal["none", "sigmoid", "softmax"] | None = Field(
         None, description="What makes probabilities of `[n, boxes, classes]`; `none` if not said."
     )
-    background: Annotated[int, Field(ge=-1)] | None = Field(
+    background: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = Field(
         None, description="The class that means no object: -1 the last. Boxes of the next best class then count."
     )
 

@@ -1,7 +1,9 @@
 """`locked:` in a policy file: values that no later layer may change.
 
-A lock holds for the files that extend the one that declares it, for the target's own sections in them, and for `--set`.
-It compares resolved values, so a change that comes by way of a shipped default counts, and an equal value does not.
+A lock holds for the files that extend the one that declares it, whatever else they extend, for the target's own
+sections in them, and for `--set`. It compares resolved values, so a change that comes by way of a shipped default
+counts, and an equal value does not. A locked limit is compared for each output too, since a limit under `outputs` takes
+its place there.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from compile_stage.core import plugins
 from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
-from compile_stage.policy.messages import keys_at
+from compile_stage.policy.messages import holds_keys, keys_at
 from compile_stage.policy.metrics import CUSTOM, tolerance_names
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 from compile_stage.policy.schema import OVERRIDABLE
@@ -40,8 +42,11 @@ class Lock:
         """Whether a resolved value is locked. A section that a target may override is locked in the targets too."""
         if path[: len(self.path)] == self.path:
             return True
-        in_target = path[:1] == ("targets",) and self.path[0] in OVERRIDABLE
-        return in_target and path[2 : 2 + len(self.path)] == self.path
+        if path[:1] == ("targets",) and self.path[0] in OVERRIDABLE and self.covers(path[2:]):
+            return True
+        depth = _to_precision(path)
+        of_output = depth > 0 and path[depth] == "outputs" and len(path) > depth + 2
+        return of_output and self.covers((*path[:depth], *path[depth + 2 :]))
 
 
 def locks_of(tree: Node) -> tuple[Lock, ...]:
@@ -62,7 +67,13 @@ def unknown_locks(tree: Node) -> Iterator[Problem]:
     for index, element in enumerate(tree.elements("locked")):
         path = words_of(str(element.value))
         for depth, word in enumerate(path):
-            known = _known(path[:depth])
+            above = path[:depth]
+            known = _known(above)
+            if not known and not holds_keys(above):
+                wrong = f"{element.value!r} is not a key that can be locked"
+                allowed = f"{show_path(above)} holds no keys: lock it as a whole"
+                yield Problem(element.place, show_path(("locked", index)), wrong, allowed, code=Code.LOCKED)
+                break
             if known and word not in known and not (path[0] == "tolerances" and str(word).startswith(CUSTOM)):
                 near = did_you_mean(str(word), list(known))
                 wrong = f"{element.value!r} is not a key that can be locked"
@@ -104,16 +115,48 @@ def broken(locks: tuple[Lock, ...], before: Node, after: Node, over: Node) -> It
             paths += [("targets", name, *lock.path) for name, _ in after.items("targets")]
         for path in paths:
             for changed, was, now in _differences(before.get(*path), after.get(*path), path):
-                place = now.place if now is not None and _is_of(over, now.place) else over.place_of(changed)
-                kept = f"must stay {_shown(was)}" + (f" ({was.place.origin})" if was is not None else "")
-                message = f"is locked by {lock.place.origin}: it {kept}"
-                yield Problem(
-                    place,
-                    show_path(changed),
-                    message,
-                    f"leave it out, or have {lock.place.file} changed",
-                    code=Code.LOCKED,
-                )
+                yield _problem(lock, changed, was, now, over, f"is locked by {lock.place.origin}")
+            for limit in _of_outputs(path, before, after):
+                wrong = f"takes the place of {show_path(lock.path)}, which is locked by {lock.place.origin}"
+                for changed, was, now in _differences(_in_force(before, limit), _in_force(after, limit), limit):
+                    yield _problem(lock, changed, was, now, over, wrong)
+
+
+def _problem(lock: Lock, changed: Path, was: Node | None, now: Node | None, over: Node, wrong: str) -> Problem:
+    # What a target inherits was changed where the section stands.
+    inherited = changed[0] == "targets" and changed[2:3] and over.get(*changed[:3]) is None
+    said = over.place_of(changed[2:] if inherited else changed)
+    place = now.place if now is not None and _is_of(over, now.place) else said
+    kept = f"must stay {_shown(was)}" + (f" ({was.place.origin})" if was is not None else "")
+    allowed = f"leave it out, or have {lock.place.file} changed"
+    return Problem(place, show_path(changed), f"{wrong}: it {kept}", allowed, code=Code.LOCKED)
+
+
+def _to_precision(path: Path) -> int:
+    """How many words of a path lead to a precision's limits; 0 where it leads elsewhere."""
+    depth = 2 if path[:1] == ("targets",) else 0
+    return depth + 2 if path[depth : depth + 1] == ("tolerances",) and len(path) > depth + 2 else 0
+
+
+def _of_outputs(path: Path, before: Node, after: Node) -> Iterator[Path]:
+    """Where single outputs have a limit of their own, before or after, in the place of the one at that path."""
+    depth = _to_precision(path)
+    if not depth or path[depth] == "outputs":
+        return
+    group, limit = path[:depth], path[depth:]
+    named = [output for tree in (before, after) for output, _ in tree.items(*group, "outputs")]
+    for output in dict.fromkeys(named):
+        own = (*group, "outputs", output, *limit)
+        if any(_plain(tree.get(*own[: depth + 3])) is not None for tree in (before, after)):
+            yield own
+
+
+def _in_force(tree: Node, path: Path) -> Node | None:
+    """What holds of an output: its own limit, or the general one where it has none."""
+    depth = _to_precision(path)
+    own = tree.get(*path[: depth + 3])
+    limit = own if _plain(own) is not None else tree.get(*path[:depth], path[depth + 2])
+    return None if limit is None else limit.get(*path[depth + 3 :])
 
 
 def _differences(was: Node | None, now: Node | None, path: Path) -> Iterator[tuple[Path, Node | None, Node | None]]:

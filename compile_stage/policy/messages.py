@@ -177,7 +177,8 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
         if (drop := _share_drop(path)) is not None:
             return f"{text} is out of range", f"a drop of {drop} is at least 0 and below 1: 1 % is 0.01", ""
         word, key = _RANGES[kind]
-        return f"{text} is out of range", f"a number {word} {context[key]:g}", ""
+        end = context[key] if isinstance(context[key], int) else f"{context[key]:g}"
+        return f"{text} is out of range", f"a number {word} {end}", ""
     if kind == "string_pattern_mismatch":
         return _explain_pattern(node, context)
     if kind in ("too_short", "string_too_short"):
@@ -321,11 +322,22 @@ def keys_at(path: Path) -> tuple[str, ...]:
     return tuple(model.model_fields) if model else ()
 
 
+def holds_keys(path: Path) -> bool:
+    """Whether a map may stand at that path; true where anything may."""
+    kinds = list(_alternatives(_kind_at(path)))
+    return any(kind in (None, Any) or get_origin(kind) is dict for kind in kinds) or _model_at(path) is not None
+
+
 def _model_at(path: Path) -> type[BaseModel] | None:
+    return _model_in(_kind_at(path))
+
+
+def _kind_at(path: Path) -> Any:
+    """The type of what stands at that path; None where it is not known."""
     kind: Any = PolicyDocument
     for key in path:
         kind = _step(kind, key)
-    return _model_in(kind)
+    return kind
 
 
 def _step(kind: Any, key: str | int) -> Any:

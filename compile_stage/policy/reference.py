@@ -64,8 +64,11 @@ In an editor with the YAML language server, a policy's first line may be
   {MAX_EXTENDS} deep and in no circle. Every file says its `apiVersion` and `kind`.
 - `locked: [compliance, tolerances.int8]` in a file keeps files that extend it, targets' own sections in them, and
   `--set` from changing these values: that is an error which names both places. An equal value is none; a stricter one
-  is. Locks add up, and no layer takes one away. Waivers and data are values of their own: lock `waivers` and `data`
-  where a team may not waive a gate or choose the samples. `explain` shows what is locked.
+  is. Locks add up, and no layer takes one away. They hold wherever the file stands among `extends`. A locked limit
+  holds for every output: one under `outputs` that takes its place is an error, unless it is equal. Each precision has
+  limits of its own: lock `tolerances` where a team may choose the precision (`int8-dynamic`) and not its limits.
+  Waivers and data are values of their own: lock `waivers` and `data` where a team may not waive a gate or choose the
+  samples (and `data.robustness`). `explain` shows what is locked.
 - A `file:` data source is relative to the policy file that names it; in `--set`, to the current folder.
 - `--set targets.edge.threads=4` takes a dotted path and a YAML value. A key that holds a point is quoted:
   `--set 'tolerances.fp32."python:a.b:c"=null'`.
@@ -218,7 +221,8 @@ def _kind(field: dict[str, Any], root: dict[str, Any]) -> str:
 
 def _range(field: dict[str, Any]) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    return "".join(f" {sign} {field[key]:g}" for key, sign in signs.items() if key in field)
+    ends = {key: field[key] for key in signs if key in field}
+    return "".join(f" {signs[key]} {end if isinstance(end, int) else f'{end:g}'}" for key, end in ends.items())
 
 
 def _metric_table() -> str:

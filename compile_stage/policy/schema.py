@@ -16,8 +16,10 @@ from compile_stage.policy.limits import Performance, Tolerance
 from compile_stage.policy.values import (
     AS_LIST,
     AS_WORD,
-    MAX_THREADS,
+    MAX_SEED,
+    MAX_TOKENS,
     SOURCE,
+    Count,
     Device,
     Distance,
     HardwareField,
@@ -25,11 +27,13 @@ from compile_stage.policy.values import (
     Name,
     Positive,
     Precision,
+    RowCount,
     Section,
     Shape,
     Size,
     TagKey,
     Text,
+    Threads,
     date_from_text,
     word_or_list,
 )
@@ -64,7 +68,7 @@ class Robustness(Section):
     """Samples that are made of the validation samples, and whose answers the original model computes: an artifact that
     is right on the validation set alone is not right (docs/proof.md)."""
 
-    samples: Annotated[int, Field(ge=0)] = Field(
+    samples: Count = Field(
         description="About so many, of five kinds: noise, mixed, scaled, permuted, synthetic; at most a quarter of the "
         "validation samples, and ten at least. 0: none."
     )
@@ -92,7 +96,9 @@ class Data(Section):
         "NOT_RUN, which never passes."
     )
     robustness: Robustness = Field(description="Samples beyond those of the validation set.")
-    seed: Annotated[int, Field(ge=0)] = Field(description="Seed of every random choice: samples, bootstrap, shuffling.")
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = Field(
+        description="Seed of every random choice: samples, bootstrap, shuffling."
+    )
 
 
 class ShapeRange(Section):
@@ -114,15 +120,15 @@ class Serving(Section):
     rates: list[Positive] = Field(
         description="Requests a second that arrive whether or not the server keeps up, each measured."
     )
-    clients: list[Size] = Field(description="So many clients at a time that wait for their answers, each measured.")
-    instances: list[Size] = Field(
+    clients: list[Threads] = Field(description="So many clients at a time that wait for their answers, each measured.")
+    instances: list[Threads] = Field(
         description="How many server processes are tried, the fastest is taken; an empty list: 1, 2, 4, ... as far as "
         "the machine has cores for their threads."
     )
-    threads: list[Annotated[int, Field(ge=1, le=MAX_THREADS)]] = Field(
+    threads: list[Threads] = Field(
         description="Compute threads of a server process that are tried; an empty list: the target's."
     )
-    rows: Size | None = Field(description="Rows of a request; null: the target's first batch size.")
+    rows: RowCount | None = Field(description="Rows of a request; null: the target's first batch size.")
     seconds: Positive = Field(description="For all trials of a target, in seconds; starts of servers come on top.")
     price_per_hour: Positive | None = Field(
         description="Of a machine like the one that measures, in `currency`; null: no cost is computed."
@@ -143,9 +149,7 @@ class Fallback(Section):
     """What happens when a lower precision misses its tolerance."""
 
     mixed_precision: bool = Field(description="Nodes may stay in FP32 or bf16 until the tolerance holds.")
-    max_evaluations: Annotated[int, Field(ge=0)] = Field(
-        description="At most so many trials of all searches of a target."
-    )
+    max_evaluations: Count = Field(description="At most so many trials of all searches of a target.")
     max_minutes: Positive = Field(description="At most so long all searches of a target, in minutes.")
 
 
@@ -153,7 +157,7 @@ class Budget(Section):
     """What a run may cost."""
 
     minutes: Positive = Field(description="The whole run, in minutes.")
-    tuning_trials: Annotated[int, Field(ge=0)] = Field(description="Trials of an autotuner per job; 0: no tuning.")
+    tuning_trials: Count = Field(description="Trials of an autotuner per job; 0: no tuning.")
     job_minutes: Positive = Field(description="One call of one worker, in minutes.")
     job_memory_mb: Annotated[float, Field(ge=256, allow_inf_nan=False)] = Field(
         description="The memory of one worker, in megabytes (10^6 bytes)."
@@ -269,8 +273,10 @@ class Generation(Section):
     """How much text a call of a language model reads and writes where it is validated and measured. A sample is a
     window of that many tokens."""
 
-    prompt_tokens: Size = Field(description="Tokens that go in at once, with an empty cache.")
-    new_tokens: Annotated[int, Field(ge=2)] = Field(
+    prompt_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = Field(
+        description="Tokens that go in at once, with an empty cache."
+    )
+    new_tokens: Annotated[int, Field(ge=2, le=MAX_TOKENS)] = Field(
         description="Tokens that follow one by one, each through the cache. They are given, so that candidate and "
         "original do the same work; each one's distribution is compared."
     )
@@ -295,13 +301,11 @@ class Target(Section):
     shapes: dict[Text, ShapeRange] = Field(
         description="By input name; empty when the model's own shapes are enough. Axis 0 is the batch."
     )
-    batch_sizes: Annotated[list[Size], Field(min_length=1)] = Field(
+    batch_sizes: Annotated[list[RowCount], Field(min_length=1)] = Field(
         description="Each is validated and measured; selection looks at the first. More rows are served in parts "
         "of the largest: name what users send."
     )
-    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = Field(
-        description="Compute threads of the runtime, and of the baseline too."
-    )
+    threads: Threads = Field(description="Compute threads of the runtime, and of the baseline too.")
     required: bool = Field(
         description="Without a winner for it the run fails. Where no target is required, one must have a winner."
     )

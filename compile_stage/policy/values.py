@@ -20,8 +20,16 @@ Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-Za-z0-9_])*$", max_length=64)]
 # What MLflow takes as the key of a tag.
 TagKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./ :-]+$", max_length=250)]
-Size: TypeAlias = Annotated[int, Field(ge=1)]
-MAX_THREADS = 1024  # more than any machine's cores: a runtime that is asked for more starts them, and never ends
+MAX_COUNT = 2**31 - 1  # runtimes count in 32 bits
+MAX_ROWS = 65_536  # of one call: its rows are listed and its answers held, and more rows are served in parts anyway
+MAX_TOKENS = 2**20  # of a window, which the original model computes as a whole
+MAX_SEED = 2**53 - 1  # what every reader of JSON holds exactly
+Size: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+RowCount: TypeAlias = Annotated[int, Field(ge=1, le=MAX_ROWS)]
+# More than any machine's cores: a runtime that is asked for more starts them, and never ends. Servers and clients too.
+MAX_THREADS = 1024
+Threads: TypeAlias = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 Shape: TypeAlias = Annotated[list[Size], Field(min_length=1)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Distance: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]

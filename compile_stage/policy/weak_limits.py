@@ -1,5 +1,5 @@
-"""Limits that hold whatever a model answers, and exceptions without an end: no mistakes, so warnings of `lint`, and
-first lines of every report."""
+"""Limits that hold whatever a model answers, targets without any, and exceptions without an end: no mistakes, so
+warnings of `lint`, and first lines of every report."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ FEW_SAMPLES = 8
 """Below so many samples not even a column's spread is looked at (`measure.columns.FEW`)."""
 
 LONGEST_WAIVER_DAYS = 366
+
+_LARGEST_FACTOR = 100.0
+"""So many times what the shipped limits of int8 grant, a cosine of 0.99, is all that there is: a cosine of 0."""
+
+_LARGEST_SLOWDOWN = 10.0
+"""Nobody who asks for a limit on the latency means a model that is so many times as slow."""
 
 _HUGE = 1e30  # no unit of measurement makes a distance of it
 _AT_LEAST: dict[str, tuple[float, str]] = {
@@ -58,13 +64,48 @@ def weak_limits(tree: Node, today: date) -> Iterator[Problem]:
             f"a number >= {FEW_SAMPLES}; the shipped one is 32",
             code=Code.TOO_FEW_SAMPLES,
         )
-    bases: list[Path] = [("targets", name, "tolerances") for name, _ in tree.items("targets")]
-    for base in bases or [("tolerances",)]:
-        for precision, _ in tree.items(*base):
-            yield from _weak(tree, (*base, precision))
-            for output, _ in tree.items(*base, precision, "outputs"):
-                yield from _weak(tree, (*base, precision, "outputs", output))
+    factor = tree.get("data", "robustness", "factor")
+    if factor is not None and (_number(factor) or 0) >= _LARGEST_FACTOR:
+        wrong = f"at {factor.text} times their tolerance gates prove next to nothing: unrelated answers pass in int8"
+        allowed = f"a number < {_LARGEST_FACTOR:g}; the shipped one is 5"
+        yield Problem(factor.place, "data.robustness.factor", wrong, allowed, code=Code.LIMIT_NEVER_FAILS)
+    for name, _ in tree.items("targets"):
+        yield from _without_limits(tree, name)
+    bases: list[Path] = [("targets", name) for name, _ in tree.items("targets")]
+    for base in bases or [()]:
+        yield from _slowdown(tree, (*base, "promote", "max_slowdown"))
+        for precision, _ in tree.items(*base, "tolerances"):
+            yield from _weak(tree, (*base, "tolerances", precision))
+            for output, _ in tree.items(*base, "tolerances", precision, "outputs"):
+                yield from _weak(tree, (*base, "tolerances", precision, "outputs", output))
     yield from _waivers(tree, today)
+
+
+def _slowdown(tree: Node, path: Path) -> Iterator[Problem]:
+    node = tree.get(*path)
+    if node is not None and (_number(node) or 0) >= _LARGEST_SLOWDOWN:
+        wrong = f"a version that is {node.text} times as slow would still take the alias"
+        allowed = f"a number < {_LARGEST_SLOWDOWN:g}; 1.1 is 10 % slower"
+        yield Problem(node.place, show_path(path), wrong, allowed, code=Code.LIMIT_NEVER_FAILS)
+
+
+def _without_limits(tree: Node, target: str) -> Iterator[Problem]:
+    """A target none of whose precisions is held to anything: nothing is compiled that could not be judged."""
+    path: Path = ("targets", target)
+    # fp32 is tried whether or not it is named.
+    precisions = list(dict.fromkeys([*(str(node.value) for node in tree.elements(*path, "precisions")), "fp32"]))
+    if any(_is_limited(tree, (*path, "tolerances", precision)) for precision in precisions):
+        return
+    first = tree.get(*path, "tolerances", precisions[0])
+    place = first.place if first is not None and not first.place.is_shipped else tree.place_of(path)
+    wrong = f"no limit is left on {' and '.join(precisions)}, so every job of the target is refused"
+    allowed = "keep the limits of one of them, or name a precision that has some"
+    yield Problem(place, show_path((*path, "tolerances")), wrong, allowed, code=Code.MISSING_KEY)
+
+
+def _is_limited(tree: Node, path: Path) -> bool:
+    groups = [path, *((*path, "outputs", output) for output, _ in tree.items(*path, "outputs"))]
+    return any(key != "outputs" and node.value is not None for group in groups for key, node in tree.items(*group))
 
 
 def _weak(tree: Node, path: Path) -> Iterator[Problem]:

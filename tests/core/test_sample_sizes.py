@@ -37,6 +37,15 @@ def test_a_note_says_how_many_samples_a_limit_needs() -> None:
     assert confidence_notes([job("int8", replace(ACCURACY, confidence=None))], 100) == ()
 
 
+def test_a_limit_that_an_outputs_own_takes_the_place_of_is_not_noted() -> None:
+    """Broken: a run begins with a number of samples that nothing will ask for."""
+    narrow = replace(ACCURACY, limit=0.001)
+    (note,) = confidence_notes([job("int8", narrow, replace(ACCURACY, output="label"))], 512)
+    assert "a limit of 0.01 " in note
+    (other,) = confidence_notes([job("int8", narrow, replace(ACCURACY, metric="f1", output="label"))], 512)
+    assert "a limit of 0.001 " in other
+
+
 def test_a_share_of_a_poor_baseline_takes_more_samples() -> None:
     """Broken: 1 % of an accuracy of 0.5 is half a point, and would be asked of 299 samples."""
     assert samples_for_gate(ACCURACY, 0.5) == 598

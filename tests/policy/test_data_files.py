@@ -79,6 +79,22 @@ def test_lint_warns_of_too_few_samples_for_a_confidence(write) -> None:
     assert warnings(path) == []
 
 
+def test_of_accuracy_only_the_limit_in_force_is_judged_and_said_once(write) -> None:
+    """Broken: a limit that an output's own has taken the place of is said to be NOT_RUN, for the file and once more
+    for max_samples."""
+    file = save(Path("val.npz"), 298).resolve()
+    target = "targets: {t: {precisions: [int8]}}\n"
+    data = "data: {validation: {source: 'file:val.npz', labels: y}}\n"
+    outputs = "outputs: {y: {accuracy: 0.4}, z: {accuracy: null}}"
+    path = write(f"{target}{data}tolerances: {{int8: {{accuracy: {{max_drop: 0.001}}, {outputs}}}}}")
+    assert warnings(path) == []
+    (warning,) = warnings(path, ["tolerances.int8.outputs.y.accuracy=null"])
+    assert (
+        f"{file} holds 298 samples, and at most 512 samples are taken (max_samples), and int8 accuracy needs at least "
+        "2995 " in warning
+    )
+
+
 def test_lint_warns_of_groups_that_are_not_there(write) -> None:
     """Broken: the first who hears that the column is called otherwise is the one who waited for the run."""
     save(Path("val.npz"), 40)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from compile_stage.core.errors import PolicyError
 from compile_stage.policy.explain import explain
+from compile_stage.policy.folder import PolicyFolder
 from compile_stage.policy.load import lint, load_policy, read_policy
 
 TODAY = date(2026, 6, 1)
@@ -226,6 +227,18 @@ def test_a_base_may_name_no_target_but_can_not_be_run(write):
     assert load_policy(path, base=True).targets == ()
     with pytest.raises(PolicyError, match="names no target"):
         load_policy(path)
+
+
+def test_a_base_may_limit_accuracy_and_leave_the_labels_to_others(write):
+    """Broken: `lint policies/*.yaml` fails by a base that every policy which extends it completes, and `fleet` refuses
+    the folder."""
+    base = write("tolerances: {int8: {accuracy: 0.001, outputs: {y: {f1: 0.001}}}}", "base.yaml")
+    labelled = write(f"extends: [base.yaml]\ndata: {{validation: {{labels: y}}}}\n{TARGET}", "labelled.yaml")
+    assert lint([base, labelled], today=TODAY) == []
+    assert [file.problem for file in PolicyFolder(base.resolve().parent).files()] == ["", ""]
+    (accuracy, f1) = lint([write(f"extends: [base.yaml]\n{TARGET}")], today=TODAY)
+    assert "tolerances.int8.accuracy: this needs labels" in accuracy
+    assert "tolerances.int8.outputs.y.f1: this needs labels" in f1
 
 
 # ------------------------------------------------------------------------------------------------- never a traceback

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from compile_stage.core.error_codes import Code
 from compile_stage.policy.explain import explain
 from compile_stage.policy.load import load_policy, read_policy
 
@@ -120,6 +121,8 @@ def test_what_is_not_locked_and_what_is_equal_may_be_said(write) -> None:
         ("complience", "'complience' is not a key that can be locked; one of: owner, applies_to,"),
         ("compliance.allow_pikle", "did you mean compliance.allow_pickle?"),
         ("tolerances.int8.cosin", "did you mean tolerances.int8.cosine?"),
+        ("budget.minutes.most", "'budget.minutes.most' is not a key that can be locked; budget.minutes holds no keys"),
+        ("tolerances.int8.cosine.limit", "tolerances.int8.cosine holds no keys"),
         ("locked", "is not a key that can be locked"),
         ("extends", "is not a key that can be locked"),
     ],
@@ -138,6 +141,127 @@ def test_explain_shows_what_is_locked(write) -> None:
     assert rows["compliance.allow_pickle"] == rows["targets.edge.tolerances.int8.cosine"] == "base.yaml:4"
     assert rows["targets.edge.tolerances.fp16.cosine"] == rows["targets.edge.performance.max_size_mb"] == ""
     assert {row.path: row.locked_by for row in explain("base.yaml")}["tolerances.int8.cosine"] == "base.yaml:4"
+
+
+LABELS = "data: {validation: {source: input_example, labels: y}}"
+OF_OUTPUTS = """\
+locked: [tolerances.int8.accuracy, tolerances.fp32.cosine, waivers, applies_to]
+data: {validation: {source: input_example, labels: y}}
+tolerances: {int8: {accuracy: {max_drop: 0.001}}}
+"""
+UNDER_OUTPUTS = "takes the place of tolerances.int8.accuracy, which is locked by base.yaml:4"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "targets: {edge: {}}\ntolerances: {int8: {outputs: {label: {accuracy: 0.4}}}}",
+        "targets: {edge: {tolerances: {int8: {outputs: {label: {accuracy: 0.4}}}}}}",
+        "targets: {edge: {}}\ntolerances: {int8: {outputs: {label: {accuracy: {max_drop: 0.001, confidence: null}}}}}",
+    ],
+)
+def test_a_locked_limit_holds_for_each_output(write, text: str) -> None:
+    """Broken: a team names the output, and the limit there takes the place of the locked one."""
+    write(OF_OUTPUTS, "base.yaml")
+    (problem,) = read_policy(write(f"extends: [base.yaml]\n{text}\n"), today=TODAY).problems
+    assert problem.code == Code.LOCKED
+    assert UNDER_OUTPUTS in str(problem)
+    assert str(problem).startswith("p.yaml:")
+    assert "must stay `0." in str(problem)
+
+
+def test_neither_does_set_go_by_way_of_an_output(write) -> None:
+    """Broken: `--set` loosens the limit of the only output that the metric reads."""
+    write(OF_OUTPUTS, "base.yaml")
+    for path in ("tolerances.int8.outputs.label.accuracy", "targets.edge.tolerances.int8.outputs.label.accuracy"):
+        (problem,) = said(write(TEAM), f"{path}=0.4")
+        assert problem.startswith(f"--set {path}=0.4: {path}.max_drop: {UNDER_OUTPUTS}"), problem
+        assert said(write(TEAM), f"{path}={{max_drop: 0.001}}") == []
+
+
+def test_a_lock_inside_a_targets_section_holds_for_each_output_too(write) -> None:
+    """Broken: what is locked of one target alone is loosened under its outputs."""
+    target = "targets: {edge: {precisions: [int8], tolerances: {int8: {accuracy: 0.001}}}}"
+    write(f"locked: [targets.edge.tolerances.int8.accuracy.max_drop]\n{LABELS}\n{target}", "base.yaml")
+    (problem,) = said(write("extends: [base.yaml]\ntolerances: {int8: {outputs: {label: {accuracy: 0.4}}}}"))
+    assert "targets.edge.tolerances.int8.outputs.label.accuracy.max_drop: takes the place of " in problem
+
+
+def test_an_output_may_be_named_with_the_locked_limit_and_with_others(write) -> None:
+    """Broken: a model with two outputs that could be meant can't be judged at all under a lock, since the output that
+    the labels are for may not be named."""
+    write(OF_OUTPUTS, "base.yaml")
+    text = "tolerances: {int8: {outputs: {label: {accuracy: 0.001, cosine: 0.5}, other: null}}}"
+    assert said(write(TEAM + text)) == []
+
+
+def test_the_bases_own_limit_of_an_output_is_kept(write) -> None:
+    """Broken: the narrower limit that the base gives to one output is taken away, and the general one is left."""
+    base = "tolerances: {int8: {accuracy: 0.01, outputs: {label: {accuracy: 0.001}}}}"
+    write(f"locked: [tolerances.int8.accuracy]\n{LABELS}\n{base}", "base.yaml")
+    assert said(write(TEAM)) == []
+    for text in ("{label: {accuracy: null}}", "{label: null}", "null"):
+        problems = said(write(TEAM + f"tolerances: {{int8: {{outputs: {text}}}}}"))
+        assert problems, text
+        assert all("it must stay `0.001` (base.yaml:6)" in problem for problem in problems), text
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("tolerances: {fp32: null}", "tolerances.fp32.cosine"),
+        ("tolerances: {fp32: {outputs: {y: {cosine: -1}}}}", "tolerances.fp32.outputs.y.cosine"),
+        ("waivers: [{gate: accuracy, target: edge, reason: r, owner: o, expires: 2026-06-30}]", "waivers"),
+        ("applies_to: {names: [mine]}", "applies_to.names"),
+    ],
+)
+def test_other_ways_round_a_lock_are_closed(write, text: str, path: str) -> None:
+    """Broken: the limit stays as it is, and a precision, a waiver or another scope takes it away."""
+    write(OF_OUTPUTS, "base.yaml")
+    (problem,) = said(write(TEAM + text))
+    assert f": {path}: " in problem
+    assert "locked by base.yaml:4" in problem
+
+
+def test_a_lock_on_all_tolerances_holds_for_every_precision_and_output(write) -> None:
+    """Broken: `locked: [tolerances]` leaves precisions and outputs free that the base does not name."""
+    write("locked: [tolerances]", "base.yaml")
+    for limits in ("int4: {cosine: 0.1}", "int8: {outputs: {label: {cosine: 0.1}}}", "fp8: null", "fp32: null"):
+        assert said(write(TEAM + f"tolerances: {{{limits}}}")), limits
+        (whole,) = said(write(TEAM), f"tolerances={{{limits}}}")
+        assert "is locked by base.yaml:4" in whole
+
+
+@pytest.mark.parametrize("order", ["loose.yaml, base.yaml", "base.yaml, loose.yaml"])
+def test_a_lock_holds_against_a_file_that_is_extended_beside_it(write, order: str) -> None:
+    """Broken: a team extends a file of its own before the base, which does not say what that file says, so it stays."""
+    write(f"{OF_OUTPUTS}compliance: {{allow_pickle: false}}\n", "base.yaml")
+    waiver = "waivers: [{gate: accuracy, target: edge, reason: r, owner: o, expires: 2026-06-30}]"
+    write(f"{waiver}\ntolerances: {{int8: {{outputs: {{label: {{accuracy: 0.4}}}}}}}}\n", "loose.yaml")
+    problems = said(write(f"extends: [{order}]\ntargets: {{edge: {{}}}}"))
+    assert [problem.partition(" by base.yaml:4")[0] for problem in problems] == [
+        "loose.yaml:4:10: waivers: is locked",
+        "loose.yaml:5:49: tolerances.int8.outputs.label.accuracy.max_drop: takes the place of "
+        "tolerances.int8.accuracy, which is locked",
+    ]
+
+
+def test_two_files_of_one_base_may_be_extended_together(write) -> None:
+    """Broken: files that each keep to a base's locks are held to break them where one policy extends both."""
+    write(OF_OUTPUTS, "base.yaml")
+    write("extends: [base.yaml]\ntargets: {edge: {}}\nbudget: {minutes: 5}", "a.yaml")
+    write("extends: [base.yaml]\ntargets: {cloud: {}}\ntolerances: {int8: {cosine: 0.9}}", "b.yaml")
+    assert said(write("extends: [a.yaml, b.yaml]")) == []
+
+
+def test_explain_says_that_a_limit_under_outputs_is_locked(write) -> None:
+    """Broken: nobody sees before the error that an output's limit is not theirs to change."""
+    outputs = "tolerances: {int8: {outputs: {label: {accuracy: 0.001, cosine: 0.9}}}}"
+    write(f"locked: [tolerances.int8.accuracy]\n{LABELS}\n{outputs}", "base.yaml")
+    rows = {row.path: row.locked_by for row in explain(write(TEAM), today=TODAY)}
+    label = "targets.edge.tolerances.int8.outputs.label"
+    assert rows[f"{label}.accuracy.max_drop"] == "base.yaml:4"
+    assert rows[f"{label}.cosine"] == ""
 
 
 LEAVES = {

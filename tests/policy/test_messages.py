@@ -178,6 +178,34 @@ IN_A_FILE = {
         TARGET + "waivers: [{gate: cosine, target: t, reason: r, expires: 2027-01-31}]",
         "p.yaml:5:11: waivers[0].owner: is missing; Who is responsible for it",
     ),
+    "too many rows": (
+        "targets: {t: {batch_sizes: [1, 99999999999999999999]}}",
+        "p.yaml:4:32: targets.t.batch_sizes[1]: 99999999999999999999 is out of range; a number <= 65536",
+    ),
+    "too many rows of a request": (
+        "targets: {t: {serving: {rows: 65537}}}",
+        "p.yaml:4:31: targets.t.serving.rows: 65537 is out of range; a number <= 65536",
+    ),
+    "too many tokens": (
+        "targets: {t: {generation: {new_tokens: 2000000000}}}",
+        "p.yaml:4:40: targets.t.generation.new_tokens: 2000000000 is out of range; a number <= 1048576",
+    ),
+    "too long a side": (
+        "targets: {t: {shapes: {x: {min: [1, 1], typical: [1, 1], max: [1, 4294967296]}}}}",
+        "p.yaml:4:67: targets.t.shapes.x.max[1]: 4294967296 is out of range; a number <= 2147483647",
+    ),
+    "too many clients": (
+        TARGET + "serving: {clients: [1000000]}",
+        "p.yaml:5:21: serving.clients[0]: 1000000 is out of range; a number <= 1024",
+    ),
+    "too many samples": (
+        TARGET + "data: {calibration: {max_samples: 99999999999999999999}}",
+        "p.yaml:5:35: data.calibration.max_samples: 99999999999999999999 is out of range; a number <= 2147483647",
+    ),
+    "too large a seed": (
+        TARGET + "data: {seed: 99999999999999999999}",
+        "p.yaml:5:14: data.seed: 99999999999999999999 is out of range; a number <= 9007199254740991",
+    ),
     "out of range": (
         TARGET + "tolerances: {int8: {cosine: 1.5}}",
         "p.yaml:5:29: tolerances.int8.cosine: 1.5 is out of range; a number <= 1",

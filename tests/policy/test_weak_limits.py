@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from compile_stage.policy.layers import shipped
 from compile_stage.policy.load import lint, load_policy, warnings
 
 TODAY = date(2026, 6, 1)
@@ -85,3 +86,45 @@ def test_queries_and_groups_exclude_each_other(write) -> None:
     path = write(TARGET + "data: {groups: patient, queries: query}")
     (mistake,) = lint([path])
     assert "data.queries: data.groups is named too, and the queries are the groups" in str(mistake)
+
+
+def test_a_target_without_any_limit_is_a_warning(write) -> None:
+    """Broken: lint says ok, and every job of the target is refused."""
+    path = write(TARGET)
+    place = "--set tolerances.fp32=null"
+    says = (
+        "no limit is left on fp32, so every job of the target is refused; keep the limits of one of them, or name a "
+        "precision that has some"
+    )
+    assert warnings(path, [place.removeprefix("--set ")], today=TODAY) == [f"{place}: targets.t.tolerances: {says}"]
+    assert "fp32" in one(write(f"{TARGET}tolerances: {{fp32: null}}"))
+    assert warnings(path, ["tolerances.fp32=null", "targets.t.precisions=[bf16]"], today=TODAY) == []
+    every = ", ".join(f"{metric}: null" for metric, _ in shipped().items("tolerances", "fp32"))
+    (emptied,) = warnings(write(f"{TARGET}tolerances: {{fp32: {{{every}}}}}"), today=TODAY)
+    assert "no limit is left on fp32" in emptied
+    assert warnings(write(f"{TARGET}tolerances: {{fp32: {{{every}, outputs: {{y: {{cosine: 0.9}}}}}}}}")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            TARGET + "data: {robustness: {factor: 1.0e+308}}",
+            "p.yaml:5:29: data.robustness.factor: at 1.0e+308 times their tolerance gates prove next to nothing: "
+            "unrelated answers pass in int8; a number < 100; the shipped one is 5",
+        ),
+        (
+            TARGET + "promote: {max_slowdown: 1.0e+300}",
+            "p.yaml:5:25: targets.t.promote.max_slowdown: a version that is 1.0e+300 times as slow would still take "
+            "the alias; a number < 10; 1.1 is 10 % slower",
+        ),
+        (
+            "promote: {max_slowdown: 10}",
+            "p.yaml:4:25: promote.max_slowdown: a version that is 10 times as slow would still take the alias; a "
+            "number < 10; 1.1 is 10 % slower",
+        ),
+    ],
+)
+def test_a_factor_that_leaves_nothing_of_a_limit_is_a_warning(write, text: str, says: str) -> None:
+    """Broken: robustness, or the guard of an alias, is looked at and can't fail, and nobody is told."""
+    assert warnings(write(text), today=TODAY) == [says]
