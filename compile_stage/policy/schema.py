@@ -16,6 +16,7 @@ from compile_stage.policy.limits import Performance, Tolerance
 from compile_stage.policy.values import (
     AS_LIST,
     AS_WORD,
+    MAX_MEMORY_MB,
     MAX_SEED,
     MAX_TOKENS,
     SOURCE,
@@ -159,7 +160,7 @@ class Budget(Section):
     minutes: Positive = Field(description="The whole run, in minutes.")
     tuning_trials: Count = Field(description="Trials of an autotuner per job; 0: no tuning.")
     job_minutes: Positive = Field(description="One call of one worker, in minutes.")
-    job_memory_mb: Annotated[float, Field(ge=256, allow_inf_nan=False)] = Field(
+    job_memory_mb: Annotated[float, Field(ge=256, le=MAX_MEMORY_MB, allow_inf_nan=False)] = Field(
         description="The memory of one worker, in megabytes (10^6 bytes)."
     )
     measure_seconds: Positive = Field(

@@ -23,6 +23,7 @@ TagKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./ :-
 MAX_COUNT = 2**31 - 1  # runtimes count in 32 bits
 MAX_ROWS = 65_536  # of one call: its rows are listed and its answers held, and more rows are served in parts anyway
 MAX_TOKENS = 2**20  # of a window, which the original model computes as a whole
+MAX_MEMORY_MB = 1e9  # more than any machine has: the kernel takes no limit beyond 64 bits
 MAX_SEED = 2**53 - 1  # what every reader of JSON holds exactly
 Size: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]

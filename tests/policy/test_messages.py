@@ -202,6 +202,10 @@ IN_A_FILE = {
         TARGET + "data: {calibration: {max_samples: 99999999999999999999}}",
         "p.yaml:5:35: data.calibration.max_samples: 99999999999999999999 is out of range; a number <= 2147483647",
     ),
+    "more memory than there is": (
+        TARGET + "budget: {job_memory_mb: 1.0e+308}",
+        "p.yaml:5:25: budget.job_memory_mb: 1.0e+308 is out of range; a number <= 1e+09",
+    ),
     "too large a seed": (
         TARGET + "data: {seed: 99999999999999999999}",
         "p.yaml:5:14: data.seed: 99999999999999999999 is out of range; a number <= 9007199254740991",
