@@ -21,7 +21,7 @@ Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-Z
 # What MLflow takes as the key of a tag.
 TagKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./ :-]+$", max_length=250)]
 MAX_COUNT = 2**31 - 1  # runtimes count in 32 bits
-MAX_ROWS = 65_536  # of one call: its rows are listed and its answers held, and more rows are served in parts anyway
+MAX_ROWS = 1_048_576  # of one call: its rows are listed and its answers held, and more rows are served in parts anyway
 MAX_TOKENS = 2**20  # of a window, which the original model computes as a whole
 MAX_MEMORY_MB = 1e9  # more than any machine has: the kernel takes no limit beyond 64 bits
 MAX_SEED = 2**53 - 1  # what every reader of JSON holds exactly

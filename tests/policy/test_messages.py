@@ -180,11 +180,11 @@ IN_A_FILE = {
     ),
     "too many rows": (
         "targets: {t: {batch_sizes: [1, 99999999999999999999]}}",
-        "p.yaml:4:32: targets.t.batch_sizes[1]: 99999999999999999999 is out of range; a number <= 65536",
+        "p.yaml:4:32: targets.t.batch_sizes[1]: 99999999999999999999 is out of range; a number <= 1048576",
     ),
     "too many rows of a request": (
-        "targets: {t: {serving: {rows: 65537}}}",
-        "p.yaml:4:31: targets.t.serving.rows: 65537 is out of range; a number <= 65536",
+        "targets: {t: {serving: {rows: 1048577}}}",
+        "p.yaml:4:31: targets.t.serving.rows: 1048577 is out of range; a number <= 1048576",
     ),
     "too many tokens": (
         "targets: {t: {generation: {new_tokens: 2000000000}}}",
