@@ -34,7 +34,7 @@ from compile_stage.core.records import (
     Verification,
     record,
 )
-from compile_stage.measure.gates import CLASSES_ONLY
+from compile_stage.measure.gates import CLASSES_ONLY, in_force
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.recompute import describe, holds, refuse_verdict
 from compile_stage.rebuilding import rebuild as make_again
@@ -367,8 +367,13 @@ def _judged(gates: Iterable[Gate], manifest: Mapping[str, Any], rules: TargetPol
     verdict: Verdict = revive(Verdict, manifest["verdict"])
     job: Job = revive(Job, manifest["job"])
     looked_at = {_bare(gate) for gate in (*job.gates, *revive(tuple[Gate, ...], manifest.get("performance", [])))}
+    gates = tuple(gates)
     for gate in gates:
-        same = [check for check in verdict.checks if _measures(check, gate)]
+        of_metric = [check for check in verdict.checks if check.gate.metric == gate.metric]
+        judged = [check for check in of_metric if gate in in_force(gates, check.output)]
+        if of_metric and not judged and gate.output is None:  # gates that name their output stand in its place
+            continue
+        same = [check for check in judged if _measures(check, gate)]
         for check in same:
             again = replace(check, gate=gate, waived=None)
             outcome = Outcome.PASS if holds(again) else Outcome.FAIL
@@ -392,7 +397,7 @@ def _tolerances(manifest: Mapping[str, Any], rules: TargetPolicy) -> tuple[Gate,
 def _measures(check: Check, gate: Gate) -> bool:
     there, here = check.gate, gate
     same = (there.metric, there.direction, there.confidence) == (here.metric, here.direction, here.confidence)
-    return same and _options(there) == _options(here) and here.output in (None, check.output)
+    return same and _options(there) == _options(here)
 
 
 def _options(gate: Gate) -> dict[str, Any]:

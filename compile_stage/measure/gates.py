@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY
-from compile_stage.core.records import Gate
+from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.classes import CLASS_METRICS, has_classes
 from compile_stage.measure.columns import COLUMN_METRICS
 from compile_stage.measure.elementwise import DISTANCE_METRICS
@@ -48,6 +49,35 @@ def fitting(gates: Sequence[Gate], baseline: Mapping[str, Array], labels: Array 
         for why, left_out in without.items()
         if left_out
     ]
+
+
+def in_force(gates: Sequence[Gate], output: str | None) -> list[Gate]:
+    """The gates that hold for an output: those that name it, and those that name none, but where one of the same metric
+    names it. Everything that looks at answers asks here, so that all apply the same limits.
+
+    Args:
+        output: None for what is of no output, such as a speedup.
+    """
+    named = {gate.metric for gate in gates if gate.output == output}
+    return [gate for gate in gates if gate.output == output or (gate.output is None and gate.metric not in named)]
+
+
+def that_held(gates: Sequence[Gate], checks: Sequence[Check]) -> tuple[Gate, ...]:
+    """The gates without those that a check found missed or could not measure: what is waived has said so, and other
+    answers are judged by the rest.
+
+    A gate that names no output stays away from an output whose own gate is left out here, as it did before.
+    """
+    missed = [check.gate for check in checks if check.outcome is not Outcome.PASS]
+    own = {gate.metric for gate in missed if gate.output is not None}
+    kept: list[Gate] = []
+    for gate in (gate for gate in gates if gate not in missed):
+        if gate.output is None and gate.metric in own:
+            outputs = dict.fromkeys(check.output for check in checks if check.gate == gate)
+            kept += [replace(gate, output=output) for output in outputs if output is not None]
+        else:
+            kept.append(gate)
+    return tuple(kept)
 
 
 def holds(gate: Gate, value: float, interval: tuple[float, float] | None = None, slack: float = 0.0) -> bool:

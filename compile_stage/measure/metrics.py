@@ -30,7 +30,7 @@ from compile_stage.measure.elementwise import (
     allclose,
     distances,
 )
-from compile_stage.measure.gates import FLOAT_METRICS, change_text, deciding, fitting, holds, suits
+from compile_stage.measure.gates import FLOAT_METRICS, change_text, deciding, fitting, holds, in_force, suits
 from compile_stage.measure.own_metric import measure_own
 from compile_stage.measure.recall import measure_recall
 from compile_stage.measure.similarity import SIMILARITY_METRICS, measure_similarity
@@ -260,26 +260,25 @@ class _Comparison:
             if not self._yields(gate, gates):
                 yield self._task(gate)
         else:
-            overridden = {g.output for g in gates if g.metric == gate.metric} if gate.output is None else set()
-            named = [gate.output] if gate.output is not None else [n for n in self.baseline if n not in overridden]
+            named = [name for name in self.baseline if gate in in_force(gates, name)]
             suited = [name for name in named if gate.output is not None or suits(gate, self.baseline[name])]
             for name in suited:
                 yield self._measure(gate, name)
             # Floats without an axis of classes are no reason to pass over a gate in silence.
             needs_classes = gate.metric in CLASS_METRICS and gate.metric != LOOKS_LIKE_SCORES
-            if not suited and needs_classes and not overridden - {None}:
+            if not suited and needs_classes and len(named) == len(self.baseline):
                 yield self.not_run(gate, f"{gate.metric} needs scores of at least two classes, and no output has them")
 
     def _yields(self, gate: Gate, gates: Sequence[Gate]) -> bool:
         """Whether a task gate that names no output gives way to one of the same metric that names its output: it does
         unless it clearly reads another output."""
-        named = {g.output for g in gates if g.metric == gate.metric} - {None}
+        named = any(other.metric == gate.metric and other.output is not None for other in gates)
         if gate.output is not None or not named or self.labels is None:
             return False
         if gate.metric in TEXT_METRICS:
             return True
         try:
-            return scored_output(gate.metric, self.baseline, self.labels) in named
+            return gate not in in_force(gates, scored_output(gate.metric, self.baseline, self.labels))
         except NotMeasurableError:
             return True
 

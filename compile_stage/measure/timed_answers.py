@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from compile_stage.core.records import Candidate, Gate, record
 from compile_stage.measure.elementwise import NotMeasurableError
+from compile_stage.measure.gates import in_force
 from compile_stage.measure.participant import Turn
 from compile_stage.measure.predict import open_outputs
 from compile_stage.measure.timed_inputs import checked_batch
@@ -199,7 +200,7 @@ class _Rows:
     def refuse(self, gates: Sequence[Gate], furthest: float) -> str:
         """Why the rows are too far off, by the first output that is."""
         for name, pairs in self._pairs.items():
-            limits = [gate for gate in gates if gate.output in (None, name)]
+            limits = in_force(gates, name)
             for plain in (True, False):
                 chosen = [(a, b) for a, b, was_plain in pairs if was_plain is plain]
                 if chosen and (problem := self._off(name, limits, chosen, furthest, plain=plain)):

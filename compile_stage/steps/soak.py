@@ -22,6 +22,7 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
     if artifact is None or verdict is None or budget.soak_seconds <= 0:
         return candidate
     from compile_stage.measure.drafts import Drafts
+    from compile_stage.measure.gates import that_held
     from compile_stage.measure.predict import open_outputs
     from compile_stage.measure.soak import judge_soak
     from compile_stage.measure.structure import SOAK
@@ -30,10 +31,8 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
     if any(check.gate.metric == SOAK for check in verdict.checks):
         return candidate
     # A limit that a waiver lifted says nothing of these answers either.
-    waived = [check.gate for check in verdict.checks if check.outcome is not Outcome.PASS]
-    gates = elementwise_gates(
-        (gate for gate in job.gates if gate not in waived), has_labels=original.samples.has_labels, few_rows=True
-    )
+    held = that_held(job.gates, verdict.checks)
+    gates = elementwise_gates(held, has_labels=original.samples.has_labels, few_rows=True)
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],
         "backend": job.backend,

@@ -40,6 +40,12 @@ TARGET = "backends: [onnxruntime], precisions: [fp32]"
 Write = Callable[..., Path]
 
 
+OUTPUTS = (
+    "tolerances: {{fp32: {{column_spread: 1.5, outputs: {{y: {{column_spread: 0.1}}, z: {{column_spread: {}}}}}}}}}\n"
+    "performance: {{min_speedup: null}}"
+)
+
+
 @pytest.fixture(scope="module")
 def signed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     """A run that signed, published and promoted: its folder, with model, policy, keys and registry; and its result."""
@@ -247,6 +253,8 @@ def test_a_run_that_can_not_sign_compiles_nothing(
         ("performance: {min_speedup: 1000}", "speedup was not measured as the policy asks"),
         ("tolerances: {fp32: {psnr_db: 300}}\nperformance: {min_speedup: null}", "psnr_db was not measured"),
         ("performance: {min_speedup: null, max_size_mb: 50}", ""),
+        (OUTPUTS.format(0.2), ""),  # in the general limit's place
+        (OUTPUTS.format("null"), "column_spread of output 'z'"),
     ],
 )
 def test_a_policy_of_the_verifiers_is_not_the_manifests(

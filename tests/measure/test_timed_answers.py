@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,16 @@ def test_another_precision_than_that_which_was_proven_is_seen(judge: Callable[..
     """Broken: fp32 would be proven, and a kernel of 8 bits timed."""
     assert judge(noisy(0.02), INT8) == ""
     assert "wrong for" in judge(noisy(0.02), FP32)
+
+
+def test_an_outputs_own_limit_takes_the_place_of_the_general_one(judge: Callable[..., str]) -> None:
+    """Broken: what validation let through by the limit of its output would be called a liar by the general one, or the
+    other way round."""
+    strict, loose = (Gate(metric="max_rel", limit=limit, direction="at_most") for limit in (1e-9, 0.1))
+    of_y, of_another = (replace(loose, output=name) for name in ("y", "z"))
+    assert judge(noisy(0.005), (strict, of_y)) == ""
+    assert "wrong for" in judge(noisy(0.005), (strict, of_another))
+    assert "wrong for" in judge(noisy(0.005), (loose, replace(strict, output="y")))
 
 
 def test_one_wrong_answer_to_a_sample_is_enough_and_one_beside_a_threshold_is_not(judge: Callable[..., str]) -> None:
