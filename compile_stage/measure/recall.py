@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.core.sample_sizes import samples_for_drop
+from compile_stage.measure.chance import demand_fit
 from compile_stage.measure.elementwise import NotMeasurableError
 from compile_stage.measure.proportions import drop_interval, effective_share, share_interval
 from compile_stage.measure.stats import Interval
@@ -57,14 +58,19 @@ def measure_recall(
     known = list(_by_class(answers, codes, classes))
     if not known:
         raise NotMeasurableError("the original gives no right answer, so no class has one to lose")
+    note = demand_fit(gate.metric, base_codes, base, groups=groups)
     badness = answers.base_right.astype(np.float64) - answers.own_right
     if gate.confidence is None:
-        return replace(_without_confidence(known), badness=badness)
+        return _noted(replace(_without_confidence(known), badness=badness), note)
     worst, too_few = _worst(gate, answers, known)
     if too_few and (worst is None or worst.value <= gate.limit):
         raise NotMeasurableError(too_few)
     assert worst is not None  # there is a class, and it was judged
-    return replace(worst.result(), badness=badness)
+    return _noted(replace(worst.result(), badness=badness), note)
+
+
+def _noted(result: TaskResult, note: str) -> TaskResult:
+    return replace(result, note="; ".join(filter(None, (result.note, note))))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from compile_stage.core.records import Gate
 from compile_stage.measure.calibration import ece
+from compile_stage.measure.chance import NUMBERS, demand_fit, demand_less_than_constant, demand_ranks
 from compile_stage.measure.classes import SMALLEST, is_distribution, log_probabilities
 from compile_stage.measure.detection import coco_map
 from compile_stage.measure.elementwise import F64, NotMeasurableError
@@ -71,10 +72,12 @@ def measure_task(
         raise NotMeasurableError(problem)
     own = _score(gate.metric, truth, np.asarray(a), np.asarray(b), gate.options, groups)
     base = _score(gate.metric, truth, np.asarray(b), np.asarray(b), gate.options, groups)
-    if of_no_use(gate.metric, base.value):
-        raise NotMeasurableError(f"the original's own {gate.metric} is {base.value:.4g}: {_NO_USE[gate.metric]}")
     sign = 1.0 if HIGHER_IS_BETTER[gate.metric] else -1.0
     kind = gate.options.get("drop")
+    # Of a candidate at chance an absolute limit says so itself.
+    note = _beside_chance(gate, base.value, truth, np.asarray(b), groups) if kind is not None else ""
+    if of_no_use(gate.metric, base.value):
+        raise NotMeasurableError(f"the original's own {gate.metric} is {base.value:.4g}: {_NO_USE[gate.metric]}")
 
     def compared(cand: F64, ref: F64) -> F64:
         if kind is None:
@@ -94,10 +97,31 @@ def measure_task(
         wanted = Wanted(gate=gate, seed=seed, groups=groups)
         interval = interval_of_drop(wanted, own, base, compared)
     badness = own.losses - base.losses if own.losses is not None and base.losses is not None else None
-    return TaskResult(own.value, base.value, value, interval, badness, needed=needed_samples(gate, own, base, groups))
+    needed = needed_samples(gate, own, base, groups)
+    return TaskResult(own.value, base.value, value, interval, badness, note, needed)
+
+
+def _beside_chance(gate: Gate, value: float, truth: Array, output: Array, groups: NDArray[np.int64] | None) -> str:
+    """A note on an original that hardly does better than chance, else empty. Raises NotMeasurableError where the labels
+    are not those of its answers."""
+    metric = gate.metric
+    if metric in _OF_LABELS:
+        codes, predicted, _ = predicted_classes(truth, output, output, gate.options)
+        return demand_fit(metric, codes, predicted, groups=groups)
+    if metric in _OF_SCORES:
+        flat = output[:, 0] if output.ndim == 2 and output.shape[1] == 1 else output
+        codes, logs = _probabilities(truth, flat, flat, gate.options)
+        if metric == "roc_auc":
+            demand_ranks(value, codes, logs, groups)
+            return ""
+        return demand_fit(metric, codes, logs.argmax(axis=1), logs, groups)
+    if metric in NUMBERS:
+        demand_less_than_constant(metric, value, truth.reshape(len(truth), -1).astype(np.float64))
+    return ""
 
 
 _NO_USE = {
+    "f1": "no sample of its class is found, so that none could be lost",
     "spearman": "its scores do not rise with the labels, so that keeping their order shows nothing",
     "coco_map": "no object is found, so the boxes' format or the classes are not those of the labels",
     "wer": "no more words are right than wrong, so the vocabulary or the spelling is not that of the labels",
@@ -106,7 +130,7 @@ _NO_USE = {
 
 def of_no_use(metric: str, baseline: float) -> bool:
     """Whether the original itself does not do what the metric looks at: then no drop means that nothing was there."""
-    return (metric in ("spearman", "coco_map") and baseline <= 0) or (metric == "wer" and baseline >= 1)
+    return (metric in ("spearman", "coco_map", "f1") and baseline <= 0) or (metric == "wer" and baseline >= 1)
 
 
 def predicted_classes(

@@ -299,10 +299,10 @@ def test_a_share_of_exactly_its_limit_holds(width: int, equal: int) -> None:
 @pytest.mark.parametrize("right", [96, 58, 30])
 def test_a_drop_of_exactly_its_limit_is_allowed(right: int) -> None:
     """0.96 - 0.95 is more than 0.01 in float64: the verdict would say that a drop of 0.01 passes a limit of 0.01."""
-    labels, baseline = np.ones(100, np.int64), np.zeros(100, np.int64)
-    baseline[:right] = 1
+    labels = np.arange(100) % 10
+    baseline = np.where(np.arange(100) < right, labels, (labels + 1) % 10)
     own = baseline.copy()
-    own[right - 1] = 0
+    own[right - 1] = (own[right - 1] + 1) % 10
     gate = Gate(metric="accuracy", limit=0.01, direction="at_most", options={"drop": "max_drop"})
     assert passed(check({"y": own}, {"y": baseline}, gate, AGREEMENT_95, labels=labels))
     assert not passed(check({"y": own}, {"y": baseline}, replace(gate, limit=0.01 - 1e-9), AGREEMENT_95, labels=labels))

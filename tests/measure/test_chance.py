@@ -1,0 +1,120 @@
+"""Labels that are not those of the original's answers prove nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_stage.core.records import Check, Gate, Outcome
+from compile_stage.measure.metrics import ComparedSamples, check_outputs
+
+Array = np.ndarray[Any, Any]
+N = 500
+RANDOM = np.random.default_rng(0)
+TRUTH = RANDOM.integers(0, 10, N)
+SCORES = np.eye(10)[TRUTH] * 4 + RANDOM.normal(size=(N, 10))
+FRAUD = (np.arange(N) % 25 == 0).astype(np.int64)  # 4 %
+TARGET = RANDOM.normal(50, 5, N)
+GUESS = TARGET + RANDOM.normal(0, 2, N)
+OF_CLASSES = ("accuracy", "f1", "class_recall", "roc_auc", "log_loss", "ece")
+
+
+def check(metric: str, answers: Array, labels: Array, groups: Array | None = None) -> Check:
+    """Of a candidate that answers as the original does."""
+    gate = Gate(metric=metric, limit=0.5, direction="at_most", options={"drop": "max_drop"})
+    samples = ComparedSamples(min_samples=1, real=True, labels=labels, groups=groups)
+    checks = check_outputs((gate,), {"y": answers}, {"y": answers}, samples, batch_size=1, seed=0)
+    return next(found for found in checks if found.gate is gate)
+
+
+@pytest.mark.parametrize("metric", OF_CLASSES)
+@pytest.mark.parametrize(
+    "labels", [(TRUTH + 1) % 10, np.roll(TRUTH, 1)], ids=["coded otherwise", "of the sample before"]
+)
+def test_labels_that_are_not_those_of_the_answers_prove_nothing(metric: str, labels: Array) -> None:
+    """Broken: with a column of labels that is shifted by one row, or coded from 1, every candidate would hold its limit
+    on what the labels say."""
+    found = check(metric, SCORES, labels)
+    assert found.outcome is Outcome.NOT_RUN, found.reason
+    says = "the original's own roc_auc is 0." if metric == "roc_auc" else "the original is right in "
+    assert says in found.reason or "the original gives no right answer" in found.reason
+    assert check(metric, SCORES, TRUTH).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("metric", ["mae", "rmse", "r2"])
+def test_an_original_that_is_no_better_than_one_constant_answer_has_nothing_to_lose(metric: str) -> None:
+    """Broken: a regression whose labels are another column, or in another unit, would hold its limit."""
+    assert check(metric, GUESS, TARGET).outcome is Outcome.PASS
+    for labels in (np.roll(TARGET, 1), TARGET * 1.8 + 32):
+        found = check(metric, GUESS, labels)
+        assert found.outcome is Outcome.NOT_RUN, found.reason
+        assert "one constant answer would have" in found.reason
+        assert found.reason.endswith(f"correct data.validation.labels, or say {metric}: null")
+
+
+def test_shifted_labels_seldom_pass_by_luck() -> None:
+    """Broken: of data sets with shifted labels, half would be a hair above chance, and prove what they like."""
+    generator, passed = np.random.default_rng(1), 0
+    for _ in range(200):
+        truth = generator.integers(0, 10, 300)
+        passed += check("accuracy", truth, np.roll(truth, 1)).outcome is Outcome.PASS
+    assert passed / 200 <= 0.01 + 3 * (0.01 * 0.99 / 200) ** 0.5
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "class_recall", "log_loss", "ece"])
+def test_a_model_of_a_rare_event_that_answers_no_nearly_always_is_noted(metric: str) -> None:
+    """Broken: an honest model of fraud, which names none of 4 %, could not be compiled with labels; or nobody would be
+    told that they show little."""
+    found = check(metric, np.tile([[0.99, 0.01]], (N, 1)), FRAUD)
+    assert found.outcome is Outcome.PASS, found.reason
+    assert "the original is right in 0.96 of its answers, and 0.96 would be by chance" in found.reason
+
+
+def test_a_model_that_names_some_of_a_rare_event_is_better_than_chance() -> None:
+    """Broken: precision and recall of a half, at 4 %, would be taken for chance since the accuracy is that of `never`."""
+    own = FRAUD.copy()
+    own[np.flatnonzero(FRAUD)[::2]] = 0
+    own[np.flatnonzero(FRAUD)[::2] + 1] = 1
+    for metric in ("accuracy", "f1", "class_recall"):
+        found = check(metric, own, FRAUD)
+        assert found.outcome is Outcome.PASS
+        assert "by chance" not in found.reason
+
+
+def test_the_inverse_of_a_rare_event_and_none_found_prove_nothing() -> None:
+    """Broken: labels whose 0 and 1 are swapped, and an f1 of 0, hold any limit."""
+    never = np.zeros(N, np.int64)
+    assert check("accuracy", never, 1 - FRAUD).outcome is Outcome.NOT_RUN
+    found = check("f1", never, FRAUD)
+    assert found.outcome is Outcome.NOT_RUN
+    assert "no sample of its class is found" in found.reason
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(N) // 2])
+def test_a_weak_original_is_one_all_the_same(groups: Array | None) -> None:
+    """Broken: a hard problem, of which the original gets 60 % of two classes right, could not be validated."""
+    generator = np.random.default_rng(2)
+    labels = generator.integers(0, 2, N)
+    own = np.where(generator.random(N) < 0.6, labels, 1 - labels)
+    for metric in ("accuracy", "f1", "class_recall"):
+        found = check(metric, own, labels, groups)
+        assert found.outcome is Outcome.PASS, found.reason
+        assert "by chance" not in found.reason
+
+
+def test_samples_of_one_group_do_not_make_chance_look_like_knowledge() -> None:
+    """Broken: of ten videos of fifty frames each, one label that fits by luck counts fifty times."""
+    groups = np.repeat(np.arange(10), 50)
+    labels, own = np.repeat(np.arange(10) % 3, 50), np.repeat(np.arange(10) % 4 % 3, 50)
+    assert check("accuracy", own, labels).outcome is Outcome.PASS
+    assert check("accuracy", own, labels, groups).outcome is Outcome.NOT_RUN
+
+
+def test_what_a_candidate_reaches_by_itself_needs_no_original() -> None:
+    """Broken: `accuracy: {min: 0.9}` of a candidate that reaches it would not be judged where the original does not."""
+    gate = Gate(metric="accuracy", limit=0.9, direction="at_least")
+    samples = ComparedSamples(min_samples=1, real=True, labels=TRUTH)
+    checks = check_outputs((gate,), {"y": TRUTH}, {"y": (TRUTH + 1) % 10}, samples, batch_size=1, seed=0)
+    assert next(found for found in checks if found.gate is gate).outcome is Outcome.PASS
