@@ -1,5 +1,5 @@
 """Does the original do better than chance against the labels? If not, the labels are those of other samples, or are
-coded otherwise, and that a candidate loses nothing shows nothing.
+coded otherwise, and there is nothing that a candidate could lose.
 
 Of classes it is a permutation test: do the answers fit their own labels better than the same labels in another order?
 What fits is a sum of one number for each sample, of which mean and variance over all orders have a closed form
@@ -37,8 +37,8 @@ Classes = NDArray[np.int64]
 def demand_fit(
     metric: str, codes: Classes, predicted: Classes, scores: F64 | None = None, groups: NDArray[np.int64] | None = None
 ) -> str:
-    """Raise NotMeasurableError where the original's answers fit the labels no better than chance, and it is not shown to
-    be right more often than a class drawn blindly either; where it is, answer a note on it, else an empty one.
+    """Raise NotMeasurableError where the original's answers fit the labels no better than chance, and it is not shown
+    to be right more often than a class drawn blindly either; where it is, answer a note on it, else an empty one.
 
     A model of a rare event answers the frequent class nearly always, and is as good as chance by its labels without
     being wrong: hence the second condition.
@@ -69,8 +69,8 @@ def demand_fit(
             "hardly tells the classes apart on these samples, so these labels show little"
         )
     raise NotMeasurableError(
-        f"the original is right in {right.mean():.4g} of its answers, and {by_chance:.4g} would be by chance, so that "
-        "no drop shows nothing: the labels are those of other samples, or are coded otherwise; "
+        f"the original is right in {right.mean():.4g} of its answers, and {by_chance:.4g} would be by chance, so "
+        "there is nothing to lose: the labels are those of other samples, or are coded otherwise; "
         f"{_ADVICE.format(metric=metric)}"
     )
 
@@ -92,8 +92,8 @@ def demand_ranks(value: float, codes: Classes, scores: F64, groups: NDArray[np.i
         beyond *= math.sqrt(int(groups.max() + 1) / count)
     if beyond <= _SIGMAS:
         raise NotMeasurableError(
-            f"the original's own roc_auc is {value:.4g}, which so many samples can't tell from chance (0.5), so that no "
-            "drop shows nothing: the labels are those of other samples, or are coded otherwise; "
+            f"the original's own roc_auc is {value:.4g}, which so many samples can't tell from chance (0.5), so "
+            "there is nothing to lose: the labels are those of other samples, or are coded otherwise; "
             f"{_ADVICE.format(metric='roc_auc')}"
         )
 
@@ -109,9 +109,9 @@ def demand_less_than_constant(metric: str, value: float, truth: F64) -> None:
     if (value > 0) if metric == "r2" else (value < constant or constant == 0):
         return
     raise NotMeasurableError(
-        f"the original's own {metric} is {value:.4g}, and one constant answer would have {constant:.4g}, so that no drop "
-        "shows nothing: the labels are those of other samples, or in another unit; correct data.validation.labels, or "
-        f"say {metric}: null"
+        f"the original's own {metric} is {value:.4g}, and one constant answer would have {constant:.4g}, so there "
+        "is nothing to lose: the labels are those of other samples, or in another unit; correct "
+        f"data.validation.labels, or say {metric}: null"
     )
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing, is_ratio_known
-from compile_stage.measure import stats
 from compile_stage.measure.gates import holds
-from compile_stage.measure.quantiles import GATED, calls_wanted, effective_calls, quantile_interval
+from compile_stage.measure.quantiles import GATED, calls_wanted, effective_calls, quantile_interval, rounds_of_calls
 from compile_stage.measure.served_load import SERVED_GATES
 from compile_stage.measure.stats import samples_needed
 from compile_stage.measure.token_times import FIRST, NEXT, rounds_of, tokens_per_s
@@ -71,7 +70,7 @@ def _check(gate: Gate, measurement: Measurement | None, size_bytes: int | None) 
         yield from (_speedup(gate, timing) for timing in timings)
     elif gate.metric == "p95_latency_ms":
         # The first batch size is the one that is served; a larger one naturally takes longer.
-        yield _latency(gate, timings[0], stats.by_round(timings[0]) or [(c,) for c in timings[0].latency_s], "")
+        yield _latency(gate, timings[0], rounds_of_calls(timings[0]), "")
     elif gate.metric == "tokens_per_s":
         yield _throughput(gate, max(timings, key=lambda timing: timing.batch_size))
     elif not timings[0].first_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compile_stage.core.records import Candidate, SourceModel, TargetPolicy, Timing
 from compile_stage.measure import stats
+from compile_stage.measure.quantiles import GATED, percentile
 from compile_stage.measure.search import margin
 
 
@@ -52,9 +53,9 @@ def metrics_of(winner: Candidate) -> dict[str, float]:
             name = ".".join(filter(None, (check.gate.metric, check.output, f"batch_{check.batch_size}")))
             metrics[name.replace(":", "_")] = check.measured
     for timing in winner.measurement.timings if winner.measurement else ():
-        median_s, p95_s = stats.median(timing.latency_s), stats.percentile(timing.latency_s, 0.95)
+        median_s, p95_s = stats.median(timing.latency_s), percentile(timing, GATED)
         metrics[f"latency_p50_ms.batch_{timing.batch_size}"] = median_s * 1e3
-        if p95_s is not None:  # fewer than 59 calls can't carry it
+        if p95_s is not None:  # fewer than 59 independent calls can't carry it
             metrics[f"latency_p95_ms.batch_{timing.batch_size}"] = p95_s * 1e3
         if median_s > 0:
             metrics[f"throughput_per_s.batch_{timing.batch_size}"] = timing.batch_size / median_s

@@ -15,10 +15,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from compile_stage.measure.stats import Interval, longer_memory, samples_needed
+from compile_stage.core.records import Timing
+from compile_stage.measure.stats import Interval, by_round, longer_memory, samples_needed
 
 GATED = 0.95
 """The quantile that a policy may limit: p95_latency_ms."""
+
+
+def rounds_of_calls(timing: Timing) -> Sequence[Sequence[float]]:
+    """A timing's latencies, one group for each round; each its own where the rounds are not known."""
+    return by_round(timing) or [(call,) for call in timing.latency_s]
+
+
+def percentile(timing: Timing, q: float) -> float | None:
+    """The q-quantile (`q=0.95` for p95) of a timing's calls, in seconds, or None where so few independent ones can't
+    carry it: the rule of the gate on it. Of the median, which no round's mood moves far, all calls count."""
+    calls = timing.latency_s
+    number = len(calls) if q <= 0.5 else int(effective_calls(rounds_of_calls(timing), q))
+    if number < samples_needed(q):
+        return None
+    return float(np.quantile(np.asarray(calls, dtype=np.float64), q))
 
 
 def quantile_interval(rounds: Sequence[Sequence[float]], q: float, confidence: float = 0.95) -> Interval | None:

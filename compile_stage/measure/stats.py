@@ -1,4 +1,4 @@
-"""Intervals and percentiles that claim no more than their samples carry.
+"""Intervals that claim no more than their samples carry.
 
 A *statistic* is a function of weights: given an array `[resamples, n]` that says how often each of the n observations
 was drawn, it answers `[resamples]` values. Written so, thousands of resamples are one matrix product, and a paired
@@ -461,10 +461,3 @@ def samples_needed(q: float, confidence: float = 0.95) -> int:
     if not 0 < q < 1:
         raise ValueError(f"a quantile lies between 0 and 1, not at {q}")
     return math.ceil(math.log(1 - confidence) / math.log(q))
-
-
-def percentile(samples: Sequence[float], q: float) -> float | None:
-    """The q-quantile (`q=0.95` for p95), or None when so few samples can't carry it: see `samples_needed`."""
-    if len(samples) < samples_needed(q):
-        return None
-    return float(np.quantile(np.asarray(samples, dtype=np.float64), q))

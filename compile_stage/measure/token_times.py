@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from compile_stage.core.records import Timing, record
 from compile_stage.measure import stats
-from compile_stage.measure.quantiles import GATED, quantile_interval
+from compile_stage.measure.quantiles import GATED, quantile_interval, rounds_of_calls
 from compile_stage.measure.restarts import shared_rounds
 from compile_stage.measure.stats import Interval
 
@@ -79,7 +79,7 @@ def tokens_per_s(timing: Timing) -> Interval | None:
     """Output tokens of all sequences of a batch a second; None where it is no language model's, or has too few
     calls."""
     written = timing.batch_size * timing.new_tokens
-    taken = quantile_interval(stats.by_round(timing) or [(call,) for call in timing.latency_s], 0.5)
+    taken = quantile_interval(rounds_of_calls(timing), 0.5)
     if not written or taken is None:
         return None
     return Interval(

@@ -112,9 +112,9 @@ def result_document(result: RunResult) -> dict[str, Any]:
 
 def timing_summary(timing: Timing) -> dict[str, Any]:
     """One batch size, without the raw samples."""
-    from compile_stage.measure.stats import percentile
+    from compile_stage.measure.quantiles import percentile
 
-    summary: dict[str, Any] = {key: percentile(timing.latency_s, q) for key, q in _PERCENTILES.items()}
+    summary: dict[str, Any] = {key: percentile(timing, q) for key, q in _PERCENTILES.items()}
     median = summary["p50_s"]
     from compile_stage.measure.token_times import token_times
 

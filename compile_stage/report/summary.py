@@ -322,9 +322,9 @@ def timing_at(measurement: Measurement | None, batch_size: int) -> Timing | None
 
 def median_s(timing: Timing | None) -> float | None:
     """The median in seconds; None without a timing, or with too few calls to carry it."""
-    from compile_stage.measure.stats import percentile
+    from compile_stage.measure.quantiles import percentile
 
-    return None if timing is None else percentile(timing.latency_s, 0.5)
+    return None if timing is None else percentile(timing, 0.5)
 
 
 def baseline_of(result: RunResult, target: TargetResult) -> Measurement | None:

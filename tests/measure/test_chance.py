@@ -73,7 +73,7 @@ def test_a_model_of_a_rare_event_that_answers_no_nearly_always_is_noted(metric: 
 
 
 def test_a_model_that_names_some_of_a_rare_event_is_better_than_chance() -> None:
-    """Broken: precision and recall of a half, at 4 %, would be taken for chance since the accuracy is that of `never`."""
+    """Broken: precision and recall of a half, at 4 %, would be chance, since the accuracy is that of `never`."""
     own = FRAUD.copy()
     own[np.flatnonzero(FRAUD)[::2]] = 0
     own[np.flatnonzero(FRAUD)[::2] + 1] = 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from compile_stage.core.records import Timing
 from compile_stage.measure import stats
+from compile_stage.measure.quantiles import percentile
 from compile_stage.measure.stats import (
     FEW_ROUNDS,
     UNSTABLE,
@@ -21,7 +22,6 @@ from compile_stage.measure.stats import (
     bootstrap,
     is_within,
     median,
-    percentile,
     ratio_interval,
     samples_needed,
     tied,
@@ -187,11 +187,18 @@ def test_one_wild_round_does_not_move_the_ratio() -> None:
 def test_percentiles_need_their_samples() -> None:
     """p99 of 20 calls is the slowest call under another name."""
     assert [samples_needed(q) for q in (0.5, 0.9, 0.95, 0.99, 0.999)] == [5, 29, 59, 299, 2995]
-    calls = list(range(59))
-    assert percentile(calls, 0.95) == pytest.approx(np.quantile(calls, 0.95))
-    assert percentile(calls[:58], 0.95) is None
-    assert percentile(calls, 0.99) is None
-    assert percentile([], 0.5) is None
+    calls = np.random.default_rng(0).permutation(59) + 1.0
+
+    def of(count: int, q: float) -> float | None:
+        return percentile(
+            Timing(batch_size=1, latency_s=tuple(calls[:count]), turns=(count,), rounds=1, stable=True, environment=""),
+            q,
+        )
+
+    assert of(59, 0.95) == pytest.approx(np.quantile(calls, 0.95))
+    assert of(58, 0.95) is None
+    assert of(59, 0.99) is None
+    assert of(4, 0.5) is None
     with pytest.raises(ValueError, match="between 0 and 1"):
         samples_needed(95)
 

@@ -8,10 +8,13 @@ import json
 from types import ModuleType
 
 import jsonschema
+import numpy as np
 import pytest
 
-from compile_stage.core.records import Measurement, RunResult
-from compile_stage.report.result import result_document, result_json_schema, result_text
+from compile_stage.core.records import Gate, Measurement, Outcome, RunResult, Timing
+from compile_stage.measure.performance import check_performance
+from compile_stage.measure.published_figures import metrics_of
+from compile_stage.report.result import result_document, result_json_schema, result_text, timing_summary
 
 
 def validate(document: object) -> None:
@@ -90,6 +93,24 @@ def test_a_percentile_that_the_samples_cannot_carry_is_null(result: RunResult) -
     timing = slow["timing"]["by_batch"]["1"]
     assert timing["p50_s"] is not None
     assert timing["p99_s"] is None
+
+
+def test_a_percentile_is_given_where_its_gate_could_judge_it(result: RunResult) -> None:
+    """Broken: the gate says that the calls can't carry a p95, and the reports and the registry show one."""
+    random, target = np.random.default_rng(0), result.targets[0]
+    gate = Gate(metric="p95_latency_ms", limit=1000, direction="at_most", unit="ms")
+    for mood, known in ((0.0, True), (0.5, False)):  # whole rounds are slower, and their neighbours too
+        moods = np.repeat(np.exp(mood * random.standard_normal(8)), 5)
+        rounds = [0.001 * slow * np.exp(0.02 * random.standard_normal(40)) for slow in moods]
+        calls = tuple(float(call) for turn in rounds for call in turn)
+        timing = Timing(batch_size=1, latency_s=calls, rounds=40, turns=(40,) * 40, stable=True, environment="")
+        measured = Measurement(timings=(timing,), load_s=0.1, peak_memory_bytes=1)
+        (check,) = check_performance([gate], measured, None)
+        assert (check.outcome is Outcome.PASS) is known, check.reason
+        assert (timing_summary(timing)["p95_s"] is not None) is known
+        assert timing_summary(timing)["p50_s"] is not None
+        winner = dataclasses.replace(target.candidates[0], measurement=measured)
+        assert ("latency_p95_ms.batch_1" in metrics_of(winner)) is known
 
 
 def test_three_calls_carry_no_median(factory: ModuleType) -> None:
