@@ -398,22 +398,6 @@ def overlap(a: SampleSet, b: SampleSet) -> int:
     return len(set(_fingerprints(open_samples(a))) & set(_fingerprints(open_samples(b))))
 
 
-def count_distinct(samples: Samples, outputs: Mapping[str, Array]) -> int:
-    """How many samples differ from all others and have a finite answer: a copy proves nothing new, and where the
-    baseline has no number there is nothing to compare with.
-
-    Args:
-        outputs: What the baseline answers, axis 0 being the sample. Of each floating output one finite value is enough:
-            a masked class is infinite in honest models too.
-    """
-    answered = np.ones(samples.count, dtype=bool)
-    for array in outputs.values():
-        if array.dtype.kind == "f" and array.ndim and len(array) == samples.count:
-            for row in range(samples.count):
-                answered[row] &= bool(np.isfinite(array[row]).any())
-    return len({digest for digest, counts in zip(_fingerprints(samples), answered, strict=True) if counts})
-
-
 def _fingerprints(samples: Samples) -> list[bytes]:
     digests = []
     for batch in samples.batches(1):

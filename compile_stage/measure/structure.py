@@ -31,7 +31,7 @@ def samples_problem(amount: Amount, distinct: int, min_samples: int, *, real: bo
     """Why so many samples prove nothing; empty when they do.
 
     Args:
-        distinct: Those that differ, and that the baseline has a finite answer for.
+        distinct: Those that differ beyond rounding, and that the baseline has a finite answer for.
     """
     if amount.samples == 0:
         return "there are no samples, so nothing was compared"
@@ -43,7 +43,7 @@ def samples_problem(amount: Amount, distinct: int, min_samples: int, *, real: bo
     if amount.independent < min_samples:
         return f"{amount.real} are {asked}"
     if distinct < min_samples:
-        return f"of {amount.real} {distinct} samples differ and have a finite answer of the baseline, {asked}"
+        return f"of {amount.real} {distinct} differ beyond rounding and have a finite answer of the baseline, {asked}"
     return ""
 
 
