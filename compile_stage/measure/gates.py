@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY
+from compile_stage.core.quantities import told_apart
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.classes import CLASS_METRICS, has_classes
 from compile_stage.measure.columns import COLUMN_METRICS
@@ -117,7 +118,7 @@ def change_text(gate: Gate, value: float) -> str:
     if value == 0:
         return "does not change"
     share = " of the baseline's" if gate.options["drop"] == "max_relative_drop" else ""
-    return f"gets {'worse' if value > 0 else 'better'} by {abs(value):.4g}{share}"
+    return f"gets {'worse' if value > 0 else 'better'} by {told_apart(abs(value), gate.limit)[0]}{share}"
 
 
 def suits(gate: Gate, output: Array) -> bool:

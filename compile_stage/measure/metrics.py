@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from compile_stage.core.quantities import quantity, told_apart
 from compile_stage.core.records import Check, Gate, Outcome, Waiver
 from compile_stage.core.sample_sizes import too_few_samples
 from compile_stage.measure.classes import CLASS_METRICS, LOOKS_LIKE_SCORES, measure_classes
@@ -325,10 +326,11 @@ class _Comparison:
         held = holds(gate, measured.value, ends, _ROUNDING if measured.parts is not None else 0.0)
         unit = f" {gate.unit}" if gate.unit else ""
         sign = {"at_most": ("<=", ">"), "at_least": (">=", "<")}[gate.direction][0 if held else 1]
-        what = f"{gate.metric} of output {name!r} is {measured.value:.4g}"
+        compared, limit = told_apart(worse, gate.limit)
+        what = f"{gate.metric} of output {name!r} is {compared if ends is None else quantity(measured.value)}"
         if ends is not None:
-            what += f", its {gate.confidence:.0%} interval's worse end {worse:.4g}"
-        reason = f"{what} {sign} {gate.limit:g}{unit} over {self.count} samples"
+            what += f", its {gate.confidence:.0%} interval's worse end {compared}"
+        reason = f"{what} {sign} {limit}{unit} over {self.count} samples"
         if measured.note:
             reason += f" ({measured.note})"
         outcome = Outcome.PASS if held else Outcome.FAIL

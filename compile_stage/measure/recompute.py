@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 
+from compile_stage.core.quantities import told_apart
 from compile_stage.core.records import Check, Gate, Job, Outcome, Verdict
 from compile_stage.measure import gates as rules
 from compile_stage.measure.performance import BY_INTERVAL, PERFORMANCE
@@ -74,8 +75,9 @@ def describe(check: Check) -> str:
     0.99`."""
     place = f" of output {check.output!r}" if check.output else ""
     batch = f" at batch size {check.batch_size}" if check.batch_size else ""
-    limit = f"the limit is {check.gate.direction.replace('_', ' ')} {check.gate.limit:g}"
-    measured = "was not measured" if check.measured is None else f"is {check.measured:g}"
+    value, limit = told_apart(math.nan if check.measured is None else check.measured, check.gate.limit)
+    limit = f"the limit is {check.gate.direction.replace('_', ' ')} {limit}"
+    measured = "was not measured" if check.measured is None else f"is {value}"
     spread = f" ({check.interval[0]:g} to {check.interval[1]:g})" if check.interval else ""
     return f"{check.gate.metric}{place}{batch} {measured}{spread}, {limit}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from compile_stage.core import quantities
 from compile_stage.core.records import is_ratio_known
 
 DASH = "—"
@@ -14,18 +15,7 @@ def quantity(value: float | None) -> str:
     """`0.9987`, `1 − 4e-14`, `1.2e-06`, `NaN`; a dash for None. Never rounded to a perfect 1."""
     if value is None:
         return DASH
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    if 0.99 < value < 1:  # a cosine or an accuracy: what matters is how far it is from 1
-        away = 1 - value
-        if away < 1e-6:
-            return f"1 − {away:.1g}"
-        return f"{value:.{max(4, -math.floor(math.log10(away)))}f}".rstrip("0")
-    return f"{value:.4g}"
+    return quantities.quantity(value)
 
 
 def duration(seconds: float | None) -> str:

@@ -461,3 +461,15 @@ def test_one_value_for_each_sample_is_compared_as_a_column() -> None:
     assert one(check({"y": np.zeros_like(PRICES)}, {"y": PRICES}, COSINE), "cosine").measured == 0
     tiny = PRICES * np.float32(1e-30)
     assert one(check({"y": tiny}, {"y": tiny * 2}, COSINE), "cosine").measured == pytest.approx(1)
+
+
+def test_a_reason_shows_by_what_a_limit_is_missed() -> None:
+    """Broken: "cosine is 1 < 1" reads as a fault of the tool."""
+    gate = Gate(metric="cosine", limit=1.0, direction="at_least")
+    own = np.ones((64, 4)) + 3e-6 * np.eye(4)[np.arange(64) % 4]
+    found = next(c for c in check({"y": own}, {"y": np.ones((64, 4))}, gate) if c.gate is gate)
+    assert found.outcome is Outcome.FAIL
+    assert found.reason.startswith("cosine of output 'y' is 1 − 8e-13 < 1 over 64 samples")
+    gate = Gate(metric="max_abs", limit=0.1, direction="at_most")
+    found = next(c for c in check({"y": np.full((64, 4), 0.100001)}, {"y": np.zeros((64, 4))}, gate) if c.gate is gate)
+    assert "is 0.100001 > 0.1 over 64 samples" in found.reason

@@ -1,0 +1,31 @@
+"""Measured values in words, the same in a check's reason and in every table."""
+
+from __future__ import annotations
+
+import math
+
+
+def quantity(value: float) -> str:
+    """`0.9987`, `1 − 4e-14`, `1.2e-06`, `NaN`. Never rounded to a perfect 1."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    if 0.99 < value < 1:  # a cosine or an accuracy: what matters is how far it is from 1
+        away = 1 - value
+        if away < 1e-6:
+            return f"1 − {away:.1g}"
+        return f"{value:.{max(4, -math.floor(math.log10(away)))}f}".rstrip("0")
+    return f"{value:.4g}"
+
+
+def told_apart(value: float, limit: float) -> tuple[str, str]:
+    """A value and its limit in words, with as many digits as it takes to see that they are not the same."""
+    texts = quantity(value), quantity(limit) if quantity(limit).startswith("1 −") else f"{limit:g}"
+    digits = 5
+    while texts[0] == texts[1] and value != limit and digits <= 17:
+        texts = f"{value:.{digits}g}", f"{limit:.{digits}g}"
+        digits += 1
+    return texts
