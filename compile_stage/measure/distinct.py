@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from compile_stage.measure.samples import Samples
 
 SAME_INPUT = 1e-5
-"""Samples that are no further apart than this share of their size are one: 84 roundings of float32. An image with one
-pixel of 224 by 224 that is another by one step of 8 bits is about so far off."""
+"""Samples that are no further apart than this share of their size are one: 84 times the precision of float32. In an
+image of 224 by 224, one pixel that differs by one step of 8 bits is three times as far off."""
 
 SAME_ANSWER = 1e-3
 """And whose answers differ by no more than this share of an output's largest value. Beside a column of seconds since
