@@ -26,7 +26,6 @@ from compile_stage.core.digest import plain, revive, tree_size
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import CompileStageError, UsageError, WorkerError
 from compile_stage.core.records import Budget, Event, Failure, Plan, Policy, RunResult, SourceModel, TargetPolicy
-from compile_stage.core.storage import demand_writable
 from compile_stage.engine.protocol import describe_error, revive_error
 from compile_stage.pipeline.outcome import RunState
 from compile_stage.pipeline.run import plan_for
@@ -107,10 +106,10 @@ class Driver:
             )
             group.given = plain(order)
         self._plan(groups)
-        progress.plan = merged_plan([group.plan for group in groups if group.plan], policy)
-        context.events.planned(progress.plan)
-        folder = progress.folder = progress.options.out or place(source).absolute()
-        demand_writable(folder)
+        plan = merged_plan([group.plan for group in groups if group.plan], policy)
+        context.events.planned(plan)
+        folder = progress.options.out or place(source).absolute()
+        progress.begin(plan, folder)
         failures = self._compile(source, groups)
         self._finish(groups, self._run(uri, groups, failures), folder)
 

@@ -13,7 +13,6 @@ from compile_stage.core.events import Reporter
 from compile_stage.core.records import Plan, Policy, RunResult, SourceModel
 from compile_stage.core.run_context import open_context
 from compile_stage.core.shipped import policy_file
-from compile_stage.core.storage import demand_writable
 from compile_stage.policy.load import load_policy
 from compile_stage.shared_caching import open_shared
 
@@ -128,6 +127,7 @@ def run(
     )
     with RunState(model_uri, os.fspath(policy_path), options, write_reports) as progress:
         progress.policy = load_policy(policy_file(policy_path), sets=sets, targets=targets, roots=policy_roots)
+        progress.forget_reports()
         progress.policy_values = tuple(explain(policy_file(policy_path), sets, roots=policy_roots))
         compliance = progress.policy.compliance
         shared = open_shared(shared_cache, options.signer, compliance)
@@ -139,9 +139,7 @@ def run(
                 context.confinement_beside()  # the registry takes longer
                 expanded = make_plan(context, progress.policy, model_uri)
                 context.events.planned(expanded)
-                folder = options.out or default_out(expanded.source, progress.policy).absolute()
-                demand_writable(folder)
-                progress.plan, progress.folder = expanded, folder
+                progress.begin(expanded, options.out or default_out(expanded.source, progress.policy).absolute())
                 run_plan(progress, context, expanded)
     return NotebookResult.of(progress.written or progress.result())
 

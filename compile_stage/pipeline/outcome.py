@@ -37,7 +37,8 @@ from compile_stage.core.records import (
     SourceModel,
     TargetResult,
 )
-from compile_stage.core.storage import explained
+from compile_stage.core.storage import demand_writable, explained
+from compile_stage.report.files import FILES, remove
 
 if TYPE_CHECKING:
     from compile_stage.serving.trust import Trust
@@ -116,8 +117,43 @@ class RunState:
         if isinstance(error, Exception | KeyboardInterrupt):
             self.outcome = ended_by(error, "refused" if self.plan is None else "failed")
             self.targets = self.targets if self.plan is not None else ()
-            with suppress(OSError):  # a full disk, or this very folder, may be what ended it
+            try:
                 self.write_reports()
+            except OSError:  # a full disk, or this very folder, may be what ended it
+                with suppress(OSError):
+                    self._remove_reports()  # what was written before, such as for the registry, said how it stood then
+
+    def forget_reports(self) -> None:
+        """Delete an earlier run's reports, where the caller named the folder: if this run is killed, none are better
+        than those. Raises OSError where they can't be deleted."""
+        if self._holds_results():
+            with self.folder_lock():  # another run may be publishing them
+                self._remove_reports()
+
+    def begin(self, plan: Plan, folder: Path) -> None:
+        """This is what will be done, and where its results go. What an earlier run left there of the plan's targets is
+        deleted: only what this run proves shall be found.
+
+        Raises:
+            StorageError, OSError: The folder can't be written.
+        """
+        from compile_stage.steps.package import remove_bundles
+
+        demand_writable(folder)
+        self.folder = folder
+        if self._holds_results():
+            with self.folder_lock():
+                self._remove_reports()
+                remove_bundles(folder, plan.policy.targets)
+        self.plan = plan
+
+    def _holds_results(self) -> bool:
+        folder = self.folder
+        return folder is not None and any((folder / name).exists() for name in (*FILES, "bundles", "profiles"))
+
+    def _remove_reports(self) -> None:
+        if self.folder is not None:
+            remove(self.folder)
 
     @contextmanager
     def folder_lock(self) -> Iterator[None]:

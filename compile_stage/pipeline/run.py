@@ -45,7 +45,7 @@ from compile_stage.pipeline.time_left import START_S, TimeLeft
 from compile_stage.pipeline.tuning_options import announce
 from compile_stage.steps.benchmark import benchmark_successor
 from compile_stage.steps.export import inspect, predict_original
-from compile_stage.steps.package import family_key, package, package_family
+from compile_stage.steps.package import family_key, package, package_family, remove_bundles
 from compile_stage.steps.plan import plan as expand
 from compile_stage.steps.predict import PredictComparison
 from compile_stage.steps.promote import alias_of, incumbent, lacking, promote, shipped
@@ -180,6 +180,8 @@ def _package(progress: RunState, context: Context, plan: Plan, origin: Origin) -
         return
     out, signer = progress.folder, progress.options.signer
     by = (signer.signed_by.keyid or signer.signed_by.name) if signer is not None else ""
+    # Of a run that began in the same folder after this one, and was faster: the reports will be this one's.
+    remove_bundles(out, [target.policy for target in progress.targets])
     packaged: dict[str, TargetResult] = {}
     for members in _published_together(progress.targets):
         if members[0].policy.family:

@@ -1,5 +1,5 @@
 """The same records as JSON, HTML, Markdown and JUnit."""
 
-from compile_stage.report.files import write
+from compile_stage.report.files import remove, write
 
-__all__ = ["write"]
+__all__ = ["remove", "write"]

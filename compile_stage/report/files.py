@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from compile_stage.core.errors import UsageError
@@ -13,6 +14,9 @@ from compile_stage.core.redaction import redacted
 
 NAMES = {"html": "report.html", "md": "report.md", "junit": "junit.xml"}
 """Kind of report → its file beside result.json."""
+
+FILES = ("result.json", *NAMES.values())
+"""All that a run writes of its result."""
 
 _CONTROLS = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 """What a name or a message of others may hold, and a terminal that shows the file would act on."""
@@ -34,6 +38,17 @@ def write(result: RunResult, out: Path) -> dict[str, Path]:
     texts = {"result.json": result_text(result)} | {NAMES[kind]: render(result, kind) for kind in NAMES}
     write_traces(result, out)
     return {name: write_text(out / name, text) for name, text in texts.items()}
+
+
+def remove(out: Path) -> None:
+    """Delete the reports that an earlier run wrote into the folder `out`, and the traces that belong to them: nobody
+    shall take them for those of the run that begins. Raises OSError where they can't be."""
+    from compile_stage.report.profiles import FOLDER, TRACE
+
+    for file in (*(out / name for name in FILES), *(out / FOLDER).glob(f"*{TRACE}")):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):  # there is none, or it holds something else
+        (out / FOLDER).rmdir()
 
 
 def render(result: RunResult, kind: str) -> str:

@@ -18,6 +18,8 @@ SHOWN = 8
 """So many operators of each model a report shows; result.json has more, and the trace all."""
 
 FOLDER = "profiles"
+TRACE = ".trace.json"
+"""How the name of a trace ends."""
 _SHOWN_NODES = 6
 
 
@@ -149,7 +151,7 @@ def _plain(profile: Profile) -> dict[str, Any]:
 def trace_name(target: str, profiled: Profiled) -> str:
     """Where a trace lies beside the reports: `profiles/JOB.trace.json`."""
     name = f"{target}--baseline" if profiled.name == "baseline" else profiled.name
-    return f"{FOLDER}/{re.sub('[^A-Za-z0-9_.-]+', '-', name)}.trace.json"
+    return f"{FOLDER}/{re.sub('[^A-Za-z0-9_.-]+', '-', name)}{TRACE}"
 
 
 def write_traces(result: RunResult, out: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context, made_by
 from compile_stage.core.digest import digest_of, digest_tree, plain
 from compile_stage.core.environment import python_version
-from compile_stage.core.errors import InternalError
+from compile_stage.core.errors import CompileStageError, InternalError
 from compile_stage.core.generation import call_signature
 from compile_stage.core.provenance import remember_packaged
 from compile_stage.core.records import (
@@ -27,6 +28,7 @@ from compile_stage.core.records import (
     SourceModel,
     TakenOver,
     Target,
+    TargetPolicy,
     TargetResult,
     UnvalidatedBundle,
     Variant,
@@ -41,7 +43,7 @@ from compile_stage.serving.batches import proven_batches
 from compile_stage.serving.manifest import VALIDATIONS, read_manifest
 from compile_stage.serving.text import TOKENIZER_FOLDER
 from compile_stage.serving.variant_writing import NO_PORTABLE, FamilyVersion, variant_note, with_variants
-from compile_stage.serving.variants import PORTABLE, PORTABLE_FP32
+from compile_stage.serving.variants import PORTABLE, PORTABLE_FP32, every_variant
 from compile_stage.serving.version_tags import TAG, variant_tags, waivers_of
 from compile_stage.signing.mlbom import MLBOM, mlbom
 
@@ -162,6 +164,31 @@ def package_family(
         replace(member, bundle=bundle, notes=tuple(dict.fromkeys(notes))) if member is lead else member
         for member in members
     )
+
+
+def remove_bundles(out: Path, targets: Sequence[TargetPolicy]) -> None:
+    """Delete the bundles of these targets that an earlier run packaged in `out`, and those of their families: what one
+    of them proves is not known any more. Bundles of other targets stay. Raises OSError where they can't be deleted."""
+    names = {one.target.name for one in targets}
+    places = names | {one.published_as for one in targets}
+    bundles = out / "bundles"
+    for bundle in sorted(bundles.iterdir()) if bundles.is_dir() else ():
+        if bundle.name not in places and names.isdisjoint(_targets_of(bundle)):
+            continue
+        if bundle.is_dir() and not bundle.is_symlink():
+            shutil.rmtree(bundle)
+        else:
+            bundle.unlink()
+    with suppress(OSError):  # there is none, or it holds others
+        bundles.rmdir()
+
+
+def _targets_of(bundle: Path) -> set[str]:
+    """The targets that a bundle has something for; none where it is no bundle."""
+    try:
+        return {str(one["target"]["name"]) for one in every_variant(read_manifest(bundle))}
+    except (CompileStageError, LookupError, TypeError, AttributeError):
+        return set()
 
 
 def _lead_order(member: TargetResult) -> float:
