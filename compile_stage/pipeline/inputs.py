@@ -138,6 +138,14 @@ class TargetInputs:
             raise UsageError(model)
         return model
 
+    def make(self) -> None:
+        """Make all inputs now, so that what the source can't do is the target's trouble and no job's.
+
+        Raises:
+            SourceError: The source can't be exported, sampled or run as the target asks.
+        """
+        _ = self.portable, self.samples, self.reference, self.forms
+
     def _sample(self, role: Literal["validation", "calibration"]) -> SampleSet:
         spec = self.data.validation if role == "validation" else self.data.calibration
         signature = session_signature(self.exported.signature, self.target.generation)
@@ -148,13 +156,9 @@ class TargetInputs:
 def prepare(
     context: Context, source_worker: Worker, source: SourceModel, data: Data, target: Target, jobs: Sequence[Job]
 ) -> TargetInputs:
-    """All inputs of a target, made now, so that what the source can't do is the target's trouble and no job's.
-
-    Raises:
-        SourceError: The source can't be exported, sampled or run as the target asks.
-    """
+    """All inputs of a target, made now. Raises SourceError as `TargetInputs.make`."""
     inputs = TargetInputs(context, source_worker, source, data, target, jobs)
-    _ = inputs.portable, inputs.samples, inputs.reference, inputs.forms
+    inputs.make()
     return inputs
 
 

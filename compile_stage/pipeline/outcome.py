@@ -197,7 +197,7 @@ class RunState:
             started_at=self._started_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
             policy_values=self.policy_values,
             targets=targets,
-            refused=plan.refused if plan else (),
+            refused=(*(plan.refused if plan else ()), *(one for target in targets for one in target.refused)),
             baseline_framework=self.framework,
             baseline={t.policy.target.name: t.baseline for t in targets if t.baseline is not None},
             samples={role: samples for t in reversed(targets) for role, samples in t.samples.items()},
@@ -228,7 +228,7 @@ def outcome_of(targets: Sequence[TargetResult]) -> RunOutcome:
     without_winner = [t for t in targets if t.selection.winner is None]
     required = [t for t in without_winner if t.policy.target.required]
     # Also where no target was required: a run that made nothing is not green.
-    if not any(c.artifact for t in targets for c in t.candidates):
+    if not any(t.refused or any(c.artifact for c in t.candidates) for t in targets):
         problem = "\n".join(["nothing could be compiled", *map(_no_winner, without_winner)])
         return RunOutcome(status="failed", exit_code=EXIT_NOTHING_COMPILED, problem=problem)
     if required:

@@ -22,11 +22,12 @@ from compile_stage.core.errors import (
     SourceError,
 )
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Data, DataSpec, Job, Plan, Refusal, SampleSet, ShapeRange, SourceModel, Target
+from compile_stage.core.records import Data, DataSpec, Job, Plan, SampleSet, ShapeRange, SourceModel, Target
 from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.core.tensors import Signature
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.pipeline.inputs import source_errors, source_limits
+from compile_stage.pipeline.unfit_samples import refusal, unfit
 from compile_stage.steps.export import demand_batch_sizes, inspect
 from compile_stage.steps.sample import sample
 
@@ -61,7 +62,7 @@ def preflight(context: Context, plan: Plan) -> Plan:
     return replace(
         plan,
         jobs=tuple(job for job in plan.jobs if job.id not in reasons),
-        refused=(*plan.refused, *(_refusal(job, reasons[job.id]) for job in plan.jobs if job.id in reasons)),
+        refused=(*plan.refused, *(refusal(job, reasons[job.id]) for job in plan.jobs if job.id in reasons)),
         notes=tuple(dict.fromkeys((*plan.notes, *checks.notes))),
         exit_code=exit_code,
         problem=problem,
@@ -91,9 +92,7 @@ class _Checks:
         demand_batch_sizes(self.source, signature, target)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
         self.notes.extend(_confidence_notes(jobs, validation))
-        too_few = validation and _too_few(validation, self.data)
-        reasons = {job.id: too_few for job in jobs if too_few and not job.not_runnable_here}
-        reasons |= _unfit_labels([job for job in jobs if job.id not in reasons], validation)
+        reasons = unfit(jobs, validation, self.data) if validation is not None else {}
         calibrated = [job for job in jobs if plugins.needs_calibration(job.scheme) and job.id not in reasons]
         if calibrated:
             try:
@@ -129,59 +128,23 @@ def _confidence_notes(jobs: Sequence[Job], validation: SampleSet | None) -> tupl
     return confidence_notes(jobs, validation.independent, validation.unit)
 
 
-def _unfit_labels(jobs: Sequence[Job], validation: SampleSet | None) -> dict[str, str]:
-    """Jobs with a gate whose metric can't read the labels, by their ids."""
-    from compile_stage.measure.label_needs import labels_problem
-    from compile_stage.measure.samples import open_samples
-
-    labels = open_samples(validation).labels if validation is not None and validation.has_labels else None
-    if labels is None or validation is None:
-        return {}
-    found = (
-        (job.id, labels_problem(gate.metric, labels, gate.options, queries=validation.groups > 0))
-        for job in jobs
-        if not job.not_runnable_here
-        for gate in job.gates
-    )
-    return {job_id: f"{problem}, so it could not pass" for job_id, problem in found if problem is not None}
-
-
-def _too_few(samples: SampleSet, data: Data) -> str:
-    if not samples.real:
-        return (
-            "its validation samples are synthetic (data.validation.source), which prove nothing, so it could not pass"
-        )
-    if samples.independent < data.min_samples:
-        one = samples.independent == 1
-        ending = "" if one else "s"
-        unit = f"group{ending} of validation samples" if samples.groups else f"validation sample{ending}"
-        counted, verb = f"{samples.independent} {unit}", "is" if one else "are"
-        return (
-            f"there {verb} {counted}, fewer than the {data.min_samples} that the policy asks for "
-            "(data.min_samples), so it could not pass"
-        )
-    return ""
-
-
 def _ending(plan: Plan, reasons: Mapping[str, str]) -> tuple[int, str]:
     """The exit code of a run and its first cause: as far as planned, since a candidate may still fail."""
     if not plan.jobs:
         return EXIT_NOTHING_COMPILED, "nothing could be compiled: every job is refused"
-    lost = list(_without_candidates(plan, reasons))
+    nothing_left = all(job.id in reasons for job in plan.jobs)  # then the run fails, whichever targets are required
+    lost = list(_without_candidates(plan, reasons, required_only=not nothing_left))
     return (EXIT_GATE, "\n".join(lost)) if lost else (EXIT_OK, "")
 
 
-def _without_candidates(plan: Plan, reasons: Mapping[str, str]) -> Iterator[str]:
+def _without_candidates(plan: Plan, reasons: Mapping[str, str], *, required_only: bool) -> Iterator[str]:
     for target_policy in plan.policy.targets:
         target = target_policy.target
+        if required_only and not target.required:
+            continue
         jobs = [job for job in plan.jobs if job.target.name == target.name]
-        if target.required and not any(job.id not in reasons and not job.not_runnable_here for job in jobs):
+        if not any(job.id not in reasons and not job.not_runnable_here for job in jobs):
             why = [reasons.get(job.id) or job.not_runnable_here for job in jobs]
             why = why or [refusal.reason for refusal in plan.refused if refusal.target == target.name]
-            yield f"required target {target.name!r} can have no winner: {'; '.join(dict.fromkeys(why))}"
-
-
-def _refusal(job: Job, reason: str) -> Refusal:
-    return Refusal(
-        job_id=job.id, target=job.target.name, backend=job.backend, precision=job.scheme.precision, reason=reason
-    )
+            kind = "required target" if target.required else "target"
+            yield f"{kind} {target.name!r} can have no winner: {'; '.join(dict.fromkeys(why))}"

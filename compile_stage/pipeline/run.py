@@ -34,13 +34,14 @@ from compile_stage.core.records import (
     RunOutcome,
     SourceModel,
     TakenOver,
+    TargetPolicy,
     TargetResult,
 )
 from compile_stage.pipeline.inputs import source_errors, source_limits
 from compile_stage.pipeline.outcome import RunState, ended_by, outcome_of
 from compile_stage.pipeline.profiles import profile_winners
 from compile_stage.pipeline.serving import measure_served
-from compile_stage.pipeline.target import run_target
+from compile_stage.pipeline.target import OpenedTarget, open_target, run_target
 from compile_stage.pipeline.time_left import START_S, TimeLeft
 from compile_stage.pipeline.tuning_options import announce
 from compile_stage.steps.benchmark import benchmark_successor
@@ -149,10 +150,17 @@ def _run_targets(context: Context, source_worker: Worker, plan: Plan) -> tuple[T
     """
     results: list[TargetResult] = []
     refusals: list[SourceError] = []
-    for policy in plan.policy.targets:
+    opened = [_open_target(context, source_worker, plan, policy) for policy in plan.policy.targets]
+    if refused := [refusal for one in opened if isinstance(one, OpenedTarget) for refusal in one.refused]:
+        without = {refusal.job_id for refusal in refused}
+        jobs = tuple(job for job in plan.jobs if job.id not in without)
+        context.events.planned(replace(plan, jobs=jobs, refused=(*plan.refused, *refused)))
+    for policy, one in zip(plan.policy.targets, opened, strict=True):
         try:
+            if isinstance(one, SourceError):
+                raise one
             with source_errors(plan.source):
-                results.append(run_target(context, source_worker, plan, policy))
+                results.append(run_target(context, source_worker, plan, one))
         except SourceError as error:
             refusals.append(error)
             selection = replace(select((), policy), reason=error.problem)
@@ -160,6 +168,17 @@ def _run_targets(context: Context, source_worker: Worker, plan: Plan) -> tuple[T
     if refusals and len(refusals) == len(results):
         raise refusals[0]
     return tuple(results)
+
+
+def _open_target(
+    context: Context, source_worker: Worker, plan: Plan, policy: TargetPolicy
+) -> OpenedTarget | SourceError:
+    """The target, or why it can't have the source: so that all targets are looked at before anything is compiled."""
+    try:
+        with source_errors(plan.source):
+            return open_target(context, source_worker, plan, policy)
+    except SourceError as error:
+        return error
 
 
 def _predict_originals(

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field, replace
 
 from compile_stage.core.context import Context
 from compile_stage.core.ports import Worker, WorkerLimits
-from compile_stage.core.records import Answers, Candidate, Plan, SampleSet, TargetPolicy, TargetResult
+from compile_stage.core.records import Answers, Candidate, Job, Plan, Refusal, SampleSet, TargetPolicy, TargetResult
 from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.measure.previews import previews_of, worst_samples
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.evaluate import evaluate_all
-from compile_stage.pipeline.inputs import TargetRun, prepare
+from compile_stage.pipeline.inputs import TargetInputs, TargetRun
 from compile_stage.pipeline.mixed_precision import search_missed
 from compile_stage.pipeline.option_tuning import Tuning, lay_out, tune
 from compile_stage.pipeline.pruning import dropped_too_soon, to_validate
 from compile_stage.pipeline.soaked_selection import select_soaked
 from compile_stage.pipeline.time_left import late_note
 from compile_stage.pipeline.tried_settings import tried_settings
+from compile_stage.pipeline.unfit_samples import refusal, unfit
 from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.sample import compare_samples
@@ -27,16 +28,50 @@ from compile_stage.steps.sync_tuning_records import pull_records, pull_shared_re
 from compile_stage.steps.write_texts import write_texts
 
 
-def run_target(context: Context, source_worker: Worker, plan: Plan, policy: TargetPolicy) -> TargetResult:
+@dataclass(frozen=True)
+class OpenedTarget:
+    """A target whose validation samples were read.
+
+    Attributes:
+        jobs: Those that may pass, or are compiled for hardware that is not here.
+        refused: The others.
+        inputs: For `jobs`; None where there are none.
+    """
+
+    policy: TargetPolicy
+    jobs: tuple[Job, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    inputs: TargetInputs | None = None
+
+
+def open_target(context: Context, source_worker: Worker, plan: Plan, policy: TargetPolicy) -> OpenedTarget:
+    """Read a target's validation samples, and refuse the jobs that can't pass with them.
+
+    Raises:
+        SourceError: The source can't be exported or sampled as this target asks.
+    """
+    jobs, data = tuple(job for job in plan.jobs if job.target.name == policy.target.name), plan.policy.data
+    if not jobs:
+        return OpenedTarget(policy)
+    inputs = TargetInputs(context, source_worker, plan.source, data, policy.target, jobs)
+    reasons = unfit(jobs, inputs.validation, data)
+    left = tuple(job for job in jobs if job.id not in reasons)
+    if left != jobs:
+        inputs = TargetInputs(context, source_worker, plan.source, data, policy.target, left)
+    refused = tuple(refusal(job, reasons[job.id]) for job in jobs if job.id in reasons)
+    return OpenedTarget(policy, left, refused, inputs if left else None)
+
+
+def run_target(context: Context, source_worker: Worker, plan: Plan, opened: OpenedTarget) -> TargetResult:
     """Everything of one target: inputs, candidates, searches, measurement, selection.
 
     Raises:
-        SourceError: The source can't be exported, sampled or run as this target asks.
+        SourceError: The source can't be run as this target asks.
     """
-    jobs = [job for job in plan.jobs if job.target.name == policy.target.name]
-    if not jobs:
-        return _without_jobs(plan, policy)
-    inputs = prepare(context, source_worker, plan.source, plan.policy.data, policy.target, jobs)
+    policy, jobs, inputs = opened.policy, opened.jobs, opened.inputs
+    if inputs is None:
+        return _without_jobs(plan, opened)
+    inputs.make()
     notes = pull_records(context, plan.source, jobs)
     notes += pull_shared_records(context, jobs)
     notes += confidence_notes(jobs, inputs.validation.independent, inputs.validation.unit)
@@ -67,6 +102,7 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, policy: Targ
         result = replace(result, texts=texts)
     return replace(
         _with_samples(result, inputs.validation, shown=plan.policy.report.samples),
+        refused=opened.refused,
         samples=inputs.samples,
         notes=(*notes, *result.measurement_notes, *late_note(result.candidates, plan.policy.budget.minutes)),
     )
@@ -181,8 +217,10 @@ def _validate_pruned(
     return [validated.get(c.job.id, c) for c in candidates], notes
 
 
-def _without_jobs(plan: Plan, policy: TargetPolicy) -> TargetResult:
-    selection = select((), policy)
-    why = "; ".join(dict.fromkeys(refusal.reason for refusal in plan.refused if refusal.target == policy.target.name))
+def _without_jobs(plan: Plan, opened: OpenedTarget) -> TargetResult:
+    policy, selection = opened.policy, select((), opened.policy)
+    refused = [one for one in plan.refused if one.target == policy.target.name]
+    why = "; ".join(dict.fromkeys(one.reason for one in (*refused, *opened.refused)))
     reason = f"{selection.reason}: {why}" if why else selection.reason
-    return TargetResult(policy=policy, candidates=(), selection=replace(selection, reason=reason))
+    selection = replace(selection, reason=reason)
+    return TargetResult(policy=policy, candidates=(), selection=selection, refused=opened.refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ Write = Callable[..., Path]
 
 def both(model: Path, policy: Path, out: Path, *sets: str) -> tuple[int, str, int]:
     """(plan's exit code, its message, run's exit code)."""
+    plan = None
     try:
         plan = api.plan(f"folder:{model}", policy, sets=sets)
         planned, message = plan.exit_code, plan.problem
@@ -34,7 +36,12 @@ def both(model: Path, policy: Path, out: Path, *sets: str) -> tuple[int, str, in
     except CompileStageError as error:
         planned, message = error.exit_code, str(error)
     try:
-        ran = api.run(f"folder:{model}", policy, out=out, publish=False, sets=sets).exit_code
+        result = api.run(f"folder:{model}", policy, out=out, publish=False, sets=sets)
+        ran = result.exit_code
+        if plan is not None and not plan.jobs:
+            assert result.refused == plan.refused
+            assert not [candidate for target in result.targets for candidate in target.candidates]
+            assert not {"lower", "compile", "validate"} & {event.step for event in result.events}
     except CompileStageError as error:
         ran = error.exit_code
     return planned, message, ran
@@ -85,6 +92,24 @@ def test_samples_that_can_prove_nothing_are_refused_by_plan(
     planned, message, ran = both(small_model, write_policy(ONE, FAST), tmp_path / "out", *sets)
     assert (planned, ran) == (code, code)
     assert says in message
+
+
+def test_a_run_refuses_the_jobs_that_its_plan_refuses(
+    small_model: Path, write_policy: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: plan says that nothing would run; the run says `2 jobs`, compiles both and lets them fail. Or a target
+    that is not required, the only one, has another exit code."""
+    optional = write_policy("required: false, backends: [onnxruntime], precisions: [fp32, int8]", FAST)
+    out, few = tmp_path / "out", "data.min_samples=100"
+    assert both(small_model, optional, out, few)[::2] == (3, 3)
+    command = ("run", f"folder:{small_model}", "-p", str(optional), "--no-publish", "--out", str(out), "--set", few)
+    capsys.readouterr()
+    assert leave(*command) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0 jobs, 2 refused" in said
+    assert "fewer than the 100" in said
+    candidates = json.loads((out / "result.json").read_text())["targets"][0]["candidates"]
+    assert [one["state"] for one in candidates] == ["refused", "refused"]
 
 
 def test_a_target_that_asks_for_a_batch_that_the_model_does_not_take_is_refused_by_plan(

@@ -100,6 +100,7 @@ class TargetResult:
     """One target, from candidates to receipt.
 
     Attributes:
+        refused: Jobs that were not compiled, since what was compiled of them could not have passed.
         samples: By role: what its candidates were calibrated and validated on.
         baseline: What the original was measured at beside them; None when nothing was measured.
         ladder: The steps of option tuning, from the original on, when the policy asks for it.
@@ -133,6 +134,7 @@ class TargetResult:
     predict_speedup: PredictSpeedup | None = None
     profiles: tuple[Profiled, ...] = ()
     serving: ServingCost | None = None
+    refused: tuple[Refusal, ...] = ()
 
     @property
     def winner(self) -> Candidate | None:

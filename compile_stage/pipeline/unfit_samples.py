@@ -1,0 +1,59 @@
+"""Jobs that their validation samples keep from passing, whatever is compiled: `plan` and `run` refuse them alike.
+
+What is asked here ends as NOT_RUN where a candidate is validated, which no waiver lets through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compile_stage.core.records import Data, Job, Refusal, SampleSet
+
+
+def unfit(jobs: Sequence[Job], validation: SampleSet, data: Data) -> dict[str, str]:
+    """Why jobs of one target can't pass with these samples, by their ids. What is not validated on this machine is not
+    asked."""
+    validated = [job for job in jobs if not job.not_runnable_here]
+    if too_few := _too_few(validation, data):
+        return {job.id: too_few for job in validated}
+    return _unfit_labels(validated, validation)
+
+
+def refusal(job: Job, reason: str) -> Refusal:
+    """A job of the plan, refused."""
+    return Refusal(
+        job_id=job.id, target=job.target.name, backend=job.backend, precision=job.scheme.precision, reason=reason
+    )
+
+
+def _too_few(samples: SampleSet, data: Data) -> str:
+    if not samples.real:
+        return (
+            "its validation samples are synthetic (data.validation.source), which prove nothing, so it could not pass"
+        )
+    if samples.independent < data.min_samples:
+        one = samples.independent == 1
+        ending = "" if one else "s"
+        unit = f"group{ending} of validation samples" if samples.groups else f"validation sample{ending}"
+        counted, verb = f"{samples.independent} {unit}", "is" if one else "are"
+        return (
+            f"there {verb} {counted}, fewer than the {data.min_samples} that the policy asks for "
+            "(data.min_samples), so it could not pass"
+        )
+    return ""
+
+
+def _unfit_labels(jobs: Sequence[Job], validation: SampleSet) -> dict[str, str]:
+    """Jobs with a gate whose metric can't read the labels, by their ids."""
+    from compile_stage.measure.label_needs import labels_problem
+    from compile_stage.measure.samples import open_samples
+
+    labels = open_samples(validation).labels if validation.has_labels else None
+    if labels is None:
+        return {}
+    found = (
+        (job.id, labels_problem(gate.metric, labels, gate.options, queries=validation.groups > 0))
+        for job in jobs
+        for gate in job.gates
+    )
+    return {job_id: f"{problem}, so it could not pass" for job_id, problem in found if problem is not None}
