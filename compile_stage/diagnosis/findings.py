@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from compile_stage.core.records import Job, PortableModel
 from compile_stage.diagnosis.in_workers import bundle_failure, bundle_trace, reduce_failure
 from compile_stage.graph_debug.comparison import Comparison
 from compile_stage.graph_debug.diagnosis import Diagnosis
-from compile_stage.graph_debug.trace import rank
+from compile_stage.graph_debug.trace import Trace, rank
 
 SAMPLES = 16
 """Samples of a trace: an error that matters shows in a few, and every tensor of every one is compared."""
@@ -43,9 +44,16 @@ def with_bundle(context: Context, worker: Worker, diagnosis: Diagnosis, pair: Co
         return diagnosis
     shown = diagnosis.trace.find(diagnosis.trace.first or "") or next(iter(rank(diagnosis.trace)), None)
     if shown is None:
-        return replace(diagnosis, notes=(*diagnosis.notes, "both answer the same, so there is nothing to report"))
+        return replace(diagnosis, notes=(*diagnosis.notes, _no_bundle(diagnosis.trace)))
     bundle = bundle_trace(context, worker, pair, shown.tensor, _facts(diagnosis), into)
     return replace(diagnosis, bundle=bundle)
+
+
+def _no_bundle(found: Trace) -> str:
+    """Why there is no tensor to report: all are equal."""
+    if any(served_db < math.inf for _, served_db in found.outputs.values()):
+        return "every tensor that was compared is the same in both graphs, so there is no bundle of one"
+    return f"on the {found.samples} samples that were compared both answer the same, so there is nothing to report"
 
 
 def _facts(diagnosis: Diagnosis) -> dict[str, object]:

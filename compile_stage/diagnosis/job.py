@@ -118,6 +118,11 @@ class _Diagnosing:
             note = "no gate failed: some could not be checked, and no precision changes that"
         elif scheme.native:
             note = f"{candidate.job.backend} lowers {scheme.name} itself, and can't keep named nodes in fp32"
+        elif unknown := [check.gate.metric for check in verdict.checks if check.outcome is Outcome.NOT_RUN]:
+            note = (
+                f"no nodes to keep in higher precision were searched for: {', '.join(dict.fromkeys(unknown))} could "
+                "not be checked, without which no candidate passes"
+            )
         if note:
             return replace(diagnosis, notes=(*diagnosis.notes, note))
         return replace(diagnosis, kept=self._search(candidate, traced))

@@ -232,13 +232,18 @@ def judge(nodes: Sequence[Node], found: TensorErrors, *, precision: str, drop_db
 
 
 def rank(trace: Trace) -> tuple[NodeError, ...]:
-    """Nodes by the share of error that they add, the worst first; those that add none are not among them."""
+    """Nodes by the share of error that they add, the worst first; those that add none are not among them.
+
+    Where no tensor has a larger error than the precision explains, it is those of the nodes whose output differs at
+    all: a limit can be narrower than what the precision gives.
+    """
 
     def added(error: NodeError) -> float:
         return _noise(error.snr_db) - _noise(error.input_db)
 
     # Errors reach the output through what follows: of two nodes that add the same, the earlier one comes first.
     guilty = [error for error in trace.nodes if added(error) > 0]
+    guilty = guilty or [error for error in trace.nodes if error.snr_db < math.inf]
     return tuple(sorted(guilty, key=lambda error: (-added(error), error.position)))
 
 

@@ -169,7 +169,7 @@ def find_mixed(
             return replace(missed, note=f"the effect of each node could not be measured: {error.problem}"), None
         ranked = _worth_keeping(ranking)
         if len(ranked) < 2:
-            return replace(missed, note=_nothing_to_keep(ranking)), None
+            return replace(missed, note=_nothing_to_keep(ranking, method)), None
         limits = searching.Limits(
             evaluations=max(1, math.ceil(budget.evaluations * share)),
             seconds=ends - time.monotonic(),
@@ -330,13 +330,13 @@ def _no_use(plain_s: float, passing: Passing) -> str:
     )
 
 
-def _nothing_to_keep(ranking: Sequence[Sensitivity]) -> str:
+def _nothing_to_keep(ranking: Sequence[Sensitivity], method: Method | None) -> str:
+    kind = "quantised " if method is None else ""
     if not ranking:
-        return "no quantised node was found, so none can be kept in higher precision"
+        which = "no quantised node was found" if method is None else "no node was found whose output differs"
+        return f"{which}, so none can be kept in higher precision"
     nodes = sum(1 + len(entry.together) for entry in ranking)
-    return (
-        f"no search among its {nodes} quantised nodes: without the first, none is left that the precision makes faster"
-    )
+    return f"no search among its {nodes} {kind}nodes: without the first, none is left that the precision makes faster"
 
 
 def _summary(outcome: searching.Found, nodes: int) -> str:

@@ -125,3 +125,16 @@ def test_what_is_no_graph_is_said_so(tmp_path: Path) -> None:
     for name in ("a.onnx", "a.xml", "a.pt"):
         with pytest.raises(UsageError):
             open_graph(tmp_path / name)
+
+
+def test_errors_that_the_precision_explains_are_ranked_where_there_are_no_others() -> None:
+    """Broken: an output misses a narrow limit, and debug says that both answer the same."""
+    nodes = [
+        Node(name="x", op=INPUT_OP, inputs=(), outputs=("x",)),
+        Node(name="first", op="Conv", inputs=("x",), outputs=("h",)),
+        Node(name="second", op="Conv", inputs=("h",), outputs=("y",)),
+    ]
+    measured = {"x": (math.inf, math.inf, 0.0), "h": (70.0, 70.0, 0.1), "y": (43.0, 43.0, 0.1)}
+    found = judge(nodes, TensorErrors(measured=measured, outputs={"y": (43.0, 43.0)}, samples=1), precision="int8")
+    assert found.first is None
+    assert [error.node for error in rank(found)] == ["second", "first"]
