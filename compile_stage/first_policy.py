@@ -6,22 +6,23 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.environment import Hardware
-from compile_stage.core.errors import CompileStageError, SourceError, UsageError
-from compile_stage.core.ports import Worker
+from compile_stage.core.errors import CompileStageError, PolicyError, SourceError, UsageError
 from compile_stage.core.records import Plan, SourceModel, Target
 from compile_stage.core.tensors import Signature
+from compile_stage.measure.readers import SampleRequest
 from compile_stage.pipeline.inputs import source_errors, source_limits
 from compile_stage.pipeline.run import make_plan
 from compile_stage.policy.data_files import read_contents
 from compile_stage.policy.load import load_policy
 from compile_stage.steps.export import inspect
+from compile_stage.steps.sample import sample
 
 _ROLES = {
     "validation": ("validation", "val", "test", "eval"),
@@ -83,25 +84,23 @@ def first_policy(context: Context, model_uri: str, name: str, data: Given | None
     Raises:
         RegistryError: The model can't be had.
         SourceError: The model is refused.
-        UsageError: `data` can't be read, or has no such labels.
+        UsageError: `data` can't be read, has no such labels, or does not fit the model.
     """
     folder = context.scratch / "first-policy"
     folder.mkdir(parents=True, exist_ok=True)
     plan = _draft(context, model_uri, name, folder, allow_pickle)
     source = plan.source
     try:
-        signature = _signature(context, plan)
+        signature, read = _opened(context, plan, data)
     except SourceError as error:
         if allow_pickle or _OPT_IN not in f"{error.problem} {error.fix}":
             raise
         raise SourceError(
             error.problem, fix="if you trust it: compile-stage init --allow-pickle", where=source.uri
         ) from error
-    inputs = {spec.name for spec in signature.inputs} | _columns(source)
-    if data is not None:
-        validation: _Samples | None = _read(data, inputs)
-        calibration = validation
-    else:
+    validation = calibration = read
+    if read is None:
+        inputs = _names(source, signature)
         validation, calibration = (_logged(source, role, inputs, folder) for role in ("validation", "calibration"))
     example = _Samples("input_example")
     return _text(
@@ -128,20 +127,35 @@ def _draft(context: Context, uri: str, name: str, folder: Path, allow_pickle: bo
     return make_plan(context, load_policy(file), uri)
 
 
-def _signature(context: Context, plan: Plan) -> Signature:
-    """The network's inputs and outputs, from opening the original."""
+def _opened(context: Context, plan: Plan, data: Given | None) -> tuple[Signature, _Samples | None]:
+    """The network's inputs and outputs, from opening the original, and the samples of the file that was named."""
     policy, source = plan.policy, plan.source
-    limits = source_limits(policy.budget, source, policy.data, policy.files)
+    given = policy.data.validation
+    if data is not None:
+        given = replace(given, source=f"file:{data.file.absolute()}")
+    limits = source_limits(policy.budget, source, replace(policy.data, validation=given), policy.files)
     with context.source_worker(source, limits) as worker, source_errors(source):
         inspect(context, worker, source, policy.compliance)
-        return _opened(worker, source)
+        answer = worker.call("open_source", source=source, target=Target(name="", device="cpu"))
+        signature: Signature = revive(Signature, answer["signature"])
+        if data is None:
+            return signature, None
+        read = _read(data, _names(source, signature))
+        if not read.others:  # else who writes the policy says first which of them holds the labels
+            spec = replace(given, labels=read.labels or None)
+            request = SampleRequest(spec=spec, signature=signature, seed=policy.data.seed)
+            try:
+                sample(context, worker, source, "validation", request)
+            except PolicyError as error:
+                raise UsageError(
+                    f"its samples do not fit the model: {error.problem}", fix=error.fix, where=str(data.file)
+                ) from error
+        return signature, read
 
 
-def _opened(worker: Worker, source: SourceModel) -> Signature:
-    opened: Signature = revive(
-        Signature, worker.call("open_source", source=source, target=Target(name="", device="cpu"))["signature"]
-    )
-    return opened
+def _names(source: SourceModel, signature: Signature) -> set[str]:
+    """What is no label in a file of samples."""
+    return {spec.name for spec in signature.inputs} | _columns(source)
 
 
 def _read(given: Given, inputs: set[str]) -> _Samples:

@@ -77,6 +77,28 @@ def test_samples_that_can_not_be_read_are_named(model: Path, tmp_path: Path, nam
         api.init(f"folder:{model}", data=tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        ({"x": np.zeros((64, 12), np.float32)}, "12"),
+        ({"a": np.zeros((64, 8), np.float32), "b": np.zeros((64, 8), np.float32), "y": np.zeros(64)}, "no array for"),
+    ],
+    ids=["another size", "another name"],
+)
+def test_samples_that_do_not_fit_the_model_make_no_policy(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], held: dict[str, np.ndarray], says: str
+) -> None:
+    """Broken: `init` writes a policy that every plan refuses, and says that a run is next."""
+    np.savez(tmp_path / "other.npz", **held)
+    with pytest.raises(SystemExit) as left:
+        main(["init", f"folder:{model}", "--data", str(tmp_path / "other.npz"), "-o", str(tmp_path / "p.yaml")])
+    assert left.value.code == 2
+    shown = capsys.readouterr().err
+    assert "its samples do not fit the model" in shown
+    assert says in shown
+    assert not (tmp_path / "p.yaml").exists()
+
+
 def test_labels_that_the_file_lacks_are_named(model: Path) -> None:
     """Broken: the policy names labels that no run finds."""
     with pytest.raises(UsageError, match="has no 'target'") as caught:
