@@ -35,6 +35,7 @@ from compile_stage.core import plugins
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.tensors import Signature
 from compile_stage.serving.generation import opened_as_called
+from compile_stage.serving.largest import LargestShapes
 from compile_stage.serving.manifest import (
     DATA_NAME,
     MANIFEST_SCHEMA,
@@ -42,6 +43,7 @@ from compile_stage.serving.manifest import (
     batches_of,
     check_integrity,
     data_folder,
+    missing_of,
     pin,
     read_manifest,
     refuse_machine,
@@ -91,6 +93,7 @@ class CompiledModel:
         variant: The id of that one (docs/variants.md); empty where the version holds one artifact.
         variant_reason: Why that one, as a sentence.
         signature: As the runtime reports it.
+        missing: Where predict() refuses a NaN; None where the manifest does not say. `run` takes it anywhere.
     """
 
     def __init__(
@@ -131,6 +134,8 @@ class CompiledModel:
         self._end = weakref.finalize(self, self._stack.close)  # for those who never close it
         self.signature: Signature = self._session.signature
         self._batches = batches_of(self.manifest, data, trust)
+        self._largest = LargestShapes.of(self.manifest)
+        self.missing = missing_of(self.manifest, data, trust)
         self._data = data
         self._processor: Processor | None = None
 
@@ -149,9 +154,10 @@ class CompiledModel:
         what was not proven in one batch is run in several (`compile_stage.serving.batches`).
 
         Raises:
-            UsageError: It does not fit the signature; or it has another number of rows than the batches that were
-                proven, and parts of a batch may not be answered by themselves.
+            UsageError: It does not fit the signature; or it is larger than what was proven; or it has another number of
+                rows than the batches that were proven, and parts of a batch may not be answered by themselves.
         """
+        self._largest.demand(batch)
         batches = self._batches
         if batches is None or batches.takes(_rows(batch)):
             with self._lock:
@@ -166,6 +172,7 @@ class CompiledModel:
         return self._first if hasattr(self._session, "first") else None
 
     def _first(self, batch: Batch) -> Batch:
+        self._largest.demand(batch)
         batches = self._batches
         if batches is None or batches.takes(_rows(batch)):
             with self._lock:
@@ -356,7 +363,7 @@ class _Pyfunc:
                     return processor.predict(data, params, self._model.generate)
                 return processor.predict(data, params, self._model.run)
             data = data if processor is None else processor.tensors(data)
-            outputs = self._model.run(to_batch(data, self._model.signature, how))
+            outputs = self._model.run(to_batch(data, self._model.signature, how, self._model.missing))
         # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was
         # compiled for.
         except (InputRefusedError, UsageError) as error:
@@ -370,7 +377,13 @@ class _Wrapped(_Pyfunc):
 
     def __init__(self, model: CompiledModel, how: Mapping[str, Any], folder: Path) -> None:
         super().__init__(model)
-        self._loaded = with_network(load_python_model(folder), how, model.run)
+        self._loaded = with_network(load_python_model(folder), how, self._run)
+
+    def _run(self, batch: Batch) -> Batch:
+        """As its network did: with an error for a NaN that it refused."""
+        if self._model.missing is not None and (reason := self._model.missing.refuse(batch)) is not None:
+            raise InputRefusedError(reason)
+        return self._model.run(batch)
 
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
         return self._loaded.predict(data, params=dict(params)) if params else self._loaded.predict(data)

@@ -48,6 +48,7 @@ from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.inputs import TargetInputs, source_limits
 from compile_stage.serving.batches import proven_batches
 from compile_stage.serving.manifest import artifact_of, data_folder
+from compile_stage.serving.missing_numbers import proven_missing
 from compile_stage.serving.trust import Trust
 from compile_stage.steps.benchmark import benchmark
 from compile_stage.steps.export import inspect
@@ -188,6 +189,7 @@ def attachable(
             "passed": passed,
             "verdict": verdict,
             "batches": proven_batches(verdict, job.target),
+            "missing": proven_missing(verdict),
             "timing": timings(measurement),
             "samples": validated.samples.digest,
             "runtime": plugins.package_versions(*manifest.get("runtime", {})),

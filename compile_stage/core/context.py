@@ -153,6 +153,7 @@ _OF_THE_ORIGINAL = frozenset(
             "predict",
             "predict_corners",
             "make_calls",
+            "find_refused_missing",
             "predict_batch",
             "soak",
             "profile_source",

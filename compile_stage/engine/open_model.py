@@ -98,6 +98,14 @@ def make_calls(samples: Any, calls: list[Any], into: str) -> dict[str, Any]:
     return make(open_session(), open_samples(revive(SampleSet, samples)), calls, Path(into))
 
 
+def find_refused_missing(samples: Any, batch_size: int) -> list[dict[str, Any]]:
+    """Where the open model refuses a NaN (`measure.missing`)."""
+    from compile_stage.measure.missing import find_refused
+    from compile_stage.measure.samples import open_samples
+
+    return find_refused(open_session(), open_samples(revive(SampleSet, samples)), batch_size)
+
+
 def soak(samples: Any, batch_size: int, seconds: float, seed: int, into: str) -> dict[str, Any]:
     """Call the open model for about `seconds`; some of the answers are kept below `into` (`measure.soak`)."""
     from compile_stage.measure.samples import open_samples

@@ -11,6 +11,7 @@ from compile_stage.core.errors import SourceError, WorkerError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Check, Data, Gate, Job, Outcome, SampleSet, record
+from compile_stage.measure import missing as missing_numbers
 from compile_stage.measure import robustness
 from compile_stage.measure.behaviour import calls_to_compare, judge_calls, parts_of
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
@@ -47,11 +48,13 @@ class Beyond:
         calls: `{"check", "rows"}` each (`measure.behaviour`).
         answers: What `measure.behaviour.make_calls` says of the original.
         kinds: Samples beyond those of the validation set.
+        missing: Where it takes missing numbers.
     """
 
     calls: tuple[Mapping[str, Any], ...]
     answers: Mapping[str, Any]
     kinds: tuple[OtherSamples, ...]
+    missing: missing_numbers.MissingAnswers
 
     def below(self, root: Path) -> Beyond:
         """With paths relative to `root`."""
@@ -70,7 +73,9 @@ class Beyond:
             replace(kind, samples=replace(kind.samples, path=move(kind.samples.path)), outputs=files(kind.outputs))
             for kind in self.kinds
         )
-        return replace(self, answers={**self.answers, "answers": answers}, kinds=tuple(kinds))
+        return replace(
+            self, answers={**self.answers, "answers": answers}, kinds=tuple(kinds), missing=self.missing.moved(move)
+        )
 
 
 def ask_original(
@@ -85,7 +90,8 @@ def ask_original(
     calls = calls_to_compare(samples.count, batch_sizes, data.seed)
     answers = worker.call("make_calls", samples=samples, calls=calls, into=str(into / "calls"))
     kinds = _other_samples(worker, samples, data, batch_sizes, outputs, into)
-    return Beyond(calls=tuple(calls), answers=answers, kinds=tuple(kinds))
+    of_missing = missing_numbers.ask_original(worker, samples, min(batch_sizes), into)
+    return Beyond(calls=tuple(calls), answers=answers, kinds=tuple(kinds), missing=of_missing)
 
 
 def _other_samples(
@@ -121,12 +127,14 @@ def _other_samples(
 def check_calls(
     worker: Worker, job: Job, gates: Sequence[Gate], beyond: Beyond, samples: SampleSet, seed: int
 ) -> list[Check]:
-    """How the artifact, which the worker has open, behaves from call to call, beside the original."""
+    """How the artifact, which the worker has open, behaves from call to call and with missing numbers, beside the
+    original."""
     suited = elementwise_gates(gates, has_labels=samples.has_labels, few_rows=True)
     with temporary_folder("calls") as folder:
         parts = parts_of(beyond.calls, job.target.batch_sizes)
         answers = worker.call("make_calls", samples=samples, calls=parts, into=folder)
-        return judge_calls(suited, beyond.calls, answers, beyond.answers, seed)
+        checks = judge_calls(suited, beyond.calls, answers, beyond.answers, seed)
+    return [*checks, missing_numbers.check_missing(worker, suited, beyond.missing, seed)]
 
 
 def check_other_samples(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from compile_stage.measure.task_intervals import Amount
 from compile_stage.serving.batches import LARGER, OTHER_SIZES
+from compile_stage.serving.missing_numbers import MISSING
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -23,7 +24,7 @@ SOAK = "soak"
 SERVED = "served"
 """The check of a published version that serving loads it and answers as what was proven (`steps.serve`)."""
 
-STRUCTURE = ("samples", "outputs", "shape", "finite", *BEHAVIOUR, CLAIMED, SOAK, SERVED)
+STRUCTURE = ("samples", "outputs", "shape", "finite", *BEHAVIOUR, MISSING, CLAIMED, SOAK, SERVED)
 """Checks of our own making: no policy asks for them, no policy can leave them out, and no waiver reaches them."""
 
 

@@ -107,7 +107,9 @@ class ShapeRange(Section):
 
     min: Shape = Field(description="The smallest shape that is promised to work.")
     typical: Shape = Field(description="The shape that is optimised for.")
-    max: Shape = Field(description="The largest shape that is promised to work.")
+    max: Shape = Field(
+        description="The largest shape that is promised to work; the published model refuses larger ones."
+    )
 
 
 class Serving(Section):

@@ -29,6 +29,10 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
                           of pictures and recordings (`compile_stage.serving.media`)
     threads               compute threads
     batches               the batch sizes that were proven (`serving.batches`); missing in those of earlier versions
+    missing               where a NaN is refused (`serving.missing_numbers`); null for what was not validated,
+                          missing in those of earlier versions: then it is refused nowhere
+    largest               the largest shape of each input that `shapes` of the policy names (`serving.largest`);
+                          missing in those of earlier versions
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
     signature_required    the policy asks for signatures: without a trusted one it is not loaded
     signature             names, types and shapes of the graph
@@ -54,6 +58,7 @@ from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import Artifact
 from compile_stage.serving.batches import ProvenBatches
 from compile_stage.serving.bytecode import refuse_bytecode
+from compile_stage.serving.missing_numbers import MissingNumbers
 from compile_stage.serving.mlmodel import MLMODEL, check_mlmodel
 from compile_stage.serving.signatures import SIGNATURE_FOLDER, TEST_PREDICATE, subject_of, verify_statement
 from compile_stage.serving.trust import Trust
@@ -310,6 +315,15 @@ def batches_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust 
     validation = passed_here(manifest, model_dir, trust, hardware()) if attached else None
     proven = ProvenBatches.of(validation) if validation is not None else None
     return proven or ProvenBatches.of(manifest)
+
+
+def missing_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> MissingNumbers | None:
+    """Where a NaN is refused, by what was found on such a machine as this, else by the manifest; None where neither
+    says. `trust` as in `validations`."""
+    attached = (data_folder(model_dir).parent / VALIDATIONS).is_dir()
+    validation = passed_here(manifest, model_dir, trust, hardware()) if attached else None
+    found = MissingNumbers.of(validation) if validation is not None else None
+    return found or MissingNumbers.of(manifest)
 
 
 def refuse_machine(

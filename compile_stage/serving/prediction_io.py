@@ -7,11 +7,13 @@ of its signature.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.serving.missing_numbers import MissingNumbers
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
@@ -21,16 +23,17 @@ class InputRefusedError(ValueError):
     """What was given can't be fed to the model; the message names the input and says what fits."""
 
 
-def to_batch(data: Any, signature: Signature, how: Mapping[str, Any]) -> Batch:
+def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], missing: MissingNumbers | None = None) -> Batch:
     """The model's inputs by name, in its own types, from an array, a list, a dict, a series or a data frame.
 
     Args:
         data: As a user or the scoring server gives it. Axis 0 of every array is the batch.
         how: The manifest's `answer`; its `columns` name the data frame's columns that make up a single input.
+        missing: Where a NaN is refused; None where nobody asked the original.
 
     Raises:
         InputRefusedError: A name, type or shape does not fit, a value would be changed by more than rounding, or is
-            infinite.
+            infinite, or missing where that is refused.
     """
     columns = how.get("columns")
     if _is_pandas(data, "Series"):
@@ -53,20 +56,28 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any]) -> Batch:
     batch = {name: _coerced(array, known[name]) if name in known else array for name, array in given.items()}
     if (reason := signature.refuse(batch)) is not None:
         raise InputRefusedError(reason)
-    _demand_finite(batch)
+    _demand_finite(batch, missing, columns if len(signature.inputs) == 1 else None)
     return batch
 
 
-def _demand_finite(batch: Batch) -> None:
-    """MLflow turns JSON's numbers into the signature's type before we see them, and 1e39 becomes infinite in float32. A
-    NaN stays: it stands for what is missing."""
+def _demand_finite(batch: Batch, missing: MissingNumbers | None, columns: list[str] | None) -> None:
+    """MLflow turns JSON's numbers into the signature's type before we see them, and 1e39 becomes infinite in float32:
+    nothing tells an infinite value from an overflow. A NaN stands for what is missing."""
     import numpy as np
 
+    finite = True
     for name, array in batch.items():
-        if array.dtype.kind == "f" and bool(np.isinf(array).any()):
-            raise InputRefusedError(
-                f"input {name!r} holds an infinite value, or one that {array.dtype.name} can't hold"
-            )
+        if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+            finite = False
+            if bool(np.isinf(array).any()):
+                most = np.finfo(array.dtype.name).max
+                raise InputRefusedError(
+                    f"input {name!r} holds an infinite value, or one that {array.dtype.name} can't hold: send numbers "
+                    f"from {-most:.3g} to {most:.3g}, or call compile_stage.flavor.load_model(URI).run, which takes "
+                    "infinite values"
+                )
+    if not finite and missing is not None and (reason := missing.refuse(batch, columns)) is not None:
+        raise InputRefusedError(reason)
 
 
 def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
@@ -206,13 +217,26 @@ def _texts(array: Array, spec: TensorSpec) -> Array:
 
     texts = array.astype(object)
     if not all(isinstance(value, str) for value in texts.ravel()):
+        if all(isinstance(value, str) or _is_null(value) for value in texts.ravel()):
+            raise InputRefusedError(
+                f"input {spec.name!r} holds a missing text (null), which a compiled model can't take: send a text in "
+                "its place, the one that missing texts had in training, or '' where the model ignores texts that it "
+                "does not know"
+            )
         raise InputRefusedError(f"input {spec.name!r} must be text, not {array.dtype.name}")
     return np.asarray(texts, dtype=object)
+
+
+def _is_null(value: Any) -> bool:
+    """None, a NaN, or pandas' own mark of what is missing."""
+    return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ == "NAType"
 
 
 def _numbers(array: Array, spec: TensorSpec) -> Array:
     import numpy as np
 
+    if np.dtype(spec.dtype).kind == "f":  # a column of null alone comes as objects
+        array = np.where([value is None for value in array.flat], np.nan, array.ravel()).reshape(array.shape)
     try:
         return np.asarray(array.tolist()) if array.size else np.empty(array.shape, dtype=spec.dtype)
     except ValueError as error:

@@ -178,6 +178,14 @@ def demand_shapes(signature: Signature, shapes: Mapping[str, ShapeRange], source
                 raise _fixed(name, axis, size, max(asked), source)
 
 
+_OPENED = "log the model with that dimension open, if it computes with other sizes"
+_OPENED_BY = {
+    "pytorch": "log the model with that dimension open: -1 in its signature, and two or more of it in the input "
+    "example. Where it is so already, its forward computes with this size alone",
+    "onnx": "export the ONNX file with that dimension open (torch.onnx.export: dynamic_shapes) and log it again",
+}
+
+
 def _fixed(name: str, axis: int, size: int, asked: int, source: SourceModel) -> SourceError:
     if axis == 0:
         return SourceError(
@@ -188,7 +196,7 @@ def _fixed(name: str, axis: int, size: int, asked: int, source: SourceModel) -> 
         )
     return SourceError(
         f"the export has fixed dimension {axis} of input {name!r} to {size}, the policy asks for {asked}",
-        fix="correct the target's shapes, or log the model with that dimension open (-1 in its signature)",
+        fix=f"correct the target's shapes, or {_OPENED_BY.get(source.flavor, _OPENED)}",
         where=source.uri,
     )
 

@@ -114,6 +114,15 @@ def tensor_names(source: SourceModel) -> tuple[tuple[str, ...] | None, tuple[str
     return _tensor_names(described.inputs), _tensor_names(described.outputs)
 
 
+def open_axes(source: SourceModel) -> dict[str, tuple[int, ...]]:
+    """Input → the axes that the signature leaves open (-1); empty unless it is of tensors that are all named."""
+    specs = read(source).inputs
+    if _tensor_names(specs) is None:
+        return {}
+    shapes = {str(spec["name"]): spec.get("tensor-spec", {}).get("shape", ()) for spec in specs or ()}
+    return {name: tuple(axis for axis, size in enumerate(shape) if size == -1) for name, shape in shapes.items()}
+
+
 def columns(source: SourceModel) -> tuple[str, ...] | None:
     """The data frame's columns in order; None when the signature is not a data frame's, or there is none."""
     specs = read(source).inputs

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from compile_stage.core.tensors import Batch
 
+_NO_SHAPES: Mapping[str, ShapeRange] = {}
+
 _PICKLED = (
     "it is a pickled PyTorch module, and pickled models execute code when loaded: log it with "
     "serialization_format='pt2', or set compliance.allow_pickle in the policy"
@@ -67,7 +69,7 @@ class TorchSource(Exporter):
             )
         if mlmodel.raw_example(source) is None:
             return "it was logged without an input example, so its inputs are unknown: log it with input_example=..."
-        return refuse_program(_export_module(source, module))
+        return refuse_program(_export_module(source, module, _NO_SHAPES))
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
@@ -81,7 +83,7 @@ class TorchSource(Exporter):
                 module = there.program(program)
             else:
                 original = _load_pickle(source)
-                program = _export_module(source, original)
+                program = _export_module(source, original, target.shapes)
                 signature = signature_of(program, *_names(source, program))
                 module = there.module(original)
             in_spec = program.call_spec.in_spec
@@ -96,11 +98,11 @@ class TorchSource(Exporter):
             yield SourceSession(signature, call)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        program = _program(source)
+        program = _program(source, shapes)
         return export_graph(program, signature_of(program, *_names(source, program)), source, shapes, into)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        program = _program(source)
+        program = _program(source, shapes)
         return save_program(program, signature_of(program, *_names(source, program)), source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
@@ -258,8 +260,17 @@ def export_graph(
     finally:
         registration.setLevel(level)
     model = _as_message(exported, program, into)
+    _write_fixed_sizes(model)
     graph.rename_symbols(model, symbol_names(program, inputs) if symbols is None else symbols)
     return graph.finish(model, source, shapes, into)
+
+
+def _write_fixed_sizes(model: Any) -> None:
+    """A dimension that the tracer was to leave open and had to fix is exported as a symbol, whose name is its size."""
+    for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param.isdigit():
+                size.dim_value = int(size.dim_param)
 
 
 def _as_message(exported: Any, program: ExportedProgram, into: Path) -> Any:
@@ -312,8 +323,8 @@ def _pickle(source: SourceModel) -> Path:
     return mlmodel.data_file(source, "model.pth", flavor_name="pytorch", key="model_data", default="data")
 
 
-def _program(source: SourceModel) -> ExportedProgram:
-    return _load_archive(source) if _archive(source).exists() else _export_module(source, _load_pickle(source))
+def _program(source: SourceModel, shapes: Mapping[str, ShapeRange] = _NO_SHAPES) -> ExportedProgram:
+    return _load_archive(source) if _archive(source).exists() else _export_module(source, _load_pickle(source), shapes)
 
 
 def _load_archive(source: SourceModel) -> ExportedProgram:
@@ -354,10 +365,10 @@ def _load_pickle(source: SourceModel) -> Any:
     return module.eval()
 
 
-def _export_module(source: SourceModel, module: Any) -> ExportedProgram:
-    """Trace the module on its input example. A batch of one is doubled first, because a size of 1 would be fixed."""
+def _export_module(source: SourceModel, module: Any, shapes: Mapping[str, ShapeRange]) -> ExportedProgram:
+    """Trace the module on its input example, with those dimensions open that its signature leaves open, or for which
+    `shapes` asks for other sizes; with the batch alone where it can't be traced so."""
     import numpy as np
-    import torch
 
     raw = mlmodel.raw_example(source)
     names, _ = mlmodel.tensor_names(source)
@@ -366,18 +377,58 @@ def _export_module(source: SourceModel, module: Any) -> ExportedProgram:
     else:
         values = list(raw) if isinstance(raw, list | tuple) else [raw.to_numpy() if hasattr(raw, "to_numpy") else raw]
     arrays = [np.asarray(v, dtype=np.float32) if hasattr(raw, "to_numpy") else np.asarray(v) for v in values]
-    example = tuple(torch.from_numpy(np.concatenate([a, a]) if len(a) == 1 else a) for a in arrays)
-    dynamic = tuple({0: torch.export.Dim.AUTO} for _ in example)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecations inside the tracer
-            return torch.export.export(module, example, dynamic_shapes=_by_argument(module, dynamic))
-    except Exception as error:
-        raise SourceError(
-            f"torch.export can't trace it: {_reason(error)}",
-            fix="make its forward traceable by torch.export",
-            where=source.uri,
-        ) from error
+    named = names if names is not None and len(names) == len(arrays) else _arguments(module, len(arrays))
+    wanted = _open_axes(source, named, arrays, shapes)
+    batch_alone: list[tuple[int, ...]] = [(0,) for _ in arrays]
+    for axes in [wanted, batch_alone] if wanted != batch_alone else [batch_alone]:
+        try:
+            return _trace(module, arrays, axes)
+        except Exception as error:
+            if axes == wanted and wanted != batch_alone:
+                continue
+            raise SourceError(
+                f"torch.export can't trace it: {_reason(error)}",
+                fix="make its forward traceable by torch.export",
+                where=source.uri,
+            ) from error
+    raise AssertionError("unreachable")
+
+
+def _trace(module: Any, arrays: Sequence[Any], axes: Sequence[Sequence[int]]) -> ExportedProgram:
+    """The program, with these axes of each input open. A size of 1 is doubled, because it would be fixed."""
+    import numpy as np
+    import torch
+
+    example = []
+    for array, opened in zip(arrays, axes, strict=True):
+        for axis in opened:
+            array = np.concatenate([array, array], axis=axis) if array.shape[axis] == 1 else array
+        example.append(torch.from_numpy(array))
+    dynamic = tuple(dict.fromkeys(opened, torch.export.Dim.AUTO) for opened in axes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside the tracer
+        return torch.export.export(module, tuple(example), dynamic_shapes=_by_argument(module, dynamic))
+
+
+def _open_axes(
+    source: SourceModel, names: Sequence[str], arrays: Sequence[Any], shapes: Mapping[str, ShapeRange]
+) -> list[tuple[int, ...]]:
+    """Of each input: the batch, the axes that the signature leaves open, and those of which another size is asked."""
+    logged = mlmodel.open_axes(source)
+    found = []
+    for name, array in zip(names, arrays, strict=True):
+        axes = {0, *logged.get(name, ())}
+        if name in shapes:
+            ends = zip(array.shape, shapes[name].min, shapes[name].typical, shapes[name].max, strict=False)
+            axes |= {axis for axis, sizes in enumerate(ends) if len(set(sizes)) > 1}
+        found.append(tuple(sorted(axis for axis in axes if axis < array.ndim)))
+    return found
+
+
+def _arguments(module: Any, count: int) -> tuple[str, ...]:
+    """Names of the forward's first arguments, as the program has them; empty names where it has fewer."""
+    names = [name for name, p in inspect.signature(module.forward).parameters.items() if p.kind is not p.VAR_POSITIONAL]
+    return tuple([*names, *[""] * count][:count])
 
 
 def _by_argument(module: Any, dynamic: tuple[Any, ...]) -> Any:
@@ -419,7 +470,11 @@ def tensors(program: ExportedProgram, rename: Any = str) -> Iterator[TensorSpec]
         value: Any = nodes[str(name)].meta["val"] if str(name) in nodes else None
         if not hasattr(value, "shape"):
             continue
-        shape: tuple[Dim, ...] = tuple(size if isinstance(size, int) else rename(str(size)) for size in value.shape)
+        # As in `_write_fixed_sizes`.
+        sizes = [size if isinstance(size, int) else str(size) for size in value.shape]
+        shape: tuple[Dim, ...] = tuple(
+            size if isinstance(size, int) else int(size) if size.isdigit() else rename(size) for size in sizes
+        )
         yield TensorSpec(name=str(name), dtype=str(value.dtype).removeprefix("torch."), shape=shape)
 
 

@@ -25,6 +25,7 @@ from compile_stage.core.records import (
     Origin,
     Plan,
     Policy,
+    SampleSet,
     SourceModel,
     TakenOver,
     Target,
@@ -40,7 +41,9 @@ from compile_stage.measure import stats
 from compile_stage.measure.published_figures import metrics_of, summary_of
 from compile_stage.serving import approval
 from compile_stage.serving.batches import proven_batches
+from compile_stage.serving.largest import largest_shapes
 from compile_stage.serving.manifest import VALIDATIONS, read_manifest
+from compile_stage.serving.missing_numbers import proven_missing
 from compile_stage.serving.text import TOKENIZER_FOLDER
 from compile_stage.serving.variant_writing import NO_PORTABLE, FamilyVersion, variant_note, with_variants
 from compile_stage.serving.variants import PORTABLE, PORTABLE_FP32, every_variant
@@ -333,6 +336,8 @@ class _Packaging:
                 "answer": _answer(self.origin, target),
                 "threads": target.threads,
                 "batches": proven_batches(winner.verdict, target),
+                "missing": proven_missing(winner.verdict),
+                "largest": largest_shapes(target, _sample_shapes(samples)),
                 "signature": artifact.signature,
                 "confinement": context.confinement(),
                 "on_hardware_mismatch": policy.compliance.on_hardware_mismatch,
@@ -352,6 +357,16 @@ class _Packaging:
             **{name: artifact.toolchain[name] for name in wanted if name in artifact.toolchain},
             **self.origin.processor.runtime,
         }
+
+
+def _sample_shapes(samples: Mapping[str, SampleSet]) -> dict[str, tuple[int, ...]]:
+    """Of each input of the validation samples; empty where they are not here."""
+    from compile_stage.measure.samples import open_samples
+
+    validation = samples.get("validation")
+    if validation is None or not Path(validation.path).is_dir():
+        return {}
+    return {name: array.shape for name, array in open_samples(validation).inputs.items()}
 
 
 def _unrunnable(target_result: TargetResult) -> list[Candidate]:

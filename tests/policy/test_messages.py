@@ -231,7 +231,8 @@ IN_A_FILE = {
     ),
     "a shape without max": (
         "targets: {t: {shapes: {x: {min: [1], typical: [1]}}}}",
-        "p.yaml:4:27: targets.t.shapes.x.max: is missing; The largest shape that is promised to work",
+        "p.yaml:4:27: targets.t.shapes.x.max: is missing; The largest shape that is promised to work; "
+        "the published model refuses larger ones",
     ),
     "unknown metric": (
         TARGET + "tolerances: {int8: {outputs: {y: {cosin: 0.9}}}}",

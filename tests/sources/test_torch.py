@@ -11,8 +11,11 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import onnxruntime
 import pytest
-from mlflow.models import infer_signature
+from mlflow.models import ModelSignature, infer_signature
+from mlflow.types import Schema
+from mlflow.types import TensorSpec as SpecOfTensor
 
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, Target
@@ -353,3 +356,76 @@ def test_the_program_form_is_refused_a_shape_that_the_source_has_fixed(tmp_path:
     with pytest.raises(SourceError, match="fixed batch 1, the policy asks for batch 8"):
         TorchSource().export_program(source, wanted, tmp_path / "out")
     assert TorchSource().export_program(source, {}, tmp_path / "out").signature.fixed_batch == 1
+
+
+class Texts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = torch.nn.Embedding(50, 4), torch.nn.Linear(7, 3)
+
+    def forward(self, ids: Any, feats: Any) -> Any:
+        return self.out(torch.cat([self.embed(ids).mean(1), feats], dim=1))
+
+
+class Fixed(Texts):
+    """Its forward computes with seven ids alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.Parameter(torch.ones(7, 1))
+
+    def forward(self, ids: Any, feats: Any) -> Any:
+        return self.out(torch.cat([(self.embed(ids) * self.weights).mean(1), feats], dim=1))
+
+
+def saved_sequence(path: Path, model: Any, *, length: int = 7, opened: bool) -> Any:
+    """A pickled module of two inputs, whose example has so many ids."""
+    ids, feats = np.ones((4, length), np.int64), np.ones((4, 3), np.float32)
+    signature = ModelSignature(
+        Schema(
+            [
+                SpecOfTensor(np.dtype(np.int64), (-1, -1 if opened else length), "ids"),
+                SpecOfTensor(np.dtype(np.float32), (-1, 3), "feats"),
+            ]
+        )
+    )
+    mlflow.pytorch.save_model(
+        model.eval(), path, input_example={"ids": ids, "feats": feats}, pip_requirements=["torch"],
+        signature=signature, serialization_format="pickle",
+    )  # fmt: skip
+    return source_of(path, "pytorch")
+
+
+LONGER = {"ids": ShapeRange(min=(1, 1), typical=(4, 7), max=(8, 40))}
+
+
+@pytest.mark.parametrize(
+    ("opened", "length", "shapes"), [(True, 7, LONGER), (True, 1, {}), (False, 7, LONGER)],
+    ids=["signature and shapes", "signature alone", "shapes alone"],
+)  # fmt: skip
+def test_a_dimension_is_open_that_the_signature_or_the_policy_leaves_open(
+    tmp_path: Path, prove: Proof, opened: bool, length: int, shapes: Any
+) -> None:
+    """Broken: a pickled module of texts or sequences could be compiled for the length of its example alone, and what
+    the error advises would change nothing."""
+    source = saved_sequence(tmp_path / "model", Texts(), length=length, opened=opened)
+    assert TorchSource().refuse(source, PICKLES) is None
+    model = TorchSource().export(source, shapes, tmp_path / "out")
+    assert str(model.signature.inputs[0]) == "ids: int64[batch, ids_1]"
+    assert str(model.signature.inputs[1]) == "feats: float32[batch, 3]"
+    given = {"ids": np.arange(80).reshape(2, 40) % 50, "feats": np.ones((2, 3), np.float32)}
+    with TorchSource().open(source, Target(name="cpu", shapes=shapes)) as session:
+        (expected,) = session.run(given).values()
+        assert session.signature == model.signature
+    session = onnxruntime.InferenceSession(model.path)
+    np.testing.assert_allclose(session.run(None, given)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_dimension_that_the_forward_has_fixed_stays_so_and_the_message_says_it(tmp_path: Path) -> None:
+    """Broken: a module that takes one length alone could not be compiled at all, or the advice would send its owner
+    round in circles."""
+    source = saved_sequence(tmp_path / "model", Fixed(), opened=True)
+    assert TorchSource().export(source, {}, tmp_path / "out").signature.inputs[0].shape == ("batch", 7)
+    with pytest.raises(SourceError, match="fixed dimension 1 of input 'ids' to 7, the policy asks for 40") as refused:
+        TorchSource().export(source, LONGER, tmp_path / "out2")
+    assert "computes with this size alone" in refused.value.fix
