@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 _MOST_COLUMNS = 256
 """A wider matrix is looked at as a whole."""
 
-_ROWS = (4, 16)
-"""At least and at most so many rows of each place."""
-
-_ALL_ROWS = 1024
+_ROWS = 4
+"""So many rows of each place. A call of a large network takes a second, and each candidate answers them."""
 
 UNLIKE = "the compiled model answers it otherwise than the original"
 
@@ -216,10 +214,8 @@ def _places(found: Sequence[Mapping[str, Any]]) -> tuple[Place, ...]:
             continue
         refused = {column for entry in one["refused"] for column in entry["columns"]}
         taken += [(one["input"], (column,)) for column in range(one["width"]) if column not in refused]
-    few, many = _ROWS
-    each = max(few, min(many, _ALL_ROWS // max(1, len(taken))))
     return tuple(
-        Place(input=name, columns=columns, rows=(number * each, (number + 1) * each))
+        Place(input=name, columns=columns, rows=(number * _ROWS, (number + 1) * _ROWS))
         for number, (name, columns) in enumerate(taken)
     )
 
