@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from compile_stage.core import plugins
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.tensors import Signature
+from compile_stage.core.uris import is_uri
 from compile_stage.serving.generation import opened_as_called
 from compile_stage.serving.largest import LargestShapes
 from compile_stage.serving.manifest import (
@@ -236,7 +237,7 @@ def load_model(
         IntegrityError: A file is not what was published, or this is another machine and that is an error.
         MissingDependencyError: The runtime is not installed.
     """
-    if Path(model_uri).is_dir():
+    if not is_uri(model_uri) and Path(model_uri).is_dir():
         return CompiledModel(model_uri, threads=threads, on_hardware_mismatch=on_hardware_mismatch, variant=variant)
     import mlflow.artifacts
 

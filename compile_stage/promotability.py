@@ -23,6 +23,7 @@ from compile_stage.core.records import Budget, Data, DataSpec, FetchedVersion, J
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.measure.structure import SERVED
 from compile_stage.pipeline.inputs import source_limits
+from compile_stage.revalidation import sample_notes
 from compile_stage.serving.approval import demand_approved
 from compile_stage.serving.manifest import artifact_of, data_folder, validations
 from compile_stage.serving.variants import every_variant, holds_variants
@@ -110,27 +111,42 @@ def _load_here(context: Context, published: Published) -> str:
     budget = revive(Budget, manifest.get("budget", {}))
     limits = WorkerLimits.within(budget, job.target.threads, plugins.interpreter_of(job.backend))
     context = replace(context, cache=Cache(context.scratch / "cache"))  # no result of another run is believed
-    samples = published_samples(context, published, job, budget, job.target.batch_sizes[0])
-    return demand_served(context, version, job.target, samples, limits, published.trust)
+    samples, doubt = _samples(context, published, job, budget)
+    note = demand_served(context, version, job.target, samples, limits, published.trust)
+    if samples is not None and samples.real:
+        doubt = "; ".join(sample_notes(manifest, samples))
+    return f"{note}; {doubt}" if doubt else note
 
 
 def published_samples(context: Context, published: Published, job: Job, budget: Budget, count: int) -> SampleSet | None:
     """At most `count` of the validation samples; where they can't be had here, synthetic ones; None where these can't
     be made either."""
-    manifest = published.manifest
+    return _samples(context, published, job, budget, count)[0]
+
+
+def _samples(
+    context: Context, published: Published, job: Job, budget: Budget, count: int | None = None
+) -> tuple[SampleSet | None, str]:
+    """That, and why the validation samples can't be had here; empty where they can. Without a count all of them, whose
+    digest says whether they are those of the publication."""
+    manifest, reason = published.manifest, ""
     data: Data = revive(Data, manifest["data"]["spec"])
     signature = call_signature(artifact_of(manifest, data_folder(published.folder)))
-    real = replace(data.validation, max_samples=count)
-    for spec in (real, DataSpec(source="synthetic", max_samples=count)):
+    real = replace(data.validation, max_samples=count) if count is not None else data.validation
+    for spec in (real, DataSpec(source="synthetic", max_samples=count or job.target.batch_sizes[0])):
         wanted = replace(data, validation=spec)
         request = SampleRequest(spec=spec, signature=signature, seed=data.seed, shapes=job.target.shapes)
         try:
             source = _source(context, published, spec)
             with context.worker("samples", source_limits(budget, source, wanted)) as worker:
-                return sample(context, worker, source, "validation", request)
-        except CompileStageError:
-            continue
-    return None
+                return sample(context, worker, source, "validation", request), reason
+        except CompileStageError as error:
+            reason = reason or f"the validation samples can't be had here: {_said(error)}"
+    return None, reason
+
+
+def _said(error: CompileStageError) -> str:
+    return f"{error.problem} ({error.where})" if error.where else error.problem
 
 
 def _source(context: Context, published: Published, spec: DataSpec) -> SourceModel:

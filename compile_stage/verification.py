@@ -17,9 +17,11 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import plain, revive
 from compile_stage.core.environment import Hardware
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import IntegrityError, RegistryError, UsageError
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY, fitting_gates, has_language_gates
+from compile_stage.core.ports import Registry
 from compile_stage.core.provenance import demand_no_code
 from compile_stage.core.records import (
     Check,
@@ -27,13 +29,13 @@ from compile_stage.core.records import (
     Job,
     Outcome,
     Policy,
-    Receipt,
     SourceModel,
     TargetPolicy,
     Verdict,
     Verification,
     record,
 )
+from compile_stage.core.uris import is_uri
 from compile_stage.measure.gates import CLASSES_ONLY, in_force
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.recompute import describe, holds, refuse_verdict
@@ -229,12 +231,49 @@ def named_alias(uri: str, alias: str | None) -> tuple[str, str, str]:
     return name, alias, place if place.startswith("folder:") else f"{place}@{alias}"
 
 
-def demand_previous(context: Context, now: Receipt, alias: str, trust: Trust) -> None:
-    """Raise IntegrityError unless what an alias pointed to before, by the tag of what it points to now, is signed by
-    somebody trusted: a writer of the registry can write that tag."""
-    previous = now.tags.get(f"{TAG}previous.{alias}")
-    if previous:
-        open_published(context, f"{now.uri.rpartition('/')[0]}/{previous}", trust)
+def check_previous(context: Context, registry: Registry, name: str, alias: str, trust: Trust | None) -> str:
+    """Look at the version that a rollback of an alias leads to.
+
+    Args:
+        trust: With it, that version must be signed by somebody whom it names: a writer of the registry can write the
+            tag that leads there.
+
+    Returns:
+        What a reader should know of it; empty too where there is none, which the registry says when it is asked to move
+        the alias.
+
+    Raises:
+        IntegrityError: A file or a tag of it is not what was published, or its signature is not trusted.
+        RegistryError: The registry can't be reached.
+    """
+    now = registry.current(name, alias)
+    previous = now.tags.get(f"{TAG}previous.{alias}") if now is not None else None
+    if now is None or not previous:
+        return ""
+    home = now.uri.rpartition("/")[0]
+    uri = f"{home}/{previous}"
+    try:
+        registry.published(uri)
+    except RegistryError as error:
+        if error.code is Code.NOT_IN_REGISTRY:
+            return ""
+        if error.code is not Code.REGISTRY:
+            raise
+        if trust is None:  # an original, to which somebody had moved the alias by hand
+            return "compile-stage did not publish it, so nothing says whether its files are whole"
+    try:
+        open_published(context, uri, trust)
+    except (IntegrityError, RegistryError) as error:
+        if isinstance(error, RegistryError) and error.code is not Code.REGISTRY:
+            raise
+        raise IntegrityError(
+            f"{alias!r} stays at {now.uri}: what it pointed to before, {uri}, is not what was published "
+            f"({error.problem})",
+            fix=f"name another version: compile-stage promote {home}/VERSION --alias {alias}; or run the stage again, "
+            "which publishes it anew",
+            where=uri,
+        ) from error
+    return ""
 
 
 # ------------------------------------------------------------------------------------------------------------ the parts
@@ -243,15 +282,15 @@ def demand_previous(context: Context, now: Receipt, alias: str, trust: Trust) ->
 def _fetch(uri_or_bundle: str, into: Path) -> tuple[Path, Mapping[str, str]]:
     """The files of a bundle or a version, and the version's tags."""
     here = Path(uri_or_bundle)
-    if here.is_dir():
+    if not is_uri(uri_or_bundle):
+        if not here.is_dir():
+            raise UsageError(
+                f"{str(uri_or_bundle)!r} is neither a folder nor a registry URI",
+                fix="give a bundle's folder, or a URI such as models:/NAME/VERSION",
+            )
         if (reason := refuse_tree(here)) is not None:
             raise IntegrityError(f"it is no bundle that compile-stage wrote: {reason}", where=uri_or_bundle)
         return here.absolute(), {}  # a worker has a current folder of its own
-    if ":" not in uri_or_bundle:
-        raise UsageError(
-            f"{uri_or_bundle!r} is neither a folder nor a registry URI",
-            fix="give a bundle's folder, or a URI such as models:/NAME/VERSION",
-        )
     registry = plugins.registry_for(uri_or_bundle)
     tags: Mapping[str, str] = {}
     with suppress(RegistryError):  # a logged model has files and no version; what can't be reached can't be fetched

@@ -189,3 +189,5 @@ def rollback(uri: str, alias: str | None, as_json: bool) -> None:
         print_json(receipt)
         return
     click.echo(f"{receipt.name}@{receipt.promoted_to} is back at version {receipt.version}")
+    if receipt.note:
+        click.echo(f"note: {receipt.note}")

@@ -240,7 +240,8 @@ PAGES: dict[str, Page] = {
         "files are not what was published",
         "A digest, a manifest or a record does not fit the files. They are not opened.",
         "Fetch the model again. If it stays so, somebody changed it in the registry: go back with "
-        "`compile-stage rollback`, and publish it anew.",
+        "`compile-stage rollback`, which looks at what it goes back to, or run the stage again, which publishes a new "
+        "version in the damaged one's place, and promote that.",
     ),
     Code.WORKER: Page(
         "a candidate's worker failed",

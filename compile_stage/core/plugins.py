@@ -231,7 +231,8 @@ def registry_for(uri: str) -> Registry:
             return registry
     raise UsageError(
         f"no registry understands {uri!r}",
-        fix="name a model as models:/NAME/VERSION, models:/NAME@ALIAS, models:/m-ID, runs:/RUN_ID/NAME or folder:/PATH",
+        fix="name a model as models:/NAME/VERSION, models:/NAME@ALIAS, models:/m-ID, runs:/RUN_ID/NAME or "
+        "folder:/PATH; write a path that begins with a word and a colon as ./PATH",
     )
 
 

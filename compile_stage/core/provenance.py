@@ -16,6 +16,7 @@ from compile_stage.core import plugins
 from compile_stage.core.cache import cache_root, cache_secret
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import UsageError
+from compile_stage.core.uris import is_uri
 
 _FOLDER = "packaged"
 _CODE = "python:"  # samples and metrics that are functions
@@ -48,7 +49,7 @@ def refuse_code(uri: str, data: Path, manifest: Mapping[str, Any]) -> str | None
         uri: Of the version, or the folder of a bundle.
         data: Its `data/` folder.
     """
-    in_registry = not Path(uri).is_dir() and plugins.registry_for(uri).is_configured(uri)
+    in_registry = is_uri(uri) and plugins.registry_for(uri).is_configured(uri)
     if in_registry or _was_packaged_here(data) or (code := _code_in(manifest)) is None:
         return None
     return f"it was not packaged on this machine, and comes from no registry that this machine is set up for; {code}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
@@ -14,6 +13,7 @@ from compile_stage.core.errors import GateError, RegistryError, UsageError
 from compile_stage.core.generation import call_signature
 from compile_stage.core.records import Artifact, record
 from compile_stage.core.tensors import Signature
+from compile_stage.core.uris import is_uri
 from compile_stage.serving.batches import ProvenBatches
 from compile_stage.serving.manifest import artifact_of, data_folder
 from compile_stage.steps.promote import demand_passed
@@ -95,7 +95,7 @@ def open_version(context: Context, uri: str, trusted: Any) -> Version:
         RegistryError: It can't be had.
     """
     pinned, name, number = uri, "", ""
-    if ":" in uri and not Path(uri).is_dir():
+    if is_uri(uri):
         with suppress(RegistryError):  # an OCI artifact has files and no version
             receipt = plugins.registry_for(uri).published(uri)
             pinned, name, number = receipt.uri, receipt.name.rpartition("/")[2], receipt.version

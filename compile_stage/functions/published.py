@@ -158,8 +158,9 @@ def promote(
 
 
 def rollback(uri: str, alias: str | None = None) -> Receipt:
-    """Move an alias back to the version that it pointed to before. Where `$COMPILE_STAGE_TRUST` is set, that one must
-    be signed by somebody it names.
+    """Move an alias back to the version that it pointed to before, if its files are what was published. Where
+    `$COMPILE_STAGE_TRUST` is set, it must be signed by somebody it names. It is not loaded, and its verdict is not
+    judged again: going back is for when time is short.
 
     Args:
         uri: `models:/NAME@ALIAS`, or with `alias` `models:/NAME` or `folder:/PATH/NAME`. A bare `NAME` is one of
@@ -168,13 +169,13 @@ def rollback(uri: str, alias: str | None = None) -> Receipt:
     Raises:
         UsageError: No alias is named, or two are, or the URI names a version.
         RegistryError: There is no such alias, or nothing came before.
-        IntegrityError: What came before is not signed by somebody trusted.
+        IntegrityError: What came before is damaged, or not signed by somebody trusted; the alias stays.
     """
     from compile_stage import verification
 
     name, alias, place = verification.named_alias(uri, alias)
     registry = plugins.registry_for(place)
-    if (trust := verification.named_trust(())) is not None and (now := registry.current(name, alias)) is not None:
-        with open_context(None, "local") as context:
-            verification.demand_previous(context, now, alias, trust)
-    return registry.rollback(name, alias)
+    with open_context(None, "local") as context:
+        note = verification.check_previous(context, registry, name, alias, verification.named_trust(()))
+    receipt = registry.rollback(name, alias)
+    return replace(receipt, note=note) if note else receipt

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compile_stage.core import plugins
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import RunResult
+from compile_stage.core.uris import is_uri
 
 if TYPE_CHECKING:
     from compile_stage.report.compare import Comparison
 
 PathLike = str | os.PathLike[str]
-
-_PUBLISHED = re.compile(r"[a-z][a-z0-9+.-]*:/")
 
 
 def compare(a: RunResult | PathLike, b: RunResult | PathLike) -> Comparison:
@@ -43,7 +41,7 @@ def compare(a: RunResult | PathLike, b: RunResult | PathLike) -> Comparison:
 
 def _known_result(given: RunResult | PathLike, into: Path) -> RunResult | PathLike:
     """A result as it is, or the file of a published version's."""
-    if not isinstance(given, str) or not _PUBLISHED.match(given) or Path(given).exists():
+    if not isinstance(given, str) or not is_uri(given):
         return given
     into.mkdir()
     return plugins.registry_for(given).result(given, into)

@@ -44,7 +44,9 @@ from compile_stage.registry.folder_files import (
     write_json,
     writing,
 )
+from compile_stage.registry.held_files import differing, refuse_folder
 from compile_stage.registry.model_files import (
+    DAMAGED,
     DATASET_SUFFIXES,
     DIGEST_TAG,
     FAMILY_TAG,
@@ -55,6 +57,7 @@ from compile_stage.registry.model_files import (
     check_name,
     check_published,
     copy_model,
+    damaged,
     has_report,
     keep,
     latest_of_family,
@@ -62,6 +65,7 @@ from compile_stage.registry.model_files import (
     prefixed,
     previous_tag,
     read_model,
+    replaced_note,
     report_state,
 )
 
@@ -151,7 +155,9 @@ class FolderRegistry(Registry):
     def find_family(self, name: str, family_key: str) -> tuple[Receipt, ...]:
         home = _home(name)
         tags = {version: _tags(home, version) for version in _versions(home)}
-        family = {version: held for version, held in tags.items() if held.get(FAMILY_TAG) == family_key}
+        family = {
+            version: held for version, held in tags.items() if held.get(FAMILY_TAG) == family_key and not damaged(held)
+        }
         return tuple(_receipt(home, version) for version in latest_of_family(family))
 
     def published(self, uri: str) -> Receipt:
@@ -164,8 +170,13 @@ class FolderRegistry(Registry):
         home = _home(self.publication_name(source, bundle.name))
         check_name(home.name)
         with writing(home):
-            if (held := _find(home, bundle.key)) is not None:
-                return held
+            note = ""
+            while (held := _find(home, bundle.key)) is not None:
+                reason = refuse_folder(home / held.version / "model", held.tags, bundle)
+                if reason is None:
+                    return held
+                _retag(home, held.version, {KEY_TAG: DAMAGED + bundle.key})
+                note = replaced_note(held.uri, reason)
             version = str(max((int(v) for v in _versions(home)), default=0) + 1)
             tags = prefixed(
                 {"source": source.uri, "source_digest": source.digest, "target": bundle.target}
@@ -174,6 +185,12 @@ class FolderRegistry(Registry):
             remove_leftovers(home)
             with part_folder(home) as part:
                 copy_model(Path(bundle.path), part / "model", bundle.path)
+                if wrong := differing(part / "model", Path(bundle.path)):
+                    raise RegistryError(
+                        f"the disk holds other bytes than were written: {', '.join(wrong[:5])}",
+                        fix="run again; nothing was published. If it stays so, look at the disk",
+                        where=str(home),
+                    )
                 write_files(part / "files", files)
                 described = {
                     "name": home.name,
@@ -188,7 +205,7 @@ class FolderRegistry(Registry):
                 part.chmod(0o755)  # mkdtemp makes it private
                 part.rename(home / version)
                 flush_folder(home)
-            return _receipt(home, version, created=True)
+            return replace(_receipt(home, version, created=True), note=note)
 
     def attach(self, receipt: Receipt, files: Mapping[str, Path]) -> None:
         home = _home(receipt.name)

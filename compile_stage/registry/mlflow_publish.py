@@ -11,7 +11,8 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
 from compile_stage.registry.mlflow_datasets import measured_on, validation_dataset
+from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version
 from compile_stage.registry.mlflow_versions import receipt_of, remove_doubles, taken_away, versions_of
 from compile_stage.registry.model_files import (
+    DAMAGED,
     DIGEST_TAG,
     KEY_TAG,
     REPORT_TAG,
@@ -32,6 +35,7 @@ from compile_stage.registry.model_files import (
     has_report,
     link_or_copy,
     prefixed,
+    replaced_note,
     report_state,
 )
 
@@ -87,15 +91,26 @@ def _find_or_push(
 ) -> Receipt:
     from mlflow.exceptions import MlflowException
 
-    if held := versions_of(client, bundle.name, bundle.key):
-        remove_doubles(client, held)
-        return receipt_of(held[0])
+    note = ""
+    while held := versions_of(client, bundle.name, bundle.key):
+        receipt = receipt_of(held[0])
+        if (reason := refuse_version(receipt.uri, receipt.tags, bundle)) is None:
+            remove_doubles(client, held)
+            return receipt
+        _set_aside(client, receipt, bundle.key)
+        note = replaced_note(receipt.uri, reason)
     try:
-        return _push(client, bundle, source, files, writer)
+        return replace(_push(client, bundle, source, files, writer), note=note)
     except MlflowException as error:
         if attempts == 1 or not taken_away(error):
             raise
     return _find_or_push(client, bundle, source, files, writer, attempts - 1)
+
+
+def _set_aside(client: Any, receipt: Receipt, key: str) -> None:
+    """Let a damaged version no longer be found by its key. It stays, with its number, files and aliases: what to do
+    with it is for people to say."""
+    client.set_model_version_tag(receipt.name, receipt.version, KEY_TAG, DAMAGED + key)
 
 
 def _push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], writer: str) -> Receipt:
@@ -175,13 +190,12 @@ def _tags(bundle: Bundle, source: SourceModel) -> dict[str, str]:
 
 def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, writer: str) -> Any:
     """A READY logged model with the bundle's files: one that an earlier push finished, or a new one."""
-    held = client.search_logged_models([runs.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{bundle.key}'")
+    held = _logged_models(client, runs, bundle)
     for model in held:
-        if model.status == "READY" and model.tags.get(DIGEST_TAG) == bundle.digest:
+        same = model.status == "READY" and model.tags.get(DIGEST_TAG) == bundle.digest
+        if same and refuse_version(f"models:/{model.model_id}", model.tags, bundle) is None:
             return model
-    for model in held:
-        if model.status != "READY" and _is_abandoned(model, writer):
-            client.delete_logged_model(model.model_id)
+    _clear_away(client, held, writer)
     model = client.create_logged_model(
         runs.experiment_id,
         name=_logged_model_name(bundle),
@@ -194,8 +208,22 @@ def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, 
         staged = _staged(bundle, model, runs, Path(scratch) / "model")
         client.log_model_artifacts(model.model_id, str(staged))
         _compare(client, model.model_id, staged)
+        demand_uploaded(f"models:/{model.model_id}", staged)
     client.finalize_logged_model(model.model_id, "READY")
+    # A call whose answer was lost, and which HTTP then sent again, made one more: nobody would look for it any more.
+    _clear_away(client, _logged_models(client, runs, bundle), writer)
     return client.get_logged_model(model.model_id)
+
+
+def _logged_models(client: Any, runs: Runs, bundle: Bundle) -> list[Any]:
+    return list(client.search_logged_models([runs.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{bundle.key}'"))
+
+
+def _clear_away(client: Any, models: Sequence[Any], writer: str) -> None:
+    """Delete the uploads among them that nobody will finish."""
+    for model in models:
+        if model.status != "READY" and _is_abandoned(model, writer):
+            client.delete_logged_model(model.model_id)
 
 
 def _is_abandoned(model: Any, writer: str) -> bool:

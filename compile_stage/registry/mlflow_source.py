@@ -134,6 +134,8 @@ def download(uri: str, into: Path, place: str) -> Path:
     into = into.resolve()
     _demand_plain_files(uri, place)
     fetch = partial(mlflow.artifacts.download_artifacts, artifact_uri=uri, dst_path=str(into))
+    if uri.startswith("models:/"):  # `download_artifacts` takes it for a path where a folder `models:` is here
+        fetch = partial(_fetch_model, uri, str(into))
     with trouble(place, missing="the registry lists the model, but its files are not there"):
         try:
             got = Path(_whole_or_file_by_file(uri, into, fetch)).resolve()
@@ -144,6 +146,12 @@ def download(uri: str, into: Path, place: str) -> Path:
     if into not in (got, *got.parents):
         raise RegistryError("MLflow put the files outside of the folder that it was given", where=place)
     return got
+
+
+def _fetch_model(uri: str, into: str) -> str:
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    return str(get_artifact_repository(uri).download_artifacts("", dst_path=into))
 
 
 def download_file(client: Any, uri: str, path: str, into: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 from compile_stage.core.records import Receipt
 from compile_stage.registry.mlflow_connection import is_code
-from compile_stage.registry.model_files import DIGEST_TAG, FAMILY_TAG, KEY_TAG, latest_of_family
+from compile_stage.registry.model_files import DIGEST_TAG, FAMILY_TAG, KEY_TAG, damaged, latest_of_family
 
 
 def remove_doubles(client: Any, versions: Sequence[Any]) -> None:
@@ -44,7 +44,7 @@ def find(client: Any, name: str, key: str) -> Receipt | None:
 def find_family(client: Any, name: str, family_key: str) -> tuple[Receipt, ...]:
     """The published versions that hold variants of a family, and that no other was made after, the newest first."""
     found = client.search_model_versions(f"name = '{name}' and tags.`{FAMILY_TAG}` = '{family_key}'")
-    versions = {str(version.version): version for version in found}
+    versions = {str(version.version): version for version in found if not damaged(version.tags or {})}
     latest = latest_of_family({number: version.tags or {} for number, version in versions.items()})
     return tuple(receipt_of(versions[number]) for number in latest)
 

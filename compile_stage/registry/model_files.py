@@ -29,6 +29,8 @@ DIGEST_TAG = TAG + "digest"
 FAMILY_TAG = TAG + "family_key"
 AFTER_TAG = TAG + "family_after"
 REPORT_TAG = TAG + "report"
+DAMAGED = "damaged:"
+"""Before the key of a version that a run found damaged, and published again: the key finds it no more."""
 OUR_FLAVOR = "compile_stage"
 DATASET_SUFFIXES = (".npz", ".parquet", ".csv")
 
@@ -183,8 +185,14 @@ def check_published(folder: Path, tags: Mapping[str, str], uri: str) -> None:
     """Compare the fetched files of a version with its digest tag. Every version that compile-stage published has one.
 
     Raises:
-        IntegrityError: The tag is missing, or `data/` has another digest.
+        IntegrityError: The tag is missing, or `data/` has another digest; or a run found it damaged before.
     """
+    if damaged(tags):
+        raise IntegrityError(
+            "a run found its files damaged, and published a new version in its place",
+            fix="use that version; find out who changed the registry's files",
+            where=uri,
+        )
     published = tags.get(DIGEST_TAG)
     if not published:
         raise IntegrityError(
@@ -244,6 +252,19 @@ def check_alias(alias: str) -> None:
             f"{alias!r} can't be an alias",
             fix="use letters, digits, _ and -; neither 'latest' nor a version such as 'v1' or '3'",
         )
+
+
+def damaged(tags: Mapping[str, str]) -> bool:
+    """True of a version that a run found damaged, and published again."""
+    return tags.get(KEY_TAG, "").startswith(DAMAGED)
+
+
+def replaced_note(uri: str, reason: str) -> str:
+    """What the receipt of a version says that was published in a damaged one's place."""
+    return (
+        f"{uri}, made from the same inputs, is damaged in the registry ({reason}), so this version was published "
+        "in its place; find out who changed the registry's files"
+    )
 
 
 def previous_tag(alias: str) -> str:

@@ -13,7 +13,8 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.environment import Hardware
-from compile_stage.core.errors import GateError, IntegrityError, InternalError
+from compile_stage.core.error_codes import Code
+from compile_stage.core.errors import GateError, IntegrityError, InternalError, RegistryError
 from compile_stage.core.provenance import refuse_code
 from compile_stage.core.records import (
     Artifact,
@@ -201,6 +202,10 @@ def _look_at(context: Context, source: SourceModel, current: Receipt, successor:
         whole = check_integrity(folder)
     except IntegrityError as error:
         return Incumbent(obstacle=f"{current.uri} is damaged: {error.problem}")
+    except RegistryError as error:
+        if error.code is not Code.REGISTRY:  # the registry itself is in trouble
+            raise
+        return Incumbent(obstacle=f"{current.uri} can't be had: {error.problem}")
     proven = proven_targets(whole, folder) if holds_variants(whole) else ()
     manifest = for_machine(whole, folder, context.hardware)
     return replace(_comparable(context, source, current, successor, (folder, manifest)), proven=proven)

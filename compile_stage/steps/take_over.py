@@ -11,7 +11,7 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.environment import Hardware
-from compile_stage.core.errors import CompileStageError
+from compile_stage.core.errors import CompileStageError, IntegrityError
 from compile_stage.core.provenance import refuse_code
 from compile_stage.core.records import Gate, Job, Plan, Receipt, TakenOver, TargetResult, Variant, Verdict
 from compile_stage.measure.recompute import refuse_verdict
@@ -72,7 +72,10 @@ def _of_version(
     context: Context, plan: Plan, members: Sequence[TargetResult], receipt: Receipt, trust: Trust | None
 ) -> tuple[tuple[Variant, ...], tuple[str, ...]]:
     registry = plugins.load("registries", plan.source.registry)
-    folder = registry.fetch(receipt.uri, Path(tempfile.mkdtemp(dir=context.scratch)) / "family")
+    try:
+        folder = registry.fetch(receipt.uri, Path(tempfile.mkdtemp(dir=context.scratch)) / "family")
+    except IntegrityError as error:
+        return (), (f"no variant of {receipt.uri} was taken over: {error.problem}",)
     try:
         if trust is not None:
             verify_model(folder, trust)

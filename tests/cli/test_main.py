@@ -412,6 +412,9 @@ def test_rollback_takes_what_the_other_commands_take(
     """Broken: `rollback models:/fraud@prod` was refused, though every other command takes a URI."""
 
     class Registry:
+        def current(self, name: str, alias: str) -> None:
+            return None
+
         def rollback(self, name: str, alias: str) -> Receipt:
             assert (name, alias) == asked
             return Receipt(uri="", name="fraud", version="2", digest="", created=False, promoted_to=alias)

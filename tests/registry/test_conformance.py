@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,49 @@ def test_our_own_publication_is_no_source(case: Case, tmp_path: Path, make_bundl
     with pytest.raises(SourceError, match="already compiled") as caught:
         case.registry.resolve(receipt.uri, tmp_path / "sources")
     assert case.source_uri in caught.value.fix
+
+
+def damage(file: Path) -> None:
+    """Flip a bit, which changes no size."""
+    content = file.read_bytes()
+    file.unlink()  # it may be a hard link
+    file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+@pytest.mark.parametrize("how", ["changed", "removed", "all removed", "added"])
+def test_a_version_that_was_damaged_is_published_again_under_a_new_one(
+    case: Case, tmp_path: Path, make_bundle: MakeBundle, how: str
+) -> None:
+    """Broken: `run` would say "already published, unchanged" of files that were changed or are gone, and no later run
+    would mend it."""
+    first = case.publish(tmp_path, make_bundle)
+    model = case.stored(first) / "data" / "artifact" / "model.bin"
+    if how == "changed":
+        damage(model)
+    elif how == "removed":
+        model.unlink()
+    elif how == "added":
+        (model.parent / "more.bin").write_text("x")
+    else:
+        shutil.rmtree(case.stored(first))
+    again = case.publish(tmp_path, make_bundle, content="measured again")
+    assert (again.created, again.version) == (True, "2")
+    assert f"{first.uri}, made from the same inputs, is damaged" in again.note
+    assert ("its files are gone" if how == "all removed" else "data/") in again.note
+    assert case.registry.fetch(again.uri, tmp_path / "fetched")
+    assert case.registry.find(first.name, make_bundle("x").key) == replace(again, created=False, note="")
+    third = case.publish(tmp_path, make_bundle)
+    assert (third.created, third.version, third.note) == (False, "2", "")
+    with pytest.raises((IntegrityError, RegistryError)):
+        case.registry.fetch(first.uri, tmp_path / "first")
+    if how != "all removed":  # it is still there, and still known as one of ours
+        assert case.registry.published(first.uri).version == "1"
+
+
+def test_a_version_whose_loader_is_gone_is_published_again(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
+    """Broken: a version without MLmodel, which nothing can load, would be called unchanged."""
+    first = case.publish(tmp_path, make_bundle)
+    (case.stored(first) / "MLmodel").unlink()
+    again = case.publish(tmp_path, make_bundle)
+    assert again.version == "2"
+    assert "MLmodel is missing" in again.note

@@ -510,3 +510,59 @@ def test_a_run_that_its_maker_takes_away_is_made_again(
     version = client().get_model_version(receipt.name, receipt.version)
     assert version.run_id not in taken
     assert client().get_run(version.run_id).info.status == "FINISHED"
+
+
+@pytest.mark.parametrize("registry", ["embedded", "server"])
+def test_an_upload_whose_bytes_were_changed_on_the_way_is_not_published(
+    registry: str,
+    request: pytest.FixtureRequest,
+    unique: str,
+    log_model: Any,
+    make_bundle: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: a run would end with "published" for a version that can never be loaded; only sizes were compared."""
+    from mlflow import MlflowClient
+
+    request.getfixturevalue(registry)
+    source = MLflowRegistry().resolve(log_model(unique), tmp_path / "sources")
+    bundle = make_bundle(f"{unique}-compiled", unique)  # the server is shared
+    real = MlflowClient.log_model_artifacts
+
+    def flipping(self: Any, model_id: str, folder: str, *args: Any, **kwargs: Any) -> Any:
+        file = Path(folder) / "data" / "artifact" / "model.bin"
+        content = file.read_bytes()
+        file.unlink()
+        file.write_bytes(content[:-1] + b"?")
+        try:
+            return real(self, model_id, folder, *args, **kwargs)
+        finally:
+            file.write_bytes(content)
+
+    monkeypatch.setattr(MlflowClient, "log_model_artifacts", flipping)
+    with pytest.raises(RegistryError, match=r"other bytes of: data/artifact/model\.bin"):
+        MLflowRegistry().push(bundle, source, {})
+    assert MLflowRegistry().find(bundle.name, bundle.key) is None
+
+
+def test_an_upload_that_was_begun_twice_leaves_one_model(
+    embedded: str, unique: str, log_model: Any, make_bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a request whose answer was lost, and which HTTP sends again, would leave a PENDING model for ever."""
+    from mlflow import MlflowClient
+
+    source = MLflowRegistry().resolve(log_model(unique), tmp_path / "sources")
+    bundle = make_bundle(f"{unique}-compiled")
+    real = MlflowClient.create_logged_model
+
+    def twice(self: Any, *args: Any, **kwargs: Any) -> Any:
+        real(self, *args, **kwargs)
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "create_logged_model", twice)
+    MLflowRegistry().push(bundle, source, {})
+    client = MlflowClient()
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    held = client.search_logged_models(experiments, filter_string=f"tags.`compile_stage.key` = '{bundle.key}'")
+    assert [model.status for model in held] == ["READY"]

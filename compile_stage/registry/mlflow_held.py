@@ -1,0 +1,91 @@
+"""What MLflow's artifact store holds of a version, or of an upload: is it what was published?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core.errors import RegistryError
+from compile_stage.core.leftovers import temporary_folder
+from compile_stage.core.records import Bundle
+from compile_stage.registry.held_files import GONE, HeldFiles, differing, refuse_folder, refuse_held
+from compile_stage.registry.mlflow_connection import is_code
+from compile_stage.registry.mlflow_retries import repeated_call, transfer_limit, within
+from compile_stage.registry.mlflow_source import download
+
+_LISTING_S = 150.0  # one folder of a store
+
+
+def refuse_version(uri: str, tags: Mapping[str, str], bundle: Bundle) -> str | None:
+    """None when the store holds what was published as `uri`, as far as `held_files` looks, or the reason.
+
+    Args:
+        tags: Of the version, or of the logged model.
+        bundle: Of the same key.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        store = _store(uri)
+        if (folder := _folder(store)) is not None:
+            return refuse_folder(folder, tags, bundle)
+        with temporary_folder("held") as scratch:
+            read = partial(_read, store, Path(scratch))
+            return refuse_held(HeldFiles(sizes=_sizes(store), path=read, here=False), tags, bundle)
+    except MlflowException as error:
+        if is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+            return GONE
+        raise
+
+
+def demand_uploaded(uri: str, staged: Path) -> None:
+    """Raise RegistryError unless the store holds, byte for byte, what was uploaded."""
+    folder = _folder(_store(uri))
+    with temporary_folder("uploaded") as scratch:
+        there = folder if folder is not None else download(uri, Path(scratch) / "model", uri)
+        wrong = differing(staged, there)
+    if wrong:
+        raise RegistryError(
+            f"the upload is damaged, the registry holds other bytes of: {', '.join(wrong[:5])}"
+            + (" ..." if len(wrong) > 5 else ""),
+            fix="run again; nothing was published. If it stays so, look at the store's disk and at what is in front of "
+            "the server",
+            where=uri,
+        )
+
+
+def _store(uri: str) -> Any:
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    store = repeated_call(get_artifact_repository, uri)
+    return getattr(store, "repo", store)
+
+
+def _folder(store: Any) -> Path | None:
+    """Where MLflow's store of local files has them; None of any other store."""
+    folder = getattr(store, "artifact_dir", None)
+    return Path(folder) if folder else None
+
+
+def _sizes(store: Any) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    folders: list[str | None] = [None]
+    while folders:
+        ask = partial(store.list_artifacts, folders.pop())
+        for file in repeated_call(within, ask, lambda: _LISTING_S):
+            if ".." in Path(file.path).parts or Path(file.path).is_absolute():
+                raise RegistryError(f"the registry lists {file.path!r}, which lies outside of the model's folder")
+            if file.is_dir:
+                folders.append(file.path)
+            else:
+                sizes[file.path] = int(file.file_size or 0)
+    return sizes
+
+
+def _read(store: Any, into: Path, name: str) -> Path:
+    if not (into / name).is_file():
+        fetch = partial(store.download_artifacts, name, str(into))
+        repeated_call(within, fetch, transfer_limit(into))
+    return into / name

@@ -1,0 +1,149 @@
+"""Versions whose files, or whose samples, are no longer what they were: what `run`, `rollback` and `promote` say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compile_stage import api
+from compile_stage.core.errors import IntegrityError, RegistryError
+
+pytestmark = [
+    pytest.mark.usefixtures("known_run"),
+    pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
+]
+
+KNOWN = (
+    "backends: [onnxruntime], precisions: [fp32]",
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2, predict_seconds: 0}",
+)
+
+
+@pytest.fixture
+def published(small_model: Path, write_policy: Callable[..., Path], tmp_path: Path) -> Path:
+    """A registered name with one version."""
+    result = api.run(f"folder:{small_model}", write_policy(*KNOWN), out=tmp_path / "out")
+    assert result.exit_code == 0, result.problem
+    receipt = result.targets[0].receipt
+    assert receipt is not None
+    return Path(receipt.uri.removeprefix("folder:")).parent
+
+
+def flip(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+def second(name: Path) -> None:
+    """The version again, as 2, and the alias `prod` moved from it to the first."""
+    shutil.copytree(name / "1", name / "2")
+    (name / "aliases.json").write_text(json.dumps({"prod": "1"}))
+    record = json.loads((name / "1" / "version.json").read_text())
+    record["tags"]["compile_stage.previous.prod"] = "2"
+    (name / "1" / "version.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("remeasure", [False, True])
+@pytest.mark.parametrize("file", ["data/artifact/model.onnx", "code/compile_stage/flavor.py", "MLmodel"])
+def test_a_run_publishes_anew_what_was_damaged(
+    published: Path, small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, file: str, remeasure: bool
+) -> None:
+    """Broken: a run would end with "already published, unchanged" for a version that nobody can load, for ever."""
+    if file == "MLmodel":
+        text = (published / "1" / "model" / file).read_text()
+        (published / "1" / "model" / file).write_text(text.replace("compile_stage.flavor", "os"))
+    else:
+        flip(published / "1" / "model" / file)
+    result = api.run(f"folder:{small_model}", write_policy(*KNOWN), out=tmp_path / "out", remeasure=remeasure)
+    receipt = result.targets[0].receipt
+    assert receipt is not None
+    assert (receipt.created, receipt.version) == (True, "2")
+    assert f"{file} is not what was published" in receipt.note
+    assert api.verify(receipt.uri, revalidate=False).passed
+    again = api.run(f"folder:{small_model}", write_policy(*KNOWN), out=tmp_path / "out").targets[0].receipt
+    assert again is not None
+    assert (again.created, again.version) == (False, "2")
+    assert (published / "1" / "model").is_dir(), "it must stay, so that people can look at it"
+
+
+@pytest.mark.parametrize("how", ["changed", "a tag", "gone"])
+def test_a_rollback_to_what_is_damaged_is_refused(published: Path, how: str) -> None:
+    """Broken: going back, which is for when production is broken, would put something worse in its place."""
+    second(published)
+    if how == "gone":
+        shutil.rmtree(published / "2" / "model")
+    elif how == "changed":
+        flip(published / "2" / "model" / "data" / "artifact" / "model.onnx")
+    else:
+        record = json.loads((published / "2" / "version.json").read_text())
+        record["tags"]["compile_stage.verdict"] = "passed under waivers"
+        (published / "2" / "version.json").write_text(json.dumps(record))
+    with pytest.raises(IntegrityError, match=r"'prod' stays at .*/1") as caught:
+        api.rollback(f"folder:{published}@prod")
+    assert f"compile-stage promote folder:{published}/VERSION --alias prod" in caught.value.fix
+    assert json.loads((published / "aliases.json").read_text()) == {"prod": "1"}
+
+
+def test_a_rollback_to_what_is_whole_moves_the_alias(published: Path) -> None:
+    """Broken: no rollback at all; or one to an original, which has no digests, would be impossible, or said to be
+    whole."""
+    second(published)
+    assert api.rollback(f"folder:{published}@prod").note == ""
+    (published / "aliases.json").write_text(json.dumps({"prod": "1"}))
+    (published / "2" / "version.json").write_text("{}")
+    assert "compile-stage did not publish it" in api.rollback(f"folder:{published}@prod").note
+    assert json.loads((published / "aliases.json").read_text()) == {"prod": "2"}
+    (published / "aliases.json").write_text(json.dumps({"prod": "1"}))
+    shutil.rmtree(published / "2")
+    with pytest.raises(RegistryError, match="no longer there"):
+        api.rollback(f"folder:{published}@prod")
+
+
+def test_promote_says_when_the_validation_samples_are_others(published: Path, tmp_path: Path) -> None:
+    """Broken: an alias would move without a word where `verify` says that the data were replaced since, or where they
+    were deleted and made-up samples took their place."""
+    uri = f"folder:{published}/1"
+    assert api.promote(uri, "prod").note.endswith("answers a batch of validation samples there as the proven artifact")
+    data = tmp_path / "data.npz"
+    with np.load(data) as arrays:
+        replaced = {name: array + 1 if array.dtype.kind == "f" else array for name, array in arrays.items()}
+    np.savez(data, **replaced)
+    assert api.promote(uri, "prod").note.endswith("; the validation samples are not those that it was published with")
+    data.unlink()
+    note = api.promote(uri, "prod").note
+    assert "a batch of synthetic samples" in note
+    assert "; the validation samples can't be had here: the policy's samples can't be read" in note
+
+
+@pytest.mark.parametrize("command", [api.verify, api.validate, lambda uri: api.promote(uri, "prod")])
+def test_a_folder_named_like_the_version_does_not_stand_for_it(
+    command: Callable[[str], object],
+    embedded: str,
+    small_model: Path,
+    write_policy: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """Broken: who opens a pull request commits a whole bundle as `models:/net-compiled/1`, and CI promotes the
+    registry's damaged version by it."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    logged = client.create_logged_model("0", name="net")
+    client.log_model_artifacts(logged.model_id, str(small_model))
+    client.finalize_logged_model(logged.model_id, "READY")
+    client.create_registered_model("net")
+    client.create_model_version("net", f"models:/{logged.model_id}", model_id=logged.model_id)
+    receipt = api.run("models:/net/1", write_policy(*KNOWN), out=tmp_path / "out").targets[0].receipt
+    assert receipt is not None
+    source = client.get_model_version(receipt.name, receipt.version).source
+    stored = Path(client.get_logged_model(source.removeprefix("models:/")).artifact_location)
+    shutil.copytree(stored, Path("models:") / receipt.name / receipt.version)
+    flip(stored / "data" / "artifact" / "model.onnx")
+    with pytest.raises(IntegrityError, match="the files are not those that were published"):
+        command(receipt.uri)
+    assert not client.get_registered_model(receipt.name).aliases
