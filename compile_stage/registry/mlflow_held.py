@@ -30,6 +30,7 @@ def refuse_version(uri: str, tags: Mapping[str, str], bundle: Bundle) -> str | N
     try:
         store = _store(uri)
         if (folder := _folder(store)) is not None:
+            _demand_there(folder, uri)
             return refuse_folder(folder, tags, bundle)
         with temporary_folder("held") as scratch:
             read = partial(_read, store, Path(scratch))
@@ -67,6 +68,18 @@ def _folder(store: Any) -> Path | None:
     """Where MLflow's store of local files has them; None of any other store."""
     folder = getattr(store, "artifact_dir", None)
     return Path(folder) if folder else None
+
+
+def _demand_there(folder: Path, uri: str) -> None:
+    """Raise RegistryError where not even the folder is there in which that of each model lies: a disk that is not
+    mounted has lost nothing."""
+    if not any(one.is_dir() for one in (folder, *folder.parents[:2])):
+        raise RegistryError(
+            f"the store's folder {folder.parents[1]} is not there",
+            fix="mount it where MLflow looks for it, then run again; where its files are gone for good, delete the "
+            "version",
+            where=uri,
+        )
 
 
 def _sizes(store: Any) -> dict[str, int]:
