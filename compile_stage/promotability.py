@@ -19,7 +19,17 @@ from compile_stage.core.errors import CompileStageError, GateError
 from compile_stage.core.generation import call_signature
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.provenance import refuse_code
-from compile_stage.core.records import Budget, Data, DataSpec, FetchedVersion, Job, SampleSet, SourceModel
+from compile_stage.core.records import (
+    Budget,
+    Data,
+    DataSpec,
+    FetchedVersion,
+    Job,
+    Receipt,
+    SampleSet,
+    SourceModel,
+    Verdict,
+)
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.measure.structure import SERVED
 from compile_stage.pipeline.inputs import source_limits
@@ -68,6 +78,18 @@ def demand_promotable(
         "promotes it as it is",
         where=published.uri,
     )
+
+
+def cautions(manifest: Mapping[str, Any], moved: Receipt) -> list[str]:
+    """What whoever moved an alias by hand should know: a sentence for each waiver that the version passed under, and
+    for what it was not compared with."""
+    said = []
+    verdict = revive(Verdict, manifest["verdict"]) if manifest["verdict"] is not None else Verdict(checks=())
+    if waived := list(dict.fromkeys(check.gate.metric for check in verdict.checks if check.waived is not None)):
+        said.append(f"it passed under a waiver of {' and '.join(waived)}")
+    if moved.previous and moved.previous != moved.version:
+        said.append(f"it was not compared with version {moved.previous}, to which the alias pointed")
+    return said
 
 
 def _that_must_pass(published: Published) -> list[Mapping[str, Any]]:

@@ -139,7 +139,8 @@ def promote(
         serve_check: False promotes what nobody loaded.
 
     Returns:
-        Its `note` says how it is known that serving loads it.
+        Its `note` says how it is known that serving loads it, and what is to be known of the move: waivers, and which
+        version it was not compared with.
 
     Raises:
         GateError: Its verdict did not pass, or passed under a waiver that has ended; its policy asks for an approval
@@ -154,7 +155,8 @@ def promote(
     with open_context(None, "local") as context:
         published = verification.open_published(context, receipt.uri, trust)
         note = promotability.demand_promotable(context, published, allow_code=allow_code, serve_check=serve_check)
-    return replace(registry.promote(receipt, alias), note=note)
+    moved = registry.promote(receipt, alias)
+    return replace(moved, note="; ".join([note, *promotability.cautions(published.manifest, moved)]))
 
 
 def rollback(uri: str, alias: str | None = None) -> Receipt:

@@ -120,6 +120,28 @@ def test_promote_says_when_the_validation_samples_are_others(published: Path, tm
     assert "; the validation samples can't be had here: the policy's samples can't be read" in note
 
 
+def test_promote_by_hand_says_what_it_did_not_compare_and_what_was_waived(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: an alias would move by hand to a version that a run held back as slower, or that stands under a waiver,
+    without a word on either."""
+    waiver = "waivers: [{gate: size_mb, target: cpu, reason: a test, owner: me, expires: 2099-01-01}]\n"
+    limit = KNOWN[1].replace("min_speedup: null", "min_speedup: null, max_size_mb: 0.000001")
+    uris = []
+    for number, policy in enumerate((KNOWN, (KNOWN[0], limit + "\n" + waiver))):
+        result = api.run(f"folder:{small_model}", write_policy(*policy), out=tmp_path / f"out{number}")
+        assert result.exit_code == 0, result.problem
+        receipt = result.targets[0].receipt
+        assert receipt is not None
+        uris.append(receipt.uri)
+    first, second = (api.promote(uri, "by-hand") for uri in uris)
+    assert "not compared" not in first.note
+    assert "waiver" not in first.note
+    assert second.note.endswith(
+        "it passed under a waiver of size_mb; it was not compared with version 1, to which the alias pointed"
+    )
+
+
 @pytest.mark.parametrize("command", [api.verify, api.validate, lambda uri: api.promote(uri, "prod")])
 def test_a_folder_named_like_the_version_does_not_stand_for_it(
     command: Callable[[str], object],
