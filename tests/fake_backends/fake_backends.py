@@ -283,7 +283,7 @@ class DiesLater(_Liar):
 
     def change(self, outputs: dict[str, Any]) -> dict[str, Any]:
         DiesLater.calls += 1
-        if DiesLater.calls > 100:
+        if DiesLater.calls > 400:  # a validation makes some hundred
             os._exit(3)
         return outputs
 
