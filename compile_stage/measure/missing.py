@@ -174,7 +174,7 @@ def check_missing(worker: Worker, gates: Sequence[Gate], asked: MissingAnswers, 
         said.append(f"NaN in {', '.join(map(repr, names))} is answered as by the original")
     gate = Gate(metric=MISSING, limit=0.0, direction="at_most", options={"refused": refused})
     reason = "; ".join(said) or "no input can hold a NaN"
-    return Check(gate=gate, outcome=Outcome.PASS, measured=0.0, reason=reason)  # it never fails, so it misses by nothing
+    return Check(gate=gate, outcome=Outcome.PASS, measured=0.0, reason=reason)
 
 
 def _unlike(worker: Worker, gates: Sequence[Gate], asked: MissingAnswers, seed: int) -> list[dict[str, Any]]:
