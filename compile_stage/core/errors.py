@@ -180,6 +180,11 @@ class WorkerError(CompileStageError):
         self.killed = killed
         self.detail = redacted(detail)
 
+    @property
+    def worker_is_gone(self) -> bool:
+        """True but where the call raised: then the worker takes further calls."""
+        return self.kind != "exception"
+
 
 class KilledError(CompileStageError):
     """Somebody ended a process of the run with SIGKILL: no fault of the model's."""

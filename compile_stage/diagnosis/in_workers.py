@@ -102,7 +102,7 @@ class _Compiler:
         try:
             self._context.compile_in(self._worker, job, model, None, into)
         except WorkerError as error:
-            if error.kind != "exception":
+            if error.worker_is_gone:
                 self._stack.close()
                 self._worker = None
             return f"{error.kind}: {error.problem}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compile_stage.core.errors import SourceError, WorkerError
+from compile_stage.core.errors import CompileStageError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Check, Data, Gate, Job, Outcome, SampleSet, record
@@ -15,7 +15,7 @@ from compile_stage.measure import missing as missing_numbers
 from compile_stage.measure import robustness
 from compile_stage.measure.behaviour import calls_to_compare, judge_calls, parts_of
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
-from compile_stage.measure.predict import open_outputs
+from compile_stage.measure.predict import open_outputs, try_predict
 from compile_stage.measure.samples import open_samples
 from compile_stage.measure.structure import BEHAVIOUR
 from compile_stage.measure.tolerance import elementwise_gates, worst
@@ -107,12 +107,9 @@ def _other_samples(
         made = robustness.write_samples(batch, samples, into / "robustness" / kind)
         batch_size = max((size for size in batch_sizes if size <= 2 * made.count), default=min(batch_sizes))
         # Not below the samples' folder: that is handed to whoever runs the candidate.
-        folder = str(into / "robustness-answers" / kind)
-        try:
-            answered = worker.call("predict", samples=made, batch_size=batch_size, into=folder)
-        except (SourceError, WorkerError) as error:
-            if isinstance(error, WorkerError) and error.kind != "exception":
-                raise
+        folder = into / "robustness-answers" / kind
+        answered = try_predict(worker, made, batch_size, folder)
+        if isinstance(answered, CompileStageError):
             continue
         answers = open_outputs(answered)
         rows = tuple(int(row) for row in robustness.answered(answers).nonzero()[0])
@@ -146,12 +143,9 @@ def check_other_samples(
     for other in beyond.kinds:
         rows = list(other.rows)
         with temporary_folder("robustness") as folder:
-            try:
-                written = worker.call("predict", samples=other.samples, batch_size=other.batch_size, into=folder)
-            except (SourceError, WorkerError) as error:
-                if isinstance(error, WorkerError) and error.kind != "exception":
-                    raise
-                yield robustness.refused_kind(other.kind, data.robustness.factor, len(rows), error.problem)
+            written = try_predict(worker, other.samples, other.batch_size, folder)
+            if isinstance(written, CompileStageError):
+                yield robustness.refused_kind(other.kind, data.robustness.factor, len(rows), written.problem)
                 continue
             own, original = (
                 {name: array[rows] for name, array in open_outputs(files).items()} for files in (written, other.outputs)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.measure.elementwise import BLOCK, F64, release
+from compile_stage.measure.samples import plain_bytes
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -72,8 +73,7 @@ def _exact(inputs: list[Array], row: int) -> bytes:
             strange = ~np.isfinite(one)
             digest.update(np.where(strange, one, 0).tobytes() if strange.any() else b"-")
         else:
-            # Text is as wide as the set's longest; without the padding, equal text has equal bytes.
-            digest.update(repr(one.tolist()).encode() if one.dtype.kind == "U" else one.tobytes())
+            digest.update(plain_bytes(one))
     return digest.digest()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compile_stage.core.errors import SourceError, WorkerError
+from compile_stage.core.errors import CompileStageError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Session, Worker
 from compile_stage.core.records import Check, Gate, Outcome, SampleSet, record
@@ -20,7 +20,7 @@ from compile_stage.core.tensors import CACHE_INPUTS, TensorSpec
 from compile_stage.measure import robustness
 from compile_stage.measure.behaviour import CALL_FACTOR
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
-from compile_stage.measure.predict import open_outputs
+from compile_stage.measure.predict import open_outputs, try_predict
 from compile_stage.measure.samples import open_samples
 from compile_stage.measure.tolerance import worst
 from compile_stage.serving.missing_numbers import MISSING
@@ -149,11 +149,8 @@ def ask_original(worker: Worker, samples: SampleSet, batch_size: int, into: Path
     if not places:
         return MissingAnswers(refused=refused)
     made = robustness.write_samples(_samples(open_samples(samples), places), samples, into / "missing")
-    try:
-        outputs = worker.call("predict", samples=made, batch_size=batch_size, into=str(into / "missing-answers"))
-    except (SourceError, WorkerError) as error:
-        if isinstance(error, WorkerError) and error.kind != "exception":
-            raise
+    outputs = try_predict(worker, made, batch_size, into / "missing-answers")
+    if isinstance(outputs, CompileStageError):
         return MissingAnswers(refused=refused, places=places)
     return MissingAnswers(refused=refused, places=places, samples=made, batch_size=batch_size, outputs=outputs)
 
@@ -184,14 +181,10 @@ def _unlike(worker: Worker, gates: Sequence[Gate], asked: MissingAnswers, seed: 
     if asked.samples is None or asked.outputs is None:
         return _merged([(place, "the original's answer can't be compared") for place in asked.places])
     with temporary_folder("missing") as folder:
-        try:
-            written = worker.call("predict", samples=asked.samples, batch_size=asked.batch_size, into=folder)
-        except (SourceError, WorkerError) as error:
-            if isinstance(error, WorkerError) and error.kind != "exception":
-                raise
-            return _merged(
-                [(place, f"the compiled model does not take it ({error.problem})") for place in asked.places]
-            )
+        written = try_predict(worker, asked.samples, asked.batch_size, folder)
+        if isinstance(written, CompileStageError):
+            refusal = f"the compiled model does not take it ({written.problem})"
+            return _merged([(place, refusal) for place in asked.places])
         own, original = open_outputs(written), open_outputs(asked.outputs)
 
         def apart(rows: slice) -> bool:

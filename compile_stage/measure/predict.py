@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compile_stage.core.errors import IntegrityError, SourceError
-from compile_stage.core.ports import Session
+from compile_stage.core.errors import IntegrityError, SourceError, WorkerError
+from compile_stage.core.ports import Session, Worker
+from compile_stage.core.records import SampleSet
 from compile_stage.measure.samples import Samples, tensor_files
 
 if TYPE_CHECKING:
@@ -69,6 +70,31 @@ def require_arrays(answer: object) -> None:
                 f"output {name!r} is a {_type(value)}, and a numpy.ndarray is wanted",
                 fix="let the session's run return arrays that are computed and in the host's memory",
             )
+
+
+def try_predict(
+    worker: Worker, samples: SampleSet, batch_size: int, into: Path
+) -> Mapping[str, str] | SourceError | WorkerError:
+    """Have the model that a worker has open answer samples, which it may refuse.
+
+    Args:
+        into: A folder for the answers.
+
+    Returns:
+        Output name → `.npy` file, axis 0 being the sample; or the error that it refused them with.
+
+    Raises:
+        WorkerError: The worker is gone.
+    """
+    try:
+        written: Mapping[str, str] = worker.call("predict", samples=samples, batch_size=batch_size, into=into)
+    except SourceError as error:
+        return error
+    except WorkerError as error:
+        if error.worker_is_gone:
+            raise
+        return error
+    return written
 
 
 def open_outputs(files: Mapping[str, str] | Path) -> dict[str, Array]:

@@ -404,7 +404,11 @@ def _fingerprints(samples: Samples) -> list[bytes]:
         digest = sha256()
         for name in sorted(batch):
             array = batch[name]
-            # Text is as wide as the set's longest; without the padding, equal text has equal bytes.
-            digest.update(repr(array.tolist()).encode() if array.dtype.kind == "U" else array.tobytes())
+            digest.update(plain_bytes(array))
         digests.append(digest.digest())
     return digests
+
+
+def plain_bytes(array: Array) -> bytes:
+    """Equal for equal values of one type. Text is as wide as the set's longest; here it is without that padding."""
+    return repr(array.tolist()).encode() if array.dtype.kind == "U" else array.tobytes()

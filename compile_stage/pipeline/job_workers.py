@@ -96,7 +96,7 @@ class TrialWorkers:
         try:
             yield self._pair
         except WorkerError as error:
-            if error.kind != "exception":
+            if error.worker_is_gone:
                 self.close()
             raise
         finally:
@@ -138,7 +138,7 @@ class JobWorkers:
             yield pair
             sound = True
         except CompileStageError as error:
-            sound = not isinstance(error, WorkerError) or error.kind == "exception"
+            sound = not (isinstance(error, WorkerError) and error.worker_is_gone)
             raise
         finally:
             if sound and self._is_kept(job):

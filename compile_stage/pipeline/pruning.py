@@ -56,7 +56,7 @@ def quick_comparison(target: TargetRun, worker: Worker, job: Job, artifact: Arti
     try:
         value = context.cached("look/1", job.id, key, compare, anew=context.remeasure).value
     except WorkerError as error:
-        if error.kind != "exception":
+        if error.worker_is_gone:
             raise
         return None
     except CompileStageError:  # it could not be measured, which is no reason to prune it
@@ -147,7 +147,7 @@ def _one_call(worker: Worker, artifact: Artifact, threads: int, samples: SampleS
         worker.call("open_artifact", artifact=artifact, threads=threads)
         turn: list[float] = worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=0.0)
     except WorkerError as error:
-        if error.kind != "exception":
+        if error.worker_is_gone:
             raise
         return None
     except CompileStageError:

@@ -396,7 +396,7 @@ def _whole_predict(
                 into=folder,
             )
         except (SourceError, WorkerError) as error:
-            if isinstance(error, WorkerError) and error.kind != "exception":
+            if isinstance(error, WorkerError) and error.worker_is_gone:
                 raise
             gate = Gate(metric=PREDICT, limit=0.0, direction="at_most")
             return [replace(_not_run(gate, f"predict() can't be called around it: {error.problem}"))]
