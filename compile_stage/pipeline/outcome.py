@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -43,6 +43,11 @@ from compile_stage.report.files import FILES, remove
 if TYPE_CHECKING:
     from compile_stage.serving.trust import Trust
     from compile_stage.signing.signers import Signer
+
+_UNFINISHED = (
+    "this report was written during publication, before anything was promoted; where it was not replaced, the run was "
+    "stopped before its end: run it again to finish it"
+)
 
 WriteReports = Callable[[RunResult, Path | None], Mapping[str, Path]]
 """Writes the reports of a result into a folder, and says where they are: file name → path. Without a folder it only
@@ -174,8 +179,14 @@ class RunState:
 
     def reports_when_asked(self) -> Mapping[str, Path]:
         """The reports of what is known when they are first asked for: a registry that holds the version asks for
-        none, and they take a third of a second to write."""
-        return _WhenAsked(self.write_reports)
+        none, and they take a third of a second to write. They say that the run had not ended; those of its end replace
+        them."""
+        return _WhenAsked(self._write_unfinished)
+
+    def _write_unfinished(self) -> Mapping[str, Path]:
+        result = self.result()
+        self.written = replace(result, notes=(*result.notes, _UNFINISHED))
+        return self._write(self.written, self.folder)
 
     def result(self) -> RunResult:
         """Everything that is known so far, as one record."""

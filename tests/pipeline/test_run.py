@@ -405,6 +405,16 @@ def test_an_error_before_the_plan_is_a_refused_run() -> None:
     ]
 
 
+def test_reports_written_during_publication_say_so() -> None:
+    """Broken: a run killed after publication would leave a report that says passed, as if the alias had been set."""
+    written: list[RunResult] = []
+    progress = RunState("models:/m/1", "p.yaml", RunOptions(out=None), lambda result, _: written.append(result) or {})
+    list(progress.reports_when_asked())
+    progress.write_reports()
+    said = [any("before anything was promoted" in note for note in result.notes) for result in written]
+    assert said == [True, False]
+
+
 def test_each_target_keeps_its_own_samples(stage: Stage) -> None:
     """Broken: of two targets with other samples the report would name those of the last for both."""
     from compile_stage.report.result import result_document
