@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from compile_stage.core.cache import refuse_entry, sealed_entry
-from compile_stage.core.digest import canonical_json, digest_tree
+from compile_stage.core.digest import canonical_json, digest_tree, list_tree
 from compile_stage.core.errors import CompileStageError, UsageError
 from compile_stage.core.reuse import HERE, UNSIGNED, Reuse, made_here, may_be_unsigned
 from compile_stage.core.shared_entries import Header, RefusedError, pack, read_header, unpack
@@ -155,7 +155,7 @@ class SharedCache:
         Args:
             replace: Though one is there. One that was refused is replaced in any case.
         """
-        if not self._writes or not self._pushes(entry):
+        if not self._writes or not self._pushes(entry, files):
             return
         replace = replace or place in self._refused
         try:
@@ -268,9 +268,18 @@ class SharedCache:
             )
         return (*notes, *self._trouble)
 
-    def _pushes(self, entry: Mapping[str, Any]) -> bool:
-        """Only what was made on this disk."""
-        return entry["made"]["vouched"] == HERE and self._holds(entry["step"])
+    def _pushes(self, entry: Mapping[str, Any], files: Path) -> bool:
+        """Only what was made on this disk; without a key only what others may use, who would warn of the rest."""
+        if entry["made"]["vouched"] != HERE or not self._holds(entry["step"]):
+            return False
+        if not isinstance(self.seal, NoSeal):
+            return True
+        try:
+            sizes = {name: (files / name).stat().st_size for name in list_tree(files)}
+        except OSError as error:  # the entry goes while it is read
+            _log.info("%s is not put into the shared cache: %s", entry["step"], error)
+            return False
+        return refuse_unsigned(entry["step"], entry["key"], entry["value"], entry["files"], sizes) is None
 
     def _holds(self, step: str) -> bool:
         """Without a key only what others may use."""

@@ -227,13 +227,13 @@ def test_a_refused_entry_is_made_anew_and_replaced(
 def test_nothing_that_another_key_sealed_is_used(on_disk: Team, tmp_path: Path) -> None:
     """Broken: who may write to the bucket, and has no key, decides what is published."""
     for secret in (b"x" * 32, None):
-        on_disk.machine(f"attacker {secret}", secret)[0].fetch("lower/1", KEY, on_disk.make)
+        on_disk.machine(f"attacker {secret}", secret)[0].fetch("tuning/1", KEY, on_disk.make)
         (path,) = on_disk.objects()
         cache, shared = on_disk.machine("victim")
-        mine = shared.path_of(cache.locate("lower/1", KEY).relative_to(cache.root).as_posix())
+        mine = shared.path_of(cache.locate("tuning/1", KEY).relative_to(cache.root).as_posix())
         (tmp_path / "forged").write_bytes(on_disk.store.read(path, 0, 10**6))
         on_disk.store.write(tmp_path / "forged", mine, replace=True)
-        assert cache.read("lower/1", KEY) is None
+        assert cache.read("tuning/1", KEY) is None
         assert shared.counts["refused"] == 1
         for found in on_disk.objects():
             on_disk.store.delete(found)
@@ -477,6 +477,14 @@ def test_an_unsigned_entry_is_not_used_where_signatures_are_demanded(on_disk: Te
     assert on_disk.machine("b", None)[0].read("tuning/1", KEY) is not None
     assert Cache(on_disk.folder / "b", reuse=Reuse(signed_only=True)).read("tuning/1", KEY) is None
     assert on_disk.machine("c", None, reuse=Reuse(signed_only=True))[0].read("tuning/1", KEY) is None
+
+
+def test_nothing_is_put_there_that_every_reader_refuses(on_disk: Team) -> None:
+    """Broken: without a key, each run uploads executable artifacts, and each other run warns of them."""
+    cache, shared = on_disk.machine("a", None)
+    cache.fetch("compile/1", KEY, on_disk.make)
+    assert on_disk.objects() == []
+    assert shared.counts["added"] == 0
 
 
 def test_what_was_taken_is_not_put_back(on_disk: Team) -> None:
