@@ -12,14 +12,16 @@ from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle
 from compile_stage.registry.held_files import GONE, HeldFiles, differing, refuse_folder, refuse_held
 from compile_stage.registry.mlflow_connection import is_code
-from compile_stage.registry.mlflow_retries import repeated_call, transfer_limit, within
+from compile_stage.registry.mlflow_retries import UnreachableError, repeated_call, transfer_limit, within
 from compile_stage.registry.mlflow_source import download
 
 _LISTING_S = 150.0  # one folder of a store
 
 
 def refuse_version(uri: str, tags: Mapping[str, str], bundle: Bundle) -> str | None:
-    """None when the store holds what was published as `uri`, as far as `held_files` looks, or the reason.
+    """None when the store holds what was published as `uri`, as far as `held_files` looks, or the reason. Behind a
+    server, files are fetched a second time before they are called damaged: they may have been cut off or changed on the
+    way, and what is called damaged stays refused.
 
     Args:
         tags: Of the version, or of the logged model.
@@ -32,13 +34,18 @@ def refuse_version(uri: str, tags: Mapping[str, str], bundle: Bundle) -> str | N
         if (folder := _folder(store)) is not None:
             _demand_there(folder, uri)
             return refuse_folder(folder, tags, bundle)
-        with temporary_folder("held") as scratch:
-            read = partial(_read, store, Path(scratch))
-            return refuse_held(HeldFiles(sizes=_sizes(store), path=read, here=False), tags, bundle)
+        return _refuse_fetched(store, tags, bundle) and _refuse_fetched(store, tags, bundle)
     except MlflowException as error:
         if is_code(error, "RESOURCE_DOES_NOT_EXIST"):
             return GONE
         raise
+
+
+def _refuse_fetched(store: Any, tags: Mapping[str, str], bundle: Bundle) -> str | None:
+    with temporary_folder("held") as scratch:
+        sizes = _sizes(store)
+        read = partial(_read, store, Path(scratch), sizes)
+        return refuse_held(HeldFiles(sizes=sizes, path=read, here=False), tags, bundle)
 
 
 def demand_uploaded(uri: str, staged: Path) -> None:
@@ -97,8 +104,17 @@ def _sizes(store: Any) -> dict[str, int]:
     return sizes
 
 
-def _read(store: Any, into: Path, name: str) -> Path:
-    if not (into / name).is_file():
-        fetch = partial(store.download_artifacts, name, str(into))
-        repeated_call(within, fetch, transfer_limit(into))
+def _read(store: Any, into: Path, sizes: Mapping[str, int], name: str) -> Path:
+    if (into / name).is_file() or name not in sizes:
+        return into / name
+
+    def fetch() -> None:
+        store.download_artifacts(name, str(into))
+        if (got := (into / name).stat().st_size) != sizes[name]:
+            raise UnreachableError(
+                f"{name} has {sizes[name]} bytes, and the server's answer had {got}",
+                fix="look at what is in front of the server, then run again",
+            )
+
+    repeated_call(within, fetch, transfer_limit(into))
     return into / name

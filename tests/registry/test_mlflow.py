@@ -566,3 +566,36 @@ def test_an_upload_that_was_begun_twice_leaves_one_model(
     experiments = [one.experiment_id for one in client.search_experiments()]
     held = client.search_logged_models(experiments, filter_string=f"tags.`compile_stage.key` = '{bundle.key}'")
     assert [model.status for model in held] == ["READY"]
+
+
+@pytest.mark.parametrize("how", ["cut off", "changed"])
+def test_a_file_that_the_way_damaged_once_damages_no_version(
+    how: str,
+    server: Any,
+    unique: str,
+    log_model: Any,
+    make_bundle: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: one answer that a gateway cut off, or changed, has a run mark a whole version as damaged for good, the
+    promoted one too."""
+    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+
+    registry = MLflowRegistry()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    bundle = make_bundle(f"{unique}-compiled", unique)
+    first = registry.push(bundle, source, {})
+    real, damaged = HttpArtifactRepository._download_file, list[str]()
+
+    def on_the_way(self: Any, remote: str, local: str) -> None:
+        real(self, remote, local)
+        if remote.endswith("manifest.json") and not damaged:
+            damaged.append(remote)
+            content = Path(local).read_bytes()
+            Path(local).write_bytes(content[: len(content) // 2] if how == "cut off" else b"?" + content[1:])
+
+    monkeypatch.setattr(HttpArtifactRepository, "_download_file", on_the_way)
+    again = registry.push(bundle, source, {})
+    assert damaged, "the file was read"
+    assert (again.version, again.created, again.note) == (first.version, False, "")
