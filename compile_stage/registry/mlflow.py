@@ -25,7 +25,7 @@ from compile_stage.registry import (
     mlflow_watch,
 )
 from compile_stage.registry.mlflow_connection import connect, is_code, reason_unreachable, single_writer, trouble, where
-from compile_stage.registry.mlflow_retries import repeatable
+from compile_stage.registry.mlflow_retries import UnreachableError, repeatable
 from compile_stage.registry.model_files import (
     KEY_TAG,
     check_alias,
@@ -144,7 +144,11 @@ class MLflowRegistry(Registry):
                 )
             with trouble(uri, missing=f"version {previous}, which {alias!r} pointed to before, is no longer there"):
                 target = client.get_model_version(name, previous)
-            self._move(client, name, alias, now.version, previous)
+            try:
+                with trouble(uri):
+                    self._move(client, name, alias, now.version, previous)
+            except UnreachableError as error:
+                raise _perhaps_moved(error, name, alias, now.version, previous) from error
             return replace(mlflow_versions.receipt_of(target), promoted_to=alias, previous=now.version)
 
     @repeatable
@@ -283,3 +287,15 @@ class MLflowRegistry(Registry):
             fix="look at who did, and run again",
             where=f"models:/{name}@{alias}",
         )
+
+
+def _perhaps_moved(error: RegistryError, name: str, alias: str, version: str, previous: str) -> RegistryError:
+    """What to say of a rollback that was asked for and not confirmed: a second one goes one version further."""
+    return RegistryError(
+        f"{error.problem}; the rollback of {alias!r} from version {version} to {previous} was not confirmed, and may "
+        "have been done",
+        fix=f"look at what the alias points to. To go to version {previous} whatever it is: compile-stage promote "
+        f"models:/{name}/{previous} --alias {alias}. A second rollback may go one version further back",
+        where=error.where or f"models:/{name}@{alias}",
+        code=Code.REGISTRY_UNREACHABLE,
+    )

@@ -599,3 +599,29 @@ def test_a_file_that_the_way_damaged_once_damages_no_version(
     again = registry.push(bundle, source, {})
     assert damaged, "the file was read"
     assert (again.version, again.created, again.note) == (first.version, False, "")
+
+
+def test_a_rollback_that_was_not_confirmed_says_that_it_may_be_done(
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: whoever runs it again, as after any network error, goes one version too far back."""
+    import requests
+
+    for key in ("a", "b", "c"):
+        registry.promote(registry.push(make_bundle("net-compiled", key), source, {}), "prod")
+    real = MLflowRegistry._current
+
+    def lost(self: MLflowRegistry, where: Any, name: str, alias: str) -> Any:
+        now = real(self, where, name, alias)
+        if now is not None and now.version == "2":  # the alias was moved
+            raise requests.exceptions.ConnectionError("Connection refused")
+        return now
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MLflowRegistry, "_current", lost)
+        with pytest.raises(
+            RegistryError, match="from version 3 to 2 was not confirmed, and may have been done"
+        ) as raised:
+            registry.rollback("net-compiled", "prod")
+    assert "compile-stage promote models:/net-compiled/2 --alias prod" in raised.value.fix
+    assert str(client().get_model_version_by_alias("net-compiled", "prod").version) == "2"
