@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from compile_stage.core.records import Gate
     from compile_stage.core.tensors import Array
 
+_FAILS = (Exception, SystemExit)
+"""What a user's code may raise. A script that is imported, and ends in `sys.exit()`, must not end the run with its exit
+code: that would be read as the verdict."""
+
 RESAMPLES = 1000
 """Calls of a function that answers with one number; 400 more, at most, tell how skewed it is (`measure.stats`)."""
 
@@ -35,7 +39,7 @@ def measure_own(
     interval of a paired bootstrap: the function is called with the same resampled samples of all three, in groups where
     there are any.
 
-    Raises NotMeasurableError when it can't be called or when no interval can be had.
+    Raises NotMeasurableError when it can't be imported or called, or when no interval can be had.
     """
     function = _imported(gate.metric)
     answer = _called(gate.metric, function, own, expected, labels)
@@ -60,16 +64,18 @@ def _interval(
     groups: NDArray[np.int64] | None,
 ) -> tuple[float, float]:
     held = [None if array is None else np.asarray(array) for array in samples]
-    count = len(samples[1])
+    count, raised = len(samples[1]), ""
 
     def of(weights: F64) -> F64:
+        nonlocal raised
         values = np.full(len(weights), np.nan)
         for place, drawn in enumerate(weights):
             rows = np.repeat(np.arange(count), drawn.astype(np.int64))
             try:
                 values[place] = float(function(*(array if array is None else array[rows] for array in held)))
-            except (ArithmeticError, LookupError, TypeError, ValueError):
+            except _FAILS as error:
                 values[place] = np.nan  # a resample of one class alone, say; one in ten may be undefined
+                raised = f"; the last one raised {_words(error)}"
         return values
 
     with np.errstate(all="ignore"):
@@ -79,6 +85,7 @@ def _interval(
     if interval is None:
         raise NotMeasurableError(
             f"{gate.metric} has no value on more than one resample of {count} samples in ten, so it has no interval"
+            f"{raised}"
         )
     if interval.low == interval.high:
         raise NotMeasurableError(
@@ -94,11 +101,17 @@ def _imported(path: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise NotMeasurableError(f"{path} can't be imported: {error}; put its folder on PYTHONPATH") from error
+    except _FAILS as error:
+        raise NotMeasurableError(f"{path} can't be imported: its module raised {_words(error)}") from error
     return function
 
 
 def _called(path: str, function: Callable[..., Any], own: Array, expected: Array, labels: Array | None) -> F64:
     try:
         return np.asarray(function(own, expected, labels), dtype=np.float64)
-    except Exception as error:
-        raise NotMeasurableError(f"{path} raised {type(error).__name__}: {error}") from error
+    except _FAILS as error:
+        raise NotMeasurableError(f"{path} raised {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -260,6 +260,49 @@ def test_own_metrics_run_fail_raise_and_return_nan(tmp_path: Path, monkeypatch: 
     assert {run(name).outcome for name in ("raises", "nan", "nothing")} == {NOT_RUN}
 
 
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("def f(:\n", "SyntaxError"),
+        ("raise RuntimeError('no key')\n", "no key"),
+        ("import sys\nsys.exit(0)\n", "SystemExit: 0"),
+    ],
+    ids=["syntax", "raises", "exits"],
+)
+def test_an_own_metric_whose_module_fails_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, says: str
+) -> None:
+    """If it failed, a metric that can't be imported would end the run, with its own exit code: 0 means passed."""
+    name = f"failing_{says.partition(':')[0].replace(' ', '_').lower()}"
+    (tmp_path / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gate = Gate(metric=f"python:{name}:f", limit=0.9, direction="at_least")
+    found = one(check({"y": SCORES}, {"y": SCORES}, gate), gate.metric)
+    assert found.outcome is NOT_RUN
+    assert says in found.reason
+
+
+def test_an_own_metric_that_fails_when_it_is_called_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it failed, an exception of any kind, or sys.exit(), on the samples or on a resample would end the run."""
+    (tmp_path / "failingcalls.py").write_text(
+        "import sys\n"
+        "class Own(Exception): pass\n"
+        "calls = []\n"
+        "def exits(candidate, baseline, labels): sys.exit(0)\n"
+        "def later(candidate, baseline, labels):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 1: raise Own('one class')\n"
+        "    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exits = Gate(metric="python:failingcalls:exits", limit=0.9, direction="at_least")
+    later = Gate(metric="python:failingcalls:later", limit=0.9, direction="at_least", confidence=0.95)
+    found = [one(check({"y": SCORES}, {"y": SCORES}, gate), gate.metric) for gate in (exits, later)]
+    assert [one.outcome for one in found] == [NOT_RUN, NOT_RUN]
+    assert "SystemExit" in found[0].reason
+    assert "Own: one class" in found[1].reason
+
+
 def test_class_metrics_look_at_scores_only_and_say_so_when_there_are_none() -> None:
     top = Gate(metric="top1_agreement", limit=0.99, direction="at_least")
     embedding = RANDOM.normal(size=(40,)).astype(np.float32)
