@@ -20,7 +20,7 @@ from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.predict import open_outputs, plain_array
 from compile_stage.measure.samples import tensor_files
 from compile_stage.measure.structure import BEHAVIOUR
-from compile_stage.measure.tolerance import worst
+from compile_stage.measure.tolerance import times_text, worst
 from compile_stage.serving.batches import ProvenBatches
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _apart_by(gates: Sequence[Gate], own: Mapping[str, str], original: Mapping[s
     """Why the answers of one call are not those of the original; empty where they are."""
     checks = check_outputs(gates, open_outputs(own), open_outputs(original), SINGLE_CALL, batch_size=size, seed=seed)
     used, check = worst(checks)
-    return f"{check.reason}: {used:.3g} times the tolerance" if used > CALL_FACTOR else ""
+    return f"{check.reason}{times_text(used)}" if used > CALL_FACTOR else ""
 
 
 def _repeatable(own: Mapping[str, float], original: Mapping[str, float]) -> Check:

@@ -14,6 +14,7 @@ from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.classes import CLASS_METRICS, has_classes
 from compile_stage.measure.columns import COLUMN_METRICS
 from compile_stage.measure.elementwise import DISTANCE_METRICS
+from compile_stage.measure.resemblance import RESEMBLANCE
 from compile_stage.measure.similarity import SIMILARITY_METRICS
 from compile_stage.measure.stats import RESOLUTION
 from compile_stage.measure.structure import listed
@@ -67,9 +68,12 @@ def that_held(gates: Sequence[Gate], checks: Sequence[Check]) -> tuple[Gate, ...
     """The gates without those that a check found missed or could not measure: what is waived has said so, and other
     answers are judged by the rest.
 
-    A gate that names no output stays away from an output whose own gate is left out here, as it did before.
+    A gate that names no output stays away from an output whose own gate is left out here, as it did before. Where
+    nothing is waived, an output that no gate can judge must at least resemble the original's (`RESEMBLANCE`).
     """
     missed = [check.gate for check in checks if check.outcome is not Outcome.PASS]
+    if not missed:
+        return (*gates, RESEMBLANCE)
     own = {gate.metric for gate in missed if gate.output is not None}
     kept: list[Gate] = []
     for gate in (gate for gate in gates if gate not in missed):

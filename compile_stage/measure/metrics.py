@@ -34,6 +34,7 @@ from compile_stage.measure.elementwise import (
 from compile_stage.measure.gates import FLOAT_METRICS, change_text, deciding, fitting, holds, in_force, suits
 from compile_stage.measure.own_metric import measure_own
 from compile_stage.measure.recall import measure_recall
+from compile_stage.measure.resemblance import RESEMBLES, measure_resemblance
 from compile_stage.measure.similarity import SIMILARITY_METRICS, measure_similarity
 from compile_stage.measure.structure import (
     STRUCTURE,
@@ -100,7 +101,7 @@ def check_outputs(
     """One check for each gate and output that it applies to, and the structural ones of `STRUCTURE`.
 
     A gate that names an output takes the place, for that output, of a gate of the same metric that names none. Every
-    output that no gate looks at gets a NOT_RUN.
+    output that no gate looks at gets a NOT_RUN, or the check of `RESEMBLANCE` where that is among the gates.
 
     Args:
         candidate: Output name → array (memory-mapped ones are read in pieces), axis 0 being the sample.
@@ -111,7 +112,8 @@ def check_outputs(
     labels, groups = samples.labels, samples.groups
     numbered = None if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1].astype(np.int64)
     comparison = _Comparison(candidate, baseline, labels, batch_size, seed, numbered)
-    gates, without = fitting(gates, baseline, labels)
+    rough = next((gate for gate in gates if gate.metric == RESEMBLES), None)
+    gates, without = fitting([gate for gate in gates if gate.metric != RESEMBLES], baseline, labels)
     checks = [comparison.samples(samples)]
     checks = [replace(checks[0], reason="; ".join([checks[0].reason, *without]))]
     if comparison.count == 0:
@@ -119,7 +121,7 @@ def check_outputs(
     checks += comparison.structure()
     gate_checks = [check for gate in gates for check in comparison.gate(gate, gates)]
     seen = {check.output for check in gate_checks} | comparison.also_read
-    gate_checks += [comparison.unseen(name) for name in baseline if name not in seen]
+    gate_checks += [comparison.unseen(name, rough) for name in baseline if name not in seen]
     if checks[0].outcome is Outcome.NOT_RUN:
         gate_checks = [_not_judged(check, checks[0].reason) for check in gate_checks]
     return (*checks, *gate_checks)
@@ -314,6 +316,8 @@ class _Comparison:
             return measure_tokens(gate, self.tokens(name), seed=self.seed, groups=self.groups)
         if gate.metric == "agreement":
             return agreement(own, expected)
+        if gate.metric == RESEMBLES:
+            return measure_resemblance(own, expected)
         if gate.metric.startswith("python:"):
             return measure_own(gate, own, expected, self.labels, seed=self.seed, groups=self.groups)
         raise NotMeasurableError(f"there is no metric {gate.metric!r}")
@@ -416,8 +420,14 @@ class _Comparison:
         worst = Measured(result.value, result.badness).worst()
         return replace(check, interval=ends, worst=worst)
 
-    def unseen(self, name: str) -> Check:
-        """The check of an output that no gate looks at."""
+    def unseen(self, name: str, rough: Gate | None) -> Check:
+        """The check of an output that no gate looks at.
+
+        Args:
+            rough: What it is then judged by, if anything.
+        """
+        if rough is not None:
+            return self._measure(rough, name)
         kind = self.baseline[name].dtype
         metric = "max_abs" if kind.kind == "f" else "agreement"
         gate = Gate(metric="covered", limit=1, direction="at_least", output=name)

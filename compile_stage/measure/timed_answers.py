@@ -27,23 +27,16 @@ from compile_stage.measure.elementwise import NotMeasurableError
 from compile_stage.measure.gates import in_force
 from compile_stage.measure.participant import Turn
 from compile_stage.measure.predict import open_outputs
+from compile_stage.measure.resemblance import FURTHEST, UNJUDGED_ROWS
 from compile_stage.measure.timed_inputs import checked_batch
 from compile_stage.measure.tokens import compare_tokens
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
 
-FURTHEST = 0.7
-"""However wide its limits, a row may not be further off than this share of the original's: an answer of zeros is off by
-1, an unrelated one by 1.4."""
-
 CHANGED_ROWS = 0.1
 """So many of the rows of changed samples may be off (but always one): beside a threshold of a tree, or where two
 classes are equally likely, another answer is right too. It moves no median."""
-
-UNJUDGED_ROWS = 0.5
-"""So many rows may be off of an output that no elementwise gate looks at: where the policy cares for labels or its own
-metric alone, boxes may come in another order, and scores may be scaled."""
 
 _DIVERGES = 64.0  # times the limit on `token_kl`
 _REFERENCE_ROWS = 64  # of the original's answers when the candidate was proven, for their range and their usual size

@@ -9,7 +9,9 @@ from dataclasses import replace
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.classes import LOOKS_LIKE_SCORES
 from compile_stage.measure.columns import COLUMN_METRICS
+from compile_stage.measure.resemblance import RESEMBLES
 from compile_stage.measure.similarity import SIMILARITY_METRICS
+from compile_stage.measure.structure import STRUCTURE
 
 _CHANGED_ROWS = 2
 """So many rows may have another label, however few there are: one row of eight is no share of anything."""
@@ -43,7 +45,7 @@ def tolerance_used(check: Check) -> float:
     gate, value = check.gate, check.measured
     if check.outcome is Outcome.NOT_RUN or value is None:
         return 0.0
-    if gate.metric in ("outputs", "shape", "finite"):
+    if gate.metric in ("outputs", "shape", "finite", RESEMBLES):
         return math.inf if check.outcome is Outcome.FAIL else 0.0
     if gate.metric == "samples":
         return 0.0
@@ -55,8 +57,17 @@ def tolerance_used(check: Check) -> float:
 
 
 def worst(checks: Sequence[Check]) -> tuple[float, Check]:
-    """The check that used most of its tolerance, and how much."""
-    return max(((tolerance_used(check), check) for check in checks), key=lambda pair: pair[0])
+    """The check that used most of its tolerance, and how much; of several that used as much, one of a gate: it says
+    what was compared."""
+    return max(
+        ((tolerance_used(check), check) for check in checks),
+        key=lambda pair: (pair[0], pair[1].outcome is not Outcome.NOT_RUN and pair[1].gate.metric not in STRUCTURE),
+    )
+
+
+def times_text(used: float) -> str:
+    """The end of a sentence; empty where no multiple of the tolerance says it."""
+    return f": {used:.3g} times the tolerance" if math.isfinite(used) else ""
 
 
 def _used(gate: Gate, value: float, rows: int) -> float:

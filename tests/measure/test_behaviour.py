@@ -12,12 +12,15 @@ import pytest
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.measure.behaviour import calls_to_compare, judge_calls, make_calls, parts_of
+from compile_stage.measure.gates import that_held
 from compile_stage.measure.samples import Samples
+from compile_stage.measure.tolerance import elementwise_gates
 
 GATES = (
     Gate(metric="cosine", limit=0.99, direction="at_least"),
     Gate(metric="max_rel", limit=0.01, direction="at_most"),
 )
+ACCURACY = Gate(metric="accuracy", limit=0.01, direction="at_most", options={"drop": "max_drop"})
 WEIGHTS = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
 SAMPLES = Samples(20, {"x": np.random.default_rng(2).normal(size=(20, 4)).astype(np.float32)}, None)
 SIGNATURE = Signature(
@@ -79,6 +82,26 @@ def failures(own: Model, original: Model, tmp_path: Path) -> dict[str, str]:
     checks = judge_calls(GATES, calls, *made, 0)
     assert len({check.gate.metric for check in checks}) == len(checks)
     return {check.gate.metric: check.reason for check in checks if check.outcome is not Outcome.PASS}
+
+
+def test_answers_that_no_gate_can_judge_must_resemble_the_originals(tmp_path: Path) -> None:
+    """Broken: where a policy looks at labels alone, any answer would pass in another order and in other sizes."""
+    calls = calls_to_compare(SAMPLES.count, (8,), 0)
+    models = {"own": Model(lambda model, x, y: -y), "original": Model(), "scaled": Model(lambda model, x, y: 1.5 * y)}
+    made = {name: make_calls(model, SAMPLES, calls, tmp_path / name) for name, model in models.items()}
+    gates = elementwise_gates(that_held([ACCURACY], []), has_labels=True, few_rows=True)
+    checks = {c.gate.metric: c for c in judge_calls(gates, calls, made["own"], made["original"], 0)}
+    assert checks["permuted_batch"].outcome is Outcome.FAIL
+    assert "rows are off by more than 0.7" in checks["permuted_batch"].reason
+    assert checks["other_batch_sizes"].outcome is Outcome.FAIL
+    scaled = judge_calls(gates, calls, made["scaled"], made["original"], 0)
+    assert {check.outcome for check in scaled} == {Outcome.PASS}
+
+
+def test_of_an_artifact_with_a_waiver_no_resemblance_is_asked() -> None:
+    """Broken: an output that a waiver gave up would fail by a check that no waiver reaches."""
+    missed = Check(gate=ACCURACY, outcome=Outcome.FAIL, measured=0.5, reason="")
+    assert that_held([ACCURACY], [missed]) == ()
 
 
 def test_the_calls_are_between_the_batch_sizes() -> None:

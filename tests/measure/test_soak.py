@@ -10,6 +10,7 @@ import pytest
 
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure import soak
+from compile_stage.measure.resemblance import RESEMBLANCE
 from compile_stage.measure.samples import Samples
 from compile_stage.measure.soak import KEPT, judge_soak, run_soak
 
@@ -55,6 +56,18 @@ def test_an_honest_model_holds_and_answers_of_the_whole_soak_are_looked_at(tmp_p
     assert np.median(calls) > 400
     assert (check.outcome, check.gate.metric) == (Outcome.PASS, "soak")
     assert check.reason == "2,000 calls in 2 s, 17 answers looked at: all are the original's"
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(-1.0, Outcome.FAIL), (1.2, Outcome.PASS)])
+def test_answers_that_no_gate_can_judge_are_held_against_the_original_together(
+    tmp_path: Path, factor: float, outcome: Outcome
+) -> None:
+    """Broken: where a policy looks at labels alone, a soak of wrong answers would say that all are the original's."""
+    model = Model(lambda call: factor)
+    model.buffer = np.zeros((1, 3), np.float32)
+    recorded = run_soak(model, Samples(40, {"x": INPUTS}, None), 1, 0.5, 0, tmp_path)
+    check = judge_soak([RESEMBLANCE], recorded, {"y": INPUTS @ WEIGHTS}, 0, 0.5)
+    assert check.outcome is outcome, check.reason
 
 
 @pytest.mark.parametrize(
