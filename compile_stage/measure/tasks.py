@@ -291,14 +291,18 @@ def _of_labels(
     if metric == "accuracy":
         value = float(accuracy_score(truth, predicted))
         return Score(value, _mean(right), 1 - right, classes[predicted], 1 / len(truth))
-    binary = classes.dtype.kind in "iu" and set(classes.tolist()) <= {0, 1}
-    average = str(options.get("average", "binary" if binary else "macro"))
+    # By the labels alone: what either model answers must not make it another metric than the other's.
+    binary = classes.dtype.kind in "iu" and set(classes[np.unique(truth)].tolist()) <= {0, 1}
+    average = str(options.get("average") or ("binary" if binary else "macro"))
     if average not in ("binary", "macro", "weighted"):
         raise NotMeasurableError(f"f1 is averaged as binary, macro or weighted, not as {average!r}")
     if average == "binary" and 1 not in classes:
         raise NotMeasurableError("f1 of two classes needs the class 1 among labels or predictions")
     positive = int(np.flatnonzero(classes == 1)[0]) if average == "binary" else 1
-    value = f1_score(truth, predicted, average=average, pos_label=positive, zero_division=0)
+    if average == "binary":  # an answer that is neither 0 nor 1 is one that is not 1
+        value = f1_score(truth == positive, predicted == positive, zero_division=0)
+    else:
+        value = f1_score(truth, predicted, average=average, zero_division=0)
     hot_truth, hot_predicted = (np.eye(len(classes))[codes] for codes in (truth, predicted))
 
     def of(weights: F64) -> F64:

@@ -69,6 +69,17 @@ def gate(
     return Gate(metric=metric, limit=limit, direction=direction, confidence=confidence, options=options, **more)
 
 
+def test_f1_is_the_same_average_of_both_models() -> None:
+    """Broken: one answer of a class that no label has made f1 of that model a macro average, and the drop a difference
+    of two metrics: a candidate that loses 14 points of F1 got better by 16."""
+    own, base = BINARY.copy(), BINARY.copy()
+    base[0], own[: len(own) // 4] = 2, 1 - own[: len(own) // 4]
+    result = measure_task(gate("f1", 0.01), own, base, BINARY, seed=0)
+    assert result.baseline == pytest.approx(sk.f1_score(BINARY == 1, base == 1))
+    assert result.candidate == pytest.approx(sk.f1_score(BINARY == 1, own == 1))
+    assert result.value > 0.1
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "roc_auc", "log_loss"])
 def test_the_direction_is_known_for_classes(metric: str) -> None:
     """A higher log loss is a drop as a lower accuracy is; a sign mistaken would reward the worse model."""
