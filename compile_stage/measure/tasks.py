@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from compile_stage.core.records import Gate
 from compile_stage.measure.calibration import ece
 from compile_stage.measure.chance import NUMBERS, demand_fit, demand_less_than_constant, demand_ranks
-from compile_stage.measure.classes import SMALLEST, is_distribution, log_probabilities
+from compile_stage.measure.classes import is_distribution, log_probabilities
 from compile_stage.measure.detection import coco_map
 from compile_stage.measure.elementwise import F64, NotMeasurableError
 from compile_stage.measure.label_needs import RANKINGS, labels_problem
@@ -52,6 +52,9 @@ HIGHER_IS_BETTER = {
 
 _OF_LABELS = ("accuracy", "f1", "class_recall")
 _OF_SCORES = ("roc_auc", "log_loss", "ece")
+
+_LEAST = float(np.finfo(np.float64).eps)
+"""What a probability counts as at least in a log loss, as in scikit-learn's."""
 
 
 def measure_task(
@@ -112,7 +115,7 @@ def _beside_chance(gate: Gate, value: float, truth: Array, output: Array, groups
         flat = output[:, 0] if output.ndim == 2 and output.shape[1] == 1 else output
         codes, logs = _probabilities(truth, flat, flat, gate.options)
         if metric == "roc_auc":
-            demand_ranks(value, codes, logs, groups)
+            demand_ranks(value, codes, _ranked_scores(logs, flat, flat), groups)
             return ""
         return demand_fit(metric, codes, logs.argmax(axis=1), logs, groups)
     if metric in NUMBERS:
@@ -216,7 +219,9 @@ def _score(
         codes, logs = _probabilities(truth, output, baseline, options)
         if metric == "ece":
             return ece(codes, logs, options)
-        return _log_loss(codes, logs) if metric == "log_loss" else _roc_auc(codes, logs)
+        if metric == "log_loss":
+            return _log_loss(codes, logs, output, baseline)
+        return _roc_auc(codes, _ranked_scores(logs, output, baseline))
     if metric in RANKINGS:
         return ranking(metric, truth, output, options, groups)
     return _regression(metric, truth, output)
@@ -334,16 +339,7 @@ def _probabilities(truth: Array, output: Array, baseline: Array, options: JsonMa
     """Class numbers of the labels, and `[n, classes]` log-probabilities."""
     if output.ndim not in (1, 2) or output.dtype.kind != "f":
         raise NotMeasurableError(f"scores are floats [n, classes], and this is {output.dtype}{list(output.shape)}")
-    if output.ndim == 1:
-        inside = _within_one(baseline)
-        # A logit z is the pair (0, z), a probability p the pair (1 - p, p).
-        output, baseline = (
-            np.stack([1 - s if inside else np.zeros_like(s), s], axis=1)
-            for s in (output.astype(np.float64), baseline.astype(np.float64))
-        )
-        logits = not inside
-    else:
-        logits = not is_distribution(baseline)
+    output, logits = _columns_of_scores(output, baseline)
     if not logits and not is_distribution(output):
         raise NotMeasurableError("the baseline's scores are probabilities, and the candidate's are not")
     classes = _classes(truth, output.shape[1], options)
@@ -356,20 +352,45 @@ def _probabilities(truth: Array, output: Array, baseline: Array, options: JsonMa
     return codes, log_probabilities(output, logits=logits)
 
 
-def _log_loss(codes: NDArray[np.int64], logs: F64) -> Score:
+def _columns_of_scores(output: Array, baseline: Array) -> tuple[Array, bool]:
+    """`[n, classes]` of scores `[n]` or `[n, classes]`, and whether they are logits, which the baseline's decide."""
+    if output.ndim == 2:
+        return output, not is_distribution(baseline)
+    scores, inside = output.astype(np.float64), _within_one(baseline)
+    # A logit z is the pair (0, z), a probability p the pair (1 - p, p).
+    return np.stack([1 - scores if inside else np.zeros_like(scores), scores], axis=1), not inside
+
+
+def _log_loss(codes: NDArray[np.int64], logs: F64, output: Array, baseline: Array) -> Score:
     from sklearn.metrics import log_loss
 
-    losses = -logs[np.arange(len(codes)), codes]
-    probabilities = np.exp(logs)
-    value = log_loss(codes, probabilities / probabilities.sum(axis=1, keepdims=True), labels=range(logs.shape[1]))
-    return Score(float(value), _mean(losses), losses, logs, -math.log(SMALLEST) / len(codes))
+    scores, logits = _columns_of_scores(output, baseline)
+    probabilities = np.exp(logs) if logits else np.clip(scores.astype(np.float64), 0, None)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    value = log_loss(codes, probabilities, labels=range(logs.shape[1]))
+    losses = -np.log(np.clip(probabilities[np.arange(len(codes)), codes], _LEAST, 1 - _LEAST))
+    return Score(float(value), _mean(losses), losses, probabilities, -math.log(_LEAST) / len(codes))
 
 
-def _roc_auc(codes: NDArray[np.int64], logs: F64) -> Score:
+def _ranked_scores(logs: F64, output: Array, baseline: Array) -> F64:
+    """`[n, classes]`: what roc_auc ranks each class by. Probabilities as they are: those that round to 0 in a logarithm
+    with a floor have an order too. Of two logits their difference, of more the logarithms of their softmax."""
+    scores, logits = _columns_of_scores(output, baseline)
+    if logits and scores.shape[1] > 2:
+        return logs
+    second = scores[:, 1].astype(np.float64)
+    if scores.shape[1] > 2:
+        return np.asarray(scores, dtype=np.float64)
+    if logits:
+        second = second - scores[:, 0].astype(np.float64)
+    return np.stack([-second, second], axis=1)
+
+
+def _roc_auc(codes: NDArray[np.int64], scores: F64) -> Score:
     """Of two classes that of the second one's score; of more the mean of each against the rest."""
     from sklearn.metrics import roc_auc_score
 
-    count = logs.shape[1]
+    count = scores.shape[1]
     missing = sorted(set(range(count)) - set(codes.tolist()))
     if missing:
         raise NotMeasurableError(f"no sample is of class number {missing[0]}, so roc_auc is not defined")
@@ -377,12 +398,11 @@ def _roc_auc(codes: NDArray[np.int64], logs: F64) -> Score:
     sizes = np.bincount(codes, minlength=count)
     influence = float(np.mean(1 / np.minimum(sizes, len(codes) - sizes)))
     if count == 2:
-        margin = logs[:, 1] - logs[:, 0]
-        return Score(float(roc_auc_score(codes, margin)), _auc(codes == 1, margin), None, logs, influence)
-    probabilities = np.exp(logs)
-    value = roc_auc_score(codes, probabilities, multi_class="ovr", labels=range(count))
-    each = [_auc(codes == c, probabilities[:, c]) for c in range(count)]
-    return Score(float(value), lambda weights: np.mean([of(weights) for of in each], axis=0), None, logs, influence)
+        second = scores[:, 1]
+        return Score(float(roc_auc_score(codes, second)), _auc(codes == 1, second), None, scores, influence)
+    value = np.mean([roc_auc_score(codes == c, scores[:, c]) for c in range(count)])
+    each = [_auc(codes == c, scores[:, c]) for c in range(count)]
+    return Score(float(value), lambda weights: np.mean([of(weights) for of in each], axis=0), None, scores, influence)
 
 
 def _auc(positive: NDArray[np.bool_], scores: F64) -> Statistic:

@@ -80,6 +80,25 @@ def test_f1_is_the_same_average_of_both_models() -> None:
     assert result.value > 0.1
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_probabilities_below_the_floor_of_a_logarithm_are_ranked(columns: int) -> None:
+    """Broken: roc_auc would be another number than scikit-learn's for a model that is sure of itself, and a candidate
+    that loses the order of what is improbable would pass."""
+    score = np.exp(RANDOM.normal(size=len(BINARY)) + BINARY - 60)
+    output = score if columns == 1 else np.stack([1 - score, score], axis=1)
+    assert _score("roc_auc", BINARY, output, output, {}).value == pytest.approx(sk.roc_auc_score(BINARY, score))
+
+
+def test_a_log_loss_and_its_interval_have_scikit_learns_floor() -> None:
+    """Broken: the value and the middle of its interval would be two numbers for logits that are sure and wrong."""
+    logits = np.stack([np.zeros(len(BINARY)), np.where(BINARY, -90.0, 90.0)], axis=1)
+    found = _score("log_loss", BINARY, logits, logits, {})
+    assert found.of(np.ones((1, len(BINARY))))[0] == pytest.approx(found.value)
+    sure = np.stack([1 - np.where(BINARY, 1e-14, 0.1), np.where(BINARY, 1e-14, 0.1)], axis=1)
+    found = _score("log_loss", BINARY, sure, sure, {})
+    assert found.value == pytest.approx(sk.log_loss(BINARY, sure))
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "roc_auc", "log_loss"])
 def test_the_direction_is_known_for_classes(metric: str) -> None:
     """A higher log loss is a drop as a lower accuracy is; a sign mistaken would reward the worse model."""
