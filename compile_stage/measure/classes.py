@@ -25,7 +25,8 @@ LOOKS_LIKE_SCORES = "top1_regret"
 SMALLEST = 1e-12
 """A probability below it counts as this, so that one rounded to zero costs 28 nats and not infinity."""
 
-_SUM_SLACK = 0.02  # rows of an 8-bit softmax sum to 1 within so much
+SUM_SLACK = 0.02
+"""Rows of an 8-bit softmax sum to 1 within so much."""
 
 
 def has_classes(output: Array, options: JsonMap) -> bool:
@@ -114,8 +115,8 @@ def _divergence(a: Array, b: Array, options: JsonMap, *, mean: bool) -> Measured
 def is_distribution(scores: Array) -> bool:
     """True when every row of `[positions, classes]` is made of probabilities."""
     values = scores.astype(np.float64)
-    inside = bool(np.all((values >= -_SUM_SLACK) & (values <= 1 + _SUM_SLACK)))
-    return inside and bool(np.all(np.abs(values.sum(axis=1) - 1) <= _SUM_SLACK))
+    inside = bool(np.all((values >= -SUM_SLACK) & (values <= 1 + SUM_SLACK)))
+    return inside and bool(np.all(np.abs(values.sum(axis=1) - 1) <= SUM_SLACK))
 
 
 def log_probabilities(scores: Array, *, logits: bool) -> F64:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from compile_stage.core.records import Gate
 from compile_stage.measure.calibration import ece
 from compile_stage.measure.chance import NUMBERS, demand_fit, demand_less_than_constant, demand_ranks
-from compile_stage.measure.classes import is_distribution, log_probabilities
+from compile_stage.measure.classes import SUM_SLACK, is_distribution, log_probabilities
 from compile_stage.measure.detection import coco_map
 from compile_stage.measure.elementwise import F64, NotMeasurableError
 from compile_stage.measure.label_needs import RANKINGS, labels_problem
@@ -244,8 +244,10 @@ def _predicted(truth: Array, output: Array, baseline: Array, options: JsonMap) -
 
 
 def _within_one(scores: Array) -> bool:
+    """Whether scores are probabilities: with the slack of `is_distribution`, since a mean of trees may round to
+    1.0000001."""
     values = scores.astype(np.float64)
-    return bool(np.all((values >= 0) & (values <= 1)))
+    return bool(np.all((values >= -SUM_SLACK) & (values <= 1 + SUM_SLACK)))
 
 
 def _classes(truth: Array, count: int, options: JsonMap) -> Array:

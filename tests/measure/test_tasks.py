@@ -80,6 +80,16 @@ def test_f1_is_the_same_average_of_both_models() -> None:
     assert result.value > 0.1
 
 
+def test_a_probability_that_rounds_above_one_is_no_logit() -> None:
+    """Broken: one score of 1.0000001 among probabilities, and all of them are read as logits: above 0 all are positive,
+    so a candidate that calls every sample positive loses nothing."""
+    base = np.where(BINARY, 0.9, 0.1).astype(np.float32)
+    base[np.argmax(BINARY)] = np.nextafter(np.float32(1), np.float32(2))
+    result = measure_task(gate("accuracy", 0.01), np.full_like(base, 0.9), base, BINARY, seed=0)
+    assert (result.baseline, result.candidate) == (1.0, pytest.approx(BINARY.mean()))
+    assert _score("log_loss", BINARY, base, base, {}).value == pytest.approx(-np.log(0.9), rel=0.01)
+
+
 @pytest.mark.parametrize("columns", [1, 2])
 def test_probabilities_below_the_floor_of_a_logarithm_are_ranked(columns: int) -> None:
     """Broken: roc_auc would be another number than scikit-learn's for a model that is sure of itself, and a candidate
