@@ -71,17 +71,24 @@ def times_text(used: float) -> str:
 
 
 def _used(gate: Gate, value: float, rows: int) -> float:
+    own = gate.metric.startswith("python:")  # whatever its name holds: a cosine distance is no cosine
     if gate.unit == "dB":  # an amplitude: 6 dB less is twice the error
         return float(10 ** ((gate.limit - value) / 20)) if value > -math.inf else math.inf
-    if "cosine" in gate.metric:  # 1 - cosine is a power
+    if "cosine" in gate.metric and not own:  # 1 - cosine is a power
         return _over(math.sqrt(max(1 - value, 0)), math.sqrt(max(1 - gate.limit, 0)))
     if gate.metric == "token_kl":  # a divergence grows with the square of the logits' error
         return _over(math.sqrt(max(value, 0)), math.sqrt(gate.limit))
-    if gate.metric.endswith("agreement"):
+    if gate.metric.endswith("agreement") and not own:
         return _over(1 - value, max(1 - gate.limit, _CHANGED_ROWS / max(rows, 1)))
-    if gate.direction == "at_least":
-        return _over(gate.limit, value)
-    return _over(value, gate.limit)
+    return _times(-value, -gate.limit) if gate.direction == "at_least" else _times(value, gate.limit)
+
+
+def _times(value: float, limit: float) -> float:
+    """Of the largest value that is allowed. Below zero twice the tolerance is half of the magnitude: -0.5 of a limit of
+    -1."""
+    if limit < 0:
+        return limit / value if value < 0 else math.inf
+    return _over(value, limit)
 
 
 def _over(error: float, allowed: float) -> float:

@@ -140,6 +140,13 @@ def test_limits_are_generous_and_no_dead_answer_holds_them(answer: Any, outcome:
         (Gate(metric="cosine", limit=1.0, direction="at_least"), 1.0, 0.0),
         (Gate(metric="agreement", limit=0.9, direction="at_least"), 0.75, 1.0),  # two rows of eight
         (Gate(metric="max_rel", limit=0.5, direction="at_most"), 1.0, np.inf),
+        (Gate(metric="python:m:corr", limit=0.9, direction="at_least"), 0.45, 2.0),
+        (Gate(metric="python:m:minus_mse", limit=-0.1, direction="at_least"), -25.0, 250.0),
+        (Gate(metric="python:m:minus_mse", limit=0.0, direction="at_least"), -25.0, np.inf),
+        (Gate(metric="python:m:noise", limit=-20.0, direction="at_most"), -4.0, 5.0),
+        (Gate(metric="python:m:noise", limit=-20.0, direction="at_most"), 3.0, np.inf),
+        (Gate(metric="python:m:cosine_distance", limit=0.1, direction="at_most"), 0.9, 9.0),
+        (Gate(metric="python:m:disagreement", limit=0.1, direction="at_most"), 0.9, 9.0),
     ],
 )
 def test_times_a_tolerance(gate: Gate, measured: float, used: float) -> None:
