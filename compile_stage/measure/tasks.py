@@ -264,7 +264,8 @@ def _classes(truth: Array, count: int, options: JsonMap) -> Array:
         return seen  # sorted, as scikit-learn orders its classes
     raise NotMeasurableError(
         f"the output has {count} classes and the labels have {len(seen)} values ({seen[0]} ... {seen[-1]}), so which "
-        "is which is not known; give the gate the option `classes`"
+        "is which is not known; give the labels as numbers (column i of the scores is label i, from 0), or validate on "
+        "samples of every class"
     )
 
 
