@@ -179,7 +179,11 @@ class CompileStageDeployments(BaseDeploymentClient):
 
         _refuse_endpoint(endpoint)
         now, _ = _found(deployment_name or "")
-        answers = _explained(lambda: mlflow.pyfunc.load_model(now.uri).predict(inputs))
+        try:
+            answers = mlflow.pyfunc.load_model(now.uri).predict(inputs)
+        except Exception as error:  # the model's own code, its runtime, or MLflow that compares with the signature
+            code = getattr(error, "exit_code", EXIT_USAGE)  # an error of the loader that the version carries has one
+            raise DeploymentError(f"{now.uri} does not answer that: {error}", code) from error
         return PredictionsResponse(json.loads(json.dumps({"predictions": _plain(answers)}, cls=NumpyEncoder)))
 
     def explain(self, deployment_name: str | None = None, df: Any = None, endpoint: str | None = None) -> NoReturn:

@@ -100,6 +100,10 @@ def test_a_deployment_is_an_alias_from_its_making_to_its_end(
     expected = pyfunc.load_model(registered).predict({"x": inputs})
     for output in ("y", "z"):
         np.testing.assert_allclose(answers[output], expected[output], rtol=1e-4, atol=1e-4)
+    (tmp_path / "inputs.json").write_text(json.dumps([{"x": [1, 2]}]))
+    misfit = deployments("predict", *ON, "--name", "net-prod", "-I", "inputs.json")
+    assert misfit.exit_code == 2, misfit.output
+    assert misfit.output.startswith("Error: models:/net-compiled/1 does not answer that: ")  # no traceback
 
     updated = deployments("update", *ON, "--name", "net-prod", "-C", "policy=policy.yaml", "-C", "out=out")
     assert updated.exit_code == 0, updated.output
