@@ -68,7 +68,7 @@ def connect() -> Any:
     except UnreachableError as error:  # a wrong address is said at once, not after the patience of `repeatable`
         if _BUSY_DATABASE in error.problem:
             raise
-        raise RegistryError(error.problem, fix=error.fix, where=error.where) from error
+        raise RegistryError(error.problem, fix=error.fix, where=error.where, code=error.code) from error
     return RetryingClient(client, bounded=_is_server(str(mlflow.get_tracking_uri())))
 
 
@@ -197,7 +197,9 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
             code=Code.NOT_IN_REGISTRY,
         )
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or status in (401, 403):
-        return RegistryError(f"the registry refuses: {text}", fix=_AUTH_FIX, where=place)
+        return RegistryError(
+            f"the registry refuses: {text}", fix=_AUTH_FIX, where=place, code=Code.REGISTRY_UNREACHABLE
+        )
     if failed_on_the_way(error):
         return UnreachableError(
             f"the registry can't be reached: {_short_network(text)}", fix=_UNREACHABLE_FIX, where=place
