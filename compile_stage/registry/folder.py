@@ -61,6 +61,7 @@ from compile_stage.registry.model_files import (
     has_report,
     keep,
     latest_of_family,
+    not_published,
     payload_digest,
     prefixed,
     previous_tag,
@@ -163,7 +164,7 @@ class FolderRegistry(Registry):
     def published(self, uri: str) -> Receipt:
         place = _locate(uri)
         if not place.version or KEY_TAG not in _version(place).get("tags", {}):
-            raise RegistryError("this is not a version that compile-stage published", where=_uri(place))
+            raise not_published(_uri(place))
         return _receipt(place.root / place.name, place.version)
 
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:

@@ -31,6 +31,7 @@ from compile_stage.registry.model_files import (
     check_alias,
     check_name,
     check_published,
+    not_published,
     prefixed,
     previous_tag,
 )
@@ -85,7 +86,7 @@ class MLflowRegistry(Registry):
         client = connect()
         pinned = mlflow_source.pin(client, uri)
         if KEY_TAG not in pinned.tags or not pinned.version:
-            raise RegistryError("this is not a version that compile-stage published", where=pinned.uri)
+            raise not_published(pinned.uri)
         with trouble(pinned.uri):
             return mlflow_versions.receipt_of(client.get_model_version(pinned.name, pinned.version))
 

@@ -181,12 +181,25 @@ def keep(into: Path, uri: str, fill: Callable[[Path], Path]) -> Path:
     return final
 
 
+def not_published(uri: str) -> RegistryError:
+    """The error for a version that compile-stage did not publish, such as an original."""
+    return RegistryError(
+        "this is not a version that compile-stage published",
+        fix="name one that `compile-stage run` published; `compile-stage profile` and `debug` take an original with -p "
+        "POLICY",
+        where=uri,
+    )
+
+
 def check_published(folder: Path, tags: Mapping[str, str], uri: str) -> None:
     """Compare the fetched files of a version with its digest tag. Every version that compile-stage published has one.
 
     Raises:
+        RegistryError: Neither its tags nor its files have anything of ours: it is an original.
         IntegrityError: The tag is missing, or `data/` has another digest; or a run found it damaged before.
     """
+    if not any(tag.startswith(TAG) for tag in tags) and not (folder / "data" / "manifest.json").exists():
+        raise not_published(uri)
     if damaged(tags):
         raise IntegrityError(
             "a run found its files damaged, and published a new version in its place",

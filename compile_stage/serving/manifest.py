@@ -84,7 +84,11 @@ def read_manifest(model_dir: str | Path) -> dict[str, Any]:
     try:
         manifest = read_json_object(file)
     except FileNotFoundError as error:
-        raise IntegrityError("it has no manifest, so it was not published by compile-stage", where=str(file)) from error
+        raise IntegrityError(
+            "it has no manifest, so it was not published by compile-stage",
+            fix="name a published version, or a bundle: the folder bundles/TARGET beside a run's result.json",
+            where=str(file),
+        ) from error
     except (OSError, ValueError) as error:
         raise IntegrityError(f"the manifest can't be read: {error}", where=str(file)) from error
     schema = manifest.get("schema")

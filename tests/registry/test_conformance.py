@@ -191,6 +191,13 @@ def test_a_version_without_its_digest_is_not_fetched(case: Case, tmp_path: Path,
         case.registry.fetch(receipt.uri, tmp_path / "fetched")
 
 
+def test_an_original_is_not_called_a_damaged_version(case: Case, tmp_path: Path) -> None:
+    """Broken: `verify` and `export` of an original would say that somebody took its tags away."""
+    with pytest.raises(RegistryError, match="not a version that compile-stage published") as caught:
+        case.registry.fetch(case.source_uri, tmp_path / "fetched")
+    assert "compile-stage run" in caught.value.fix
+
+
 def test_our_own_publication_is_no_source(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
     receipt = case.publish(tmp_path, make_bundle)
     with pytest.raises(SourceError, match="already compiled") as caught:
