@@ -105,12 +105,13 @@ def check_shape(
                     tensor,
                     f"has the shape {text(shape[1:])}, outside the policy's {text(allowed.min[1:])} to "
                     f"{text(allowed.max[1:])}",
+                    fix="correct the target's shapes, or give samples within them",
                 )
 
 
-def _misfit(spec: DataSpec, tensor: TensorSpec, what: str) -> PolicyError:
+def _misfit(spec: DataSpec, tensor: TensorSpec, what: str, fix: str = "") -> PolicyError:
     return PolicyError(
         f"the samples for input {tensor.name!r} don't fit the model: the array {what}",
-        fix=f"give an array that fits `{tensor}`",
+        fix=fix or f"give an array that fits `{tensor}`",
         where=spec.source,
     )

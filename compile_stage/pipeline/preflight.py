@@ -27,8 +27,8 @@ from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.core.tensors import Signature
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.pipeline.inputs import source_errors, source_limits
-from compile_stage.pipeline.unfit_samples import refusal, unfit
-from compile_stage.steps.export import demand_batch_sizes, inspect
+from compile_stage.pipeline.unfit_samples import refusal, unfit, unknown_outputs
+from compile_stage.steps.export import demand_batch_sizes, demand_inputs, inspect
 from compile_stage.steps.sample import sample
 
 
@@ -90,9 +90,12 @@ class _Checks:
         target = jobs[0].target
         signature = self._signature(reference_target(self.source.flavor, target, jobs, self.context.hardware).device)
         demand_batch_sizes(self.source, signature, target)
+        demand_inputs(self.source, signature, target)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
         self.notes.extend(_confidence_notes(jobs, validation))
-        reasons = unfit(jobs, validation, self.data) if validation is not None else {}
+        reasons = unknown_outputs(jobs, signature)
+        if validation is not None:
+            reasons |= unfit(jobs, validation, self.data)
         calibrated = [job for job in jobs if plugins.needs_calibration(job.scheme) and job.id not in reasons]
         if calibrated:
             try:

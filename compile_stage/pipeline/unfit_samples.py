@@ -1,4 +1,5 @@
-"""Jobs that their validation samples keep from passing, whatever is compiled: `plan` and `run` refuse them alike.
+"""Jobs that their limits and validation samples keep from passing, whatever is compiled: `plan` and `run` refuse them
+alike.
 
 What is asked here ends as NOT_RUN where a candidate is validated, which no waiver lets through.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compile_stage.core.records import Data, Job, Refusal, SampleSet
+from compile_stage.core.tensors import Signature
 
 
 def unfit(jobs: Sequence[Job], validation: SampleSet, data: Data) -> dict[str, str]:
@@ -17,6 +19,20 @@ def unfit(jobs: Sequence[Job], validation: SampleSet, data: Data) -> dict[str, s
     if too_few := _too_few(validation, data):
         return {job.id: too_few for job in validated}
     return _unfit_labels(validated, validation)
+
+
+def unknown_outputs(jobs: Sequence[Job], signature: Signature) -> dict[str, str]:
+    """Jobs with a limit on an output that the model does not have, by their ids. What is not validated on this machine
+    is not asked."""
+    outputs = [output.name for output in signature.outputs]
+    return {
+        job.id: f"{gate.metric} is asked of output {gate.output!r}, and the model has {', '.join(map(repr, outputs))}, "
+        "so it could not pass"
+        for job in jobs
+        if not job.not_runnable_here
+        for gate in job.gates
+        if gate.output is not None and gate.output not in outputs
+    }
 
 
 def refusal(job: Job, reason: str) -> Refusal:

@@ -69,6 +69,8 @@ def leave(*arguments: str) -> object:
         ),
         (["data.validation.source=file:{folder}/other.npz"], 2, "the samples have no array for input 'x'"),
         (["data.validation.source=input_example"], 5, "logged without one"),
+        (["tolerances.fp32.outputs.lgits.cosine=0.9"], 3, "cosine is asked of output 'lgits', and the model has"),
+        (["targets.cpu.shapes.w={{min: [1, 8], typical: [1, 8], max: [8, 8]}}"], 5, "an input 'w' that the model does"),
     ],
     ids=[
         "fine",
@@ -80,6 +82,8 @@ def leave(*arguments: str) -> object:
         "few groups",
         "no array",
         "no example",
+        "no output",
+        "no input",
     ],
 )
 def test_samples_that_can_prove_nothing_are_refused_by_plan(
