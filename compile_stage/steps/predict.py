@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -105,8 +106,13 @@ class PredictComparison:
                 original_s, served = self._side_by_side(opening, load)
                 compiled_s = served.call("prepare_published", samples=samples, batch_size=where.batch_sizes[0], how=how)
                 pairs = self._take_turns(served, original_s + compiled_s)
-            finally:
-                self.source_worker.call("close_predict")
+            except Exception:
+                # What the worker that is gone says to a further call must not take the place of what ended it. After
+                # Ctrl-C it is gone always, and its word for that would be taken for a failure of the model's.
+                with suppress(WorkerError):
+                    self.source_worker.call("close_predict")
+                raise
+            self.source_worker.call("close_predict")
         except WorkerError:
             raise
         except CompileStageError as error:

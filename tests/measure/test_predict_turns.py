@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from compile_stage.core.errors import WorkerError
 from compile_stage.core.records import PredictSpeedup
 from compile_stage.measure.predict_turns import PredictTurns, build_input
-from compile_stage.steps.predict import judge
+from compile_stage.steps.predict import PredictComparison, judge
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -91,3 +94,62 @@ def test_the_figure_is_the_quotient_of_the_medians() -> None:
     low, high = found.interval
     assert 1.7 < low < 1.95, "one process of each: there is room for what processes differ by"
     assert 2.05 < high < 2.3
+
+
+class WorkerThatEnds:
+    """A worker that is gone once a call has raised, as an engine's own: a further call says so."""
+
+    def __init__(self, raises: dict[str, BaseException]) -> None:
+        self._raises, self._over = raises, False
+
+    def call(self, function: str, /, **_: Any) -> Any:
+        if self._over:
+            raise WorkerError("crash", "worker 'source' takes no more calls: its last call was interrupted")
+        if function in self._raises:
+            self._over = True
+            raise self._raises[function]
+        return {"describe_predict": {"words": "an array"}}.get(function, 0.001)
+
+
+def compared(raises: dict[str, BaseException]) -> PredictSpeedup | None:
+    """A comparison whose original's worker ends so."""
+    where = SimpleNamespace(name="cpu", batch_sizes=(1,), threads=1, device="cpu", device_index=0)
+    context = SimpleNamespace(
+        cached=lambda step, name, key, make, anew: SimpleNamespace(value=make(None)),
+        exclusive=nullcontext,
+        engine=SimpleNamespace(exclusive=nullcontext, close=lambda: None),
+        hardware=None,
+        remeasure=False,
+    )
+    policy = SimpleNamespace(
+        budget=SimpleNamespace(predict_seconds=1), compliance=SimpleNamespace(allow_pickle=False),
+        data=SimpleNamespace(seed=0),
+    )  # fmt: skip
+    target = SimpleNamespace(
+        bundle=SimpleNamespace(digest=""),
+        winner=SimpleNamespace(artifact=SimpleNamespace(backend="onnxruntime", signature=None)),
+        policy=SimpleNamespace(target=where),
+        samples={"validation": SimpleNamespace(digest="")},
+        predictions=None,
+    )
+    plan = SimpleNamespace(policy=policy, source=SimpleNamespace(flavor="onnx", identity=""))
+    comparison: Any = PredictComparison(context, WorkerThatEnds(raises), plan)  # type: ignore[arg-type]
+    found: PredictSpeedup | None = comparison.take(target, lambda: WorkerThatEnds({}))
+    return found
+
+
+@pytest.mark.parametrize("function", ["open_predict", "time_predict"])
+def test_ctrl_c_while_predict_is_compared_ends_the_run(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: what the ended worker says takes Ctrl-C's place. The run goes on, says that serving can't load what was
+    published, and ends with 3; watch and fleet take that for the verdict."""
+    monkeypatch.setattr("compile_stage.steps.predict.baseline_target", lambda where: where)
+    with pytest.raises(KeyboardInterrupt):
+        compared({function: KeyboardInterrupt()})
+
+
+def test_a_worker_that_crashes_while_predict_is_compared_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the report says that a worker takes no more calls, and not what ended it."""
+    monkeypatch.setattr("compile_stage.steps.predict.baseline_target", lambda where: where)
+    found = compared({"time_predict": WorkerError("crash", "out of memory")})
+    assert found is not None
+    assert found.reason == "out of memory"
