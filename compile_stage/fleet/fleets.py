@@ -183,10 +183,13 @@ def fleet_requalify(
         As `fleet_run`. A version that nothing has changed for is no job of the fleet; `counts.skipped` says how many.
 
     Raises:
-        PolicyError, UsageError, RegistryError: As `fleet_run`; or none of the policies promotes to an alias.
+        PolicyError, RegistryError: As `fleet_run`.
+        UsageError: As `fleet_run`; nothing has a name and an alias that `pattern` and `aliases` mean, where either is
+            given; or none of the policies promotes to an alias.
     """
     settings = settings or Settings()
-    named = set(aliases)
+    globs = set(aliases)
+    named = set(globs)
     if policies is not None:
         held = [file.policy for file in read_policies(Path(policies)) if file.policy is not None]
         named |= {target.alias for policy in held for target in policy.targets if target.alias}
@@ -199,6 +202,13 @@ def fleet_requalify(
         if not journal.is_planned(fleet):
             journal.plan(fleet, due(registry, pattern, given["aliases"], skipped))
             journal.note_skipped(fleet, skipped.published)
+            if (pattern != "*" or globs) and not (journal.count(fleet) or skipped.published):
+                journal.abandon(fleet)
+                among = ", ".join(given["aliases"])
+                raise UsageError(
+                    f"no published version matches {pattern!r} and has an alias that matches {among}",
+                    fix="check the name, --alias and MLFLOW_TRACKING_URI",
+                )
         return _drive(journal, fleet, settings, _Validations(settings), say)
 
 

@@ -336,6 +336,17 @@ def test_requalification_looks_at_what_the_policies_promote_to(embedded: str, tm
         api.fleet_requalify("*", settings=state, policies=policies)
 
 
+@pytest.mark.parametrize(("pattern", "aliases"), [("no-such-model", []), ("*", ["prdo"])])
+def test_a_requalification_of_nothing_that_was_named_is_an_error(
+    embedded: str, tmp_path: Path, pattern: str, aliases: list[str]
+) -> None:
+    """Broken: a mistyped name or alias says "passed", and nothing is proven anew for as long as nobody looks."""
+    settings = Settings(state=tmp_path / "state")
+    for _ in range(2):  # nor does the refused fleet lie there, to be gone on with
+        with pytest.raises(UsageError, match="no published version matches"):
+            api.fleet_requalify(pattern, aliases, settings=settings)
+
+
 def test_the_command_refuses_a_broken_policy_before_anything_runs(
     embedded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
