@@ -214,6 +214,11 @@ def named_alias(uri: str, alias: str | None) -> tuple[str, str, str]:
     place, _, named = uri.rpartition("@")
     if not place or "/" in named:  # an @ in a folder's name
         place, named = uri, ""
+    name = place.removeprefix("models:/")
+    of_version = place.startswith("models:/") and "/" in name
+    if of_version:
+        name = name.partition("/")[0]
+        place = f"models:/{name}"
     if (alias and named and alias != named) or not (alias or named):
         raise UsageError(
             f"it is not clear which alias is meant: {named!r} or {alias!r}" if named else "no alias is named",
@@ -221,11 +226,10 @@ def named_alias(uri: str, alias: str | None) -> tuple[str, str, str]:
             where=uri,
         )
     alias = alias or named
-    name = place.removeprefix("models:/")
-    if place.startswith("models:/") and "/" in name:
+    if of_version:
         raise UsageError(
             "a rollback moves an alias, not a version",
-            fix=f"compile-stage rollback models:/{name.partition('/')[0]}@{alias}",
+            fix=f"compile-stage rollback {place}@{alias}",
             where=uri,
         )
     return name, alias, place if place.startswith("folder:") else f"{place}@{alias}"
