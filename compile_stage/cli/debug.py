@@ -78,8 +78,8 @@ def debug(
     """Find the node at which a candidate's answers depart, and what to keep in fp32; or the few nodes that can't be
     compiled.
 
-    SUBJECT is a model's URI (with -p), a result.json of a run, or an .onnx file: the one that CANDIDATE (.onnx, or
-    OpenVINO's .xml) should answer like, or the one that --backend can't compile.
+    SUBJECT is a model's URI (with -p), a result.json of a run or its folder, or an .onnx file: the one that CANDIDATE
+    (.onnx, or OpenVINO's .xml) should answer like, or the one that --backend can't compile.
     """
     from compile_stage import api
 

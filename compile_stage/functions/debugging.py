@@ -38,8 +38,8 @@ def debug(
     """Why a candidate's answers, or its compilation, go wrong.
 
     Args:
-        subject: A model's URI (with `policy_path`), a `result.json`, an `.onnx` to compare `candidate` with, or an
-            `.onnx` that `backend` may not take.
+        subject: A model's URI (with `policy_path`), a `result.json` or its folder, an `.onnx` to compare `candidate`
+            with, or an `.onnx` that `backend` may not take.
         candidate: A second model file, `.onnx` or `.xml`.
         job: Glob over job ids; the first that matches and does not pass is looked into.
         data: File of samples, for two model files.
@@ -66,6 +66,8 @@ def debug(
                 diagnosis = diagnose_compilation(context, graph, backend or "", folder)
         else:
             uri, policy, pattern = subject, policy_path, job
+            if (here / "result.json").is_file():
+                here /= "result.json"
             if here.suffix == ".json":
                 uri, policy, pattern = debug_page.read_result(here, job, policy_path)
             if policy is None:

@@ -125,6 +125,13 @@ def test_a_result_of_a_run_says_which_job_to_look_into(
     assert "to attach to a bug report" in shown
 
 
+def test_a_runs_folder_stands_for_its_result(tmp_path: Path) -> None:
+    """Broken: the folder that `report` and `compare` take asks for a policy, and is then read as a model's name."""
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"this is not the result\.json of a run"):
+        api.debug(str(tmp_path))
+
+
 def test_jobs_are_named_when_none_matches_or_all_pass(outlier: Path, policy: Path) -> None:
     with pytest.raises(UsageError, match="no job matches") as nothing:
         api.debug(f"folder:{outlier}", policy_path=policy, job="*int7*")
