@@ -55,7 +55,7 @@ class SklearnSource(Exporter):
         estimator = _load(source)
         _limit_jobs(estimator, target.threads)
         signature = _signature(estimator, source)
-        as_frame = _framer(estimator, signature)
+        as_frame = _framer(estimator, signature, source)
         likeliest = _LABEL_IS_LIKELIEST.fullmatch(type(_last_step(estimator)).__name__) is not None
         with tabular.limited_threads(target.threads), warnings.catch_warnings():
             # The model may have been fitted on a data frame; the baseline gets the bare matrix, which is faster.
@@ -159,7 +159,7 @@ def _signature(estimator: Any, source: SourceModel) -> Signature:
         rows: Sequence[Any] = [np.zeros((2, int(features)), np.float32)]
         if _has_columns(partial):  # an encoder may refuse whatever it was not fitted on
             rows = list(_example_columns(source, partial).values())
-        answer = np.asarray(estimator.predict(_framer(estimator, partial)(rows)))
+        answer = np.asarray(estimator.predict(_framer(estimator, partial, source)(rows)))
     return Signature(inputs=inputs, outputs=(tabular.prediction(answer.shape[1] if answer.ndim > 1 else 1),))
 
 
@@ -218,7 +218,7 @@ def _refuse_answers(estimator: Any, signature: Signature, source: SourceModel, c
     columns = _example_columns(source, signature)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rows = _framer(estimator, signature)(list(columns.values()))
+        rows = _framer(estimator, signature, source)(list(columns.values()))
         expected = [estimator.predict(rows)]
         if len(signature.outputs) > 1:
             expected.append(estimator.predict_proba(rows))
@@ -281,7 +281,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             where=source.uri,
         ) from error
     if by_name:
-        tabular.join_columns(model, by_name)
+        tabular.join_columns(model, _matrix_columns(by_name, source))
     tabular.without_ml_operators(model)
     return model
 
@@ -320,7 +320,14 @@ def _steps(estimator: Any) -> Iterator[Any]:
         yield from _steps(step)
 
 
-def _framer(estimator: Any, signature: Signature) -> Any:
+def _matrix_columns(names: Sequence[str], source: SourceModel) -> tuple[str, ...]:
+    """The names of the matrix's columns in order. Samples and requests come in the order of the model's signature; what
+    picks columns by name may have been fitted on another."""
+    logged = mlmodel.columns(source)
+    return logged if logged is not None and sorted(logged) == sorted(names) else tuple(names)
+
+
+def _framer(estimator: Any, signature: Signature, source: SourceModel) -> Any:
     """The inputs' arrays → what the estimator takes: a data frame when a step picks columns by name."""
     if _has_columns(signature):
         import pandas as pd
@@ -332,7 +339,8 @@ def _framer(estimator: Any, signature: Signature) -> Any:
         return lambda arrays: arrays[0]
     import pandas as pd
 
-    return lambda arrays: pd.DataFrame(arrays[0], columns=list(names))
+    ordered = list(_matrix_columns(names, source))
+    return lambda arrays: pd.DataFrame(arrays[0], columns=ordered)
 
 
 def _limit_jobs(estimator: Any, threads: int) -> None:

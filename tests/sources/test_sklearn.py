@@ -126,6 +126,23 @@ def test_a_network_is_a_graph_that_every_compiler_knows(tmp_path: Path, name: st
     assert {node.domain for node in onnx.load(model.path).graph.node} == domains
 
 
+@pytest.mark.parametrize("remainder", ["drop", "passthrough"])
+def test_columns_in_another_order_than_that_of_the_fit_are_told_apart_by_name(
+    tmp_path: Path, prove: Proof, remainder: str
+) -> None:
+    """Broken: a model that picks columns by name, and was logged with another order of them than it was fitted on, would
+    be published with its columns mixed up, and pass: baseline and graph would read the same wrong columns."""
+    steps = [("a", StandardScaler(), COLUMNS[:5]), ("b", MinMaxScaler(), COLUMNS[9:4:-1])]
+    model = make_pipeline(ColumnTransformer(steps, remainder=remainder), LogisticRegression()).fit(X, Y)
+    turned = X[COLUMNS[::-1]]
+    source = save(tmp_path / "model", model, turned, pyfunc_predict_fn="predict_proba")
+    made = prove(source, {"X": turned.to_numpy()})
+    answer = mlflow.pyfunc.load_model(source.path).predict(turned)
+    how = SklearnSource().prediction_format(source)
+    published = from_outputs(run_onnx(made, to_batch(turned, made.signature, how)), turned, how)
+    np.testing.assert_allclose(published, answer, atol=1e-5)
+
+
 @pytest.mark.parametrize("targets", [1, 2])
 def test_regressors_answer_with_a_number_for_each_row_and_target(tmp_path: Path, prove: Proof, targets: int) -> None:
     rows = DIABETES.data.astype(np.float32)
