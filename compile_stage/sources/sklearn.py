@@ -94,9 +94,7 @@ class SklearnSource(Exporter):
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         wanted = _signature(_load(source), source)
-        method = mlmodel.flavor(source, "python_function").get("predict_fn", "predict")
-        names = [spec.name for spec in wanted.outputs]
-        chosen = tabular.PROBABILITIES if method == "predict_proba" and tabular.PROBABILITIES in names else names[0]
+        chosen = tabular.PROBABILITIES if _predict_fn(source) == "predict_proba" else wanted.outputs[0].name
         return tabular.prediction_format(source, [chosen])
 
     def packages(self) -> Mapping[str, str]:
@@ -132,8 +130,18 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     if not (is_classifier(estimator) or is_regressor(estimator)):
         return f"{type(estimator).__name__} is neither a classifier nor a regressor"
     signature = _signature(estimator, source)
+    method = _predict_fn(source)
+    if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):
+        return f"its pyfunc answers with {method}(), which is not compiled: log it with pyfunc_predict_fn='predict'" + (
+            " or 'predict_proba'" if len(signature.outputs) > 1 else ""
+        )
     converted = _convert(estimator, signature, source)
     return _refuse_answers(estimator, signature, source, converted) if _has_columns(signature) else None
+
+
+def _predict_fn(source: SourceModel) -> str:
+    """The method that the pyfunc calls (`pyfunc_predict_fn` of `mlflow.sklearn.log_model`)."""
+    return str(mlmodel.flavor(source, "python_function").get("predict_fn") or "predict")
 
 
 def _signature(estimator: Any, source: SourceModel) -> Signature:

@@ -162,6 +162,23 @@ def test_the_pyfunc_method_of_the_source_is_kept(tmp_path: Path) -> None:
     assert mlflow.pyfunc.load_model(source.path).predict(X).shape == (len(X), 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "method", "advice"),
+    [
+        ("logistic", "predict_log_proba", "pyfunc_predict_fn='predict' or 'predict_proba'"),
+        ("no-probabilities", "decision_function", "pyfunc_predict_fn='predict'"),
+    ],
+)
+def test_a_pyfunc_that_calls_a_method_which_is_not_compiled_is_refused(
+    tmp_path: Path, name: str, method: str, advice: str
+) -> None:
+    """Broken: a model that answers with log-probabilities or distances would be published, as passed, with one that
+    answers with labels."""
+    source = save(tmp_path / "model", CLASSIFIERS[name](), pyfunc_predict_fn=method)
+    reason = SklearnSource().refuse(source, Compliance())
+    assert reason == f"its pyfunc answers with {method}(), which is not compiled: log it with {advice}"
+
+
 def test_the_input_example_comes_as_the_models_matrix(tmp_path: Path) -> None:
     example = SklearnSource().example(save(tmp_path / "model", CLASSIFIERS["logistic"]()))
     assert example is not None
