@@ -166,7 +166,12 @@ def _read_by_source(model: SourceModel, wanted: DataSpec) -> FromModel:
         tokenize=lambda texts: exporter.tokenize(model, texts), class_names=lambda: exporter.class_names(model)
     )
     network_inputs = partial(exporter.network_inputs, model) if raw else None
-    return FromModel(example=example, network_inputs=network_inputs, reader=reader)
+    return FromModel(
+        example=example,
+        network_inputs=network_inputs,
+        reader=reader,
+        columns=lambda: exporter.prediction_format(model).get("columns"),
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- lower, compile

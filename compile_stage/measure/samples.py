@@ -42,12 +42,14 @@ class FromModel:
         network_inputs: Of a model whose samples are those of its predict(): columns → the network's inputs. The columns
             are kept (`core.sample_files.RAW`).
         reader: Of a source that reads text, so that samples may be texts.
+        columns: The data frame's columns that make up a single input, in order; None where the model names none.
         windows: Of a language model: texts, and a number of tokens → of each text its windows of so many.
     """
 
     example: Batch | None = None
     network_inputs: Callable[[Mapping[str, Array]], Batch] | None = None
     reader: TextReader | None = None
+    columns: Callable[[], Sequence[str] | None] | None = None
     windows: Windows | None = None
 
 
@@ -67,7 +69,7 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
     if model.windows is not None and table.real:
         table = _read_windows(request, table, model.windows)
     notes = list(table.notes)
-    chosen = _choose(spec, _inputs(spec, table, signature, notes), table, seed)
+    chosen = _choose(spec, _inputs(spec, table, signature, notes, model.columns), table, seed)
     files = {name: f"inputs/{file}" for name, file in tensor_files([t.name for t in signature.inputs]).items()}
     (into / "inputs").mkdir(parents=True, exist_ok=True)
     symbols: dict[str, tuple[str, int]] = {}
@@ -214,9 +216,15 @@ class _Chosen:
     inputs: tuple[Any, ...]  # for each input, a function that reads the chosen rows
 
 
-def _inputs(spec: DataSpec, table: Table, signature: Signature, notes: list[str]) -> list[list[Rows]]:
+def _inputs(
+    spec: DataSpec,
+    table: Table,
+    signature: Signature,
+    notes: list[str],
+    named: Callable[[], Sequence[str] | None] | None,
+) -> list[list[Rows]]:
     """For each input of the model the columns that make it up: one of its own name, or all of them for a model with one
-    matrix."""
+    matrix, by the names that the model has for them, else as the file has them."""
     wanted = [tensor.name for tensor in signature.inputs]
     columns = dict(table.columns)
     if all(name in columns for name in wanted):
@@ -236,7 +244,8 @@ def _inputs(spec: DataSpec, table: Table, signature: Signature, notes: list[str]
                 fix="drop the other columns from the file, and name the labels' column as data.*.labels",
                 where=spec.source,
             )
-        return [list(columns.values())]
+        order = (named() if named is not None else None) or ()
+        return [[columns[name] for name in (order if sorted(order) == sorted(columns) else columns)]]
     missing = [name for name in wanted if name not in columns]
     raise PolicyError(
         f"the samples have no array for input {', '.join(map(repr, missing))}; they have {_some(list(columns))}"

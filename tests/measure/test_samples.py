@@ -157,6 +157,18 @@ def test_columns_make_one_matrix_in_the_files_order(suffix: str, tmp_path: Path)
     assert found.labels.tolist() == ["x", "yy"]
 
 
+@pytest.mark.parametrize(
+    ("named", "row"), [(["c", "b", "a"], [3, 2, 1]), (["x", "b", "a"], [1, 2, 3]), (None, [1, 2, 3])]
+)
+def test_columns_make_the_matrix_by_the_models_names(named: list[str] | None, row: list[int], tmp_path: Path) -> None:
+    """Broken: a file that has the model's columns in another order would be judged with them mixed up, in original and
+    artifact alike, and pass."""
+    pandas.DataFrame({"a": [1.0] * 4, "b": [2.0] * 4, "c": [3.0] * 4}).to_parquet(tmp_path / "data.parquet")
+    source = DataSpec(source=f"file:{tmp_path / 'data.parquet'}")
+    made = prepare(source, TABLE, tmp_path / "out", seed=0, columns=lambda: named)
+    np.testing.assert_array_equal(open_samples(made).inputs["features"][0], row)
+
+
 def test_columns_named_like_inputs_and_lists_in_cells(tmp_path: Path) -> None:
     frame = pandas.DataFrame({"ids": [[1, 2, 3], [4, 5, 6]], "mask": [[1, 1, 1], [1, 1, 0]], "id": [8, 9]})
     frame.to_parquet(tmp_path / "t.parquet")

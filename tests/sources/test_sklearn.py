@@ -130,8 +130,8 @@ def test_a_network_is_a_graph_that_every_compiler_knows(tmp_path: Path, name: st
 def test_columns_in_another_order_than_that_of_the_fit_are_told_apart_by_name(
     tmp_path: Path, prove: Proof, remainder: str
 ) -> None:
-    """Broken: a model that picks columns by name, and was logged with another order of them than it was fitted on, would
-    be published with its columns mixed up, and pass: baseline and graph would read the same wrong columns."""
+    """Broken: a model that picks columns by name, and was logged with another order of them than it was fitted on,
+    would be published with its columns mixed up, and pass: baseline and graph would read the same wrong columns."""
     steps = [("a", StandardScaler(), COLUMNS[:5]), ("b", MinMaxScaler(), COLUMNS[9:4:-1])]
     model = make_pipeline(ColumnTransformer(steps, remainder=remainder), LogisticRegression()).fit(X, Y)
     turned = X[COLUMNS[::-1]]
