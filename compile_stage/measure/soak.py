@@ -91,7 +91,9 @@ def judge_soak(
         if used > CALL_FACTOR:
             wrong += 1
             first = first or f"in call {int(answer['call']) + 1:,}: {check.reason}{times_text(used)}"
-    if not wrong and any(gate.metric == RESEMBLES for gate in gates):  # a share of few rows says nothing: of all
+    if (
+        kept and not wrong and any(gate.metric == RESEMBLES for gate in gates)
+    ):  # a share of few rows says nothing: of all
         every = np.concatenate([np.asarray(answer["rows"]) for answer in kept])
         answers = [open_outputs(answer["outputs"]) for answer in kept]
         own_rows = {name: np.concatenate([answer[name] for answer in answers]) for name in reference}
