@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,11 +114,11 @@ def _beside_chance(gate: Gate, value: float, truth: Array, output: Array, groups
         return demand_fit(metric, codes, predicted, groups=groups)
     if metric in _OF_SCORES:
         flat = output[:, 0] if output.ndim == 2 and output.shape[1] == 1 else output
-        codes, logs = _probabilities(truth, flat, flat, gate.options)
+        scores = _class_scores(truth, flat, flat, gate.options)
         if metric == "roc_auc":
-            demand_ranks(value, codes, _ranked_scores(logs, flat, flat), groups)
+            demand_ranks(value, scores.codes, _ranked_by(scores), groups)
             return ""
-        return demand_fit(metric, codes, logs.argmax(axis=1), logs, groups)
+        return demand_fit(metric, scores.codes, scores.logs.argmax(axis=1), scores.logs, groups)
     if metric in NUMBERS:
         demand_less_than_constant(metric, value, truth.reshape(len(truth), -1).astype(np.float64))
     return ""
@@ -216,12 +217,10 @@ def _score(
     if metric in _OF_LABELS:
         return _of_labels(metric, *_codes(truth, _predicted(truth, output, baseline, options)), options)
     if metric in _OF_SCORES:
-        codes, logs = _probabilities(truth, output, baseline, options)
+        scores = _class_scores(truth, output, baseline, options)
         if metric == "ece":
-            return ece(codes, logs, options)
-        if metric == "log_loss":
-            return _log_loss(codes, logs, output, baseline)
-        return _roc_auc(codes, _ranked_scores(logs, output, baseline))
+            return ece(scores.codes, scores.logs, options)
+        return _log_loss(scores) if metric == "log_loss" else _roc_auc(scores.codes, _ranked_by(scores))
     if metric in RANKINGS:
         return ranking(metric, truth, output, options, groups)
     return _regression(metric, truth, output)
@@ -306,8 +305,10 @@ def _of_labels(
         raise NotMeasurableError(f"f1 is averaged as binary, macro or weighted, not as {average!r}")
     if average == "binary" and 1 not in classes:
         raise NotMeasurableError("f1 of two classes needs the class 1 among labels or predictions")
-    positive = int(np.flatnonzero(classes == 1)[0]) if average == "binary" else 1
-    if average == "binary":  # an answer that is neither 0 nor 1 is one that is not 1
+    positive = 1
+    if average == "binary":
+        positive = int(np.flatnonzero(classes == 1)[0])
+        # An answer that is neither 0 nor 1 is one that is not 1.
         value = f1_score(truth == positive, predicted == positive, zero_division=0)
     else:
         value = f1_score(truth, predicted, average=average, zero_division=0)
@@ -338,54 +339,64 @@ def _influence_on_f1(support: F64, predicted: F64, average: str, positive: int) 
     return float(np.max(share * lost_hit) + np.max(share * wrong_hit))
 
 
-def _probabilities(truth: Array, output: Array, baseline: Array, options: JsonMap) -> tuple[NDArray[np.int64], F64]:
-    """Class numbers of the labels, and `[n, classes]` log-probabilities."""
+@dataclass(frozen=True)
+class _ClassScores:
+    """Scores of classes beside the labels.
+
+    Attributes:
+        codes: Class number of each label, [n].
+        given: The scores as they came, [n, classes].
+        logits: Whether they are logits, else probabilities.
+        logs: Their log-probabilities, [n, classes], of which none is below that of `SMALLEST`.
+    """
+
+    codes: NDArray[np.int64]
+    given: F64
+    logits: bool
+    logs: F64
+
+
+def _class_scores(truth: Array, output: Array, baseline: Array, options: JsonMap) -> _ClassScores:
+    """Of an output [n] or [n, classes]. Whether they are logits is decided by the baseline's."""
     if output.ndim not in (1, 2) or output.dtype.kind != "f":
         raise NotMeasurableError(f"scores are floats [n, classes], and this is {output.dtype}{list(output.shape)}")
-    output, logits = _columns_of_scores(output, baseline)
-    if not logits and not is_distribution(output):
+    given = output.astype(np.float64)
+    if output.ndim == 1:
+        logits = not _within_one(baseline)
+        # A logit z is the pair (0, z), a probability p the pair (1 - p, p).
+        given = np.stack([np.zeros_like(given) if logits else 1 - given, given], axis=1)
+    else:
+        logits = not is_distribution(baseline)
+    if not logits and not is_distribution(given):
         raise NotMeasurableError("the baseline's scores are probabilities, and the candidate's are not")
-    classes = _classes(truth, output.shape[1], options)
+    classes = _classes(truth, given.shape[1], options)
     known = _labels(truth)
     order = np.argsort(classes, kind="stable")
     places = np.clip(np.searchsorted(classes[order], known), 0, len(classes) - 1)
     codes = order[places]
     if not bool(np.all(classes[codes] == known)):
         raise NotMeasurableError("some labels are none of the classes")
-    return codes, log_probabilities(output, logits=logits)
+    return _ClassScores(codes, given, logits, log_probabilities(given, logits=logits))
 
 
-def _columns_of_scores(output: Array, baseline: Array) -> tuple[Array, bool]:
-    """`[n, classes]` of scores `[n]` or `[n, classes]`, and whether they are logits, which the baseline's decide."""
-    if output.ndim == 2:
-        return output, not is_distribution(baseline)
-    scores, inside = output.astype(np.float64), _within_one(baseline)
-    # A logit z is the pair (0, z), a probability p the pair (1 - p, p).
-    return np.stack([1 - scores if inside else np.zeros_like(scores), scores], axis=1), not inside
-
-
-def _log_loss(codes: NDArray[np.int64], logs: F64, output: Array, baseline: Array) -> Score:
+def _log_loss(scores: _ClassScores) -> Score:
     from sklearn.metrics import log_loss
 
-    scores, logits = _columns_of_scores(output, baseline)
-    probabilities = np.exp(logs) if logits else np.clip(scores.astype(np.float64), 0, None)
+    codes = scores.codes
+    probabilities = np.exp(scores.logs) if scores.logits else np.clip(scores.given, 0, None)
     probabilities /= probabilities.sum(axis=1, keepdims=True)
-    value = log_loss(codes, probabilities, labels=range(logs.shape[1]))
+    value = log_loss(codes, probabilities, labels=range(probabilities.shape[1]))
     losses = -np.log(np.clip(probabilities[np.arange(len(codes)), codes], _LEAST, 1 - _LEAST))
     return Score(float(value), _mean(losses), losses, probabilities, -math.log(_LEAST) / len(codes))
 
 
-def _ranked_scores(logs: F64, output: Array, baseline: Array) -> F64:
+def _ranked_by(scores: _ClassScores) -> F64:
     """`[n, classes]`: what roc_auc ranks each class by. Probabilities as they are: those that round to 0 in a logarithm
     with a floor have an order too. Of two logits their difference, of more the logarithms of their softmax."""
-    scores, logits = _columns_of_scores(output, baseline)
-    if logits and scores.shape[1] > 2:
-        return logs
-    second = scores[:, 1].astype(np.float64)
-    if scores.shape[1] > 2:
-        return np.asarray(scores, dtype=np.float64)
-    if logits:
-        second = second - scores[:, 0].astype(np.float64)
+    given = scores.given
+    if given.shape[1] > 2:
+        return scores.logs if scores.logits else given
+    second = given[:, 1] - given[:, 0] if scores.logits else given[:, 1]
     return np.stack([-second, second], axis=1)
 
 

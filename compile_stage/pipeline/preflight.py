@@ -24,11 +24,12 @@ from compile_stage.core.errors import (
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Data, DataSpec, Job, Plan, SampleSet, ShapeRange, SourceModel, Target
 from compile_stage.core.sample_sizes import confidence_notes
+from compile_stage.core.shapes import demand_inputs
 from compile_stage.core.tensors import Signature
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.pipeline.inputs import source_errors, source_limits
 from compile_stage.pipeline.unfit_samples import refusal, unfit, unknown_outputs
-from compile_stage.steps.export import demand_batch_sizes, demand_inputs, inspect
+from compile_stage.steps.export import demand_batch_sizes, inspect
 from compile_stage.steps.sample import sample
 
 
@@ -90,7 +91,7 @@ class _Checks:
         target = jobs[0].target
         signature = self._signature(reference_target(self.source.flavor, target, jobs, self.context.hardware).device)
         demand_batch_sizes(self.source, signature, target)
-        demand_inputs(self.source, signature, target)
+        demand_inputs(signature, target.shapes, self.source)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
         self.notes.extend(_confidence_notes(jobs, validation))
         reasons = unknown_outputs(jobs, signature)

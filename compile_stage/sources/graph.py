@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
+from compile_stage.core.shapes import demand_inputs
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 from compile_stage.plugin_support import onnx_weights
 
@@ -156,16 +157,9 @@ def opset(model: ModelProto) -> int:
 
 def demand_shapes(signature: Signature, shapes: Mapping[str, ShapeRange], source: SourceModel) -> None:
     """Raise SourceError when `shapes` names an input that is not there or asks for a size that the model has fixed."""
+    demand_inputs(signature, shapes, source)
     for name, wanted in shapes.items():
-        try:
-            spec = signature.input(name)
-        except KeyError:
-            inputs = ", ".join(map(str, signature.inputs))
-            raise SourceError(
-                f"the policy gives shapes for an input {name!r} that the model does not have",
-                fix=f"correct the target's shapes; the model has {inputs}",
-                where=source.uri,
-            ) from None
+        spec = signature.input(name)
         if len(spec.shape) != len(wanted.max):
             raise SourceError(
                 f"the policy gives input {name!r} {len(wanted.max)} dimensions, the model has {spec}",

@@ -178,17 +178,6 @@ def demand_batch_sizes(source: SourceModel, signature: Signature, target: Target
         )
 
 
-def demand_inputs(source: SourceModel, signature: Signature, target: Target) -> None:
-    """Raise SourceError when the target gives shapes for an input that the model does not have."""
-    for name in target.shapes:
-        if name not in [one.name for one in signature.inputs]:
-            raise SourceError(
-                f"the policy gives shapes for an input {name!r} that the model does not have",
-                fix=f"correct the target's shapes; the model has {', '.join(map(str, signature.inputs))}",
-                where=source.uri,
-            )
-
-
 def _relative(answer: Any, into: Path) -> PortableModel:
     """A cache entry is moved into place after it is made, so no path of the folder it was made in may stay in it.
 
