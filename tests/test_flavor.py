@@ -133,6 +133,22 @@ def test_a_signature_that_does_not_describe_the_graph_is_replaced(save: Save, tm
     assert Model.load(str(path)).signature.inputs.input_names() == ["x"]
 
 
+@pytest.mark.filterwarnings("ignore:Operation with range is deprecated:DeprecationWarning")  # MLflow on pandas 3
+@pytest.mark.parametrize("make", [np.asarray, lambda rows: pd.DataFrame(rows, columns=list("abcd")), np.ndarray.tolist])
+def test_a_source_without_a_signature_is_published_without_one(save: Save, tmp_path: Path, make: Callable) -> None:
+    """Broken: MLflow would refuse float64, data frames and lists, which the original answers."""
+    import mlflow
+    from mlflow.models import Model
+
+    source = tmp_path / "unsigned"
+    source.mkdir()
+    Model().save(str(source / "MLmodel"))
+    path = save(source_model=source, signature=SIGNATURE)
+    assert Model.load(str(path)).signature is None
+    rows = np.arange(8.0).reshape(2, 4)
+    np.testing.assert_allclose(mlflow.pyfunc.load_model(str(path)).predict(make(rows)), rows @ WEIGHTS, rtol=1e-6)
+
+
 def test_requirements_name_the_runtime_and_nothing_of_ours(save: Save) -> None:
     lines = (save() / "requirements.txt").read_text().split()
     assert sorted(line.partition("==")[0] for line in lines) == ["mlflow", "numpy", "onnxruntime"]

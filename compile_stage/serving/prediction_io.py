@@ -90,6 +90,8 @@ def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
     """
     names = how.get("outputs") or list(outputs)
     chosen = {name: outputs[name] for name in names}
+    if "dtype" in how:
+        chosen = {name: array.astype(how["dtype"]) for name, array in chosen.items()}
     kind = how.get("kind", "dict")
     framed = _is_pandas(data, "DataFrame")
     if kind == "dataframe" or (framed and how.get("frame_in_frame_out", False)):

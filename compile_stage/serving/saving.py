@@ -79,7 +79,7 @@ def save_model(
         manifest: As in the docstring of `compile_stage.flavor`; `schema`, `files`, `code`, `beside` and `digest` are
             filled in here, from what was really written.
         signature: What MLflow enforces before `predict`: MLflow's own `ModelSignature`, or ours. It gives way to that
-            of `source_model`.
+            of `source_model`, also where that has none.
         source_model: The source's model directory. Where the published model can keep the source's MLflow signature and
             input example, it does, so that clients see one contract before and after.
         metadata: For `MLmodel`.
@@ -112,8 +112,9 @@ def save_model(
     for backend in {one["artifact"]["backend"] for one in _others(manifest)} | {artifact.backend}:
         copy_loader(backend, path / _CODE_NAME / "compile_stage")
     model = Model(metadata=dict(metadata) if metadata else None)
-    kept = _source_contract(source_model, manifest.get("answer", {}), call_signature(artifact))
-    model.signature = kept.signature if kept else _mlflow_signature(signature)
+    model.signature, kept = _contract(
+        source_model, manifest.get("answer", {}), call_signature(artifact), _mlflow_signature(signature)
+    )
     if kept and kept.saved_input_example_info:
         _copy_example(Path(str(source_model)), kept, path, model)
     settings = {
@@ -251,24 +252,28 @@ def _lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _source_contract(source_model: str | Path | None, answer: Mapping[str, Any], graph: Signature) -> Any:
-    """The source's `MLmodel`, if clients of the compiled model can keep to its signature; else None.
+def _contract(
+    source_model: str | Path | None, answer: Mapping[str, Any], graph: Signature, own: Any
+) -> tuple[Any, Any]:
+    """The signature that MLflow enforces before predict(), and the source's `MLmodel` where its input example fits.
 
-    A signature of columns fits when we know which input the columns make up; one of text, pictures or recordings, when
-    the model takes these.
+    A source without a signature is asked without one, with float64, lists or data frames: any signature of ours would
+    make MLflow refuse some of these before the loader converts them. Where the source has one it is kept, if clients
+    of the compiled model can keep to it. A signature of columns fits when we know which input the columns make up; one
+    of text, pictures or recordings, when the model takes these.
     """
     from mlflow.models import Model
 
     if source_model is None:
-        return None
+        return own, None
     source = Model.load(str(source_model))
     if source.signature is None or source.signature.inputs is None:
-        return None
+        return source.signature, source
     inputs = source.signature.inputs
     names = {spec.name for spec in graph.inputs}
     described = any(answer.get(key) for key in ("columns", "python_model", "text", "media"))
     fits = inputs.is_tensor_spec() or described or set(inputs.input_names()) == names
-    return source if fits else None
+    return (source.signature, source) if fits else (own, None)
 
 
 def _copy_example(source: Path, kept: Any, path: Path, model: Any) -> None:

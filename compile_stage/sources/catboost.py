@@ -102,7 +102,9 @@ class CatBoostSource(Exporter):
         return mlmodel.named_example(source, _signature(_load(source), source))
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
-        return tabular.prediction_format(source, [_signature(_load(source), source).outputs[0].name])
+        model = _load(source)
+        name = _signature(model, source).outputs[0].name
+        return tabular.prediction_format(source, [name], model.classes_ if name == tabular.LABEL else None)
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("catboost", "onnx")

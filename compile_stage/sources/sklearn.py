@@ -93,9 +93,15 @@ class SklearnSource(Exporter):
         )
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
-        wanted = _signature(_load(source), source)
-        chosen = tabular.PROBABILITIES if _predict_fn(source) == "predict_proba" else wanted.outputs[0].name
-        return tabular.prediction_format(source, [chosen])
+        estimator = _load(source)
+        if _predict_fn(source) == "predict_proba":
+            return tabular.prediction_format(source, [tabular.PROBABILITIES])
+        wanted = _signature(estimator, source)
+        labels = None
+        if wanted.outputs[0].name == tabular.LABEL:
+            labels = getattr(estimator, "classes_", None)
+            labels = _answer(estimator, wanted.inputs, source) if labels is None else labels
+        return tabular.prediction_format(source, [wanted.outputs[0].name], labels)
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("scikit-learn", "skl2onnx", "onnx")
@@ -125,10 +131,8 @@ def _load(source: SourceModel) -> Any:
 
 
 def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
-    from sklearn.base import is_classifier, is_regressor
-
-    if not (is_classifier(estimator) or is_regressor(estimator)):
-        return f"{type(estimator).__name__} is neither a classifier nor a regressor"
+    if not hasattr(estimator, "predict"):
+        return f"{type(estimator).__name__} has no predict()"
     signature = _signature(estimator, source)
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):
@@ -145,7 +149,7 @@ def _predict_fn(source: SourceModel) -> str:
 
 
 def _signature(estimator: Any, source: SourceModel) -> Signature:
-    from sklearn.base import is_classifier
+    from sklearn.base import is_classifier, is_regressor
 
     features = getattr(estimator, "n_features_in_", None)
     if features is None:
@@ -159,16 +163,27 @@ def _signature(estimator: Any, source: SourceModel) -> Signature:
         if hasattr(estimator, "predict_proba"):
             outputs.append(tabular.probabilities(len(classes)))
         return Signature(inputs=inputs, outputs=tuple(outputs))
+    answer = _answer(estimator, inputs, source)
+    if not is_regressor(estimator) and answer.ndim == 1 and answer.dtype.kind == "i":  # clusters, or outliers
+        outputs = [tabular.label("int64")]
+        if hasattr(estimator, "predict_proba"):  # of mixtures
+            outputs.append(tabular.probabilities(_answer(estimator, inputs, source, "predict_proba").shape[1]))
+        return Signature(inputs=inputs, outputs=tuple(outputs))
+    return Signature(inputs=inputs, outputs=(tabular.prediction(answer.shape[1] if answer.ndim > 1 else 1),))
+
+
+def _answer(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceModel, method: str = "predict") -> Any:
+    """What it answers to two rows of zeros, or of the example where an encoder may refuse zeros; for the shape and the
+    type of its answers."""
     import numpy as np
 
+    signature = Signature(inputs=inputs, outputs=())
+    rows = [np.zeros((2, int(inputs[0].shape[1])), np.float32)]
+    if _has_columns(signature):
+        rows = list(_example_columns(source, signature).values())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
-        partial = Signature(inputs=inputs, outputs=())
-        rows: Sequence[Any] = [np.zeros((2, int(features)), np.float32)]
-        if _has_columns(partial):  # an encoder may refuse whatever it was not fitted on
-            rows = list(_example_columns(source, partial).values())
-        answer = np.asarray(estimator.predict(_framer(estimator, partial, source)(rows)))
-    return Signature(inputs=inputs, outputs=(tabular.prediction(answer.shape[1] if answer.ndim > 1 else 1),))
+        return np.asarray(getattr(estimator, method)(_framer(estimator, signature, source)(rows)))
 
 
 def _inputs(estimator: Any, source: SourceModel, features: int) -> tuple[TensorSpec, ...]:
@@ -256,6 +271,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
+    from sklearn.base import is_classifier
 
     features = int(wanted.inputs[0].shape[1])
     by_name = () if _has_columns(wanted) else _column_names(estimator)
@@ -271,7 +287,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     # A classifier without probabilities (LinearSVC) must be given an option that it knows, or the converter adds
     # `zipmap`.
     options = {id(estimator): {"zipmap": False}} if has_probabilities else {id(_last_step(estimator)): {"nocl": False}}
-    if wanted.outputs[0].name == tabular.PREDICTION:
+    if not is_classifier(estimator):
         options = {}
     try:
         with warnings.catch_warnings():
@@ -342,13 +358,15 @@ def _framer(estimator: Any, signature: Signature, source: SourceModel) -> Any:
 
         given = [spec.name for spec in signature.inputs]
         return lambda arrays: pd.DataFrame({name: array[:, 0] for name, array in zip(given, arrays, strict=True)})
+    # A clusterer refuses rows of another type than its centers.
+    dtype = getattr(getattr(_last_step(estimator), "cluster_centers_", None), "dtype", "float32")
     names = _column_names(estimator)
     if not names:
-        return lambda arrays: arrays[0]
+        return lambda arrays: arrays[0].astype(dtype, copy=False)
     import pandas as pd
 
     ordered = list(_matrix_columns(names, source))
-    return lambda arrays: pd.DataFrame(arrays[0], columns=ordered)
+    return lambda arrays: pd.DataFrame(arrays[0].astype(dtype, copy=False), columns=ordered)
 
 
 def _limit_jobs(estimator: Any, threads: int) -> None:

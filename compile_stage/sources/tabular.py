@@ -225,10 +225,19 @@ def limited_threads(threads: int) -> Iterator[None]:
         yield
 
 
-def prediction_format(source: SourceModel, outputs: Sequence[str]) -> Mapping[str, Any]:
-    """An array for an array and for a data frame alike, as the `predict` of all these frameworks does."""
+def prediction_format(source: SourceModel, outputs: Sequence[str], classes: Any = None) -> Mapping[str, Any]:
+    """An array for an array and for a data frame alike, as the `predict` of all these frameworks does.
+
+    Args:
+        classes: The labels that the model was trained on, where it answers with labels. ONNX has labels of int64 only;
+            the answer takes their type again.
+    """
+    import numpy as np
+
     columns = mlmodel.columns(source)
+    trained = np.asarray(classes).dtype if classes is not None else None
     return {
+        **({"dtype": trained.name} if trained is not None and trained.kind in "iuf" and trained != np.int64 else {}),
         "kind": "array",
         "outputs": list(outputs),
         "columns": list(columns) if columns else None,

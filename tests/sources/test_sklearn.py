@@ -13,22 +13,25 @@ import onnx
 import pandas as pd
 import pytest
 from mlflow.models import infer_signature
+from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     GradientBoostingRegressor,
     HistGradientBoostingClassifier,
+    IsolationForest,
     RandomForestClassifier,
 )
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.mixture import GaussianMixture
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, OneHotEncoder, OrdinalEncoder, StandardScaler
 from sklearn.semi_supervised import LabelSpreading
-from sklearn.svm import LinearSVC
+from sklearn.svm import LinearSVC, OneClassSVM
 
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, SourceModel, Target
@@ -116,6 +119,44 @@ def test_classifiers_answer_with_labels_and_probabilities(tmp_path: Path, prove:
         label = session.run({"X": X.to_numpy()})["label"]
     np.testing.assert_array_equal(answer, label)
     assert answer.dtype.kind == label.dtype.kind
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "uint8", "int64", "bool"])
+def test_labels_are_answered_in_the_type_that_they_were_trained_in(tmp_path: Path, prove: Proof, dtype: str) -> None:
+    """Broken: a client that reads 1.0 from the original would read 1 from the compiled model."""
+    labels = np.asarray(Y).astype(dtype)
+    source = save(tmp_path / "model", scaled(LogisticRegression()).fit(X, labels))
+    model = prove(source, {"X": X.to_numpy()}, sizes=(1,))
+    asked = {"X": X.to_numpy(np.float32)}
+    answer = from_outputs(run_onnx(model, asked), X, SklearnSource().prediction_format(source))
+    original = mlflow.pyfunc.load_model(source.path).predict(X)
+    assert answer.dtype == original.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(answer, original)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        KMeans(3, random_state=0),
+        scaled(KMeans(3, random_state=0)),
+        GaussianMixture(3, random_state=0),
+        scaled(IsolationForest(n_estimators=5, random_state=0)),
+        OneClassSVM(),
+    ],
+    ids=str,
+)
+def test_clusters_and_outliers_are_labels(tmp_path: Path, prove: Proof, model: Any) -> None:
+    """Broken: a detector of outliers could not be compiled, or its labels would be numbers held to a tolerance, and
+    answered as floats."""
+    source = save(tmp_path / "model", scaled(model).fit(X))
+    portable = prove(source, {"X": X.to_numpy()}, sizes=(1, len(X)))
+    assert SklearnSource().refuse(source, Compliance()) is None
+    assert str(portable.signature.outputs[0]) == "label: int64[batch]"
+    asked = {"X": X.to_numpy(np.float32)}
+    answer = from_outputs(run_onnx(portable, asked), X, SklearnSource().prediction_format(source))
+    original = mlflow.pyfunc.load_model(source.path).predict(X)
+    assert answer.dtype == original.dtype
+    np.testing.assert_array_equal(answer, original)
 
 
 @pytest.mark.parametrize(("name", "domains"), [("network", {""}), ("logistic", {"", "ai.onnx.ml"})])

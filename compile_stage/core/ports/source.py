@@ -77,6 +77,7 @@ class Exporter(Plugin, Protocol):
         {"kind": "array" | "dict" | "dataframe" | "series",   what predict() returns for an array (or dict) input; a
                                                   series is an array for one, and a pandas Series for a DataFrame
          "outputs": ["label", ...],                which graph outputs it answers with, in order
+         "dtype": "float64",                       only where labels of another type than the graph's are answered
          "columns": ["f0", ...] | None,            the data frame's columns that make up the (single) input, in order
          "frame_in_frame_out": bool}               a DataFrame is answered with a DataFrame
         """
