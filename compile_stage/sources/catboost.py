@@ -103,8 +103,8 @@ class CatBoostSource(Exporter):
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         model = _load(source)
-        name = _signature(model, source).outputs[0].name
-        return tabular.prediction_format(source, [name], model.classes_ if name == tabular.LABEL else None)
+        output = _signature(model, source).outputs[0].name
+        return tabular.prediction_format(source, [output], getattr(model, "classes_", None))
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("catboost", "onnx")

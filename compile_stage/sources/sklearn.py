@@ -97,10 +97,8 @@ class SklearnSource(Exporter):
         if _predict_fn(source) == "predict_proba":
             return tabular.prediction_format(source, [tabular.PROBABILITIES])
         wanted = _signature(estimator, source)
-        labels = None
-        if wanted.outputs[0].name == tabular.LABEL:
-            labels = getattr(estimator, "classes_", None)
-            labels = _answer(estimator, wanted.inputs, source) if labels is None else labels
+        classes = getattr(estimator, "classes_", None)
+        labels = _answer(estimator, wanted.inputs, source) if classes is None else classes
         return tabular.prediction_format(source, [wanted.outputs[0].name], labels)
 
     def packages(self) -> Mapping[str, str]:

@@ -229,15 +229,14 @@ def prediction_format(source: SourceModel, outputs: Sequence[str], classes: Any 
     """An array for an array and for a data frame alike, as the `predict` of all these frameworks does.
 
     Args:
-        classes: The labels that the model was trained on, where it answers with labels. ONNX has labels of int64 only;
-            the answer takes their type again.
+        classes: Labels in the type that the model answers, which a `label` takes again: ONNX has none but int64.
     """
     import numpy as np
 
     columns = mlmodel.columns(source)
-    trained = np.asarray(classes).dtype if classes is not None else None
+    answered = np.asarray(classes).dtype if classes is not None and list(outputs) == [LABEL] else np.dtype(np.int64)
     return {
-        **({"dtype": trained.name} if trained is not None and trained.kind in "iuf" and trained != np.int64 else {}),
+        **({"dtype": answered.name} if answered.kind in "iuf" and answered != np.int64 else {}),
         "kind": "array",
         "outputs": list(outputs),
         "columns": list(columns) if columns else None,
