@@ -347,10 +347,13 @@ class _Measuring:
             self.schedule.limit(sum(self.load_s[name] for name in again))
             joining = self._joining(starts[0], drafts)
             again += joining
-            few, said = stats.FEW_PROCESSES + bool(joining), 0.0
+            said = 0.0
             while len(again) > 1 and len(starts) < self.schedule.starts and not said:
                 left = [name for name in again if name not in self.failures]
                 starts.append(self._start(starts, left, drafts))
+                if joining and len(starts) == 2:
+                    again = self._without_slow_tries(again, joining, starts[1])
+                few = stats.FEW_PROCESSES + any(name in again for name in joining)
                 if len(starts) == few < self.schedule.starts:
                     said = self._agreed(starts, left)
         if self.request.first_look:
@@ -397,6 +400,17 @@ class _Measuring:
             self.schedule.one_more()
             self.alone += 1
         return list(more)
+
+    def _without_slow_tries(
+        self, names: Sequence[str], joined: Sequence[str], start: Mapping[str, Measurement]
+    ) -> list[str]:
+        """Who is started again after the first start of those who joined: of these the contenders, as of all others
+        after theirs. Without any, the start that was added for them is not needed."""
+        near = contenders(start, BASELINE)
+        kept = [name for name in joined if name in near]
+        if not kept:
+            self.schedule.starts -= 1
+        return [name for name in names if name in kept or name not in joined]
 
     def _start(
         self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], drafts: Drafts
