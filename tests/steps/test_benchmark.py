@@ -435,10 +435,8 @@ def test_who_joins_after_the_first_start_has_as_many_starts_as_a_speedup_needs(t
         (["behind"], {"fast": 5, "behind": 1}),
     ],
 )
-def test_a_try_that_can_not_win_is_not_started_again(
-    tmp_path: Path, joins: list[str], starts: dict[str, int]
-) -> None:
-    """Broken: every run on a small network measures a setting that is 40 % slower in five processes, which takes a fifth
+def test_a_try_that_can_not_win_is_not_started_again(tmp_path: Path, joins: list[str], starts: dict[str, int]) -> None:
+    """Broken: every run on a small network measures a setting that is 40 % slower in five processes, a fifth
     of its time; or a start is added for nobody."""
     compiled = tmp_path / "compiled"
     compiled.mkdir()
