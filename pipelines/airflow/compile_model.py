@@ -32,7 +32,8 @@ def compile_model(params: dict[str, Any], run_id: str) -> dict[str, Any]:
     command = [os.environ.get("COMPILE_STAGE", "compile-stage"), "run", "--policy", params["policy"], "--out", str(out)]
     for target in params["targets"]:
         command += ["--target", target]
-    (out / "result.json").unlink(missing_ok=True)  # of an earlier run; it must not be taken for this one's
+    for name in REPORTS:
+        (out / name).unlink(missing_ok=True)  # of an earlier run; it must not be taken for this one's
     code = subprocess.run([*command, *params["arguments"], "--", params["model_uri"]], check=False).returncode  # noqa: S603 (a list: no shell reads it)
 
     kept = str(out)
