@@ -229,6 +229,8 @@ def registry_for(uri: str) -> Registry:
         if registry.accepts(uri):
             demand(registry)
             return registry
+    if uri and Path(uri).exists():
+        raise UsageError(f"{uri!r} is a path, and no model's URI", fix=f"write folder:{uri}")
     raise UsageError(
         f"no registry understands {uri!r}",
         fix="name a model as models:/NAME/VERSION, models:/NAME@ALIAS, models:/m-ID, runs:/RUN_ID/NAME or "

@@ -15,8 +15,8 @@ from compile_stage.core.errors import CompileStageError, InternalError, RemovedE
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG, errno.EFBIG)
 _FIX = (
-    "free space or give the rights there, or name other folders: --out for results, COMPILE_STAGE_CACHE for the cache, "
-    "TMPDIR for the rest"
+    "free space or give the rights there, or name other folders: --out (of some commands --output or --state) for "
+    "results, COMPILE_STAGE_CACHE for the cache, TMPDIR for the rest"
 )
 
 

@@ -26,6 +26,7 @@ from compile_stage.core import plugins, toolchains
 from compile_stage.core.digest import digest_file, tree_size
 from compile_stage.core.errors import MissingDependencyError, StorageError, UsageError
 from compile_stage.core.records import record
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.core.toolchains import Toolchain
 
 Say = Callable[[str], None]
@@ -160,7 +161,10 @@ def _name(asked: str, *, made: bool = True) -> str:
         return asked
     if asked in plugins.names("sources") and (name := plugins.load("sources", asked).capabilities.toolchain):
         return name
-    plugins.load("backends", asked)  # an unknown name is refused with the nearest
+    if asked not in plugins.names("backends"):
+        near = did_you_mean(asked, users)
+        have = f"did you mean {near}?" if near else f"those that have one: {', '.join(users) or 'none'}"
+        raise UsageError(f"no backend or source called {asked!r} has a toolchain of its own", fix=have)
     if made:
         have = ", ".join(users) or "none"
         raise UsageError(f"the backend {asked} has no toolchain of its own", fix=f"those that have one: {have}")

@@ -256,9 +256,10 @@ def _shapes(tree: Node, target: Path) -> Iterator[Problem]:
                 if not ranges["min"][0] <= batch.value <= ranges["max"][0]:
                     message = f"batch size {batch.value} is outside the shapes of input {name!r}"
                     allowed = f"axis 0 goes from {ranges['min'][0]} to {ranges['max'][0]}"
-                    yield Problem(
-                        batch.place, show_path((*target, "batch_sizes", index)), message, allowed, code=Code.SHAPES
-                    )
+                    # Batch sizes that nobody wrote are not where the mistake is.
+                    at = path if batch.place.is_shipped else (*target, "batch_sizes", index)
+                    place = shape.place if batch.place.is_shipped else batch.place
+                    yield Problem(place, show_path(at), message, allowed, code=Code.SHAPES)
 
 
 def _axis_out_of_order(low: list[int] | None, high: list[int] | None) -> int | None:

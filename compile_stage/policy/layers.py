@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import InternalError, UsageError
-from compile_stage.core.shipped import PREFIX, policy_file
+from compile_stage.core.shipped import PREFIX, policy_file, policy_names
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.locks import broken, joined, locks_of, words_of
 from compile_stage.policy.messages import check_schema
@@ -132,7 +132,7 @@ class _FileReader:
             self.problems.append(Problem(place, path, wrong, allowed, code=Code.EXTENDS))
             self._done[real] = None
             return None
-        raw = _read_bytes(FilePath(shown))
+        raw = _read_bytes(FilePath(shown), chain)
         if isinstance(raw, str):
             self.problems.append(
                 Problem(place, path, raw if named is None else f"{shown} {raw}", code=Code.UNREADABLE_POLICY)
@@ -219,8 +219,8 @@ class _FileReader:
         return self.read(os.path.normpath(FilePath(shown).parent / name), chain, element.place, path)
 
 
-def _read_bytes(path: FilePath) -> bytes | str:
-    """The file's bytes, or why there are none."""
+def _read_bytes(path: FilePath, extending: Sequence[str]) -> bytes | str:
+    """The file's bytes, or why there are none. It is not taken for a misspelt one of those that extend it."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -230,14 +230,17 @@ def _read_bytes(path: FilePath) -> bytes | str:
         with path.open("rb") as stream:
             return stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return _no_such_file(path)
+        return _no_such_file(path, extending)
     except OSError as error:
         return f"can't be read: {error.strerror}"
 
 
-def _no_such_file(path: FilePath) -> str:
+def _no_such_file(path: FilePath, extending: Sequence[str]) -> str:
+    if path.name == str(path) and path.stem in policy_names():
+        return f"does not exist; did you mean {PREFIX}{path.stem}?"
+    others = {FilePath(file).name for file in extending if FilePath(file).parent == path.parent.resolve()}
     try:
-        near = did_you_mean(path.name, sorted(sibling.name for sibling in path.parent.iterdir()))
+        near = did_you_mean(path.name, sorted({sibling.name for sibling in path.parent.iterdir()} - others))
     except OSError:
         near = ""
     return f"does not exist; did you mean {path.with_name(near)}?" if near else "does not exist"

@@ -150,6 +150,9 @@ def _bad_key(tree: Node, path: Path, kind: str, context: dict[str, Any]) -> Prob
     return Problem(place, shown, f"{key!r} is not a valid name", "between 1 and 64 characters", code=Code.WRONG_NAME)
 
 
+_MEANT = {"gpu": "cuda", "nvidia": "cuda", "amd": "rocm", "mps": "apple", "metal": "apple"}
+"""Words that others have for a device, whose spelling is nearer to another one's."""
+
 _NAMES = "letters, digits, `_` and single `-`, since it becomes part of job ids and aliases"
 
 
@@ -171,7 +174,7 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
         return (
             f"unknown value {node.value!r}" if node.value is not None else "has no value",
             f"one of: {', '.join(words)}",
-            did_you_mean(text, list(words)),
+            _MEANT.get(text.lower(), "") if _MEANT.get(text.lower()) in words else did_you_mean(text, list(words)),
         )
     if kind in _RANGES:
         if (drop := _share_drop(path)) is not None:

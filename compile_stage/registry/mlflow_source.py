@@ -143,8 +143,12 @@ def download(uri: str, into: Path, place: str) -> Path:
             if (full := disk_full_of_text(str(error), str(into))) is not None:
                 raise full from error
             raise
-    if into not in (got, *got.parents):
-        raise RegistryError("MLflow put the files outside of the folder that it was given", where=place)
+        if into not in (got, *got.parents):
+            raise RegistryError("MLflow put the files outside of the folder that it was given", where=place)
+        if _cut_off(uri, got) is not None:
+            within(partial(_file_by_file, uri, got), transfer_limit(into))
+            if (cut := _cut_off(uri, got)) is not None:
+                raise RegistryError(cut, fix="run again; where it stays so, log the model again", where=place)
     return got
 
 
@@ -179,14 +183,34 @@ def _file_by_file(uri: str, into: Path) -> str:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     store = repeated_call(get_artifact_repository, uri)
+    for path, size in _listed(uri):
+        if not _is_whole(into / path, size):
+            repeated_call(store.download_artifacts, path, str(into))
+    return str(into)
+
+
+def _cut_off(uri: str, got: Path) -> str | None:
+    """Which file is not as large as the registry lists it. A body that a proxy cut off is no error to MLflow where the
+    proxy wrote its length anew, and the model would seem unreadable."""
+    for path, size in _listed(uri):
+        if size is not None and not _is_whole(got / path, size):
+            arrived = (got / path).stat().st_size if (got / path).is_file() else 0
+            return f"{path} arrived with {arrived:,} of {size:,} bytes"
+    return None
+
+
+def _listed(uri: str) -> Iterator[tuple[str, int | None]]:
+    """All files of a model, with their sizes in bytes where the store says them."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    store = repeated_call(get_artifact_repository, uri)
     folders = [""]
     while folders:
         for file in repeated_call(store.list_artifacts, folders.pop() or None):
             if file.is_dir:
                 folders.append(file.path)
-            elif not _is_whole(into / file.path, file.file_size):
-                repeated_call(store.download_artifacts, file.path, str(into))
-    return str(into)
+            else:
+                yield file.path, file.file_size
 
 
 def _is_whole(path: Path, size: int | None) -> bool:

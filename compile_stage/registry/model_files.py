@@ -15,7 +15,7 @@ from filelock import FileLock
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.cache_eviction import touch
 from compile_stage.core.digest import digest_of, digest_tree
-from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
+from compile_stage.core.errors import IntegrityError, RegistryError, SourceError, UsageError
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.records import JsonMap, Receipt, record
@@ -259,9 +259,9 @@ def check_name(name: str) -> None:
 
 
 def check_alias(alias: str) -> None:
-    """Raise RegistryError for an alias that a registry refuses or would confuse with a version."""
+    """Raise UsageError for an alias that a registry refuses or would confuse with a version."""
     if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or _VERSION_LIKE.fullmatch(alias) or alias.isdigit():
-        raise RegistryError(
+        raise UsageError(
             f"{alias!r} can't be an alias",
             fix="use letters, digits, _ and -; neither 'latest' nor a version such as 'v1' or '3'",
         )

@@ -70,6 +70,14 @@ def test_a_uri_that_nobody_understands_is_explained() -> None:
         plugins.registry_for("s3//nonsense")
 
 
+def test_a_folder_in_place_of_a_uri_is_told_how_to_be_named(tmp_path: Path) -> None:
+    """Broken: the advice would not work for a model's folder, which needs `folder:` before it."""
+    with pytest.raises(UsageError, match="is a path") as caught:
+        plugins.registry_for(str(tmp_path))
+    assert caught.value.fix == f"write folder:{tmp_path}"
+    assert plugins.registry_for(f"folder:{tmp_path}").name == "folder"
+
+
 def test_lowerings_declare_what_holds_for_their_precision() -> None:
     """Broken: a third party's precision would be judged by lists of ours: never mixed, always asked for samples, last
     in every tie."""

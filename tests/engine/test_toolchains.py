@@ -221,8 +221,9 @@ def test_words_for_a_backend_without_a_toolchain(tiny: Path) -> None:
     with pytest.raises(UsageError, match="the backend onnxruntime has no toolchain of its own") as caught:
         engine.install("onnxruntime")
     assert "tiny" in caught.value.fix
-    with pytest.raises(UsageError, match="no backend called 'tinny'"):
+    with pytest.raises(UsageError, match="no backend or source called 'tinny' has a toolchain") as caught:
         engine.install("tinny")
+    assert caught.value.fix == "did you mean tiny?"
 
 
 def test_a_users_own_lock_comes_first(tiny: Path) -> None:

@@ -119,6 +119,12 @@ def test_extends_of_what_is_not_there_or_not_local(write):
     ]
 
 
+def test_a_file_that_is_not_there_is_not_the_one_that_names_it(write):
+    """Broken: `p.yaml` that extends `q.yaml` is told that it meant itself."""
+    write("extends: [q.yaml]\n" + TARGET)
+    assert said("p.yaml") == ["p.yaml:4:11: extends[0]: q.yaml does not exist"]
+
+
 def test_mistakes_of_all_files_are_told_at_once(write):
     write("ownr: x\n", "bases/one.yaml")
     write("\tx: 1\n", "bases/two.yaml")
@@ -133,6 +139,7 @@ def test_a_folder_a_missing_file_and_a_pipe(write, tmp_path):
     assert said("folder") == ["folder: is a folder; name a policy file"]
     assert said("pipe") == ["pipe: is not a regular file; name a policy file"]
     write(TARGET, "cpu-server.yaml")
+    assert said("strict-fp32") == ["strict-fp32: does not exist; did you mean shipped:strict-fp32?"]
     assert said("cpu-servr.yaml") == ["cpu-servr.yaml: does not exist; did you mean cpu-server.yaml?"]
 
 

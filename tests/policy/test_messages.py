@@ -224,6 +224,10 @@ IN_A_FILE = {
         "p.yaml:4:27: targets.t.shapes.x: the shapes have different ranks: min has 2, typical has 1, max has 2; equal "
         "ranks",
     ),
+    "shapes that leave out the batch size that nobody wrote": (
+        "targets: {t: {shapes: {x: {min: [2, 3], typical: [4, 3], max: [8, 3]}}}}",
+        "p.yaml:4:27: targets.t.shapes.x: batch size 1 is outside the shapes of input 'x'; axis 0 goes from 2 to 8",
+    ),
     "batch size outside of the shapes": (
         "targets: {t: {batch_sizes: [1, 16], shapes: {x: {min: [1, 3], typical: [2, 3], max: [4, 3]}}}}",
         "p.yaml:4:32: targets.t.batch_sizes[1]: batch size 16 is outside the shapes of input 'x'; axis 0 goes from 1 "
@@ -264,6 +268,11 @@ IN_A_FILE = {
     "unknown device": (
         "targets: {t: {device: cudda}}",
         "p.yaml:4:23: targets.t.device: unknown value 'cudda'; one of: cpu, cuda, rocm, vulkan, apple, android, "
+        "browser; did you mean cuda?",
+    ),
+    "a device by another word": (
+        "targets: {t: {device: gpu}}",
+        "p.yaml:4:23: targets.t.device: unknown value 'gpu'; one of: cpu, cuda, rocm, vulkan, apple, android, "
         "browser; did you mean cuda?",
     ),
     "one backend, not in a list": (

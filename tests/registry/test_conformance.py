@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
+from compile_stage.core.errors import IntegrityError, RegistryError, SourceError, UsageError
 
 Case = MakeBundle = Any  # conftest.Case and the fixture `make_bundle`
 
@@ -153,7 +153,7 @@ def test_promote_and_roll_back(case: Case, tmp_path: Path, make_bundle: MakeBund
 def test_an_alias_that_reads_as_something_else_is_refused(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
     receipt = case.publish(tmp_path, make_bundle)
     for alias in ("latest", "v1", "3", "a b", "a/b", ""):
-        with pytest.raises(RegistryError, match="can't be an alias"):
+        with pytest.raises(UsageError, match="can't be an alias"):
             case.registry.promote(receipt, alias)
 
 

@@ -605,6 +605,42 @@ def test_a_file_that_the_way_damaged_once_damages_no_version(
     assert (again.version, again.created, again.note) == (first.version, False, "")
 
 
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+@pytest.mark.parametrize("of_run", [False, True], ids=["version", "run"])
+def test_a_source_that_arrives_cut_off_is_fetched_again(
+    always: bool,
+    of_run: bool,
+    server: Any,
+    unique: str,
+    log_model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: one body that a proxy cut off, with a length that fits, has the run say that the model is unreadable."""
+    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+
+    registry, uri = MLflowRegistry(), log_model(unique)
+    if of_run:
+        uri = f"runs:/{registry.resolve(uri, tmp_path / 'first').run_id}/{unique}"
+    real, cut = HttpArtifactRepository._download_file, list[str]()
+
+    def on_the_way(self: Any, remote: str, local: str) -> None:
+        real(self, remote, local)
+        if remote.endswith("model.onnx") and (always or not cut):
+            cut.append(remote)
+            content = Path(local).read_bytes()
+            Path(local).write_bytes(content[: len(content) // 2])
+
+    monkeypatch.setattr(HttpArtifactRepository, "_download_file", on_the_way)
+    if always:
+        with pytest.raises(RegistryError, match=r"model.onnx arrived with [\d,]+ of [\d,]+ bytes"):
+            registry.resolve(uri, tmp_path / "sources")
+        return
+    source = registry.resolve(uri, tmp_path / "sources")
+    assert len(cut) == 1
+    assert source.digest == registry.resolve(uri, tmp_path / "again").digest
+
+
 def test_a_rollback_that_was_not_confirmed_says_that_it_may_be_done(
     registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
