@@ -59,8 +59,8 @@ def diagnose_job(context: Context, plan: Plan, pattern: str, out: Path, *, count
                 if len(jobs) == 1 or not (candidate.not_runnable_here or candidate.has_passed):
                     return _Diagnosing(target, source_worker, out, count).diagnose(candidate)
     raise UsageError(
-        f"the answers of all {len(jobs)} jobs that match {pattern!r} pass, so there is none to look into: a job that is "
-        "only too slow, or too large, is not debugged by its answers",
+        f"the answers of all {len(jobs)} jobs that match {pattern!r} pass, so there is none to look into; speed and "
+        "size are not looked at here",
         fix=f"name one with --job: {', '.join(job.id for job in jobs)}",
     )
 

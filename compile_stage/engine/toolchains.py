@@ -162,7 +162,7 @@ def _name(asked: str, *, made: bool = True) -> str:
     if asked in plugins.names("sources") and (name := plugins.load("sources", asked).capabilities.toolchain):
         return name
     if asked not in plugins.names("backends"):
-        near = did_you_mean(asked, users)
+        near = did_you_mean(asked, list(users))
         have = f"did you mean {near}?" if near else f"those that have one: {', '.join(users) or 'none'}"
         raise UsageError(f"no backend or source called {asked!r} has a toolchain of its own", fix=have)
     if made:

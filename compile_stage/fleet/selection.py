@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,8 @@ def read_policies(path: Path) -> list[PolicyFile]:
     files = PolicyFolder(path).files()
     if broken := [file for file in files if file.problem]:
         raise PolicyError(
-            f"{broken[0].path.name}: {broken[0].problem}" + (f" (and {len(broken) - 1} more)" if broken[1:] else ""),
-            fix=f"compile-stage lint {broken[0].path}",
+            "; ".join(f"{file.path.name}: {file.problem}" for file in broken),
+            fix=f"compile-stage lint {shlex.join(str(file.path) for file in broken)}",
             where=str(path),
         )
     held = [file for file in files if file.policy is not None]

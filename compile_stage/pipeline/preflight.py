@@ -22,13 +22,13 @@ from compile_stage.core.errors import (
     SourceError,
 )
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Data, DataSpec, Job, Plan, SampleSet, ShapeRange, SourceModel, Target
+from compile_stage.core.records import Data, DataSpec, Gate, Job, Plan, SampleSet, ShapeRange, SourceModel, Target
 from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.core.shapes import demand_inputs
 from compile_stage.core.tensors import Signature
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.pipeline.inputs import source_errors, source_limits
-from compile_stage.pipeline.unfit_samples import refusal, unfit, unknown_outputs
+from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits
 from compile_stage.steps.export import demand_batch_sizes, inspect
 from compile_stage.steps.sample import sample
 
@@ -52,7 +52,7 @@ def preflight(context: Context, plan: Plan) -> Plan:
         for target_policy in plan.policy.targets:
             jobs = [job for job in plan.jobs if job.target.name == target_policy.target.name]
             try:
-                by_target.append(checks.reasons(jobs) if jobs else {})
+                by_target.append(checks.reasons(jobs, target_policy.performance) if jobs else {})
             except SourceError as error:
                 refused.append(error)
                 by_target.append({job.id: error.problem for job in jobs})
@@ -82,8 +82,8 @@ class _Checks:
     data: Data
     notes: list[str] = field(default_factory=list)
 
-    def reasons(self, jobs: Sequence[Job]) -> dict[str, str]:
-        """Why jobs of one target can't pass, by their ids.
+    def reasons(self, jobs: Sequence[Job], performance: Sequence[Gate]) -> dict[str, str]:
+        """Why jobs of one target, with these gates on performance, can't pass, by their ids.
 
         Raises:
             SourceError: The source has not what the target asks for.
@@ -94,7 +94,7 @@ class _Checks:
         demand_inputs(signature, target.shapes, self.source)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
         self.notes.extend(_confidence_notes(jobs, validation))
-        reasons = unknown_outputs(jobs, signature)
+        reasons = unfit_limits(jobs, performance, signature)
         if validation is not None:
             reasons |= unfit(jobs, validation, self.data)
         calibrated = [job for job in jobs if plugins.needs_calibration(job.scheme) and job.id not in reasons]

@@ -19,7 +19,7 @@ from compile_stage.pipeline.pruning import dropped_too_soon, to_validate
 from compile_stage.pipeline.soaked_selection import select_soaked
 from compile_stage.pipeline.time_left import late_note
 from compile_stage.pipeline.tried_settings import tried_settings
-from compile_stage.pipeline.unfit_samples import refusal, unfit, unknown_outputs
+from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits
 from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.sample import compare_samples
@@ -54,7 +54,7 @@ def open_target(context: Context, source_worker: Worker, plan: Plan, policy: Tar
     if not jobs:
         return OpenedTarget(policy)
     inputs = TargetInputs(context, source_worker, plan.source, data, policy.target, jobs)
-    reasons = unknown_outputs(jobs, inputs.exported.signature) | unfit(jobs, inputs.validation, data)
+    reasons = unfit_limits(jobs, policy.performance, inputs.exported.signature) | unfit(jobs, inputs.validation, data)
     left = tuple(job for job in jobs if job.id not in reasons)
     if left != jobs:
         inputs = TargetInputs(context, source_worker, plan.source, data, policy.target, left)

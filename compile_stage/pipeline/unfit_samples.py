@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compile_stage.core.records import Data, Job, Refusal, SampleSet
+from compile_stage.core.language_models import LANGUAGE_METRICS
+from compile_stage.core.records import Data, Gate, Job, Refusal, SampleSet
 from compile_stage.core.tensors import Signature
+from compile_stage.measure.performance import TOKEN_SPEEDS
 
 
 def unfit(jobs: Sequence[Job], validation: SampleSet, data: Data) -> dict[str, str]:
@@ -21,9 +23,33 @@ def unfit(jobs: Sequence[Job], validation: SampleSet, data: Data) -> dict[str, s
     return _unfit_labels(validated, validation)
 
 
-def unknown_outputs(jobs: Sequence[Job], signature: Signature) -> dict[str, str]:
-    """Jobs with a limit on an output that the model does not have, by their ids. What is not validated on this machine
-    is not asked."""
+def unfit_limits(jobs: Sequence[Job], performance: Sequence[Gate], signature: Signature) -> dict[str, str]:
+    """Jobs with a limit on what the model does not have, by their ids: an output of that name, or tokens that it
+    writes. What is not validated on this machine is not asked.
+
+    Args:
+        performance: The gates on performance of their target.
+    """
+    return _tokens_of_no_language_model(jobs, performance, signature) | _unknown_outputs(jobs, signature)
+
+
+def _tokens_of_no_language_model(
+    jobs: Sequence[Job], performance: Sequence[Gate], signature: Signature
+) -> dict[str, str]:
+    """Logits of tokens are [prompts, new tokens, vocabulary]: a model without an output of three axes gives none."""
+    if any(len(output.shape) == 3 for output in signature.outputs):
+        return {}
+    return {
+        job.id: f"{gate.metric} is asked of a language model, and no output of this model is logits of tokens "
+        "[prompts, new tokens, vocabulary], so it could not pass"
+        for job in jobs
+        if not job.not_runnable_here
+        for gate in (*job.gates, *performance)
+        if gate.metric in (*LANGUAGE_METRICS, *TOKEN_SPEEDS)
+    }
+
+
+def _unknown_outputs(jobs: Sequence[Job], signature: Signature) -> dict[str, str]:
     outputs = [output.name for output in signature.outputs]
     return {
         job.id: f"{gate.metric} is asked of output {gate.output!r}, and the model has {', '.join(map(repr, outputs))}, "

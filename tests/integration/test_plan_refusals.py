@@ -70,6 +70,8 @@ def leave(*arguments: str) -> object:
         (["data.validation.source=file:{folder}/other.npz"], 2, "the samples have no array for input 'x'"),
         (["data.validation.source=input_example"], 5, "logged without one"),
         (["tolerances.fp32.outputs.lgits.cosine=0.9"], 3, "cosine is asked of output 'lgits', and the model has"),
+        (["tolerances.fp32.perplexity=0.1"], 3, "perplexity is asked of a language model, and no output of this model"),
+        (["performance.ttft_p95_ms=100"], 3, "ttft_p95_ms is asked of a language model, and no output of this model"),
         (["targets.cpu.shapes.w={{min: [1, 8], typical: [1, 8], max: [8, 8]}}"], 5, "an input 'w' that the model does"),
     ],
     ids=[
@@ -83,6 +85,8 @@ def leave(*arguments: str) -> object:
         "no array",
         "no example",
         "no output",
+        "no text",
+        "no tokens",
         "no input",
     ],
 )
