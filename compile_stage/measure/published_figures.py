@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compile_stage.core.records import Candidate, SourceModel, TargetPolicy, Timing
+from compile_stage.core.records import Candidate, Check, Outcome, SourceModel, TargetPolicy, Timing, Waiver
 from compile_stage.measure import stats
 from compile_stage.measure.quantiles import GATED, percentile
 from compile_stage.measure.search import margin
@@ -17,7 +17,7 @@ def summary_of(source: SourceModel, target: TargetPolicy, chosen: Candidate) -> 
     if timing is not None:
         parts.append(f"median {stats.median(timing.latency_s) * 1e3:.3g} ms at batch {timing.batch_size}")
         parts += _speedup_words(timing)
-    parts.append(_accuracy_words(chosen))
+    parts += [_accuracy_words(chosen), *_waived_words(chosen)]
     size = [f"{artifact.size_bytes / 1e6:.3g} MB"] if artifact is not None else []
     return "; ".join([*parts, *size]) + "."
 
@@ -37,12 +37,21 @@ def _accuracy_words(chosen: Candidate) -> str:
         return "not validated, since it can't run where it was compiled"
     metrics = {gate.metric for gate in chosen.job.gates}
     checks = [check for check in chosen.verdict.checks if check.gate.metric in metrics]
-    closest = min(checks, key=margin, default=None)
-    under = " under waivers" if chosen.verdict.waivers else ""
-    passed = f"all {len(checks)} accuracy checks passed{under}"
-    if closest is None:
-        return passed
-    return f"{passed}, closest to its limit: {closest.reason}"
+    held = [check for check in checks if check.outcome is Outcome.PASS]
+    count = f"all {len(checks)}" if len(held) == len(checks) else f"{len(held)} of {len(checks)}"
+    passed = f"{count} accuracy checks passed"
+    closest = min(held, key=margin, default=None)
+    return f"{passed}, closest to its limit: {closest.reason}" if closest is not None else passed
+
+
+def _waived_words(chosen: Candidate) -> list[str]:
+    """Each gate that was missed, by how much, and who lets that through until when."""
+    missed: dict[Waiver, Check] = {}
+    for check in chosen.verdict.checks if chosen.verdict is not None else ():
+        if check.waived is not None and check.outcome is Outcome.FAIL:
+            first = missed.setdefault(check.waived, check)
+            missed[check.waived] = min(first, check, key=margin)
+    return [f"missed under a waiver of {w.gate} until {w.expires} ({w.owner}): {missed[w].reason}" for w in missed]
 
 
 def metrics_of(winner: Candidate) -> dict[str, float]:
