@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -51,7 +52,7 @@ def parse_bytes(raw: bytes, file: str) -> tuple[Node | None, list[Problem]]:
 def parse_text(text: str, file: str, *, located: bool = True) -> tuple[Node | None, list[Problem]]:
     """The same for text. With `located=False` every value's place is the file alone, as for `--set`."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root, tags = _compose(text)
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         place = Place(file, before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1)
@@ -68,8 +69,37 @@ def parse_text(text: str, file: str, *, located: bool = True) -> tuple[Node | No
         return None, [_whole(file, "is empty", "a policy starts with apiVersion: compile-stage/v1")]
     if (bomb := _refuse_bomb(root, file)) is not None:
         return None, [bomb]
-    reader = _Reader(file, located)
+    reader = _Reader(file, located, tags)
     return reader.read(root, ()), reader.problems
+
+
+class _Loader(yaml.SafeLoader):
+    """Keeps the tags that were written: a resolved node doesn't tell `!!null 5` from `null`.
+
+    Attributes:
+        tags: By the id of a node, which is unique as long as the tree lives.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.tags: dict[int, str] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: object = self.peek_event()  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        tag = None if isinstance(event, yaml.AliasEvent) else getattr(event, "tag", None)
+        if tag is not None:
+            self.tags[id(node)] = tag
+        return node
+
+
+def _compose(text: str) -> tuple[yaml.Node | None, Mapping[int, str]]:
+    """The nodes of the one document of a text, and the tags that were written in it."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node(), loader.tags
+    finally:
+        loader.dispose()
 
 
 def _whole(file: str, wrong: str, allowed: str = "") -> Problem:
@@ -156,21 +186,33 @@ def _place(node: yaml.Node, file: str) -> Place:
 class _Reader:
     """Makes the tree, collecting problems instead of stopping at the first."""
 
-    def __init__(self, file: str, located: bool) -> None:
+    def __init__(self, file: str, located: bool, tags: Mapping[int, str]) -> None:
         self.problems: list[Problem] = []
         self._file = file
         self._located = located
+        self._tags = tags
         self._scalars = yaml.constructor.SafeConstructor()
 
     def read(self, node: yaml.Node, path: Path) -> Node:
         place = self._place(node)
+        tagged = self._refuse_tag(node, path, place)
         if isinstance(node, yaml.MappingNode):
-            return self._map(node, path, place)
-        if isinstance(node, yaml.SequenceNode):
-            if node.tag != f"{_TAG}seq":
-                self._report(place, path, f"the tag {_short(node.tag)} is not allowed", "plain YAML values only")
-            return Node([self.read(child, (*path, index)) for index, child in enumerate(node.value)], place)
-        return self._scalar(node, path, place)
+            read = self._map(node, path, place)
+        elif isinstance(node, yaml.SequenceNode):
+            read = Node([self.read(child, (*path, index)) for index, child in enumerate(node.value)], place)
+        elif tagged:
+            read = Node(str(node.value), place, text=str(node.value))
+        else:
+            read = self._scalar(node, path, place)
+        read.broken |= tagged
+        return read
+
+    def _refuse_tag(self, node: yaml.Node, path: Path, place: Place) -> bool:
+        """A tag makes another value of what is read there: `max_size_mb: !!null 200` is no limit."""
+        tag = self._tags.get(id(node))
+        if tag is not None:
+            self._report(place, path, f"the tag {_short(tag)} is not allowed", "plain YAML values only")
+        return tag is not None
 
     def _place(self, node: yaml.Node) -> Place:
         return _place(node, self._file) if self._located else Place(self._file)
@@ -181,8 +223,6 @@ class _Reader:
         self.problems.append(Problem(place, show_path(path), wrong, allowed, code=code))
 
     def _map(self, node: yaml.MappingNode, path: Path, place: Place) -> Node:
-        if node.tag != f"{_TAG}map":
-            self._report(place, path, f"the tag {_short(node.tag)} is not allowed", "plain YAML values only")
         mapping = Node({}, place)
         inherited: dict[str, Node] = {}
         for key_node, value_node in node.value:
@@ -221,6 +261,8 @@ class _Reader:
         if not isinstance(node, yaml.ScalarNode):
             self._report(place, path, "a key is a list or a map", "keys are plain words")
             return None
+        if self._refuse_tag(node, path, place):
+            return None
         kind = node.tag.removeprefix(_TAG)
         if kind != "str":
             message = f"the key `{node.value}` is read by YAML as {_KINDS.get(kind, _short(node.tag))}, not as text"
@@ -230,11 +272,7 @@ class _Reader:
     def _scalar(self, node: yaml.Node, path: Path, place: Place) -> Node:
         text, kind = str(node.value), node.tag.removeprefix(_TAG)
         scalar = Node(text, place, text=text, quoted=getattr(node, "style", None) in ("'", '"', "|", ">"))
-        if kind not in _SCALARS:
-            # `=` and `<<` as values have tags of their own in YAML 1.1; they are plain text to everybody else.
-            if kind not in ("value", "merge"):
-                scalar.broken = True
-                self._report(place, path, f"the tag {_short(node.tag)} is not allowed", "plain YAML values only")
+        if kind not in _SCALARS:  # `=` and `<<` are no text in YAML 1.1, and plain text to everybody else
             return scalar
         try:
             scalar.value = self._construct(node)

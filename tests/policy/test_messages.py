@@ -376,6 +376,30 @@ IN_A_FILE = {
         "targets: {t: {threads: !!python/object:os.system 1}}",
         "p.yaml:4:24: targets.t.threads: the tag !!python/object:os.system is not allowed; plain YAML values only",
     ),
+    "tag that takes a limit away": (  # a reader sees a limit of 200
+        TARGET + "performance: {max_size_mb: !!null 200}",
+        "p.yaml:5:28: performance.max_size_mb: the tag !!null is not allowed; plain YAML values only",
+    ),
+    "tag of a text": (
+        TARGET + "owner: !!str 12",
+        "p.yaml:5:8: owner: the tag !!str is not allowed; plain YAML values only",
+    ),
+    "tag without a name": (
+        TARGET + "owner: ! 12",
+        "p.yaml:5:8: owner: the tag ! is not allowed; plain YAML values only",
+    ),
+    "tag of a map": (
+        "targets: !!map {t: {}}",
+        "p.yaml:4:10: targets: the tag !!map is not allowed; plain YAML values only",
+    ),
+    "tag of a list": (
+        "targets: {t: {batch_sizes: !!python/tuple [1]}}",
+        "p.yaml:4:28: targets.t.batch_sizes: the tag !!python/tuple is not allowed; plain YAML values only",
+    ),
+    "tag of a key": (
+        TARGET + "!!str owner: me",
+        "p.yaml:5:1: the tag !!str is not allowed; plain YAML values only",
+    ),
     "unknown hardware field": (
         "targets: {t: {hardware: {machin: x86_64}}}",
         "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: fingerprint, system, machine, cpu, "
