@@ -187,16 +187,16 @@ def _option_names(tree: Node, path: Path) -> Iterator[Problem]:
 
 
 def _allowed_backends(tree: Node, path: Path) -> Iterator[Problem]:
-    allowed = [node.value for node in tree.elements("compliance", "allowed_backends")]
-    if not allowed:
+    listed = tree.get("compliance", "allowed_backends")
+    if listed is None or not listed.is_list:  # null: any
         return
+    allowed = [node.value for node in tree.elements("compliance", "allowed_backends")]
     rule = tree.place_of(("compliance", "allowed_backends")).origin
+    advice = f"one of: {', '.join(map(str, allowed))}" if allowed else "it allows none: null allows any"
     for index, node in enumerate(tree.elements(*path)):
         if node.value in plugins.names("backends") and node.value not in allowed:
             message = f"{node.value} is forbidden by compliance.allowed_backends ({rule})"
-            yield Problem(
-                node.place, show_path((*path, index)), message, f"one of: {', '.join(allowed)}", code=Code.FORBIDDEN
-            )
+            yield Problem(node.place, show_path((*path, index)), message, advice, code=Code.FORBIDDEN)
 
 
 # -------------------------------------------------------------------------------------------------------- precisions

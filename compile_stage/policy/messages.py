@@ -185,7 +185,9 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
     if kind == "string_pattern_mismatch":
         return _explain_pattern(node, context)
     if kind in ("too_short", "string_too_short"):
-        return "is empty", f"at least one {'entry' if kind == 'too_short' else 'character'}: {_about(path)}", ""
+        about = _about(path)
+        what = "entry" if kind == "too_short" else "character"
+        return "is empty", f"at least one {what}{': ' if about else ''}{about}", ""
     if kind == "string_too_long":
         return "is too long", f"at most {context['max_length']} characters", ""
     return (*_explain_type(node, text, kind, path), "")
@@ -211,7 +213,11 @@ def _explain_pattern(node: Node, context: dict[str, Any]) -> tuple[str, str, str
     if not colon and str(node.value).endswith((".npz", ".parquet", ".csv")):
         return f"{node.value!r} is not a data source", f"one of: {forms}", f"file:{node.value}"
     near = did_you_mean(kind, ["input_example", "synthetic", "file", "mlflow-dataset", "python"])
-    return f"{node.value!r} is not a data source", f"one of: {forms}", f"{near}{colon}{rest}" if near != kind else ""
+    return (
+        f"{node.value!r} is not a data source",
+        f"one of: {forms}",
+        f"{near}{colon}{rest}" if near and near != kind else "",
+    )
 
 
 def _explain_type(node: Node, text: str, kind: str, path: Path) -> tuple[str, str]:
@@ -256,9 +262,12 @@ _WANTED = {
 
 
 def _share_drop(path: Path) -> str | None:
-    """The metric whose drop stands at that path, where that drop is a share: `accuracy`, or its `max_drop`."""
-    models = (_model_at(path), _model_at(path[:-1]))
-    return next((str(path[len(path) - 1 - n]) for n, model in enumerate(models) if model is ShareDrop), None)
+    """The metric whose drop stands at that path, where that drop is a share: `accuracy`, or its `max_drop`; None at its
+    `confidence`."""
+    if _model_at(path) is ShareDrop:
+        return str(path[-1])
+    is_drop = path[-1] in ("max_drop", "max_relative_drop") and _model_at(path[:-1]) is ShareDrop
+    return str(path[-2]) if is_drop else None
 
 
 def _explain_percent(number: str, path: Path, wanted: str) -> str:

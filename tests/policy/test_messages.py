@@ -288,6 +288,11 @@ IN_A_FILE = {
         "p.yaml:4:26: targets.t.backends[0]: openvino is forbidden by compliance.allowed_backends (p.yaml:5); one of: "
         "onnxruntime",
     ),
+    "no backend allowed": (
+        "targets: {t: {backends: [openvino]}}\ncompliance: {allowed_backends: []}",
+        "p.yaml:4:26: targets.t.backends[0]: openvino is forbidden by compliance.allowed_backends (p.yaml:5); it "
+        "allows none: null allows any",
+    ),
     "target's name": (
         "targets: {a--b: {}}",
         "p.yaml:4:11: targets.a--b: 'a--b' is not a valid name; letters, digits, `_` and single `-`, since it becomes "
@@ -341,6 +346,11 @@ IN_A_FILE = {
         "p.yaml:5:29: data.validation.source: 'mlflow-datset:x' is not a data source; one of: input_example, "
         "synthetic, file:PATH, mlflow-dataset:NAME or python:package.module:function; did you mean mlflow-dataset:x?",
     ),
+    "source like no other": (
+        TARGET + "data: {validation: {source: 'http://x'}}",
+        "p.yaml:5:29: data.validation.source: 'http://x' is not a data source; one of: input_example, "
+        "synthetic, file:PATH, mlflow-dataset:NAME or python:package.module:function",
+    ),
     "source function without module": (
         TARGET + "data: {validation: {source: 'python:f'}}",
         "p.yaml:5:29: data.validation.source: 'f' is not a function path; write python:package.module:function",
@@ -349,6 +359,18 @@ IN_A_FILE = {
         TARGET + "tolerances: {int8: {f1: 0.01}}",
         "p.yaml:5:25: tolerances.int8.f1: this needs labels, and data.validation.labels is null, so it could never "
         "pass; name the array or column that holds them",
+    ),
+    "confidence in per cent": (  # the range of a drop would be wrong advice
+        TARGET + "data: {validation: {labels: y}}\ntolerances: {int8: {accuracy: {max_drop: 0.01, confidence: 95}}}",
+        "p.yaml:6:60: tolerances.int8.accuracy.confidence: 95 is out of range; a number < 1",
+    ),
+    "confidence of a coin": (
+        TARGET + "data: {validation: {labels: y}}\ntolerances: {int8: {accuracy: {max_drop: 0.01, confidence: 0.5}}}",
+        "p.yaml:6:60: tolerances.int8.accuracy.confidence: 0.5 is out of range; a number > 0.5",
+    ),
+    "empty name among names": (
+        TARGET + "applies_to: {names: ['']}",
+        "p.yaml:5:22: applies_to.names[0]: is empty; at least one character",
     ),
     "both drops": (
         TARGET + "data: {validation: {labels: y}}\ntolerances: {int8: {f1: {max_drop: 0.1, max_relative_drop: 0.1}}}",
