@@ -22,6 +22,8 @@ from compile_stage.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_NOTHING_COMPILED,
     PolicyError,
+    RegistryError,
+    SourceError,
 )
 from compile_stage.core.ports import Confinement
 from compile_stage.core.records import (
@@ -120,13 +122,19 @@ class RunState:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception | KeyboardInterrupt):
-            self.outcome = ended_by(error, "refused" if self.plan is None else "failed")
+            self.outcome = ended_by(error, "refused" if self.plan is None or self._is_refusal(error) else "failed")
             self.targets = self.targets if self.plan is not None else ()
             try:
                 self.write_reports()
             except OSError:  # a full disk, or this very folder, may be what ended it
                 with suppress(OSError):
                     self._remove_reports()  # what was written before, such as for the registry, said how it stood then
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        """Whether the policy, the model or the registry does not allow it, and no job was tried."""
+        jobs = {job.id for job in self.plan.jobs} if self.plan is not None else set()
+        tried = self.context is not None and any(event.job_id in jobs for event in self.context.events.events)
+        return isinstance(error, PolicyError | SourceError | RegistryError) and not tried
 
     def forget_reports(self) -> None:
         """Delete an earlier run's reports, where the caller named the folder: if this run is killed, none are better

@@ -100,9 +100,10 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
     stored = context.cached("sample/2", role, key, make)
     chosen: SampleSet = revive(SampleSet, stored.value)
     if role == "validation" and spec.groups is not None and chosen.real and not chosen.groups:
+        word = "queries" if spec.whole_groups else "groups"
         raise PolicyError(
-            f"there are no groups {spec.groups!r} in the validation samples",
-            fix="correct data.groups in the policy, or leave it out where each sample is independent",
+            f"there are no {word} {spec.groups!r} in the validation samples",
+            fix=f"correct data.{word} in the policy, or leave it out where each sample is independent",
             where=spec.source,
         )
     return replace(chosen, path=stored.path)

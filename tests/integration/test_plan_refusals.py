@@ -62,6 +62,7 @@ def leave(*arguments: str) -> object:
         (["data.validation.source=synthetic"], 3, "synthetic"),
         (["data.validation.labels=truth"], 2, "there are no labels 'truth' in the samples, which have 'x'"),
         (["data.groups=patient"], 2, "there are no groups 'patient' in the validation samples"),
+        (["data.queries=patient"], 2, "there are no queries 'patient' in the validation samples"),
         (
             ["data.validation.source=file:{folder}/groups.npz", "data.groups=g"],
             3,
@@ -81,6 +82,7 @@ def leave(*arguments: str) -> object:
         "synthetic",
         "no labels",
         "no groups",
+        "no queries",
         "few groups",
         "no array",
         "no example",
@@ -93,13 +95,16 @@ def leave(*arguments: str) -> object:
 def test_samples_that_can_prove_nothing_are_refused_by_plan(
     small_model: Path, write_policy: Write, tmp_path: Path, sets: list[str], code: int, says: str
 ) -> None:
-    """Broken: plan says `run`, and an hour later the run says that it never could have passed."""
+    """Broken: plan says `run`, and an hour later the run says that it never could have passed; or result.json says that
+    a model failed of which nothing was tried, since the policy is wrong."""
     np.savez(tmp_path / "other.npz", a=np.zeros((64, 8), np.float32), b=np.zeros((64, 8), np.float32))
     np.savez(tmp_path / "groups.npz", x=np.zeros((64, 8), np.float32), g=np.arange(64) // 24)
     sets = [text.format(folder=tmp_path) for text in sets]
     planned, message, ran = both(small_model, write_policy(ONE, FAST), tmp_path / "out", *sets)
     assert (planned, ran) == (code, code)
     assert says in message
+    if code in (2, 5):
+        assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "refused"
 
 
 def test_a_run_refuses_the_jobs_that_its_plan_refuses(

@@ -235,12 +235,14 @@ def test_a_rollback_to_what_is_not_signed_is_refused(published: tuple[Path, str]
 def test_a_run_that_can_not_sign_compiles_nothing(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: hours of compiling would end in something that nobody may promote."""
+    """Broken: hours of compiling would end in something that nobody may promote; and result.json says that the model
+    failed, where nothing was tried."""
     make_key(tmp_path / "keys")
     stranger, _ = make_key(tmp_path / "keys", "stranger")
     policy = write_policy(TARGET, BODY)
     with pytest.raises(UsageError, match="there is no key to sign with"):
         api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "refused"
     with pytest.raises(UsageError, match="is not trusted, so what this run signs would be refused"):
         api.run(f"folder:{small_model}", policy, out=tmp_path / "out", signing_key=stranger)
     assert not list((tmp_path / "out").glob("bundles"))
