@@ -72,7 +72,11 @@ def _regret(a: Array, b: Array, options: JsonMap) -> Measured:
     for rows, x, y in _scores(a, b, options, finite=False):
         y = y.astype(np.float64)
         usable = np.isfinite(y)
-        y = np.where(usable, y, np.where(usable, y, np.inf).min(axis=1, keepdims=True))  # a masked class is a bad one
+        low = np.where(usable, y, np.inf).min(axis=1, keepdims=True)
+        high = np.where(usable, y, -np.inf).max(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore"):  # a row without a finite score, which is left out below
+            top = high + (high - low)  # +inf is the best, by as much as the others span; a masked class is a bad one
+        y = np.where(usable, y, np.where(y == np.inf, top, low))
         best, choice = y.max(axis=1), np.argmax(np.where(np.isnan(x), -np.inf, x), axis=1)
         known = usable.any(axis=1)
         chosen = y[np.arange(len(y)), choice]

@@ -218,3 +218,14 @@ def test_masked_classes_have_a_place_in_the_order() -> None:
     assert measure_classes("top1_regret", baseline, baseline, {}).value == 0
     wrong = np.array([[1.0, 2.0, -np.inf], [0.0, -np.inf, 3.0]])
     assert measure_classes("top1_regret", wrong, baseline, {}).value > 0.5
+
+
+def test_an_infinite_score_is_the_best_one() -> None:
+    """Broken: scores such as 1 / distance, infinite where a sample is met again, fail every candidate, even one with
+    the same answers; or a candidate that prefers another class passes."""
+    baseline = np.array([[1.0, np.inf, 2.0], [3.0, 1.0, 0.0], [np.inf, -np.inf, 4.0]])
+    assert measure_classes("top1_regret", baseline, baseline, {}).value == 0
+    wrong = np.array([[1.0, 0.0, 2.0], [3.0, 1.0, 0.0], [0.0, -np.inf, 4.0]])
+    assert measure_classes("top1_regret", wrong, baseline, {}).value > 0.3
+    nothing = np.full((2, 3), np.inf)  # no score is finite: nothing is known, and nothing is lost
+    assert measure_classes("top1_regret", nothing, nothing, {}).value == 0
