@@ -100,18 +100,19 @@ def _located(node: Node, name: str) -> str:
     return str((folder / name).resolve())
 
 
+def _relative_to(node: Node) -> str:
+    """What a file name is relative to, for people: see `located`."""
+    if not node.place.line:
+        return "in --set, a path is relative to the current folder"
+    return "a path is relative to the policy file that names it"
+
+
 def _data_file(tree: Node, path: Path) -> Iterator[Problem]:
     node = tree.get(*path)
     file = data_file(node) if node is not None else None
     if node is not None and file is not None and not FilePath(file).is_file():
         wrong = f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
-        yield Problem(
-            node.place,
-            show_path(path),
-            wrong,
-            "a path is relative to the policy file that names it",
-            code=Code.DATA_FILE,
-        )
+        yield Problem(node.place, show_path(path), wrong, _relative_to(node), code=Code.DATA_FILE)
 
 
 def _trusted_keys(tree: Node) -> Iterator[Problem]:
@@ -119,10 +120,8 @@ def _trusted_keys(tree: Node) -> Iterator[Problem]:
         file = located(node)
         if isinstance(node.value, str) and not FilePath(file).is_file():
             wrong = f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
-            allowed = "a path is relative to the policy file that names it"
-            yield Problem(
-                node.place, show_path(("compliance", "trusted_keys", index)), wrong, allowed, code=Code.DATA_FILE
-            )
+            shown = show_path(("compliance", "trusted_keys", index))
+            yield Problem(node.place, shown, wrong, _relative_to(node), code=Code.DATA_FILE)
 
 
 def _python(tree: Node) -> Iterator[Problem]:

@@ -478,3 +478,19 @@ def test_unknown_backends_name_the_nearest(write):
     )
     assert [line.rpartition("did you mean")[2] for line in found] == [" openvino?", " onnxruntime?", " openvino?"]
     assert found[0].startswith("p.yaml:4:26: targets.t.backends[0]: unknown backend 'openvnio'; one of: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("data.validation.source", "file:no.npz"), ("compliance.trusted_keys", "[no.pem]")]
+)
+def test_a_file_of_set_is_relative_to_the_current_folder(write, tmp_path, monkeypatch, path: str, name: str) -> None:
+    """Broken: the advice sends people to the policy's folder, and a file put there is not found either."""
+    policy = Path(write(TARGET)).resolve()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (problem,) = said(policy, f"{path}={name}")
+    assert f"there is no file {tmp_path.resolve() / 'elsewhere' / 'no.'}" in problem
+    assert problem.endswith("; in --set, a path is relative to the current folder")
+    for file in ("no.npz", "no.pem"):
+        (tmp_path / "elsewhere" / file).touch()
+    assert said(policy, f"{path}={name}") == []
