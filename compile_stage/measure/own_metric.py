@@ -1,9 +1,19 @@
-"""Metrics of the user's own: `python:package.module:function`."""
+"""Metrics of the user's own: `python:package.module:function`.
+
+They run in the stage's process, which no guard ends. So each is called in a thread of its own, and nobody waits for one
+that does not end.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +33,58 @@ code: that would be read as the verdict."""
 RESAMPLES = 1000
 """Calls of a function that answers with one number; 400 more, at most, tell how skewed it is (`measure.stats`)."""
 
+DEFAULT_S = 900.0
+"""For one metric of one output, where no caller says how long it may take: what `budget.job_minutes` is by default."""
+
+
+@dataclass
+class _Allowance:
+    """Seconds for all own metrics of one verdict: one that does not end is not waited for again at every batch size."""
+
+    seconds: float
+    left_s: float
+
+
+@dataclass(eq=False)
+class _Call:
+    """One metric in its thread.
+
+    Attributes:
+        settled: It has ended, or nobody waits for it any more.
+        ended: It has ended by itself.
+    """
+
+    settled: threading.Event = field(default_factory=threading.Event)
+    ended: bool = False
+    measured: Measured | None = None
+    error: BaseException | None = None
+
+
+class _NobodyWaitsError(BaseException):
+    """Ends the Python code of a metric that nobody waits for. No Exception, or it would be taken for one of the
+    user's."""
+
+
+_ALLOWANCE: ContextVar[_Allowance | None] = ContextVar("allowance", default=None)
+_running: set[_Call] = set()
+
+
+@contextmanager
+def allowed(seconds: float) -> Iterator[None]:
+    """All own metrics that this thread measures within the context may take so many seconds together; those that do not
+    end by then are not measurable."""
+    token = _ALLOWANCE.set(_Allowance(seconds, seconds))
+    try:
+        yield
+    finally:
+        _ALLOWANCE.reset(token)
+
+
+def stop_waiting() -> None:
+    """Own metrics that are under way, in any thread, are not waited for any more: the run ends."""
+    for call in tuple(_running):
+        call.settled.set()
+
 
 def measure_own(
     gate: Gate,
@@ -39,8 +101,60 @@ def measure_own(
     interval of a paired bootstrap: the function is called with the same resampled samples of all three, in groups where
     there are any.
 
-    Raises NotMeasurableError when it can't be imported or called, or when no interval can be had.
+    Raises NotMeasurableError when it can't be imported or called, does not end within what is `allowed`, or when no
+    interval can be had.
     """
+    return _in_time(gate.metric, lambda: _measured(gate, own, expected, labels, seed, groups))
+
+
+def _in_time(path: str, measure: Callable[[], Measured]) -> Measured:
+    allowance = _ALLOWANCE.get() or _Allowance(DEFAULT_S, DEFAULT_S)
+    call, context, began = _Call(), copy_context(), time.monotonic()
+
+    def work() -> None:
+        with suppress(_NobodyWaitsError):  # it may come when all is done
+            try:
+                call.measured = context.run(measure)
+            except BaseException as error:  # noqa: BLE001 - raised again by who waits
+                call.error = error
+            call.ended = True
+            call.settled.set()
+
+    thread = threading.Thread(target=work, name=f"metric {path}", daemon=True)  # the program ends without it
+    _running.add(call)
+    try:
+        thread.start()
+        in_time = call.settled.wait(allowance.left_s)
+    finally:
+        _running.discard(call)
+        took_s, ended = time.monotonic() - began, call.ended
+        allowance.left_s = max(0.0, allowance.left_s - took_s) if ended else 0.0
+        if not ended:
+            _end(thread)
+    if not ended:
+        why = "the run was ended" if in_time else f"it did not end within {allowance.seconds:.3g} s"
+        advice = "" if in_time else "; make it faster, or raise budget.job_minutes"
+        raise NotMeasurableError(f"{path} was not waited for: {why}{advice}")
+    if call.error is not None:
+        raise call.error
+    assert call.measured is not None
+    return call.measured
+
+
+def _end(thread: threading.Thread) -> None:
+    """Python code ends at its next line. A call into native code, or a sleep, ends first."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_NobodyWaitsError))
+
+
+def _measured(
+    gate: Gate,
+    own: Array,
+    expected: Array,
+    labels: Array | None,
+    seed: int,
+    groups: NDArray[np.int64] | None,
+) -> Measured:
     function = _imported(gate.metric)
     answer = _called(gate.metric, function, own, expected, labels)
     if answer.ndim == 1 and len(answer) == len(expected):

@@ -21,6 +21,7 @@ from compile_stage.core.errors import CompileStageError, StorageError, UsageErro
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Artifact, CacheState, Candidate, Failure, Job, PortableModel, record
 from compile_stage.core.records.candidate import NOT_STARTED
+from compile_stage.measure import own_metric
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.job_workers import JobWorkers, NewWorkers, Pair, TrialWorkers, Workers
 from compile_stage.pipeline.pruning import quick_comparison
@@ -116,6 +117,7 @@ def evaluate_all(
             for future in futures.values():
                 future.cancel()
             done.cancel()
+            own_metric.stop_waiting()
             context.engine.close()  # ends the workers, so that the threads that wait for them end too
             raise
 
@@ -212,7 +214,9 @@ class _Steps:
 
     def _validate(self, worker: Worker, artifact: Artifact) -> None:
         context, waivers = self._target.context, self._target.run_policy.waivers
-        validated = validate(context, worker, self._job, artifact, self._target.inputs.validation_set(waivers))
+        of_call_s, of_all_s = self._target.run_policy.budget.job_minutes * 60, self._options.seconds
+        with own_metric.allowed(of_call_s if of_all_s is None else min(of_call_s, of_all_s)):
+            validated = validate(context, worker, self._job, artifact, self._target.inputs.validation_set(waivers))
         candidate = replace(
             self.candidate,
             cache={**self.candidate.cache, "validate": _cache_state(validated.cached)},

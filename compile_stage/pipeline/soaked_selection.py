@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from compile_stage.core.context import Context
 from compile_stage.core.records import Answers, Budget, Candidate, Selection, TargetPolicy
+from compile_stage.measure import own_metric
 from compile_stage.steps.select import select
 from compile_stage.steps.soak import soak
 
@@ -23,11 +24,12 @@ def select_soaked(
         selection = select(candidates, policy)
         if selection.winner is None or original is None:
             return tuple(candidates), selection
-        called = {
-            candidate.job.id: soak(context, candidate, original, budget)
-            for candidate in candidates
-            if candidate.job.id == selection.winner
-        }
+        with own_metric.allowed(budget.job_minutes * 60):
+            called = {
+                candidate.job.id: soak(context, candidate, original, budget)
+                for candidate in candidates
+                if candidate.job.id == selection.winner
+            }
         candidates = tuple(called.get(candidate.job.id, candidate) for candidate in candidates)
         if called[selection.winner].has_passed:
             return candidates, selection
