@@ -116,13 +116,20 @@ class Schedule:
         """A start took longer than it was given, since it had too few rounds: the later ones keep their share."""
         self._ends += overtime_s
 
-    def note(self, restart_s: float) -> str:
-        """One sentence for the reports when there were too few starts to see how processes differ; else empty."""
+    def note(self, restart_s: float, *, others: bool) -> str:
+        """One sentence for the reports when there were too few starts to see how processes differ; else empty.
+
+        Args:
+            others: There are models that were not started again, since they are far behind the fastest.
+        """
         if self.starts >= stats.FEW_PROCESSES:
             return ""
         processes = "one process" if self.starts == 1 else f"{self.starts} processes"
+        of = "each model"
+        if others and self.starts > 1:
+            of = f"each model within {CONTENDER - 1:.0%} of the fastest, and from one of each other model"
         return (
-            f"Speedups come from {processes} of each model: starting them again takes {restart_s:.0f} s, of "
+            f"Speedups come from {processes} of {of}: starting them again takes {restart_s:.0f} s, of "
             f"{self.seconds:.0f} for measuring (budget.measure_seconds). That processes differ by "
             f"{stats.ASSUMED_SPREAD.log_sd:.0%} is assumed"
         )

@@ -252,13 +252,19 @@ def too_uncertain(target: TargetResult) -> str:
     if not unsure:
         return ""
     timings = [timing for c in unsure if c.measurement is not None for timing in c.measurement.timings]
-    rounds, starts = min(timing.rounds for timing in timings), min(len(set(t.processes)) or 1 for t in timings)
+    rounds, starts = [timing.rounds for timing in timings], [len(set(timing.processes)) or 1 for timing in timings]
     many, are = numbers.count(len(unsure), "candidate"), "is" if len(unsure) == 1 else "are"
-    shown = f"{numbers.count(rounds, 'round')} in {numbers.count(starts, 'process')} of each"
+    shown = f"{_least_to_most(rounds, 'round')} in {_least_to_most(starts, 'process')} of each"
     return (
         f"{many} held every tolerance and {are} too uncertain in speed to pass, with {shown}: run again when the "
         "machine is quieter, or with a larger budget.measure_seconds"
     )
+
+
+def _least_to_most(counts: Sequence[int], noun: str) -> str:
+    """`1 to 2 processes`: who is far behind is not started again, and has fewer."""
+    least, most = min(counts), max(counts)
+    return numbers.count(most, noun) if least == most else f"{least} to {numbers.count(most, noun)}"
 
 
 def grouped_reasons(target: TargetResult, listed: Sequence[Row]) -> tuple[tuple[str, str], ...]:

@@ -362,7 +362,8 @@ class _Measuring:
             if self.failures.pop(name, None) is not None:
                 starts = [{own: m for own, m in start.items() if own != name} for start in starts]
         measured = merge(starts, BASELINE, seed=self.request.seed, reach=math.log1p(said))
-        if note := self.schedule.note(sum(self.load_s.get(name, 0.0) for name in again)):
+        restart_s, others = sum(self.load_s.get(name, 0.0) for name in again), bool(set(measured) - set(again))
+        if note := self.schedule.note(restart_s, others=others):
             base = measured[BASELINE]
             measured[BASELINE] = replace(base, notes=(*base.notes, note))
         return measured

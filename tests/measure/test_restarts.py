@@ -293,8 +293,18 @@ def test_loading_takes_at_most_half_of_the_time(restart_s: float, starts: int) -
     assert schedule.starts == starts
     left_s = 60.0 - (starts - 1) * restart_s
     assert schedule.seconds_of(0) == pytest.approx(left_s / starts, abs=0.1)
-    assert bool(schedule.note(restart_s)) == (starts < 3)
+    assert bool(schedule.note(restart_s, others=False)) == (starts < 3)
     assert schedule.rough_s == (max(restart_s / 2, 3.0) if starts >= 3 else math.inf)  # of fewer, rounds tell all
+
+
+def test_the_note_tells_who_was_started_once() -> None:
+    """If it failed, a report would say "from 2 processes of each model" of one that was started once, and contradict
+    its own first line."""
+    schedule = Schedule(60.0, starts=2)
+    assert "from 2 processes of each model: " in schedule.note(25.0, others=False)
+    told = "from 2 processes of each model within 25% of the fastest, and from one of each other model: "
+    assert told in schedule.note(25.0, others=True)
+    assert "from one process of each model: " in Schedule(60.0, starts=1).note(60.0, others=True)
 
 
 def test_candidates_that_processes_of_chance_tell_apart_tie() -> None:

@@ -219,6 +219,22 @@ def test_what_is_only_too_uncertain_is_said_once(factory: ModuleType) -> None:
     assert text.count("too uncertain") == 2
 
 
+def test_processes_are_counted_of_the_fewest_to_the_most(factory: ModuleType) -> None:
+    """If it failed, the head of a report would say "1 process of each" where one candidate of two was started again."""
+    policy = factory.cpu_server()
+    judged = []
+    for scheme, processes in (("int8-sym", (0,) * 5), ("int8-u8", (0, 0, 0, 1, 1))):
+        unsure = dataclasses.replace(
+            factory.timing(0.001, 3.0), speedup_interval=(0.4, 20.0), stable=False, rounds=5, processes=processes
+        )
+        measured = dataclasses.replace(factory.measurement(0.001, 3.0), timings=(unsure,))
+        job = factory.job("openvino", "int8", scheme, policy.target)
+        passed = dataclasses.replace(factory.candidate(job, factory.good_checks(0.999), measured), state="passed")
+        judged.append(judge_performance(passed, policy, (), date(2026, 11, 23)))
+    target = TargetResult(policy=policy, candidates=tuple(judged), selection=select(judged, policy))
+    assert "with 5 rounds in 1 to 2 processes of each: " in summary.too_uncertain(target)
+
+
 def test_too_few_samples_are_what_is_said_first(factory: ModuleType) -> None:
     """Broken: the last line of a run said "cosine is 1 - 9e-14, at least 0.9999 is required" where the cosine held and
     36 samples were missing."""
