@@ -39,6 +39,7 @@ from compile_stage.core.records import (
     SourceModel,
     TargetResult,
 )
+from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.core.storage import demand_writable, explained
 from compile_stage.report.files import FILES, remove
 
@@ -248,7 +249,10 @@ def outcome_of(targets: Sequence[TargetResult]) -> RunOutcome:
     required = [t for t in without_winner if t.policy.target.required]
     # Also where no target was required: a run that made nothing is not green.
     if not any(t.refused or any(c.artifact for c in t.candidates) for t in targets):
-        problem = "\n".join(["nothing could be compiled", *map(_no_winner, without_winner)])
+        what = "nothing could be compiled"
+        if _none_was_tried(targets):
+            what = "the budget ended before anything was tried; raise budget.minutes"
+        problem = "\n".join([what, *map(_no_winner, without_winner)])
         return RunOutcome(status="failed", exit_code=EXIT_NOTHING_COMPILED, problem=problem)
     if required:
         return RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(map(_no_winner, required)))
@@ -256,6 +260,11 @@ def outcome_of(targets: Sequence[TargetResult]) -> RunOutcome:
     if len(without_winner) == len(targets) and not any(_waits_for_hardware(target) for target in targets):
         return RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(map(_no_winner, without_winner)))
     return RunOutcome()
+
+
+def _none_was_tried(targets: Sequence[TargetResult]) -> bool:
+    failures = [candidate.failure for target in targets for candidate in target.candidates]
+    return bool(failures) and all(f is not None and f.step == NOT_STARTED and f.kind == "timeout" for f in failures)
 
 
 def ended_by(error: BaseException, status: RunStatus) -> RunOutcome:

@@ -213,9 +213,13 @@ def test_a_search_that_can_not_pay_is_not_made(stage: Stage) -> None:
 
 def test_a_used_up_budget_ends_jobs_before_they_begin(stage: Stage) -> None:
     """Broken: a run would go on past its budget, or end without saying why."""
-    (cpu,) = stage(Scenario(), policy(budget=Budget(minutes=0.0)), FP32).targets
+    result = stage(Scenario(), policy(budget=Budget(minutes=0.0)), FP32)
+    (cpu,) = result.targets
     assert cpu.selection.states[FP32.id] == "failed"
     assert "not started: the budget of 0 minutes" in cpu.selection.reasons[FP32.id]
+    assert result.exit_code == 6
+    assert result.problem.startswith("the budget ended before anything was tried; raise budget.minutes\n")
+    assert "could be compiled" not in result.problem, "nothing was asked of a compiler"
 
 
 def test_a_waiver_is_applied_once_and_named(stage: Stage) -> None:
