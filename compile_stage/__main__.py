@@ -1,6 +1,6 @@
 """`python -m compile_stage` is the same program as `compile-stage`."""
 
-from compile_stage.cli.main import program
+from compile_stage.cli.start import start
 
 if __name__ == "__main__":
-    program()
+    start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,22 @@ def test_a_command_that_takes_long_looks_for_cycles() -> None:
         "cli.main = main; cli.program()"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_while_it_is_imported_is_one_like_any_other(number: signal.Signals) -> None:
+    """If it failed, a scheduler that stops a run in its first moment would see a code that none of ours is, and people
+    a traceback."""
+    program = (
+        "import os, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == 'click': os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from compile_stage.cli.start import start\n"
+        "sys.argv[1:] = ['--version']\n"
+        "start()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert ended.stderr == "\ninterrupted before anything was begun\n"

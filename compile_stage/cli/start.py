@@ -1,0 +1,32 @@
+"""What a shell starts: it is ready for an interruption before it imports the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
+
+_INTERRUPTED = 130  # as `core.errors.EXIT_INTERRUPTED`, whose import is a part of what may be interrupted
+
+
+def start() -> NoReturn:
+    """Import the program, which takes some tenths of a second, and run it. An interruption meanwhile has the exit code
+    of a later one. Signals that are ignored, as by `nohup`, stay so."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _leave)
+    if takes_int := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    from compile_stage.cli.main import program
+
+    if takes_int:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    program()
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Nothing was begun, so there is nothing to keep. An exception could be caught by what is being imported."""
+    try:
+        os.write(2, b"\ninterrupted before anything was begun\n")
+    finally:
+        os._exit(_INTERRUPTED)
