@@ -52,7 +52,7 @@ from compile_stage.serving.manifest import (
 )
 from compile_stage.serving.media import MediaProcessor
 from compile_stage.serving.mlmodel import MLMODEL
-from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
+from compile_stage.serving.prediction_io import InputRefusedError, demand_params, from_outputs, to_batch
 from compile_stage.serving.python_model import PYFUNC_FOLDER, load_python_model, with_network
 from compile_stage.serving.saving import BACKENDS, FLAVOR_NAME, save_model
 from compile_stage.serving.signatures import verify_model
@@ -363,6 +363,7 @@ class _Pyfunc:
                 if isinstance(processor, GenerationProcessor):
                     return processor.predict(data, params, self._model.generate)
                 return processor.predict(data, params, self._model.run)
+            demand_params(params, how)
             data = data if processor is None else processor.tensors(data)
             outputs = self._model.run(to_batch(data, self._model.signature, how, self._model.missing))
         # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was

@@ -250,6 +250,26 @@ def test_what_the_session_refuses_reaches_the_client(save: Save, monkeypatch: py
     assert caught.value.get_http_status_code() == 400
 
 
+def test_a_param_that_is_not_compiled_is_refused(save: Save, tmp_path: Path) -> None:
+    """Broken: XGBoost's original answers margins to `output_margin=True`, and the published model predictions, silently."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from mlflow.models import Model, infer_signature
+
+    x = np.ones((2, 4), np.float32)
+    source = tmp_path / "source"
+    source.mkdir()
+    params = {"output_margin": False, "iteration_range": [0, 0], "unknown": 1}
+    Model(signature=infer_signature(x, x @ WEIGHTS, params=params)).save(str(source / "MLmodel"))
+    answer = {"kind": "array", "outputs": ["y"], "params": {"output_margin": False, "iteration_range": (0, 0)}}
+    model = mlflow.pyfunc.load_model(str(save(source_model=source, answer=answer)))
+    np.testing.assert_allclose(model.predict(x), x @ WEIGHTS, rtol=1e-5)
+    model.predict(x, params={"output_margin": False, "iteration_range": [0, 0], "unknown": 2})
+    with pytest.raises(MlflowException, match="the param 'output_margin' can't be True here") as caught:
+        model.predict(x, params={"output_margin": True})
+    assert caught.value.get_http_status_code() == 400
+
+
 def test_it_loads_where_compile_stage_is_not_installed(save: Save, tmp_path: Path) -> None:
     """The vendored copy is complete, and needs nothing but the runtime and MLflow."""
     script = f"""

@@ -60,6 +60,31 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], missing: M
     return batch
 
 
+def demand_params(params: Mapping[str, Any] | None, how: Mapping[str, Any]) -> None:
+    """Raises InputRefusedError for a param that would change the original's answer: one value of it is compiled.
+
+    Args:
+        how: The manifest's `answer`; its `params` are those that the original's own code takes, with that value.
+    """
+    compiled = how.get("params") or {}
+    for name, value in (params or {}).items():
+        if name in compiled and not same_param(value, compiled[name]):
+            raise InputRefusedError(
+                f"the param {name!r} can't be {value!r} here: the model is compiled for {compiled[name]!r} alone; "
+                "leave the param out, or call the original model"
+            )
+
+
+def same_param(one: Any, other: Any) -> bool:
+    """Whether two values of a param are the same; JSON and MLflow turn tuples into lists and arrays."""
+    return bool(_plain_param(one) == _plain_param(other))
+
+
+def _plain_param(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain_param(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _demand_finite(batch: Batch, missing: MissingNumbers | None, columns: list[str] | None) -> None:
     """MLflow turns JSON's numbers into the signature's type before we see them, and 1e39 becomes infinite in float32:
     nothing tells an infinite value from an overflow. A NaN stands for what is missing."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import SourceModel
 from compile_stage.serving.examples import is_example_name
+from compile_stage.serving.prediction_io import same_param
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch, Signature
@@ -129,6 +130,27 @@ def columns(source: SourceModel) -> tuple[str, ...] | None:
     if not specs or _of_tensors(specs) or "name" not in specs[0]:
         return None
     return tuple(str(spec["name"]) for spec in specs)
+
+
+def params(source: SourceModel) -> dict[str, Any]:
+    """The params of predict() that the signature names, each with its default; MLflow hands no others on."""
+    signature = (source.mlmodel or _model(source).to_dict()).get("signature") or {}
+    return {str(spec["name"]): spec.get("default") for spec in _specs(signature.get("params")) or ()}
+
+
+def refuse_params(source: SourceModel, own: Mapping[str, Any]) -> str | None:
+    """The reason when predict() without params computes something else than what is compiled.
+
+    Args:
+        own: The params that the model's own code takes, with the defaults that are compiled.
+    """
+    for name, value in params(source).items():
+        if name in own and not same_param(value, own[name]):
+            return (
+                f"its signature has the param {name} with the default {value!r}, so its pyfunc calls the model with "
+                f"it, and what is compiled is {name}={own[name]!r}: log it with that default, or without the param"
+            )
+    return None
 
 
 def has_tensor_signature(source: SourceModel) -> bool:

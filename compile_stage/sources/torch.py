@@ -57,7 +57,7 @@ class TorchSource(Exporter):
         if archive.exists():
             if not compliance.allow_pickle and (reason := pt2.refuse(archive)) is not None:
                 return f"{reason}; set compliance.allow_pickle in the policy if you trust where it comes from"
-            return refuse_program(_load_archive(source))
+            return refuse_program(_load_archive(source)) or _refuse_params(source, None)
         if (reason := mlmodel.missing_file(pickled, source)) is not None:
             return reason
         if not compliance.allow_pickle:
@@ -69,7 +69,7 @@ class TorchSource(Exporter):
             )
         if mlmodel.raw_example(source) is None:
             return "it was logged without an input example, so its inputs are unknown: log it with input_example=..."
-        return refuse_program(_export_module(source, module, _NO_SHAPES))
+        return refuse_program(_export_module(source, module, _NO_SHAPES)) or _refuse_params(source, module)
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
@@ -124,12 +124,13 @@ class TorchSource(Exporter):
             # with a dict.
             return {"kind": "dict", "outputs": list(outputs), "columns": None, "frame_in_frame_out": False}
         columns = mlmodel.columns(source)
-        return {
+        how = {
             "kind": "array",
             "outputs": list(outputs),
             "columns": list(columns) if columns else None,
             "frame_in_frame_out": not mlmodel.has_tensor_signature(source),
         }
+        return {**how, "params": _own_params(_load_pickle(source))} if mlmodel.params(source) else how
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("torch", "onnxscript", "onnx")
@@ -345,6 +346,24 @@ def _load_archive(source: SourceModel) -> ExportedProgram:
                 fix = "its input example was a slice of a transposed array: log it again with np.ascontiguousarray(...)"
                 raise SourceError(problem, fix=fix, where=source.uri) from error
             raise mlmodel.not_loaded(source, problem, torch, "pytorch_version") from error
+
+
+def _refuse_params(source: SourceModel, module: Any) -> str | None:
+    """The reason when MLflow's pyfunc, which passes the signature's params on to forward, computes something else than
+    what is compiled, or nothing. An exported program (no `module`) takes none."""
+    own = _own_params(module) if module is not None else {}
+    if unknown := [name for name in mlmodel.params(source) if name not in own]:
+        return (
+            f"its signature has the param {unknown[0]}, which {'forward' if own else 'an exported program'} does not "
+            "take with a default, so its pyfunc fails: log it without the param"
+        )
+    return mlmodel.refuse_params(source, own)
+
+
+def _own_params(module: Any) -> dict[str, Any]:
+    """What forward takes with a default: that is compiled."""
+    taken = inspect.signature(module.forward).parameters.values()
+    return {each.name: each.default for each in taken if each.default is not inspect.Parameter.empty}
 
 
 def _load_pickle(source: SourceModel) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +47,8 @@ class XGBoostSource(Exporter):
                 f"a model of class {kind} can't be converted; there are converters for Booster, {', '.join(_WRAPPERS)}"
             )
         try:
-            return _refuse_booster(_booster(_load(source)))
+            model = _load(source)
+            return _refuse_booster(_booster(model)) or mlmodel.refuse_params(source, _own_params(model))
         except SourceError as error:
             return error.problem
 
@@ -101,7 +103,11 @@ class XGBoostSource(Exporter):
         return mlmodel.named_example(source, _signature(_load(source)))
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
-        return tabular.prediction_format(source, [_signature(_load(source)).outputs[0].name])
+        model = _load(source)
+        named, own = mlmodel.params(source), _own_params(model)
+        how = tabular.prediction_format(source, [_signature(model).outputs[0].name])
+        compiled = {name: value for name, value in own.items() if name in named}
+        return {**how, "params": compiled} if compiled else how
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("xgboost", "xgboost-cpu", "onnxmltools", "onnx")
@@ -154,6 +160,13 @@ def _refuse_booster(booster: Any) -> str | None:
     if int(learner["learner_model_param"].get("num_target", 1)) > 1:
         return "it predicts several targets at once, for which there is no converter"
     return None
+
+
+def _own_params(model: Any) -> dict[str, Any]:
+    """What `predict` takes beside its rows, with its defaults: MLflow's pyfunc passes the signature's params on to
+    it."""
+    _, *others = inspect.signature(model.predict).parameters.values()
+    return {each.name: each.default for each in others if each.name != "validate_features"}
 
 
 def _signature(model: Any) -> Signature:

@@ -232,3 +232,28 @@ def test_catboost_refuses_categories_and_thresholds(tmp_path: Path) -> None:
     model.set_probability_threshold(0.3)
     source = save(tmp_path / "threshold", "catboost", model, rows_of(TWO))
     assert "probability threshold" in (refuse(source, Compliance()) or "")
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_xgboost_refuses_params_whose_default_changes_the_answer(tmp_path: Path, wrapped: bool) -> None:
+    """Broken: the original answers margins, by a param of its signature, and the published model predictions."""
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    rows = rows_of(TWO)
+    model = (
+        xgboost.XGBClassifier(n_estimators=2, n_jobs=1).fit(rows, TWO[1])
+        if wrapped
+        else xgboost.train({"objective": "binary:logistic", "nthread": 1}, xgboost.DMatrix(rows, TWO[1]), 2)
+    )
+    exporter = plugins.load("sources", "xgboost")
+    reasons, compiled = [], []
+    for name, params in (("other", {"output_margin": True}), ("own", {"output_margin": False, "unknown": 3})):
+        path = tmp_path / name
+        signature = infer_signature(rows, np.zeros(len(rows), np.float32), params=params)
+        mlflow.xgboost.save_model(model, path, signature=signature, pip_requirements=["xgboost"])
+        source = source_of(path, "xgboost")
+        reasons.append(exporter.refuse(source, Compliance()) or "")
+        compiled.append(exporter.prediction_format(source)["params"])
+    assert "param output_margin with the default True" in reasons[0]
+    assert "compiled is output_margin=False" in reasons[0]
+    assert reasons[1] == ""
+    assert compiled[1] == {"output_margin": False}

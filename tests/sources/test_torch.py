@@ -186,6 +186,26 @@ def test_a_data_frame_is_answered_with_a_data_frame(tmp_path: Path) -> None:
     assert how["columns"] == ["a", "b", "c"]
 
 
+def test_params_of_the_signature_are_those_that_are_compiled(tmp_path: Path) -> None:
+    """Broken: the original passes `scale=2.0` of its signature on to forward, and the published model takes 1."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return x * scale
+
+    rows = np.ones((4, 3), np.float32)
+    reasons = []
+    for name, params in (("own", {"scale": 1.0}), ("other", {"scale": 2.0}), ("unknown", {"factor": 1.0})):
+        signature = infer_signature(rows, rows, params=params)
+        source = save(tmp_path / name, Scaled(), rows, serialization_format="pickle", signature=signature)
+        reasons.append(TorchSource().refuse(source, PICKLES) or "")
+        if name == "own":
+            assert TorchSource().prediction_format(source)["params"] == {"scale": 1.0}
+    assert reasons[0] == ""
+    assert "compiled is scale=1.0" in reasons[1]
+    assert "param factor, which forward does not take with a default" in reasons[2]
+
+
 def test_integer_inputs_and_a_scalar_for_each_row(tmp_path: Path, prove: Proof) -> None:
     class Count(torch.nn.Module):
         def forward(self, tokens: Any) -> Any:

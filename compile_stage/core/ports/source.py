@@ -79,7 +79,9 @@ class Exporter(Plugin, Protocol):
          "outputs": ["label", ...],                which graph outputs it answers with, in order
          "dtype": "float64",                       only where labels of another type than the graph's are answered
          "columns": ["f0", ...] | None,            the data frame's columns that make up the (single) input, in order
-         "frame_in_frame_out": bool}               a DataFrame is answered with a DataFrame
+         "frame_in_frame_out": bool,               a DataFrame is answered with a DataFrame
+         "params": {"output_margin": False}}       params of predict() that the model's own code takes, each with the
+                                                  one value that is compiled; none where this is missing
         """
 
     def network_inputs(self, source: SourceModel, columns: Mapping[str, Array]) -> Batch:
