@@ -155,6 +155,26 @@ def test_requirements_name_the_runtime_and_nothing_of_ours(save: Save) -> None:
     assert f"onnxruntime=={version('onnxruntime')}" in lines
 
 
+def test_a_custom_pyfuncs_constraints_come_with_its_requirements(save: Save, tmp_path: Path) -> None:
+    """Broken: the requirements name a file that is not there, and MLflow can neither load the version nor make its
+    environment."""
+    from mlflow.models import Model
+    from mlflow.utils.requirements_utils import _parse_requirements
+
+    source = tmp_path / "source"
+    source.mkdir()
+    Model().save(str(source / "MLmodel"))
+    (source / "requirements.txt").write_text("numpy<99\nsix\n-c constraints.txt\n")
+    answer = {"python_model": {"attribute": "net", "parameters": ["x"], "outputs": ["y"], "form": "tensor"}}
+    for name, constraints, left in (("some", "numpy<99\nsix<2\n", ["six<2"]), ("none", "numpy<99\n", [])):
+        (source / "constraints.txt").write_text(constraints)
+        path = save(name, source_model=source, answer=answer)
+        parsed = list(_parse_requirements(str(path / "requirements.txt"), is_constraint=False))
+        assert [each.req_str for each in parsed if each.is_constraint] == left
+        named = sorted(each.req_str.partition("==")[0] for each in parsed if not each.is_constraint)
+        assert named == ["mlflow", "numpy", "onnxruntime", "six"]
+
+
 def test_the_environment_files_are_those_that_mlflow_writes(save: Save, tmp_path: Path) -> None:
     """Broken: `mlflow models serve --env-manager virtualenv` or `conda` would read something else than we mean."""
     import mlflow
@@ -251,7 +271,7 @@ def test_what_the_session_refuses_reaches_the_client(save: Save, monkeypatch: py
 
 
 def test_a_param_that_is_not_compiled_is_refused(save: Save, tmp_path: Path) -> None:
-    """Broken: XGBoost's original answers margins to `output_margin=True`, and the published model predictions, silently."""
+    """Broken: XGBoost's original answers margins to `output_margin=True`, and the published model others."""
     import mlflow
     from mlflow.exceptions import MlflowException
     from mlflow.models import Model, infer_signature

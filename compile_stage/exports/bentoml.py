@@ -26,7 +26,9 @@ def write(version: Version, options: ExportOptions, folder: Path) -> Written:
     """Write the service and the bundle into the folder."""
     copy_bundle(version, folder / BUNDLE)
     shutil.copyfile(_SERVICE, folder / "service.py")
-    shutil.copyfile(folder / BUNDLE / "requirements.txt", folder / "requirements.txt")
+    for file in ("requirements.txt", "constraints.txt"):  # the first may name the second
+        if (folder / BUNDLE / file).is_file():
+            shutil.copyfile(folder / BUNDLE / file, folder / file)
     name = kubernetes_name(version.name)
     bentofile = {
         "service": "service:PublishedModel",

@@ -95,7 +95,7 @@ def _dockerfile(version: Version) -> str:
     python = ".".join(str(version.manifest.get("python", "3.11")).split(".")[:2])
     return (
         f"FROM python:{python}-slim\n"
-        f"COPY {BUNDLE}/requirements.txt /requirements.txt\n"
+        f"COPY {BUNDLE}/requirements.txt {BUNDLE}/constraints.tx[t] /\n"  # the second is not there always
         f"RUN pip install --no-cache-dir mlserver=={MLSERVER} mlserver-mlflow=={MLSERVER} -r /requirements.txt\n"
         "RUN useradd --create-home --uid 1000 serving\n"
         "USER 1000\n"

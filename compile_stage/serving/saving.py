@@ -58,6 +58,8 @@ BACKENDS = {
     "xla": "compile_stage.backends.xla:Xla",
 }
 _CODE_NAME = "code"
+CONSTRAINTS = "constraints.txt"
+"""Where MLflow puts the constraints that a model was logged with (`pip_requirements=["-c ..."]`)."""
 
 
 def save_model(
@@ -133,7 +135,10 @@ def save_model(
         model_config=settings,  # only keys that are declared here can be set when the model is loaded
     )
     model.add_flavor(FLAVOR_NAME, schema=MANIFEST_SCHEMA, data=DATA_NAME, code=_CODE_NAME, backend=artifact.backend)
-    _write_environment(path, _requirements(manifest, Path(source_model) if wraps and source_model else None))
+    wrapped = Path(source_model) if wraps and source_model is not None else None
+    _write_environment(path, _requirements(manifest, wrapped))
+    if wrapped is not None and (constraints := _kept_lines(wrapped / CONSTRAINTS, _pinned(manifest))):
+        (path / CONSTRAINTS).write_text(_lines(constraints), encoding="utf-8")
     for name, text in (documents or {}).items():
         (path / name).write_text(text, encoding="utf-8")
     model.save(str(path / MLMODEL))
@@ -200,13 +205,18 @@ def _requirements(manifest: Mapping[str, Any], wrapped: Path | None = None) -> l
     Args:
         wrapped: The model directory of a custom pyfunc, whose own requirements stay, but for what is named here.
     """
+    pinned = _pinned(manifest)
+    ours = [pin(name, version) for name, version in sorted(pinned.items())]
+    return [*ours, *_kept_requirements(wrapped, pinned)] if wrapped is not None else ours
+
+
+def _pinned(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What serving needs, by package, at the versions that were proven."""
     import mlflow
 
     runtimes = [manifest.get("runtime", {}), *(one.get("runtime", {}) for one in _others(manifest))]
     wanted = {name: version for runtime in reversed(runtimes) for name, version in runtime.items()}
-    pinned = {"mlflow": mlflow.__version__, **plugins.package_versions("numpy"), **wanted}
-    ours = [pin(name, version) for name, version in sorted(pinned.items())]
-    return [*ours, *_kept_requirements(wrapped, pinned)] if wrapped is not None else ours
+    return {"mlflow": mlflow.__version__, **plugins.package_versions("numpy"), **wanted}
 
 
 def _others(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -215,7 +225,14 @@ def _others(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _kept_requirements(wrapped: Path, pinned: Mapping[str, str]) -> list[str]:
-    file = wrapped / "requirements.txt"
+    """The line `-c constraints.txt` stays where that file has a line left."""
+    lines = _kept_lines(wrapped / "requirements.txt", pinned)
+    constrained = bool(_kept_lines(wrapped / CONSTRAINTS, pinned))
+    return [line for line in lines if constrained or line.split() != ["-c", CONSTRAINTS]]
+
+
+def _kept_lines(file: Path, pinned: Mapping[str, str]) -> list[str]:
+    """Lines of a requirements file, but for the packages whose versions are named here."""
     known = {name.lower().replace("_", "-") for name in (*pinned, "compile-stage", "mlflow-skinny")}
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     names = {line: re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0] for line in lines}
