@@ -345,6 +345,10 @@ def _open_processor(
         ) from error
 
 
+_SETTINGS = ("threads", "on_hardware_mismatch", "variant")
+"""What of `model_config` is ours; a custom pyfunc's code gets the rest."""
+
+
 class _Pyfunc:
     """What MLflow's pyfunc calls."""
 
@@ -377,9 +381,9 @@ class _Wrapped(_Pyfunc):
     """A custom pyfunc's own predict(), which calls the artifact in place of its network. The files of the pyfunc were
     compared with the manifest before they are loaded."""
 
-    def __init__(self, model: CompiledModel, how: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, model: CompiledModel, how: Mapping[str, Any], folder: Path, config: Mapping[str, Any]) -> None:
         super().__init__(model)
-        self._loaded = with_network(load_python_model(folder), how, self._run)
+        self._loaded = with_network(load_python_model(folder, config), how, self._run)
 
     def _run(self, batch: Batch) -> Batch:
         """As its network did: with an error for a NaN that it refused."""
@@ -407,4 +411,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> _P
         variant=settings.get("variant"),
     )
     how = model.manifest.get("answer", {}).get("python_model")
-    return _Wrapped(model, how, Path(path) / PYFUNC_FOLDER) if how else _Pyfunc(model)
+    if not how:
+        return _Pyfunc(model)
+    own = {name: value for name, value in settings.items() if name not in _SETTINGS}
+    return _Wrapped(model, how, Path(path) / PYFUNC_FOLDER, own)

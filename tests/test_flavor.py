@@ -175,6 +175,26 @@ def test_a_custom_pyfuncs_constraints_come_with_its_requirements(save: Save, tmp
         assert named == ["mlflow", "numpy", "onnxruntime", "six"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_custom_pyfuncs_own_settings_reach_its_code(save: Save, tmp_path: Path) -> None:
+    """Broken: the threshold that a server sets for the original is dropped by the published version."""
+    import mlflow
+
+    class Model(mlflow.pyfunc.PythonModel):
+        def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+            return self.net(model_input) > context.model_config["threshold"]
+
+    model, source = Model(), tmp_path / "source"
+    model.net = np.asarray
+    settings = {"threshold": 20.0, "threads": 7}
+    mlflow.pyfunc.save_model(str(source), python_model=model, model_config=settings, pip_requirements=["numpy"])
+    answer = {"python_model": {"attribute": "net", "parameters": ["x"], "outputs": ["y"], "form": "tensor"}}
+    path, x = str(save(source_model=source, answer=answer)), np.ones((1, 4), np.float32)
+    assert mlflow.pyfunc.load_model(path).predict(x).tolist() == [[False, True, True]]  # of 18, 22, 26
+    loaded = mlflow.pyfunc.load_model(path, model_config={"threshold": 25.0, "threads": 2})
+    assert loaded.predict(x).tolist() == [[False, False, True]]
+
+
 def test_the_environment_files_are_those_that_mlflow_writes(save: Save, tmp_path: Path) -> None:
     """Broken: `mlflow models serve --env-manager virtualenv` or `conda` would read something else than we mean."""
     import mlflow

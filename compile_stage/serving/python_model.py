@@ -78,13 +78,17 @@ class _Fields(dict):  # type: ignore[type-arg]
             raise AttributeError(name) from error
 
 
-def load_python_model(folder: Path) -> Any:
-    """The original pyfunc, as MLflow loads it. It runs the code that lies in the folder."""
+def load_python_model(folder: Path, config: Mapping[str, Any] | None = None) -> Any:
+    """The original pyfunc, as MLflow loads it. It runs the code that lies in the folder.
+
+    Args:
+        config: Settings that its code reads, in place of those that it was logged with.
+    """
     import mlflow.pyfunc
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of other versions of what it was logged with: its answers are compared
-        return mlflow.pyfunc.load_model(str(folder))
+        return mlflow.pyfunc.load_model(str(folder), model_config=dict(config) if config else None)
 
 
 @contextmanager

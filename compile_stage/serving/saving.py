@@ -125,6 +125,9 @@ def save_model(
     }
     if "variants" in manifest:  # each has threads of its own
         settings = {**settings, "threads": None, "variant": None}
+    wrapped = Path(source_model) if wraps and source_model is not None else None
+    if wrapped is not None:  # its code reads them as `context.model_config`
+        settings = {**_own_config(wrapped), **settings}
     pyfunc.add_to_model(
         model,
         loader_module=LOADER_MODULE,
@@ -135,7 +138,6 @@ def save_model(
         model_config=settings,  # only keys that are declared here can be set when the model is loaded
     )
     model.add_flavor(FLAVOR_NAME, schema=MANIFEST_SCHEMA, data=DATA_NAME, code=_CODE_NAME, backend=artifact.backend)
-    wrapped = Path(source_model) if wraps and source_model is not None else None
     _write_environment(path, _requirements(manifest, wrapped))
     if wrapped is not None and (constraints := _kept_lines(wrapped / CONSTRAINTS, _pinned(manifest))):
         (path / CONSTRAINTS).write_text(_lines(constraints), encoding="utf-8")
@@ -222,6 +224,14 @@ def _pinned(manifest: Mapping[str, Any]) -> dict[str, str]:
 def _others(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The manifests of a version's other artifacts."""
     return [entry["manifest"] for entry in manifest.get("variants", {}).values() if entry["manifest"] is not None]
+
+
+def _own_config(wrapped: Path) -> dict[str, Any]:
+    """The `model_config` that a custom pyfunc was logged with."""
+    from mlflow.models import Model
+
+    config = Model.load(str(wrapped)).flavors.get("python_function", {}).get("config")
+    return dict(config) if isinstance(config, Mapping) else {}
 
 
 def _kept_requirements(wrapped: Path, pinned: Mapping[str, str]) -> list[str]:
