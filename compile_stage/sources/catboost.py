@@ -51,20 +51,22 @@ class CatBoostSource(Exporter):
         if (form := settings.get("save_format", "cbm")) != "cbm":
             return f"it is saved as {form}, and only cbm is read: log it again without format="
         try:
-            return _refuse_model(_load(source))
+            model = _load(source)
+            return _refuse_model(model) or _refuse_names(model, source)
         except SourceError as error:
             return error.problem
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
         model = _load(source)
-        signature = _signature(model, source)
+        signature, order = _signature(model, source), _order(model, source)
 
         def call(arrays: Sequence[Any]) -> Sequence[Any]:
+            rows = arrays[0] if order is None else arrays[0][:, order]
             if signature.outputs[0].name != tabular.LABEL:
-                return [model.predict(arrays[0], thread_count=target.threads)]
+                return [model.predict(rows, thread_count=target.threads)]
             # `predict` computes the same once more and takes the largest.
-            table = model.predict_proba(arrays[0], thread_count=target.threads)
+            table = model.predict_proba(rows, thread_count=target.threads)
             labels = model.classes_.take(table.argmax(axis=1))
             return [labels.reshape(-1, *signature.outputs[0].shape[1:]), table]
 
@@ -96,6 +98,8 @@ class CatBoostSource(Exporter):
         else:
             repairs = [("predictions", "flatten")]
         tabular.standardize(converted, wanted, repairs)
+        if (order := _order(model, source)) is not None:
+            tabular.pick_columns(converted, order)
         return graph.finish(converted, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
@@ -148,6 +152,25 @@ def _refuse_model(model: Any) -> str | None:
     if type(model).__name__ == _CLASSIFIER and model.get_probability_threshold() not in (None, 0.5):
         return "it has a probability threshold of its own, which its export to ONNX would not keep"
     return None
+
+
+def _names(model: Any) -> list[str]:
+    """The columns that it was fitted on; empty where they had no names, for which CatBoost writes 0, 1, 2, ..."""
+    names = [str(name) for name in model.feature_names_]
+    return [] if names == [str(number) for number in range(len(names))] else names
+
+
+def _order(model: Any, source: SourceModel) -> list[int] | None:
+    """Of each column that it was fitted on, its place in the signature: CatBoost picks a data frame's columns by name.
+    None where both have one order."""
+    names, logged = _names(model), mlmodel.columns(source)
+    if logged is None or list(logged) == names or sorted(logged) != sorted(names):
+        return None
+    return [logged.index(name) for name in names]
+
+
+def _refuse_names(model: Any, source: SourceModel) -> str | None:
+    return None if _order(model, source) is not None else tabular.refuse_names(source, _names(model))
 
 
 def _signature(model: Any, source: SourceModel) -> Signature:

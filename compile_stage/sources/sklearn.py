@@ -138,7 +138,42 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
             " or 'predict_proba'" if len(signature.outputs) > 1 else ""
         )
     converted = _convert(estimator, signature, source)
-    return _refuse_answers(estimator, signature, source, converted) if _has_columns(signature) else None
+    if _has_columns(signature):
+        return _refuse_answers(estimator, signature, source, converted)
+    return _refuse_names(estimator, signature, source)
+
+
+def _refuse_names(estimator: Any, signature: Signature, source: SourceModel) -> str | None:
+    """The reason when the estimator refuses a data frame with the signature's columns, or answers it otherwise than the
+    matrix that is compiled. Which steps compare the names, or pick columns by them, it alone knows: so it is asked,
+    where the signature has other names or another order than the fit. A ColumnTransformer that was fitted on a data
+    frame picks by name always, where it was given numbers of columns too."""
+    import numpy as np
+    import pandas as pd
+    from sklearn.compose import ColumnTransformer
+
+    fitted = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    logged = list(mlmodel.columns(source) or ())
+    if len(fitted) != len(logged) or logged == fitted:
+        return None
+    rows = np.random.default_rng(0).normal(size=(64, len(fitted))).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = estimator.predict(_framer(estimator, signature, source)([rows]))
+        except Exception:  # noqa: BLE001 - rows of our own are no rows of its: nothing can be said
+            return None
+        try:
+            found = estimator.predict(pd.DataFrame(rows, columns=logged))
+        except Exception:  # noqa: BLE001 - whatever a step raises for names that it was not fitted on
+            return tabular.refuse_names(source, fitted)
+    by_name = not _column_names(estimator) and any(isinstance(step, ColumnTransformer) for step in _steps(estimator))
+    if not by_name and np.array_equal(np.asarray(found), np.asarray(expected)):
+        return None
+    return (
+        "a step picks its columns by name in a way that is not compiled, and its signature has them in another order "
+        "than it was fitted on: log it with the signature of the data frame that it was fitted on"
+    )
 
 
 def _predict_fn(source: SourceModel) -> str:

@@ -255,6 +255,38 @@ def refuse_columns(source: SourceModel) -> str | None:
     )
 
 
+def refuse_names(source: SourceModel, fitted: Sequence[str]) -> str | None:
+    """The reason when the signature's columns are not those that the model was fitted on, in that order: a framework
+    that compares them refuses every data frame that fits the signature."""
+    logged = mlmodel.columns(source)
+    if not fitted or logged is None or list(logged) == list(fitted):
+        return None
+    at = next((n for n, (one, other) in enumerate(zip(logged, fitted, strict=False)) if one != other), None)
+    where = (
+        f"has {len(logged)} columns, and it was fitted on {len(fitted)}"
+        if at is None
+        else f"has {logged[at]!r} as column {at + 1}, where it was fitted on {fitted[at]!r}"
+    )
+    return (
+        f"its signature {where}, so its own predict() refuses every data frame that fits the signature: log it with "
+        "the signature of the data frame that it was fitted on"
+    )
+
+
+def pick_columns(model: ModelProto, order: Sequence[int]) -> None:
+    """Let the graph take the matrix `X` with its columns in another order: column n of the model is `order[n]` of
+    `X`."""
+    from onnx import helper
+
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            if name == INPUT:
+                node.input[place] = "fitted_columns"
+    _constant(model, "column_order", list(order))
+    node = helper.make_node("Gather", [INPUT, "column_order"], ["fitted_columns"], name="columns", axis=1)
+    model.graph.node.insert(0, node)
+
+
 def _repair_node(model: ModelProto, raw: str, spec: TensorSpec, repair: Repair) -> Any:
     from onnx import TensorProto, helper
 

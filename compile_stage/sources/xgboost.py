@@ -48,7 +48,12 @@ class XGBoostSource(Exporter):
             )
         try:
             model = _load(source)
-            return _refuse_booster(_booster(model)) or mlmodel.refuse_params(source, _own_params(model))
+            booster = _booster(model)
+            return (
+                _refuse_booster(booster)
+                or tabular.refuse_names(source, booster.feature_names or ())
+                or mlmodel.refuse_params(source, _own_params(model))
+            )
         except SourceError as error:
             return error.problem
 

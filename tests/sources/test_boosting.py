@@ -8,14 +8,16 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import pandas as pd
 import pytest
 from mlflow.models import infer_signature
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
 from compile_stage.core import plugins
 from compile_stage.core.records import Compliance, SourceModel, Target
+from compile_stage.serving.prediction_io import from_outputs, to_batch
 
-from .conftest import Proof, source_of
+from .conftest import Proof, run_onnx, source_of
 
 TWO = load_breast_cancer(return_X_y=True)
 TEN = load_digits(return_X_y=True)
@@ -257,3 +259,43 @@ def test_xgboost_refuses_params_whose_default_changes_the_answer(tmp_path: Path,
     assert "compiled is output_margin=False" in reasons[0]
     assert reasons[1] == ""
     assert compiled[1] == {"output_margin": False}
+
+
+def reversed_frame(path: Path, flavor: str, model: Any, rows: Any) -> SourceModel:
+    """The model, fitted on a data frame, logged with the signature of one whose columns come the other way round."""
+    signature = infer_signature(rows[rows.columns[::-1]], np.zeros(len(rows), np.float32))
+    getattr(mlflow, flavor).save_model(model, path, signature=signature, pip_requirements=[flavor])
+    return source_of(path, flavor)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_xgboost_refuses_a_signature_of_other_columns_than_it_was_fitted_on(tmp_path: Path, wrapped: bool) -> None:
+    """Broken: XGBoost refuses every data frame, and a published version answers, with its columns mixed up."""
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    rows = pd.DataFrame(rows_of(TWO)[:, :3], columns=list("abc"))
+    model = (
+        xgboost.XGBClassifier(n_estimators=2, n_jobs=1).fit(rows, TWO[1])
+        if wrapped
+        else xgboost.train({"objective": "binary:logistic", "nthread": 1}, xgboost.DMatrix(rows, TWO[1]), 2)
+    )
+    source = reversed_frame(tmp_path / "model", "xgboost", model, rows)
+    with pytest.raises(ValueError, match="feature_names mismatch"):
+        mlflow.pyfunc.load_model(source.path).predict(rows)
+    reason = plugins.load("sources", "xgboost").refuse(source, Compliance()) or ""
+    assert "its signature has 'c' as column 1, where it was fitted on 'a'" in reason
+
+
+def test_catboost_picks_columns_by_name(tmp_path: Path, prove: Proof) -> None:
+    """Broken: logged with another order of columns than it was fitted on, CatBoost answers by their names, and the
+    published version with its columns mixed up."""
+    pytest.importorskip("catboost", reason="the CatBoost source needs catboost")
+    rows = pd.DataFrame(rows_of(TWO)[:, :3], columns=list("abc"))
+    model = catboost_model("CatBoostClassifier", "Logloss", (rows, TWO[1]))
+    source = reversed_frame(tmp_path / "model", "catboost", model, rows)
+    turned = rows[list("cba")]
+    made = prove(source, {"X": turned.to_numpy()})
+    answer = mlflow.pyfunc.load_model(source.path).predict(rows)
+    how = plugins.load("sources", "catboost").prediction_format(source)
+    published = from_outputs(run_onnx(made, to_batch(rows, made.signature, how)), rows, how)
+    np.testing.assert_array_equal(published, answer)
+    assert (model.predict(turned.to_numpy()) != answer).any()  # by place they would be others
