@@ -32,6 +32,8 @@ _WRAPPERS = (
 _NUMBER = ("regression", "regression_l1", "huber", "quantile", "poisson", "gamma", "tweedie")
 _CLASSES = ("binary", "multiclass")
 
+_ZERO_IS_MISSING = 1
+
 
 class LightGBMSource(Exporter):
     """Models that `mlflow.lightgbm` logged."""
@@ -157,11 +159,25 @@ def _refuse_model(model: Any) -> str | None:
             f"its objective {objective or 'of your own'!r} has no proven conversion; these have: "
             f"{', '.join((*_NUMBER, *_CLASSES))}"
         )
-    if any(line.startswith("cat_threshold=") for line in _booster(model).model_to_string().splitlines()):
+    lines = _booster(model).model_to_string().splitlines()
+    if any(_ZERO_IS_MISSING in _missing_kinds(line) for line in lines):
+        return (
+            "it takes zeros for missing numbers (zero_as_missing), which its conversion would not keep: train it "
+            "without, on NaN in place of the zeros"
+        )
+    if any(line.startswith("cat_threshold=") for line in lines):
         return (
             "it splits on categories (categorical_feature), which its conversion would not keep: encode them as numbers"
         )
     return None
+
+
+def _missing_kinds(line: str) -> set[int]:
+    """Of a line of the model's text that has the kinds of a tree's splits, what they take for missing: bits 2 and 3 of
+    each."""
+    if not line.startswith("decision_type="):
+        return set()
+    return {int(kind) >> 2 & 3 for kind in line.partition("=")[2].split()}
 
 
 def _signature(model: Any, source: SourceModel) -> Signature:

@@ -151,6 +151,22 @@ def test_lightgbm_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
     prove_answer(source, rows[:50])
 
 
+def test_lightgbm_refuses_zeros_as_missing_numbers(tmp_path: Path) -> None:
+    """Broken: what samples without a zero have proven answers a zero otherwise than the original: the converter reads
+    these splits as any others."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    rows = np.where(np.random.default_rng(0).random((400, 3)) < 0.3, 0, np.random.default_rng(1).random((400, 3)))
+    wanted = np.where(rows == 0, 2, rows).sum(axis=1)
+    reasons = []
+    for name, zero in (("zero", True), ("plain", False)):
+        settings = {"objective": "regression", "verbose": -1, "num_threads": 1, "zero_as_missing": zero}
+        model = lightgbm.train(settings, lightgbm.Dataset(rows, label=wanted), 3)
+        source = save(tmp_path / name, "lightgbm", model, rows)
+        reasons.append(plugins.load("sources", "lightgbm").refuse(source, Compliance()) or "")
+    assert "it takes zeros for missing numbers (zero_as_missing)" in reasons[0]
+    assert reasons[1] == ""
+
+
 def test_lightgbm_refuses_categories(tmp_path: Path) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
     rows = np.random.default_rng(0).integers(0, 5, (200, 2)).astype(np.float32)
