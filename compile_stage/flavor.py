@@ -200,6 +200,12 @@ class CompiledModel:
         with self._lock:
             self._end()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a published model can't be pickled or copied, since its runtime holds it: load it by its URI in each "
+            "process, mlflow.pyfunc.load_model(URI)"
+        )
+
     def __enter__(self) -> CompiledModel:
         return self
 

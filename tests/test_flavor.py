@@ -290,6 +290,20 @@ def test_what_the_session_refuses_reaches_the_client(save: Save, monkeypatch: py
     assert caught.value.get_http_status_code() == 400
 
 
+def test_a_loaded_model_says_that_it_cant_be_pickled(save: Save) -> None:
+    """Broken: who hands a model to other processes reads `cannot pickle 'generator' object`."""
+    import copy
+    import pickle
+
+    import mlflow
+
+    path = str(save())
+    for model in (mlflow.pyfunc.load_model(path), flavor.load_model(path)):
+        for use in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match="load it by its URI in each process"):
+                use(model)
+
+
 def test_a_param_that_is_not_compiled_is_refused(save: Save, tmp_path: Path) -> None:
     """Broken: XGBoost's original answers margins to `output_margin=True`, and the published model others."""
     import mlflow
