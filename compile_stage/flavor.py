@@ -139,6 +139,7 @@ class CompiledModel:
         self.missing = missing_of(self.manifest, data, trust)
         self._data = data
         self._processor: Processor | None = None
+        self._defaults: Mapping[str, Any] = {}  # of the processor's params, in place of the manifest's
 
     @property
     def processor(self) -> Processor | None:
@@ -147,6 +148,7 @@ class CompiledModel:
         answer = self.manifest.get("answer", {})
         with self._lock:
             if self._processor is None and (answer.get("text") or answer.get("media")):
+                answer = _with_defaults(answer, self._defaults)
                 self._processor = _open_processor(self._data, answer, self.signature, self.manifest)
         return self._processor
 
@@ -332,6 +334,15 @@ def _backend(name: str, manifest: Mapping[str, Any]) -> Backend:
     return backend
 
 
+def _with_defaults(answer: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest's `answer` with other defaults of its params."""
+    changed = {kind: answer[kind] for kind in ("text", "media") if answer.get(kind)}
+    return {
+        **answer,
+        **{kind: {**how, "defaults": {**how.get("defaults", {}), **defaults}} for kind, how in changed.items()},
+    }
+
+
 def _open_processor(
     data: Path, answer: Mapping[str, Any], signature: Signature, manifest: Mapping[str, Any]
 ) -> Processor:
@@ -352,7 +363,7 @@ def _open_processor(
 
 
 _SETTINGS = ("threads", "on_hardware_mismatch", "variant")
-"""What of `model_config` is ours; a custom pyfunc's code gets the rest."""
+"""What of `model_config` is ours; the rest goes to a custom pyfunc's code, or is a default of a pipeline's params."""
 
 
 class _Pyfunc:
@@ -417,7 +428,8 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> _P
         variant=settings.get("variant"),
     )
     how = model.manifest.get("answer", {}).get("python_model")
-    if not how:
-        return _Pyfunc(model)
     own = {name: value for name, value in settings.items() if name not in _SETTINGS}
+    if not how:
+        model._defaults = own
+        return _Pyfunc(model)
     return _Wrapped(model, how, Path(path) / PYFUNC_FOLDER, own)

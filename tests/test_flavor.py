@@ -290,6 +290,26 @@ def test_what_the_session_refuses_reaches_the_client(save: Save, monkeypatch: py
     assert caught.value.get_http_status_code() == 400
 
 
+def test_a_pipelines_own_settings_become_defaults_of_its_params(
+    save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: the original scores by the `function_to_apply` that a server sets, and the published version does not."""
+    import mlflow
+    from mlflow.models import Model
+
+    source, seen = tmp_path / "source", []
+    source.mkdir()
+    logged = Model()
+    logged.add_flavor("python_function", loader_module="mlflow.transformers", config={"function_to_apply": "softmax"})
+    logged.save(str(source / "MLmodel"))
+    text = {"task": "text-classification", "defaults": {"function_to_apply": "softmax", "truncation": True}}
+    path = str(save(source_model=source, answer={"kind": "dict", "text": text}))
+    monkeypatch.setattr(flavor, "_open_processor", lambda _data, answer, *_: seen.append(answer["text"]["defaults"]))
+    mlflow.pyfunc.load_model(path)
+    mlflow.pyfunc.load_model(path, model_config={"function_to_apply": "none", "threads": 1})
+    assert seen == [text["defaults"], {"function_to_apply": "none", "truncation": True}]
+
+
 def test_a_loaded_model_says_that_it_cant_be_pickled(save: Save) -> None:
     """Broken: who hands a model to other processes reads `cannot pickle 'generator' object`."""
     import copy

@@ -126,8 +126,10 @@ def save_model(
     if "variants" in manifest:  # each has threads of its own
         settings = {**settings, "threads": None, "variant": None}
     wrapped = Path(source_model) if wraps and source_model is not None else None
-    if wrapped is not None:  # its code reads them as `context.model_config`
-        settings = {**_own_config(wrapped), **settings}
+    answer = manifest.get("answer", {})
+    if source_model is not None and (wraps or answer.get("text") or answer.get("media")):
+        # A custom pyfunc's code reads them as `context.model_config`; of a pipeline they are defaults of its params.
+        settings = {**_own_config(Path(source_model)), **settings}
     pyfunc.add_to_model(
         model,
         loader_module=LOADER_MODULE,
@@ -226,11 +228,11 @@ def _others(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [entry["manifest"] for entry in manifest.get("variants", {}).values() if entry["manifest"] is not None]
 
 
-def _own_config(wrapped: Path) -> dict[str, Any]:
-    """The `model_config` that a custom pyfunc was logged with."""
+def _own_config(source: Path) -> dict[str, Any]:
+    """The `model_config` that the source was logged with."""
     from mlflow.models import Model
 
-    config = Model.load(str(wrapped)).flavors.get("python_function", {}).get("config")
+    config = Model.load(str(source)).flavors.get("python_function", {}).get("config")
     return dict(config) if isinstance(config, Mapping) else {}
 
 
