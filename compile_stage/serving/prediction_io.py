@@ -160,7 +160,8 @@ def _from_frame(frame: Any, signature: Signature, columns: list[str] | None) -> 
     if names == columns and len(inputs) == 1:
         return {inputs[0].name: _matrix(frame, inputs[0])}  # to choose columns costs more than a small model
     held = dict(zip(map(str, names), frame.columns, strict=True))
-    if columns is not None and len(inputs) == 1:
+    unnamed = columns is not None and len(names) == len(columns) and not any(isinstance(name, str) for name in names)
+    if columns is not None and len(inputs) == 1 and not unnamed:  # pandas numbers columns that nobody named
         if missing := [column for column in columns if column not in held]:
             raise InputRefusedError(
                 f"the data frame lacks {', '.join(map(repr, missing))}; the model takes {', '.join(columns)}"

@@ -108,7 +108,7 @@ class CatBoostSource(Exporter):
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         model = _load(source)
         output = _signature(model, source).outputs[0].name
-        return tabular.prediction_format(source, [output], getattr(model, "classes_", None))
+        return tabular.prediction_format(source, [output], getattr(model, "classes_", None), fitted=_names(model))
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("catboost", "onnx")

@@ -94,12 +94,13 @@ class SklearnSource(Exporter):
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         estimator = _load(source)
+        fitted = _fitted_names(estimator)
         if _predict_fn(source) == "predict_proba":
-            return tabular.prediction_format(source, [tabular.PROBABILITIES])
+            return tabular.prediction_format(source, [tabular.PROBABILITIES], fitted=fitted)
         wanted = _signature(estimator, source)
         classes = getattr(estimator, "classes_", None)
         labels = _answer(estimator, wanted.inputs, source) if classes is None else classes
-        return tabular.prediction_format(source, [wanted.outputs[0].name], labels)
+        return tabular.prediction_format(source, [wanted.outputs[0].name], labels, fitted=fitted)
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("scikit-learn", "skl2onnx", "onnx")
@@ -143,6 +144,10 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     return _refuse_names(estimator, signature, source)
 
 
+def _fitted_names(estimator: Any) -> list[str]:
+    return [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+
+
 def _refuse_names(estimator: Any, signature: Signature, source: SourceModel) -> str | None:
     """The reason when the estimator refuses a data frame with the signature's columns, or answers it otherwise than the
     matrix that is compiled. Which steps compare the names, or pick columns by them, it alone knows: so it is asked,
@@ -152,7 +157,7 @@ def _refuse_names(estimator: Any, signature: Signature, source: SourceModel) -> 
     import pandas as pd
     from sklearn.compose import ColumnTransformer
 
-    fitted = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    fitted = _fitted_names(estimator)
     logged = list(mlmodel.columns(source) or ())
     if len(fitted) != len(logged) or logged == fitted:
         return None

@@ -225,15 +225,19 @@ def limited_threads(threads: int) -> Iterator[None]:
         yield
 
 
-def prediction_format(source: SourceModel, outputs: Sequence[str], classes: Any = None) -> Mapping[str, Any]:
+def prediction_format(
+    source: SourceModel, outputs: Sequence[str], classes: Any = None, *, fitted: Sequence[str] = ()
+) -> Mapping[str, Any]:
     """An array for an array and for a data frame alike, as the `predict` of all these frameworks does.
 
     Args:
+        fitted: Names of the columns that a framework compares with a data frame's. They tell its columns apart where no
+            signature does.
         classes: Labels in the type that the model answers, which a `label` takes again: ONNX has none but int64.
     """
     import numpy as np
 
-    columns = mlmodel.columns(source)
+    columns = mlmodel.columns(source) or (fitted if mlmodel.read(source).inputs is None else None)
     answered = np.asarray(classes).dtype if classes is not None and list(outputs) == [LABEL] else np.dtype(np.int64)
     return {
         **({"dtype": answered.name} if answered.kind in "iuf" and answered != np.int64 else {}),

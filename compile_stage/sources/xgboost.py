@@ -110,7 +110,8 @@ class XGBoostSource(Exporter):
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         model = _load(source)
         named, own = mlmodel.params(source), _own_params(model)
-        how = tabular.prediction_format(source, [_signature(model).outputs[0].name])
+        fitted = _booster(model).feature_names or ()
+        how = tabular.prediction_format(source, [_signature(model).outputs[0].name], fitted=fitted)
         compiled = {name: value for name, value in own.items() if name in named}
         return {**how, "params": compiled} if compiled else how
 

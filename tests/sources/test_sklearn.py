@@ -35,7 +35,7 @@ from sklearn.svm import LinearSVC, OneClassSVM
 
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, SourceModel, Target
-from compile_stage.serving.prediction_io import from_outputs, to_batch
+from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
 from compile_stage.sources import saved
 from compile_stage.sources.sklearn import SklearnSource
 
@@ -120,6 +120,21 @@ def test_classifiers_answer_with_labels_and_probabilities(tmp_path: Path, prove:
         label = session.run({"X": X.to_numpy()})["label"]
     np.testing.assert_array_equal(answer, label)
     assert answer.dtype.kind == label.dtype.kind
+
+
+def test_a_data_frames_columns_are_told_apart_by_name_without_a_signature(tmp_path: Path) -> None:
+    """Broken: a frame with its columns in another order, which the original refuses, is answered by the place of its
+    columns: wrongly, and without a word."""
+    estimator = scaled(LogisticRegression()).fit(X, Y)
+    mlflow.sklearn.save_model(estimator, tmp_path / "model", pip_requirements=["scikit-learn"])
+    source = source_of(tmp_path / "model", "sklearn")
+    model = SklearnSource().export(source, {}, tmp_path / "export")
+    how, answer = SklearnSource().prediction_format(source), estimator.predict(X)
+    for given in (X[COLUMNS[::-1]], X.assign(other=1.0), X, X.to_numpy(), X.set_axis(range(len(COLUMNS)), axis=1)):
+        batch = to_batch(given, model.signature, how)
+        np.testing.assert_array_equal(from_outputs(run_onnx(model, batch), given, how), answer)
+    with pytest.raises(InputRefusedError, match="the data frame lacks 'mean radius'"):
+        to_batch(X[COLUMNS[1:]], model.signature, how)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "uint8", "int64", "bool"])
