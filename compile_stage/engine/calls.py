@@ -276,7 +276,7 @@ def write_tokens(samples: Any, rows: list[int], generation: Any) -> list[list[in
     return written_by(open_session(), samples, rows, generation)
 
 
-def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: Any) -> float:
+def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: Any) -> dict[str, Any]:
     """`engine.predict_calls.open_predict`, in place of the model that is open."""
     close_model()
     return predict_calls.open_predict(source, compliance, target, samples, how)

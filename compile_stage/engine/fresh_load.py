@@ -77,7 +77,8 @@ def prepare(predict, asked):
     turns = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(turns)
     arrays = {name: np.load(file, allow_pickle=False) for name, file in asked["inputs"].items()}
-    return turns.PredictTurns(predict, turns.build_input(asked["how"], arrays, asked["rows"]))
+    warm = turns.PredictTurns(predict, turns.build_input(asked["how"], arrays, asked["rows"]))
+    return warm, turns.answer_parts(predict, asked["how"], arrays, warm.call_s)
 
 def tell(make):
     try:
@@ -98,9 +99,10 @@ for line in sys.stdin if task["stays"] else ():
     asked = json.loads(line)
     def answer():
         global turns
-        if asked:
-            turns = prepare(predict, asked)
-        return {"seconds": turns.call_s if asked else turns.turn()}
+        if not asked:
+            return {"seconds": turns.turn()}
+        turns, answers = prepare(predict, asked)
+        return {"seconds": turns.call_s, "answers": answers}
     tell(answer)
 if model is not None:
     model.close()
@@ -157,8 +159,9 @@ def load_published(
     return {"outputs": answer["outputs"], "predictions": answer["predictions"]}
 
 
-def prepare_published(samples: Any, batch_size: int, how: Any) -> float:
-    """Have predict() of the process that stayed called until it is warm; returns the seconds of a call.
+def prepare_published(samples: Any, batch_size: int, how: Any) -> dict[str, Any]:
+    """Have predict() of the process that stayed called until it is warm. Returns the seconds of a call (`seconds`) and
+    what it answers to some rows (`answers`, as `predict_turns.answer_parts`).
 
     Args:
         how: What it is given (`measure.predict_turns.build_input`), made of the first batch of the samples.
@@ -169,9 +172,11 @@ def prepare_published(samples: Any, batch_size: int, how: Any) -> float:
     from compile_stage.measure import predict_turns
 
     process = _stayed()
-    files = process.keep({} if how["kind"] == "items" else _first_batch(samples, batch_size), "timed")
+    rows = max(batch_size, predict_turns.COMPARED_ROWS)
+    files = process.keep({} if how["kind"] == "items" else _first_batch(samples, rows), "timed")
     asked = {"how": how, "rows": batch_size, "inputs": files, "turns": str(predict_turns.__file__)}
-    return float(process.ask(asked)["seconds"])
+    prepared = process.ask(asked)
+    return {"seconds": float(prepared["seconds"]), "answers": prepared["answers"]}
 
 
 def time_published() -> float:

@@ -27,14 +27,15 @@ def describe_predict(source: Any, compliance: Any, signature: Any, predictions: 
     return original_predict.describe_input(model, revive(Signature, signature), revive(Predictions | None, predictions))
 
 
-def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: Any) -> float:
-    """Load the original's pyfunc and call it until it is warm; it stays open. Returns the seconds of a call.
+def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: Any) -> dict[str, Any]:
+    """Load the original's pyfunc and call it until it is warm; it stays open. Returns the seconds of a call (`seconds`)
+    and what it answers to some rows (`answers`, as `predict_turns.answer_parts`).
 
     Args:
         how: From `describe_predict`.
         target: Its threads, its device, and the first of its batch sizes.
     """
-    from compile_stage.measure.predict_turns import PredictTurns, build_input
+    from compile_stage.measure.predict_turns import PredictTurns, answer_parts, build_input
     from compile_stage.measure.samples import open_samples
     from compile_stage.sources import original_predict
 
@@ -44,13 +45,14 @@ def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: A
     with ExitStack() as stack:
         loaded = stack.enter_context(original_predict.open_predict(model, revive(Compliance, compliance), where))
         try:
-            given = build_input(how, open_samples(revive(SampleSet, samples)).inputs, where.batch_sizes[0])
-            turns = PredictTurns(loaded.predict, given)
+            inputs = open_samples(revive(SampleSet, samples)).inputs
+            turns = PredictTurns(loaded.predict, build_input(how, inputs, where.batch_sizes[0]))
+            answers = answer_parts(loaded.predict, how, inputs, turns.call_s)
         except Exception as error:
             line = (str(error).strip().splitlines() or [""])[0][:300]
             raise SourceError(f"its predict() does not take the samples: {type(error).__name__}: {line}") from error
         _opened = stack.pop_all(), turns
-        return turns.call_s
+        return {"seconds": turns.call_s, "answers": answers}
     raise AssertionError("unreachable")
 
 

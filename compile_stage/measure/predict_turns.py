@@ -19,6 +19,9 @@ WARM_UP_S = 0.2
 QUICK_S = 0.02  # calls shorter than this are preceded by one that is not timed: the other process had the caches
 _SETTLE_S = 0.25
 _ARRAY = "npy:"  # as `serving.predictions` writes arrays among texts
+COMPARED_ROWS = 16
+_LONG_S = 2.0  # a call of more rows takes several times as long
+_MOST_VALUES = 1_000_000  # of a part of an answer
 
 
 def build_input(how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int) -> Any:
@@ -45,6 +48,53 @@ def build_input(how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int) ->
         return _frame(_columns(how["columns"], batch))
     typed = {name: _cast(name, values, how["dtypes"].get(name)) for name, values in batch.items()}
     return typed if how["kind"] == "dict" else next(iter(typed.values()))
+
+
+def answer_parts(
+    predict: Callable[[Any], Any], how: Mapping[str, Any], arrays: Mapping[str, Any], call_s: float
+) -> dict[str, str] | None:
+    """What predict() answers to `COMPARED_ROWS` rows: name → numbers as `npy:` and base64, by column, key, or "" for an
+    answer of one part. None where nothing of it is numbers, the call would take long, or so many rows are refused.
+
+    Args:
+        call_s: Seconds of a call of the rows that are timed.
+    """
+    if how["kind"] == "items" or call_s > _LONG_S:  # answers to texts, pictures and recordings are compared elsewhere
+        return None
+    try:
+        answer = predict(build_input(how, arrays, COMPARED_ROWS))
+    except Exception:  # noqa: BLE001 - a model that is fixed to other rows: its own answers are proven in `run`
+        return None
+    parts = {name: np.asarray(values) for name, values in _named(answer)}
+    kept = {name: part for name, part in parts.items() if part.dtype.kind in "biuf" and part.size <= _MOST_VALUES}
+    return {name: _written(part) for name, part in kept.items()} or None
+
+
+def _named(answer: Any) -> list[tuple[str, Any]]:
+    if hasattr(answer, "columns") and hasattr(answer, "to_numpy"):
+        return [(str(name), _stacked(answer[name].to_numpy())) for name in answer.columns]
+    if isinstance(answer, Mapping):
+        return [(str(name), values) for name, values in answer.items()]
+    try:
+        return [("", np.asarray(answer))]
+    except ValueError:  # lists of different lengths
+        return []
+
+
+def _stacked(cells: Any) -> Any:
+    """A column whose cells are arrays as one array."""
+    if cells.dtype == object and len(cells) and isinstance(cells[0], np.ndarray | list):
+        try:
+            return np.stack([np.asarray(cell) for cell in cells])
+        except ValueError:
+            return cells
+    return cells
+
+
+def _written(part: Any) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, part, allow_pickle=False)
+    return _ARRAY + base64.b64encode(buffer.getvalue()).decode()
 
 
 class PredictTurns:

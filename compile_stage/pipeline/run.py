@@ -120,16 +120,20 @@ def run(progress: RunState, context: Context, plan: Plan) -> None:
             progress.outcome = ended_by(error, "refused")
             progress.write_reports()
             return
-        # Still with the original's worker: its predict() takes turns with the winner's, where that is loaded anyway.
         with progress.folder_lock():
             _package(progress, context, plan, origin)
             progress.outcome = outcome_of(progress.targets)
-            comparison = PredictComparison(context, source_worker, plan)
+            try:
+                _compare_predicts(progress, context, plan, PredictComparison(context, source_worker, plan))
+            except GateError as error:  # what was packaged has a verdict that does not hold for it
+                _remove_packaged(progress)
+                progress.outcome = ended_by(error, "failed")
+                progress.write_reports()
+                return
             if progress.options.publish:
                 _publish(progress, context, plan, origin)
                 if progress.options.promote and progress.outcome.exit_code == EXIT_OK:
-                    _promote(progress, context, plan, comparison)
-            _compare_predicts(progress, context, plan, comparison)
+                    _promote(progress, context, plan)
             _profile(progress, context, plan, source_worker)
             attach_reports(context, plan.source, progress.targets, progress.write_reports())
 
@@ -267,7 +271,11 @@ def _join(progress: RunState, context: Context, plan: Plan, origin: Origin, memb
 
 
 def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparison: PredictComparison) -> None:
-    """Each winner's predict() beside the original's, where promotion has not seen to it: of what was packaged."""
+    """Each winner's predict() beside the original's: of what was packaged, before anybody has it.
+
+    Raises:
+        GateError: One answers otherwise.
+    """
     for target in progress.targets:
         bundle, winner = target.bundle, target.winner
         if bundle is None or winner is None or winner.artifact is None or target.predict_speedup is not None:
@@ -281,6 +289,12 @@ def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparis
             loading = load_model_dir(context, bundle, where, limits, trust)
             found = comparison.known(target) or comparison.take(target, partial(stack.enter_context, loading))
         _put(progress, replace(target, predict_speedup=found))
+
+
+def _remove_packaged(progress: RunState) -> None:
+    if progress.folder is not None:
+        remove_bundles(progress.folder, [target.policy for target in progress.targets])
+    progress.targets = tuple(replace(target, bundle=None) for target in progress.targets)
 
 
 def _late_for_predict(context: Context, plan: Plan) -> str:
@@ -305,13 +319,13 @@ def _demanded_trust(progress: RunState, plan: Plan) -> Trust | None:
     return progress.trust if demanded else None
 
 
-def _promote(progress: RunState, context: Context, plan: Plan, comparison: PredictComparison) -> None:
+def _promote(progress: RunState, context: Context, plan: Plan) -> None:
     """Move each target's alias, or say why it stays; one that stays keeps no other from moving, and a required one
     fails the run."""
     problems = []
     for target in progress.targets:
         try:
-            _put(progress, _promote_target(progress, context, plan, target, comparison))
+            _put(progress, _promote_target(progress, context, plan, target))
         except GateError as error:
             if target.policy.target.required:
                 problems.append(str(error))
@@ -322,9 +336,7 @@ def _promote(progress: RunState, context: Context, plan: Plan, comparison: Predi
         progress.outcome = RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(problems))
 
 
-def _promote_target(
-    progress: RunState, context: Context, plan: Plan, target: TargetResult, comparison: PredictComparison
-) -> TargetResult:
+def _promote_target(progress: RunState, context: Context, plan: Plan, target: TargetResult) -> TargetResult:
     alias = alias_of(target)
     if alias is None or target.receipt is None:
         return target
@@ -332,17 +344,8 @@ def _promote_target(
     version = replace(shipped(context, plan.source, target, trust), predictions=target.predictions)
     artifact, where = version.artifact, target.policy.target
     limits = WorkerLimits.within(plan.policy.budget, where.threads, plugins.interpreter_of(artifact.backend))
-    found, receipt = [comparison.known(target)], target.receipt
-    packaged = target
-
-    def compare_predicts(worker: Worker) -> None:
-        found.append(comparison.take(packaged, lambda: worker))
-
-    wanted = found == [None] and plan.policy.budget.predict_seconds > 0 and not _late_for_predict(context, plan)
-    meanwhile = compare_predicts if wanted else None
-    demand_served(context, version, where, target.samples["validation"], limits, trust, meanwhile)
-    target = replace(target, predict_speedup=found[-1])
-    _put(progress, target)
+    receipt = target.receipt
+    demand_served(context, version, where, target.samples["validation"], limits, trust)
     for attempt in range(1, _PROMOTIONS + 1):
         before, successor = incumbent(context, plan.source, receipt, alias, artifact), None
         if before.newer:

@@ -173,7 +173,8 @@ class Budget(Section):
         description="Calls in a row before a candidate may win, their answers checked at random, in seconds; 0: none."
     )
     predict_seconds: Distance = Field(
-        description="The winner's predict() and the original's in turns, as MLflow loads them, in seconds; 0: none."
+        description="The winner's predict() and the original's, as MLflow loads them: their answers are compared, and "
+        "both are timed in turns, in seconds; 0: neither."
     )
     search_minutes: Distance = Field(
         description="Where a target says `ladder: true`: the search over combinations of its runtime's settings, in "

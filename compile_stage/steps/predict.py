@@ -1,4 +1,5 @@
-"""Winner → how much faster its predict() is than the original's, both loaded by MLflow, each in a process of its own.
+"""Winner → whether its predict() answers as the original's, and how much faster it is: both loaded by MLflow, each in a
+process of its own.
 
 A custom pyfunc is compared within its validation (`measure.whole_predict`), and keeps that figure.
 """
@@ -6,7 +7,7 @@ A custom pyfunc is compared within its validation (`measure.whole_predict`), and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -18,10 +19,11 @@ from compile_stage.core import plugins
 from compile_stage.core.baseline import baseline_target
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
-from compile_stage.core.errors import CompileStageError, WorkerError
+from compile_stage.core.errors import CompileStageError, GateError, WorkerError
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Candidate, Plan, PredictSpeedup, TargetResult
 from compile_stage.measure import stats
+from compile_stage.measure.predict_answers import refuse_answers
 from compile_stage.measure.whole_predict import SPEEDUP
 
 PAIRS = 31
@@ -73,7 +75,7 @@ class PredictComparison:
         }
         try:
             made = self.context.cached(
-                "predict-speedup/1",
+                "predict-speedup/2",
                 where.name,
                 key,
                 lambda _: self._measured(target, load),
@@ -103,9 +105,11 @@ class PredictComparison:
                 "open_predict", source=source, compliance=compliance, target=where, samples=samples, how=how,
             )  # fmt: skip
             try:
-                original_s, served = self._side_by_side(opening, load)
-                compiled_s = served.call("prepare_published", samples=samples, batch_size=where.batch_sizes[0], how=how)
-                pairs = self._take_turns(served, original_s + compiled_s)
+                original, served = self._side_by_side(opening, load)
+                rows = where.batch_sizes[0]
+                compiled = served.call("prepare_published", samples=samples, batch_size=rows, how=how)
+                self._demand_alike(winner, original["answers"], compiled["answers"])
+                pairs = self._take_turns(served, original["seconds"] + compiled["seconds"])
             except Exception:
                 # What the worker that is gone says to a further call must not take the place of what ended it. After
                 # Ctrl-C it is gone always, and its word for that would be taken for a failure of the model's.
@@ -113,14 +117,31 @@ class PredictComparison:
                     self.source_worker.call("close_predict")
                 raise
             self.source_worker.call("close_predict")
-        except WorkerError:
+        except (WorkerError, GateError):
             raise
         except CompileStageError as error:
             return PredictSpeedup(reason=error.problem)
         rows = 1 if how.get("each") else where.batch_sizes[0]
         return judge(pairs, rows, str(how["words"]), self.plan.policy.data.seed)
 
-    def _side_by_side(self, opening: Callable[[], float], load: Callable[[], Worker]) -> tuple[float, Worker]:
+    def _demand_alike(
+        self, winner: Candidate, original: Mapping[str, str] | None, compiled: Mapping[str, str] | None
+    ) -> None:
+        """Raise GateError where the published predict() answers otherwise than the original's. Where a waiver let
+        answers through, nobody knows how far off they may be."""
+        if winner.verdict is not None and any(check.waived for check in winner.verdict.checks):
+            return
+        if (reason := refuse_answers(original, compiled)) is not None:
+            raise GateError(
+                f"{winner.job.id} holds every gate, and predict() of its published model does not answer as the "
+                f"original's: {reason}",
+                fix="call both with the same rows; if the original is right, report it as a bug",
+                where=self.plan.source.uri,
+            )
+
+    def _side_by_side(
+        self, opening: Callable[[], dict[str, Any]], load: Callable[[], Worker]
+    ) -> tuple[dict[str, Any], Worker]:
         """Both are loaded at the same time: each reads Python packages for more than a second, on one core."""
         with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
             loading = pool.submit(copy_context().run, load)

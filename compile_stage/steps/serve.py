@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,6 @@ def demand_served(
     samples: SampleSet | None,
     limits: WorkerLimits,
     trust: Trust | None,
-    meanwhile: Callable[[Worker], object] | None = None,
 ) -> str:
     """Load the files of a published version by MLflow in a new process, in a worker's confinement, and compare what it
     answers there to the first batch of the samples with what the proven artifact answers here. Returns what was looked
@@ -51,7 +50,6 @@ def demand_served(
     Args:
         samples: None to load it only; so it is too where they are synthetic and the proven artifact does not take them.
         trust: Whose signatures it is loaded with.
-        meanwhile: Given the worker while the version is loaded there; not called where it was looked at before.
 
     Raises:
         GateError: It can't be loaded there, or answers otherwise.
@@ -75,7 +73,7 @@ def demand_served(
         "serve/2",
         target.name,
         key,
-        lambda _: _looked_at(context, version, target, samples, (limits, trust, meanwhile)),
+        lambda _: _looked_at(context, version, target, samples, (limits, trust)),
     )
     return str(made.value)
 
@@ -111,15 +109,15 @@ def _looked_at(
     version: FetchedVersion,
     target: Target,
     samples: SampleSet | None,
-    given: tuple[WorkerLimits, Trust | None, Callable[[Worker], object] | None],
+    given: tuple[WorkerLimits, Trust | None],
 ) -> str:
-    uri, (limits, trust, meanwhile) = version.uri, given
+    uri, (limits, trust) = version.uri, given
     with (
         tempfile.TemporaryDirectory(dir=context.scratch) as scratch,
         context.worker(f"serve {target.name}", limits) as worker,
     ):
         try:
-            answers, own = _answers(worker, version, target, samples, (Path(scratch), trust, meanwhile))
+            answers, own = _answers(worker, version, target, samples, (Path(scratch), trust))
         except CompileStageError as error:
             raise GateError(
                 f"{uri} was published, and serving can't load it: {error.problem}",
@@ -161,15 +159,15 @@ def _answers(
     version: FetchedVersion,
     target: Target,
     samples: SampleSet | None,
-    given: tuple[Path, Trust | None, Callable[[Worker], object] | None],
+    given: tuple[Path, Trust | None],
 ) -> tuple[dict[str, Any], dict[str, str] | None]:
     """What it answers when it is served, and the files of what the proven artifact answers; None for these where there
     is nothing to ask both.
 
     Args:
-        given: A folder for the files, whose signatures it is loaded with, and what is done while it is loaded.
+        given: A folder for the files, and whose signatures it is loaded with.
     """
-    into, trust, meanwhile = given
+    into, trust = given
     own = _proven(worker, version, target, samples, into) if samples is not None and not samples.real else None
     asked = samples if own is not None or (samples is not None and samples.real) else None
     answers = worker.call(
@@ -180,11 +178,7 @@ def _answers(
         batch_size=target.batch_sizes[0],
         into=str(into / "served"),
         questions=_questions(version.predictions) if version.predictions is not None else None,
-        stays=meanwhile is not None,
     )
-    if meanwhile is not None:
-        meanwhile(worker)
-        worker.call("close_published")
     if asked is None:
         return answers, None
     # Of real samples only now: two open models need twice the memory.

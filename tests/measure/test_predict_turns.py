@@ -108,7 +108,9 @@ class WorkerThatEnds:
         if function in self._raises:
             self._over = True
             raise self._raises[function]
-        return {"describe_predict": {"words": "an array"}}.get(function, 0.001)
+        prepared = {"seconds": 0.001, "answers": None}
+        answers = {"describe_predict": {"words": "an array"}, "open_predict": prepared, "prepare_published": prepared}
+        return answers.get(function, 0.001)
 
 
 def compared(raises: dict[str, BaseException]) -> PredictSpeedup | None:
@@ -127,7 +129,7 @@ def compared(raises: dict[str, BaseException]) -> PredictSpeedup | None:
     )  # fmt: skip
     target = SimpleNamespace(
         bundle=SimpleNamespace(digest=""),
-        winner=SimpleNamespace(artifact=SimpleNamespace(backend="onnxruntime", signature=None)),
+        winner=SimpleNamespace(artifact=SimpleNamespace(backend="onnxruntime", signature=None), verdict=None),
         policy=SimpleNamespace(target=where),
         samples={"validation": SimpleNamespace(digest="")},
         predictions=None,

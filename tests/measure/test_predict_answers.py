@@ -1,0 +1,69 @@
+"""Answers of two predict()s to the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from compile_stage.measure.predict_answers import refuse_answers
+from compile_stage.measure.predict_turns import COMPARED_ROWS, answer_parts
+
+HOW = {"kind": "array", "dtypes": {}}
+ROWS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+
+
+def parts(predict: Any, how: Any = HOW, call_s: float = 0.0) -> dict[str, str] | None:
+    return answer_parts(predict, how, {"x": ROWS}, call_s)
+
+
+def labels(rows: Any) -> Any:
+    return (rows[:, 0] > 0).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("original", "published"),
+    [
+        (lambda rows: rows, lambda rows: rows * np.float32(1.01)),
+        (labels, lambda rows: labels(rows).astype(np.float64)),
+        (labels, lambda rows: labels(rows).reshape(-1, 1)),
+        (lambda rows: {"a": rows}, lambda rows: pd.DataFrame({"a": list(rows)})),
+        (lambda rows: pd.Series(rows[:, 0]), lambda rows: rows[:, 0].tolist()),
+        (lambda _: ["text"] * COMPARED_ROWS, lambda rows: rows),
+        (lambda rows: rows, lambda rows: 1 / 0),
+        (lambda rows: rows[:, 0] * np.nan, lambda rows: rows[:, 0] * np.nan),
+    ],
+    ids=["rounded", "labels' type", "a column", "frame of a dict", "series", "texts", "refused", "missing"],
+)
+def test_the_same_answers(original: Any, published: Any) -> None:
+    """Broken: a right model is refused for the form of its answers, or for what nobody can compare."""
+    assert refuse_answers(parts(original), parts(published)) is None
+
+
+@pytest.mark.parametrize(
+    ("original", "published", "says"),
+    [
+        (lambda rows: rows, lambda rows: 3 * rows, r"its answer is another one in 1\d of 16 rows: 0\.\d+, "),
+        (labels, lambda rows: 1 - labels(rows), "its answer is another one in 16 of 16 rows"),
+        (labels, lambda rows: rows, r"its answer has the shape \[16, 3\], and the original's \[16\]"),
+        (lambda rows: {"a": rows}, lambda rows: {"b": rows}, "it answers 'b', and the original 'a'"),
+        (lambda rows: {"a": rows}, lambda rows: rows, "it answers one array, and the original 'a'"),
+        (lambda rows: {"a": rows}, lambda rows: {"a": np.zeros_like(rows)}, "its answer of a is another one in"),
+    ],
+    ids=["scaled", "other labels", "another output", "another name", "no names", "zeros"],
+)
+def test_other_answers(original: Any, published: Any, says: str) -> None:
+    """Broken: a published model that answers another of its outputs, or with its columns mixed up, passes."""
+    import re
+
+    reason = refuse_answers(parts(original), parts(published))
+    assert reason is not None
+    assert re.search(says, reason), reason
+
+
+def test_what_is_not_asked_twice() -> None:
+    """Broken: a model whose call takes seconds, or texts, whose answers are compared elsewhere, are asked here too."""
+    assert parts(labels, call_s=10.0) is None
+    assert parts(labels, {"kind": "items", "texts": ["a"], "column": "", "each": False}) is None
