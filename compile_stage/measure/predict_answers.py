@@ -18,7 +18,7 @@ from compile_stage.measure.resemblance import UNJUDGED_ROWS, measure_resemblance
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
 
-_ARRAY = "npy:"
+_ARRAY, _TEXT = "npy:", "text"
 
 
 def refuse_answers(original: Mapping[str, str] | None, published: Mapping[str, str] | None) -> str | None:
@@ -36,9 +36,13 @@ def refuse_answers(original: Mapping[str, str] | None, published: Mapping[str, s
     if set(original) != set(published):
         return f"it answers {_listed(published)}, and the original {_listed(original)}"
     for name, text in original.items():
+        of, kinds = f" of {name}" if name else "", {_kind(text), _kind(published[name])}
+        if "" in kinds or kinds == {_TEXT}:
+            continue
+        if len(kinds) > 1:
+            return f"its answer{of} is {_kind(published[name])}, and the original's {_kind(text)}"
         was, now = _read(text), _read(published[name])
-        of = f" of {name}" if name else ""
-        if was.size != now.size or not was.ndim or not now.ndim or len(was) != len(now):
+        if was.size != now.size or len(was) != len(now):
             return f"its answer{of} has the shape {list(now.shape)}, and the original's {list(was.shape)}"
         was, now = (values.reshape(len(was), -1) for values in (was, now))
         if "f" in (was.dtype.kind, now.dtype.kind):
@@ -54,6 +58,11 @@ def refuse_answers(original: Mapping[str, str] | None, published: Mapping[str, s
     return None
 
 
+def _kind(part: str) -> str:
+    """`numbers`, `text`, or empty for what is not compared."""
+    return "numbers" if part.startswith(_ARRAY) else part
+
+
 def _listed(parts: Mapping[str, str]) -> str:
     return ", ".join(map(repr, sorted(parts))) if any(parts) else "one array"
 
@@ -64,5 +73,4 @@ def _first(row: Array) -> str:
 
 
 def _read(text: str) -> Array:
-    array: Array = np.load(io.BytesIO(base64.b64decode(text.removeprefix(_ARRAY))), allow_pickle=False)
-    return array
+    return np.atleast_1d(np.load(io.BytesIO(base64.b64decode(text.removeprefix(_ARRAY))), allow_pickle=False))

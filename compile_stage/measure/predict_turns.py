@@ -53,8 +53,9 @@ def build_input(how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int) ->
 def answer_parts(
     predict: Callable[[Any], Any], how: Mapping[str, Any], arrays: Mapping[str, Any], call_s: float
 ) -> dict[str, str] | None:
-    """What predict() answers to `COMPARED_ROWS` rows: name → numbers as `npy:` and base64, by column, key, or "" for an
-    answer of one part. None where nothing of it is numbers, the call would take long, or so many rows are refused.
+    """What predict() answers to `COMPARED_ROWS` rows: name → numbers as `npy:` and base64, `text` of texts, empty of
+    whatever else; by column, by key, or "" for an answer of one part. None where the call would take long, or so many
+    rows are refused.
 
     Args:
         call_s: Seconds of a call of the rows that are timed.
@@ -65,9 +66,7 @@ def answer_parts(
         answer = predict(build_input(how, arrays, COMPARED_ROWS))
     except Exception:  # noqa: BLE001 - a model that is fixed to other rows: its own answers are proven in `run`
         return None
-    parts = {name: np.asarray(values) for name, values in _named(answer)}
-    kept = {name: part for name, part in parts.items() if part.dtype.kind in "biuf" and part.size <= _MOST_VALUES}
-    return {name: _written(part) for name, part in kept.items()} or None
+    return {name: _written(values) for name, values in _named(answer)}
 
 
 def _named(answer: Any) -> list[tuple[str, Any]]:
@@ -78,7 +77,7 @@ def _named(answer: Any) -> list[tuple[str, Any]]:
     try:
         return [("", np.asarray(answer))]
     except ValueError:  # lists of different lengths
-        return []
+        return [("", None)]
 
 
 def _stacked(cells: Any) -> Any:
@@ -91,7 +90,17 @@ def _stacked(cells: Any) -> Any:
     return cells
 
 
-def _written(part: Any) -> str:
+def _written(values: Any) -> str:
+    part = np.asarray(values)
+    if part.dtype == object and part.size <= _MOST_VALUES:  # of pandas, or of rows of different lengths
+        try:
+            part = np.asarray(part.tolist())
+        except ValueError:
+            return ""
+    if part.dtype.kind == "U":
+        return "text"
+    if part.dtype.kind not in "biuf" or part.size > _MOST_VALUES:
+        return ""
     buffer = io.BytesIO()
     np.save(buffer, part, allow_pickle=False)
     return _ARRAY + base64.b64encode(buffer.getvalue()).decode()

@@ -31,11 +31,28 @@ def labels(rows: Any) -> Any:
         (labels, lambda rows: labels(rows).reshape(-1, 1)),
         (lambda rows: {"a": rows}, lambda rows: pd.DataFrame({"a": list(rows)})),
         (lambda rows: pd.Series(rows[:, 0]), lambda rows: rows[:, 0].tolist()),
-        (lambda _: ["text"] * COMPARED_ROWS, lambda rows: rows),
+        (lambda _: ["text"] * COMPARED_ROWS, lambda _: np.array(["text"] * COMPARED_ROWS, object)),
+        (lambda rows: pd.DataFrame({"a": pd.array(labels(rows), "Int64")}), lambda rows: {"a": labels(rows)}),
+        (lambda rows: [{"score": 1.0}] * len(rows), lambda rows: rows),
+        (lambda rows: rows[0, 0], lambda rows: float(rows[0, 0])),
+        (lambda rows: [rows[0], rows[:2, 0]], lambda rows: rows),
         (lambda rows: rows, lambda rows: 1 / 0),
         (lambda rows: rows[:, 0] * np.nan, lambda rows: rows[:, 0] * np.nan),
     ],
-    ids=["rounded", "labels' type", "a column", "frame of a dict", "series", "texts", "refused", "missing"],
+    ids=[
+        "rounded",
+        "labels' type",
+        "a column",
+        "frame of a dict",
+        "series",
+        "texts",
+        "pandas' own",
+        "dicts",
+        "one number",
+        "ragged",
+        "refused",
+        "missing",
+    ],
 )
 def test_the_same_answers(original: Any, published: Any) -> None:
     """Broken: a right model is refused for the form of its answers, or for what nobody can compare."""
@@ -49,10 +66,11 @@ def test_the_same_answers(original: Any, published: Any) -> None:
         (labels, lambda rows: 1 - labels(rows), "its answer is another one in 16 of 16 rows"),
         (labels, lambda rows: rows, r"its answer has the shape \[16, 3\], and the original's \[16\]"),
         (lambda rows: {"a": rows}, lambda rows: {"b": rows}, "it answers 'b', and the original 'a'"),
+        (lambda _: ["text"] * COMPARED_ROWS, labels, "its answer is numbers, and the original's text"),
         (lambda rows: {"a": rows}, lambda rows: rows, "it answers one array, and the original 'a'"),
         (lambda rows: {"a": rows}, lambda rows: {"a": np.zeros_like(rows)}, "its answer of a is another one in"),
     ],
-    ids=["scaled", "other labels", "another output", "another name", "no names", "zeros"],
+    ids=["scaled", "other labels", "another output", "another name", "numbers", "no names", "zeros"],
 )
 def test_other_answers(original: Any, published: Any, says: str) -> None:
     """Broken: a published model that answers another of its outputs, or with its columns mixed up, passes."""
