@@ -277,7 +277,8 @@ def _frame(outputs: Mapping[str, Array], kind: str, index: Any) -> Any:
     if kind == "array" and len(outputs) == 1:
         only = next(iter(outputs.values()))
         return pd.DataFrame(only if only.ndim <= 2 else {0: list(only)}, index=index)
-    if kind == "dict":  # MLflow's own ONNX flavor flattens each output, and drops the index
+    if kind == "dict" and len({array.size for array in outputs.values()}) == 1:
+        # MLflow's own ONNX flavor flattens each output, and drops the index; it fails where they differ in size.
         return pd.DataFrame({name: array.reshape(-1) for name, array in outputs.items()})
     return pd.DataFrame({name: _cells(array) for name, array in outputs.items()}, index=index)
 

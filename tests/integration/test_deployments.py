@@ -99,7 +99,8 @@ def test_a_deployment_is_an_alias_from_its_making_to_its_end(
     answers = json.loads((tmp_path / "answers.json").read_text())["predictions"]
     expected = pyfunc.load_model(registered).predict({"x": inputs})
     for output in ("y", "z"):
-        np.testing.assert_allclose(answers[output], expected[output], rtol=1e-4, atol=1e-4)
+        rows = [answer[output] for answer in answers]
+        np.testing.assert_allclose(rows, expected[output], rtol=1e-4, atol=1e-4)
     (tmp_path / "inputs.json").write_text(json.dumps([{"x": [1, 2]}]))
     misfit = deployments("predict", *ON, "--name", "net-prod", "-I", "inputs.json")
     assert misfit.exit_code == 2, misfit.output

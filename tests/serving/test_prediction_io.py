@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.serving.prediction_io import InputRefusedError, to_batch
+from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="X", dtype="float32", shape=("batch", 3)),),
@@ -76,3 +76,13 @@ def test_pandas_is_not_imported_where_none_came_in() -> None:
     """Broken: a service that hands arrays or dicts over pays for pandas, in memory and in its first answer."""
     done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_frame_is_answered_row_by_row_where_outputs_differ_in_size() -> None:
+    """Broken: rows that are asked for as a frame, as `mlflow deployments predict` does, are refused with pandas' words
+    about arrays of one length, as by MLflow's own ONNX flavor."""
+    frame = pd.DataFrame({"x": [[1.0, 2.0], [3.0, 4.0]]})
+    how = {"kind": "dict", "outputs": ["y", "z"], "columns": None, "frame_in_frame_out": True}
+    answered = from_outputs({"y": np.ones((2, 1)), "z": np.arange(6.0).reshape(2, 3)}, frame, how)
+    assert [list(map(float, row)) for row in answered["z"]] == [[0, 1, 2], [3, 4, 5]]
+    assert answered["y"].tolist() == [1, 1]
