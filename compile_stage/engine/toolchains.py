@@ -161,13 +161,13 @@ def _name(asked: str, *, made: bool = True) -> str:
         return asked
     if asked in plugins.names("sources") and (name := plugins.load("sources", asked).capabilities.toolchain):
         return name
+    have = f"those that have one: {', '.join(users) or 'none'}"
     if asked not in plugins.names("backends"):
         near = did_you_mean(asked, list(users))
-        have = f"did you mean {near}?" if near else f"those that have one: {', '.join(users) or 'none'}"
-        raise UsageError(f"no backend or source called {asked!r} has a toolchain of its own", fix=have)
+        problem = f"no backend or source called {asked!r} has a toolchain of its own"
+        raise UsageError(problem, fix=f"did you mean {near}?" if near else have)
     if made:
-        have = ", ".join(users) or "none"
-        raise UsageError(f"the backend {asked} has no toolchain of its own", fix=f"those that have one: {have}")
+        raise UsageError(f"the backend {asked} has no toolchain of its own", fix=have)
     return asked
 
 

@@ -23,10 +23,10 @@ BY_INTERVAL = (*_TIMED, *SERVED_GATES)
 PERFORMANCE = (*BY_INTERVAL, "size_mb", "memory_mb")
 """Every gate on performance; each compares figures as they are recorded, without slack."""
 
-TOKEN_SPEEDS = ("ttft_p95_ms", "tpot_p95_ms", "tokens_per_s")
-"""Gates on models that are measured token by token."""
-
 _OF_TOKENS = {"ttft_p95_ms": ("time to the first token", FIRST), "tpot_p95_ms": ("time per output token", NEXT)}
+
+TOKEN_SPEEDS = (*_OF_TOKENS, "tokens_per_s")
+"""Gates on models that are measured token by token."""
 
 
 def calls_needed(gates: Sequence[Gate]) -> int:

@@ -6,19 +6,18 @@ types, params, which output is answered) is seen here only.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from compile_stage.measure.predict_turns import ARRAY, read_item
 from compile_stage.measure.resemblance import UNJUDGED_ROWS, measure_resemblance
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
 
-_ARRAY, _TEXT = "npy:", "text"
+_TEXT = "text"
 
 
 def refuse_answers(original: Mapping[str, str] | None, published: Mapping[str, str] | None) -> str | None:
@@ -41,7 +40,7 @@ def refuse_answers(original: Mapping[str, str] | None, published: Mapping[str, s
             continue
         if len(kinds) > 1:
             return f"its answer{of} is {_kind(published[name])}, and the original's {_kind(text)}"
-        was, now = _read(text), _read(published[name])
+        was, now = (np.atleast_1d(read_item(part)) for part in (text, published[name]))
         if was.size != now.size or len(was) != len(now):
             return f"its answer{of} has the shape {list(now.shape)}, and the original's {list(was.shape)}"
         was, now = (values.reshape(len(was), -1) for values in (was, now))
@@ -60,7 +59,7 @@ def refuse_answers(original: Mapping[str, str] | None, published: Mapping[str, s
 
 def _kind(part: str) -> str:
     """`numbers`, `text`, or empty for what is not compared."""
-    return "numbers" if part.startswith(_ARRAY) else part
+    return "numbers" if part.startswith(ARRAY) else part
 
 
 def _listed(parts: Mapping[str, str]) -> str:
@@ -70,7 +69,3 @@ def _listed(parts: Mapping[str, str]) -> str:
 def _first(row: Array) -> str:
     shown = ", ".join(f"{value:.4g}" for value in row[:3].tolist())
     return f"{shown}, ..." if len(row) > 3 else shown
-
-
-def _read(text: str) -> Array:
-    return np.atleast_1d(np.load(io.BytesIO(base64.b64decode(text.removeprefix(_ARRAY))), allow_pickle=False))

@@ -18,7 +18,7 @@ WARM_UP_CALLS = 5
 WARM_UP_S = 0.2
 QUICK_S = 0.02  # calls shorter than this are preceded by one that is not timed: the other process had the caches
 _SETTLE_S = 0.25
-_ARRAY = "npy:"  # as `serving.predictions` writes arrays among texts
+ARRAY = "npy:"  # as `serving.predictions` writes arrays among texts
 COMPARED_ROWS = 16
 _LONG_S = 2.0  # a call of more rows takes several times as long
 _MOST_VALUES = 1_000_000  # of a part of an answer
@@ -37,7 +37,7 @@ def build_input(how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int) ->
         ValueError: The samples do not fill the columns, or a value does not fit a column's type.
     """
     if how["kind"] == "items":
-        items = [_item(text) for text in how["texts"]]
+        items = [read_item(text) for text in how["texts"]]
         if how["each"]:
             return items[0]
         chosen = [items[number % len(items)] for number in range(rows)]
@@ -66,44 +66,29 @@ def answer_parts(
         answer = predict(build_input(how, arrays, COMPARED_ROWS))
     except Exception:  # noqa: BLE001 - a model that is fixed to other rows: its own answers are proven in `run`
         return None
-    return {name: _written(values) for name, values in _named(answer)}
+    return {name: _written(values) for name, values in _named(answer).items()}
 
 
-def _named(answer: Any) -> list[tuple[str, Any]]:
-    if hasattr(answer, "columns") and hasattr(answer, "to_numpy"):
-        return [(str(name), _stacked(answer[name].to_numpy())) for name in answer.columns]
-    if isinstance(answer, Mapping):
-        return [(str(name), values) for name, values in answer.items()]
-    try:
-        return [("", np.asarray(answer))]
-    except ValueError:  # lists of different lengths
-        return [("", None)]
-
-
-def _stacked(cells: Any) -> Any:
-    """A column whose cells are arrays as one array."""
-    if cells.dtype == object and len(cells) and isinstance(cells[0], np.ndarray | list):
-        try:
-            return np.stack([np.asarray(cell) for cell in cells])
-        except ValueError:
-            return cells
-    return cells
+def _named(answer: Any) -> Mapping[str, Any]:
+    if hasattr(answer, "columns"):
+        return {str(name): answer[name] for name in answer.columns}
+    return {str(name): values for name, values in answer.items()} if isinstance(answer, Mapping) else {"": answer}
 
 
 def _written(values: Any) -> str:
-    part = np.asarray(values)
-    if part.dtype == object and part.size <= _MOST_VALUES:  # of pandas, or of rows of different lengths
-        try:
+    try:
+        part = np.asarray(values)
+        if part.dtype == object and part.size <= _MOST_VALUES:  # of pandas, whose cells may be arrays too
             part = np.asarray(part.tolist())
-        except ValueError:
-            return ""
+    except ValueError:  # rows of different lengths
+        return ""
     if part.dtype.kind == "U":
         return "text"
     if part.dtype.kind not in "biuf" or part.size > _MOST_VALUES:
         return ""
     buffer = io.BytesIO()
     np.save(buffer, part, allow_pickle=False)
-    return _ARRAY + base64.b64encode(buffer.getvalue()).decode()
+    return ARRAY + base64.b64encode(buffer.getvalue()).decode()
 
 
 class PredictTurns:
@@ -174,10 +159,11 @@ def _frame(columns: Mapping[str, Any]) -> Any:
     return pd.DataFrame(dict(columns))
 
 
-def _item(text: str) -> Any:
-    if not text.startswith(_ARRAY):
+def read_item(text: str) -> Any:
+    """A text as it is, or the array that it holds behind `npy:`."""
+    if not text.startswith(ARRAY):
         return text
-    return np.load(io.BytesIO(base64.b64decode(text.removeprefix(_ARRAY))), allow_pickle=False)
+    return np.load(io.BytesIO(base64.b64decode(text.removeprefix(ARRAY))), allow_pickle=False)
 
 
 def _settle() -> None:

@@ -74,8 +74,8 @@ class Schedule:
     Attributes:
         seconds: For all rounds and all later starts.
         starts: How many are wanted at most, and, as loading shows what they cost, how many there will be; at least 1.
-            What is measured changes it once, after three starts that agree, and their intervals are never narrower than
-            `SAID` then: one that ends whenever it is narrow does not hold what it says.
+            What is measured of those who stay changes it once, after three starts that agree, and their intervals are
+            never narrower than `SAID` then: one that ends whenever it is narrow does not hold what it says.
         restart_s: What a later start takes.
     """
 
@@ -98,6 +98,10 @@ class Schedule:
     def one_more(self) -> None:
         """A start more, for who joins after the first: a speedup needs as many of theirs. Before any of it is known."""
         self.starts += 1
+
+    def one_less(self) -> None:
+        """The start that was added for who joined is not needed: none of them is started again."""
+        self.starts -= 1
 
     def seconds_of(self, number: int) -> float:
         """For the rounds of a start, from now on."""

@@ -298,7 +298,7 @@ def _remove_packaged(progress: RunState) -> None:
 
 
 def _late_for_predict(context: Context, plan: Plan) -> str:
-    """Why predict() is not compared, which no verdict needs: too little time is left; empty where there is enough."""
+    """Why predict() is not compared: too little time is left; empty where there is enough."""
     left = TimeLeft(context.events, plan.policy.budget)
     return left.lacks(plan.policy.budget.predict_seconds + START_S + left.source_s)
 

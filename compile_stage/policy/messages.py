@@ -171,10 +171,11 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
             )
         if isinstance(node.value, dict | list):
             return f"is a {'map' if node.is_map else 'list'}, not one word", f"one of: {', '.join(words)}", ""
+        meant = _MEANT.get(text.lower())
         return (
             f"unknown value {node.value!r}" if node.value is not None else "has no value",
             f"one of: {', '.join(words)}",
-            _MEANT.get(text.lower(), "") if _MEANT.get(text.lower()) in words else did_you_mean(text, list(words)),
+            meant if meant in words else did_you_mean(text, list(words)),
         )
     if kind in _RANGES:
         if (drop := _share_drop(path)) is not None:

@@ -180,10 +180,8 @@ def _whole_or_file_by_file(uri: str, into: Path, fetch: Callable[[], str]) -> st
 
 
 def _file_by_file(uri: str, into: Path) -> str:
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    store = repeated_call(get_artifact_repository, uri)
-    for path, size in _listed(uri):
+    store = _store(uri)
+    for path, size in _listed(store):
         if not _is_whole(into / path, size):
             repeated_call(store.download_artifacts, path, str(into))
     return str(into)
@@ -192,18 +190,21 @@ def _file_by_file(uri: str, into: Path) -> str:
 def _cut_off(uri: str, got: Path) -> str | None:
     """Which file is not as large as the registry lists it. A body that a proxy cut off is no error to MLflow where the
     proxy wrote its length anew, and the model would seem unreadable."""
-    for path, size in _listed(uri):
+    for path, size in _listed(_store(uri)):
         if size is not None and not _is_whole(got / path, size):
             arrived = (got / path).stat().st_size if (got / path).is_file() else 0
             return f"{path} arrived with {arrived:,} of {size:,} bytes"
     return None
 
 
-def _listed(uri: str) -> Iterator[tuple[str, int | None]]:
-    """All files of a model, with their sizes in bytes where the store says them."""
+def _store(uri: str) -> Any:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    store = repeated_call(get_artifact_repository, uri)
+    return repeated_call(get_artifact_repository, uri)
+
+
+def _listed(store: Any) -> Iterator[tuple[str, int | None]]:
+    """All files of a model, with their sizes in bytes where the store says them."""
     folders = [""]
     while folders:
         for file in repeated_call(store.list_artifacts, folders.pop() or None):

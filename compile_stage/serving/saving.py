@@ -101,9 +101,11 @@ def save_model(
             "a model can't be saved over files that are there", fix="name an empty folder", where=str(path)
         )
     shutil.copytree(data_dir / ARTIFACT_NAME, path / DATA_NAME / ARTIFACT_NAME)
-    wraps = bool(manifest.get("answer", {}).get("python_model"))
-    if wraps and source_model is not None:
-        shutil.copytree(source_model, path / DATA_NAME / PYFUNC_FOLDER)
+    answer = manifest.get("answer", {})
+    source = Model.load(str(source_model)) if source_model is not None else None
+    wrapped = Path(source_model) if answer.get("python_model") and source_model is not None else None
+    if wrapped is not None:
+        shutil.copytree(wrapped, path / DATA_NAME / PYFUNC_FOLDER)
     if (data_dir / TOKENIZER_FOLDER).is_dir():
         (path / DATA_NAME / TOKENIZER_FOLDER).mkdir()
         shutil.copyfile(
@@ -114,9 +116,7 @@ def save_model(
     for backend in {one["artifact"]["backend"] for one in _others(manifest)} | {artifact.backend}:
         copy_loader(backend, path / _CODE_NAME / "compile_stage")
     model = Model(metadata=dict(metadata) if metadata else None)
-    model.signature, kept = _contract(
-        source_model, manifest.get("answer", {}), call_signature(artifact), _mlflow_signature(signature)
-    )
+    model.signature, kept = _contract(source, answer, call_signature(artifact), _mlflow_signature(signature))
     if kept and kept.saved_input_example_info:
         _copy_example(Path(str(source_model)), kept, path, model)
     settings = {
@@ -125,11 +125,9 @@ def save_model(
     }
     if "variants" in manifest:  # each has threads of its own
         settings = {**settings, "threads": None, "variant": None}
-    wrapped = Path(source_model) if wraps and source_model is not None else None
-    answer = manifest.get("answer", {})
-    if source_model is not None and (wraps or answer.get("text") or answer.get("media")):
+    if source is not None and any(answer.get(key) for key in ("python_model", "text", "media")):
         # A custom pyfunc's code reads them as `context.model_config`; of a pipeline they are defaults of its params.
-        settings = {**_own_config(Path(source_model)), **settings}
+        settings = {**_own_config(source), **settings}
     pyfunc.add_to_model(
         model,
         loader_module=LOADER_MODULE,
@@ -228,11 +226,9 @@ def _others(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [entry["manifest"] for entry in manifest.get("variants", {}).values() if entry["manifest"] is not None]
 
 
-def _own_config(source: Path) -> dict[str, Any]:
+def _own_config(source: Any) -> dict[str, Any]:
     """The `model_config` that the source was logged with."""
-    from mlflow.models import Model
-
-    config = Model.load(str(source)).flavors.get("python_function", {}).get("config")
+    config = source.flavors.get("python_function", {}).get("config")
     return dict(config) if isinstance(config, Mapping) else {}
 
 
@@ -281,9 +277,7 @@ def _lines(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _contract(
-    source_model: str | Path | None, answer: Mapping[str, Any], graph: Signature, own: Any
-) -> tuple[Any, Any]:
+def _contract(source: Any, answer: Mapping[str, Any], graph: Signature, own: Any) -> tuple[Any, Any]:
     """The signature that MLflow enforces before predict(), and the source's `MLmodel` where its input example fits.
 
     A source without a signature is asked without one, with float64, lists or data frames: any signature of ours would
@@ -291,11 +285,8 @@ def _contract(
     of the compiled model can keep to it. A signature of columns fits when we know which input the columns make up; one
     of text, pictures or recordings, when the model takes these.
     """
-    from mlflow.models import Model
-
-    if source_model is None:
+    if source is None:
         return own, None
-    source = Model.load(str(source_model))
     if source.signature is None or source.signature.inputs is None:
         return source.signature, source
     inputs = source.signature.inputs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -136,6 +137,12 @@ def params(source: SourceModel) -> dict[str, Any]:
     """The params of predict() that the signature names, each with its default; MLflow hands no others on."""
     signature = (source.mlmodel or _model(source).to_dict()).get("signature") or {}
     return {str(spec["name"]): spec.get("default") for spec in _specs(signature.get("params")) or ()}
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function takes with a default, by name."""
+    taken = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in taken if each.default is not inspect.Parameter.empty}
 
 
 def refuse_params(source: SourceModel, own: Mapping[str, Any]) -> str | None:

@@ -98,9 +98,10 @@ class SklearnSource(Exporter):
         if _predict_fn(source) == "predict_proba":
             return tabular.prediction_format(source, [tabular.PROBABILITIES], fitted=fitted)
         wanted = _signature(estimator, source)
-        classes = getattr(estimator, "classes_", None)
-        labels = _answer(estimator, wanted.inputs, source) if classes is None else classes
-        return tabular.prediction_format(source, [wanted.outputs[0].name], labels, fitted=fitted)
+        name, labels = wanted.outputs[0].name, getattr(estimator, "classes_", None)
+        if name == tabular.LABEL and labels is None:
+            labels = _answer(estimator, wanted.inputs, source)
+        return tabular.prediction_format(source, [name], labels, fitted=fitted)
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("scikit-learn", "skl2onnx", "onnx")

@@ -362,8 +362,7 @@ def _refuse_params(source: SourceModel, module: Any) -> str | None:
 
 def _own_params(module: Any) -> dict[str, Any]:
     """What forward takes with a default: that is compiled."""
-    taken = inspect.signature(module.forward).parameters.values()
-    return {each.name: each.default for each in taken if each.default is not inspect.Parameter.empty}
+    return mlmodel.defaults(module.forward)
 
 
 def _load_pickle(source: SourceModel) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -171,8 +170,7 @@ def _refuse_booster(booster: Any) -> str | None:
 def _own_params(model: Any) -> dict[str, Any]:
     """What `predict` takes beside its rows, with its defaults: MLflow's pyfunc passes the signature's params on to
     it."""
-    _, *others = inspect.signature(model.predict).parameters.values()
-    return {each.name: each.default for each in others if each.name != "validate_features"}
+    return {name: value for name, value in mlmodel.defaults(model.predict).items() if name != "validate_features"}
 
 
 def _signature(model: Any) -> Signature:

@@ -410,7 +410,7 @@ class _Measuring:
         near = contenders(start, BASELINE)
         kept = [name for name in joined if name in near]
         if not kept:
-            self.schedule.starts -= 1
+            self.schedule.one_less()
         return [name for name in names if name in kept or name not in joined]
 
     def _start(

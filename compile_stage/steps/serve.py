@@ -73,7 +73,7 @@ def demand_served(
         "serve/2",
         target.name,
         key,
-        lambda _: _looked_at(context, version, target, samples, (limits, trust)),
+        lambda _: _looked_at(context, version, target, samples, limits, trust),
     )
     return str(made.value)
 
@@ -109,15 +109,16 @@ def _looked_at(
     version: FetchedVersion,
     target: Target,
     samples: SampleSet | None,
-    given: tuple[WorkerLimits, Trust | None],
+    limits: WorkerLimits,
+    trust: Trust | None,
 ) -> str:
-    uri, (limits, trust) = version.uri, given
+    uri = version.uri
     with (
         tempfile.TemporaryDirectory(dir=context.scratch) as scratch,
         context.worker(f"serve {target.name}", limits) as worker,
     ):
         try:
-            answers, own = _answers(worker, version, target, samples, (Path(scratch), trust))
+            answers, own = _answers(worker, version, target, samples, Path(scratch), trust)
         except CompileStageError as error:
             raise GateError(
                 f"{uri} was published, and serving can't load it: {error.problem}",
@@ -159,15 +160,16 @@ def _answers(
     version: FetchedVersion,
     target: Target,
     samples: SampleSet | None,
-    given: tuple[Path, Trust | None],
+    into: Path,
+    trust: Trust | None,
 ) -> tuple[dict[str, Any], dict[str, str] | None]:
     """What it answers when it is served, and the files of what the proven artifact answers; None for these where there
     is nothing to ask both.
 
     Args:
-        given: A folder for the files, and whose signatures it is loaded with.
+        into: A folder for the files.
+        trust: Whose signatures it is loaded with.
     """
-    into, trust = given
     own = _proven(worker, version, target, samples, into) if samples is not None and not samples.real else None
     asked = samples if own is not None or (samples is not None and samples.real) else None
     answers = worker.call(

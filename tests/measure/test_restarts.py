@@ -302,8 +302,8 @@ def test_the_note_tells_who_was_started_once() -> None:
     its own first line."""
     schedule = Schedule(60.0, starts=2)
     assert "from 2 processes of each model: " in schedule.note(25.0, others=False)
-    told = "from 2 processes of each model within 25% of the fastest, and from one of each other model: "
-    assert told in schedule.note(25.0, others=True)
+    expected = "from 2 processes of each model within 25% of the fastest, and from one of each other model: "
+    assert expected in schedule.note(25.0, others=True)
     assert "from one process of each model: " in Schedule(60.0, starts=1).note(60.0, others=True)
 
 

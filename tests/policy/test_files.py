@@ -120,7 +120,7 @@ def test_extends_of_what_is_not_there_or_not_local(write):
 
 
 def test_a_file_that_is_not_there_is_not_the_one_that_names_it(write):
-    """Broken: `p.yaml` that extends `q.yaml` is told that it meant itself."""
+    """Broken: the error about a missing `q.yaml` suggests `p.yaml`, the file that extends it."""
     write("extends: [q.yaml]\n" + TARGET)
     assert said("p.yaml") == ["p.yaml:4:11: extends[0]: q.yaml does not exist"]
 
