@@ -38,7 +38,7 @@ from compile_stage.core.records import (
 from compile_stage.core.uris import is_uri
 from compile_stage.measure.gates import CLASSES_ONLY, in_force
 from compile_stage.measure.metrics import apply_waivers
-from compile_stage.measure.recompute import describe, holds, refuse_verdict
+from compile_stage.measure.recompute import describe, holds, refuse_published
 from compile_stage.rebuilding import rebuild as make_again
 from compile_stage.revalidation import validate_again
 from compile_stage.serving.manifest import (
@@ -333,9 +333,7 @@ def _recorded(context: Context, manifest: Mapping[str, Any]) -> Iterator[str]:
     """Why what was measured does not make the recorded verdict pass."""
     if manifest["verdict"] is None:
         return
-    performance = revive(tuple[Gate, ...], manifest.get("performance", []))
-    verdict, job = revive(Verdict, manifest["verdict"]), revive(Job, manifest["job"])
-    if (reason := refuse_verdict(verdict, job, performance, context.today)) is not None:
+    if (reason := refuse_published(manifest, context.today)) is not None:
         yield f"by its own measurements: {reason}"
 
 

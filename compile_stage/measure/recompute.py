@@ -7,15 +7,17 @@ value, its interval and its limit, and the checks that such a model must have ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from typing import Any
 
+from compile_stage.core.digest import revive
 from compile_stage.core.quantities import told_apart
 from compile_stage.core.records import Check, Gate, Job, Outcome, Verdict
 from compile_stage.measure import gates as rules
 from compile_stage.measure.performance import BY_INTERVAL, PERFORMANCE
-from compile_stage.measure.structure import STRUCTURE
+from compile_stage.measure.structure import SOAK, STRUCTURE
 
 _ROUNDING = 1e-9
 """Of a limit's size, or of 1: of tolerances. The step that judged allowed 1e-12 of the values behind a mean, which are
@@ -33,6 +35,24 @@ def refuse_verdict(verdict: Verdict, job: Job, performance: Sequence[Gate], toda
         performance: The gates on speed, latency, size and memory.
     """
     return next(_reasons(verdict, job, performance, today), None)
+
+
+def refuse_published(manifest: Mapping[str, Any], today: date) -> str | None:
+    """The same of the verdict that a run published. Its policy may have asked for a soak (`budget.soak_seconds`), and
+    then the check of it must be there. A validation elsewhere makes none.
+
+    Args:
+        manifest: Of one variant, with a verdict.
+    """
+    verdict: Verdict = revive(Verdict, manifest["verdict"])
+    performance: tuple[Gate, ...] = revive(tuple[Gate, ...], manifest.get("performance", []))
+    if (reason := refuse_verdict(verdict, revive(Job, manifest["job"]), performance, today)) is not None:
+        return reason
+    # As it is written: a budget of before the soak names no seconds, and the default of today was not asked for.
+    asked = manifest.get("budget", {}).get("soak_seconds", 0) > 0
+    if asked and not any(check.gate.metric == SOAK for check in verdict.checks):
+        return "its policy asks for a soak (budget.soak_seconds), and nothing says that it was called for that long"
+    return None
 
 
 def _reasons(verdict: Verdict, job: Job, performance: Sequence[Gate], today: date) -> Iterator[str]:

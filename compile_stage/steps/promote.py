@@ -31,7 +31,7 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure import stats
-from compile_stage.measure.recompute import refuse_verdict
+from compile_stage.measure.recompute import refuse_published, refuse_verdict
 from compile_stage.measure.served_load import SERVED_GATES
 from compile_stage.serving import approval
 from compile_stage.serving.manifest import artifact_of, check_integrity, data_folder, refuse_machine, validations
@@ -122,7 +122,7 @@ def demand_passed(manifest: Mapping[str, Any], folder: Path, today: date, uri: s
     it was compiled, a validation attached to it (in `folder`, its files) must pass so, signed by somebody whom `trust`
     names where it is given."""
     if manifest["verdict"] is not None:
-        if (reason := _refuse(manifest, manifest["verdict"], today)) is not None:
+        if (reason := refuse_published(manifest, today)) is not None:
             raise GateError(f"{reason}, so it can't be promoted", fix=_mend(manifest), where=uri)
         return
     attached = [one for one in validations(manifest, folder, trust) if one["passed"]]
@@ -156,12 +156,8 @@ def _refuse_validation(manifest: Mapping[str, Any], validation: Mapping[str, Any
     machine: Hardware = revive(Hardware, validation["hardware"])
     if (reason := machine.refuse(dict(job.target.hardware))) is not None:
         return f"its validation is of a machine that it is not for: {reason}"
-    return _refuse(manifest, validation["verdict"], today)
-
-
-def _refuse(manifest: Mapping[str, Any], recorded: Mapping[str, Any], today: date) -> str | None:
     performance = revive(tuple[Gate, ...], manifest.get("performance", []))
-    return refuse_verdict(revive(Verdict, recorded), revive(Job, manifest["job"]), performance, today)
+    return refuse_verdict(revive(Verdict, validation["verdict"]), job, performance, today)
 
 
 def _mend(manifest: Mapping[str, Any]) -> str:

@@ -13,8 +13,8 @@ from compile_stage.core.digest import revive
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import CompileStageError, IntegrityError
 from compile_stage.core.provenance import refuse_code
-from compile_stage.core.records import Gate, Job, Plan, Receipt, TakenOver, TargetResult, Variant, Verdict
-from compile_stage.measure.recompute import refuse_verdict
+from compile_stage.core.records import Plan, Receipt, TakenOver, TargetResult, Variant
+from compile_stage.measure.recompute import refuse_published
 from compile_stage.serving.manifest import artifact_of, check_integrity, data_folder, validations
 from compile_stage.serving.signatures import verify_model
 from compile_stage.serving.trust import Trust
@@ -119,8 +119,7 @@ def _refuse(
             return f"it was proven with {package} {there}, and here is {installed[package]}: one version serves both"
     if manifest["verdict"] is None:
         return None
-    job, verdict = revive(Job, manifest["job"]), revive(Verdict, manifest["verdict"])
-    return refuse_verdict(verdict, job, revive(tuple[Gate, ...], manifest["performance"]), context.today)
+    return refuse_published(manifest, context.today)
 
 
 def _variant(receipt: Receipt, folder: Path, manifest: Mapping[str, Any], trust: Trust | None) -> Variant:

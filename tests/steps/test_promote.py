@@ -158,6 +158,20 @@ def test_a_verdict_without_the_checks_of_its_own_job_promotes_nothing(tmp_path: 
         demand_passed(asked, tmp_path, date(2026, 1, 1), "uri")
 
 
+def test_a_soak_that_the_policy_asks_for_is_part_of_the_verdict(tmp_path: Path) -> None:
+    """Broken: a version whose policy asks for a soak is promoted, though nothing says that it was called for that long;
+    or one from before there was a soak can't be promoted any more."""
+    held = cosine(1.0, Outcome.PASS)
+    gate = Gate(metric="soak", limit=0.0, direction="at_most")
+    soaked = Check(gate=gate, outcome=Outcome.PASS, measured=0.0, reason="")
+    asked, not_asked, before = ({"budget": budget} for budget in ({"soak_seconds": 2.0}, {"soak_seconds": 0.0}, {}))
+    with pytest.raises(GateError, match=r"its policy asks for a soak \(budget.soak_seconds\), and nothing says"):
+        demand_passed({**checks_of(held), **asked}, tmp_path, date(2026, 1, 1), "uri")
+    demand_passed({**checks_of(held, soaked), **asked}, tmp_path, date(2026, 1, 1), "uri")
+    for budget in (not_asked, before):
+        demand_passed({**checks_of(held), **budget}, tmp_path, date(2026, 1, 1), "uri")
+
+
 def test_what_no_validation_can_pass_is_not_sent_to_one(tmp_path: Path) -> None:
     """Broken: a model that was compiled for other hardware, with a limit on what is served, is sent to `validate` again
     and again, which never looks at that limit."""
