@@ -152,8 +152,9 @@ class _ClassLoss:
 
 def _by_class(answers: _Answers, codes: NDArray[np.int64], classes: Array) -> Iterator[_ClassLoss]:
     """Every class of which the baseline gets a sample right."""
+    names = classes.tolist()
     for code in np.unique(codes[answers.base_right]):
-        yield answers.of(codes == code, f"class {classes[code].item()!r}")
+        yield answers.of(codes == code, f"class {names[code]!r}")
 
 
 def _worst(gate: Gate, answers: _Answers, known: list[_ClassLoss]) -> tuple[_ClassLoss | None, str]:

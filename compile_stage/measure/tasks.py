@@ -269,15 +269,23 @@ def _classes(truth: Array, count: int, options: JsonMap) -> Array:
 
 
 def _labels(values: Array) -> Array:
-    """Labels that came as floats or truth values, as whole numbers."""
+    """Labels that came as floats or truth values, as whole numbers; these as int64 where they fit, so that NumPy has no
+    reason to compare them as floats."""
     if values.ndim != 1:
         raise NotMeasurableError(f"labels of classes have one axis, and these have the shape {list(values.shape)}")
     if values.dtype.kind == "f":
+        least = 2 ** (int(np.finfo(values.dtype.name).nmant) + 1)
+        if bool(np.any(np.abs(values) >= least)):
+            raise NotMeasurableError(
+                f"some labels are {least:,} or more, and {values.dtype} can't tell all whole numbers of that size "
+                "apart: save them as int64"
+            )
         whole = values.astype(np.int64)
         if not bool(np.all(whole == values)):
             raise NotMeasurableError("the labels are fractions, so they are no classes")
         return whole
-    return values.astype(np.int64) if values.dtype.kind == "b" else values
+    fits = values.dtype.kind == "u" and int(np.max(values, initial=0)) <= np.iinfo(np.int64).max
+    return values.astype(np.int64) if values.dtype.kind == "b" or fits else values
 
 
 def _codes(truth: Array, predicted: Array) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
@@ -285,6 +293,8 @@ def _codes(truth: Array, predicted: Array) -> tuple[NDArray[np.int64], NDArray[n
     truth, predicted = _labels(truth), _labels(predicted)
     if (truth.dtype.kind == "U") != (predicted.dtype.kind == "U"):
         raise NotMeasurableError(f"labels are {truth.dtype} and predictions {predicted.dtype}, which are never equal")
+    if {truth.dtype.kind, predicted.dtype.kind} == {"i", "u"}:  # NumPy has no whole numbers for both: it takes floats
+        truth, predicted = truth.astype(object), predicted.astype(object)
     classes, codes = np.unique(np.concatenate([truth, predicted]), return_inverse=True)
     return codes[: len(truth)], codes[len(truth) :], classes
 
@@ -299,7 +309,7 @@ def _of_labels(
         value = float(accuracy_score(truth, predicted))
         return Score(value, _mean(right), 1 - right, classes[predicted], 1 / len(truth))
     # By the labels alone: what either model answers must not make it another metric than the other's.
-    binary = classes.dtype.kind in "iu" and set(classes[np.unique(truth)].tolist()) <= {0, 1}
+    binary = classes.dtype.kind in "iuO" and set(classes[np.unique(truth)].tolist()) <= {0, 1}
     average = str(options.get("average") or ("binary" if binary else "macro"))
     if average not in ("binary", "macro", "weighted"):
         raise NotMeasurableError(f"f1 is averaged as binary, macro or weighted, not as {average!r}")

@@ -54,6 +54,36 @@ def test_an_original_that_is_no_better_than_one_constant_answer_has_nothing_to_l
         assert found.reason.endswith(f"correct data.validation.labels, or say {metric}: null")
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "class_recall"])
+@pytest.mark.parametrize("kinds", [("u8", "i8"), ("i8", "u8"), ("u8", "u8")], ids=str)
+@pytest.mark.parametrize("beyond_int64", [False, True])
+def test_labels_that_differ_by_one_are_two_labels_however_large(
+    metric: str, kinds: tuple[str, str], beyond_int64: bool
+) -> None:
+    """Broken: ids of 64 bits as labels, signed in the file and unsigned in the model, are compared as floats, and a
+    candidate that answers the neighbouring id has lost nothing."""
+    labels, answers = ((TRUTH * 1000 + 2**60).astype(kind) for kind in kinds)
+    if beyond_int64:
+        for values in (labels, answers):
+            if values.dtype.kind == "u":
+                values[0] = 2**63 + 1
+    wrong = np.where(np.arange(N) % 2 == 0, answers + np.array(1, kinds[1]), answers)
+    gate = Gate(metric=metric, limit=0.1, direction="at_most", options={"drop": "max_drop"})
+    samples = ComparedSamples(min_samples=1, real=True, labels=labels)
+    for own, outcome in ((answers, Outcome.PASS), (wrong, Outcome.FAIL)):
+        checks = check_outputs((gate,), {"y": own}, {"y": answers}, samples, batch_size=1, seed=0)
+        found = next(one for one in checks if one.gate is gate)
+        assert found.outcome is outcome, found.reason
+
+
+@pytest.mark.parametrize(("kind", "least"), [("f8", 2**53), ("f4", 2**24)])
+def test_labels_that_are_floats_beyond_their_whole_numbers_prove_nothing(kind: str, least: int) -> None:
+    """Broken: labels that were rounded when they became floats count as wrong, or two of them as one."""
+    found = check("accuracy", TRUTH + least, (TRUTH + least).astype(kind))
+    assert found.outcome is Outcome.NOT_RUN
+    assert found.reason.endswith("can't tell all whole numbers of that size apart: save them as int64"), found.reason
+
+
 def test_shifted_labels_seldom_pass_by_luck() -> None:
     """Broken: of data sets with shifted labels, half would be a hair above chance, and prove what they like."""
     generator, passed = np.random.default_rng(1), 0
