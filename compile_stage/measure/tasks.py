@@ -269,10 +269,15 @@ def _classes(truth: Array, count: int, options: JsonMap) -> Array:
 
 
 def _labels(values: Array) -> Array:
-    """Labels that came as floats or truth values, as whole numbers; these as int64 where they fit, so that NumPy has no
-    reason to compare them as floats."""
+    """Labels that came as bytes, as text; as floats or truth values, as whole numbers. These are int64 where they fit,
+    so that NumPy has no reason to compare them as floats."""
     if values.ndim != 1:
         raise NotMeasurableError(f"labels of classes have one axis, and these have the shape {list(values.shape)}")
+    if values.dtype.kind == "S":
+        try:
+            return np.char.decode(values.astype(np.bytes_), "utf-8")
+        except UnicodeDecodeError as error:
+            raise NotMeasurableError(f"the labels are bytes, and no UTF-8 ({error}): save them as text") from error
     if values.dtype.kind == "f":
         least = 2 ** (int(np.finfo(values.dtype.name).nmant) + 1)
         if bool(np.any(np.abs(values) >= least)):
@@ -292,7 +297,11 @@ def _codes(truth: Array, predicted: Array) -> tuple[NDArray[np.int64], NDArray[n
     """Both as class numbers, and the classes."""
     truth, predicted = _labels(truth), _labels(predicted)
     if (truth.dtype.kind == "U") != (predicted.dtype.kind == "U"):
-        raise NotMeasurableError(f"labels are {truth.dtype} and predictions {predicted.dtype}, which are never equal")
+        named = ["text" if values.dtype.kind == "U" else str(values.dtype) for values in (truth, predicted)]
+        raise NotMeasurableError(
+            f"the labels are {named[0]} and the predictions {named[1]}, which are never equal: write the labels as the "
+            "model answers them"
+        )
     if {truth.dtype.kind, predicted.dtype.kind} == {"i", "u"}:  # NumPy has no whole numbers for both: it takes floats
         truth, predicted = truth.astype(object), predicted.astype(object)
     classes, codes = np.unique(np.concatenate([truth, predicted]), return_inverse=True)

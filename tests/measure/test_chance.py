@@ -84,6 +84,20 @@ def test_labels_that_are_floats_beyond_their_whole_numbers_prove_nothing(kind: s
     assert found.reason.endswith("can't tell all whole numbers of that size apart: save them as int64"), found.reason
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "class_recall"])
+def test_labels_of_bytes_are_texts(metric: str) -> None:
+    """Broken: labels that were saved as bytes are never a model's texts, or are a model's numbers by their digits."""
+    names = np.array([f"Klasse {number} ü" for number in range(10)])
+    encoded = np.char.encode(names, "utf-8")
+    assert check(metric, names[TRUTH], encoded[TRUTH]).outcome is Outcome.PASS
+    found = check(metric, names[TRUTH], np.char.encode(names, "latin-1")[TRUTH])
+    assert found.outcome is Outcome.NOT_RUN
+    assert "the labels are bytes, and no UTF-8" in found.reason
+    digits = check(metric, TRUTH, TRUTH.astype("S"))
+    assert digits.outcome is Outcome.NOT_RUN
+    assert "the labels are text and the predictions int64, which are never equal: write the labels" in digits.reason
+
+
 def test_shifted_labels_seldom_pass_by_luck() -> None:
     """Broken: of data sets with shifted labels, half would be a hair above chance, and prove what they like."""
     generator, passed = np.random.default_rng(1), 0
