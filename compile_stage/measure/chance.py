@@ -106,8 +106,13 @@ def demand_less_than_constant(metric: str, value: float, truth: F64) -> None:
         truth: `[n, k]`.
     """
     constant = _CONSTANT[metric](truth)
-    if (value > 0) if metric == "r2" else (value < constant or constant == 0):
+    if (value > 0) if metric == "r2" else value < constant:
         return
+    if not bool(np.ptp(truth, axis=0).any()):
+        raise NotMeasurableError(
+            "the labels are all the same, which one constant answer would have too, so there is nothing to lose: "
+            f"validate on samples whose labels differ, or say {metric}: null"
+        )
     raise NotMeasurableError(
         f"the original's own {metric} is {value:.4g}, and one constant answer would have {constant:.4g}, so there "
         "is nothing to lose: the labels are those of other samples, or in another unit; correct "

@@ -98,6 +98,16 @@ def test_labels_of_bytes_are_texts(metric: str) -> None:
     assert "the labels are text and the predictions int64, which are never equal: write the labels" in digits.reason
 
 
+@pytest.mark.parametrize("metric", ["mae", "rmse"])
+def test_labels_that_are_all_the_same_show_nothing_of_an_original(metric: str) -> None:
+    """Broken: a column that is empty or filled with zeros, named as labels, proves that a regression loses nothing."""
+    for labels, answers in ((np.zeros(N), GUESS), (np.full(N, 50.0), GUESS), (np.full(N, 50.0), np.full(N, 50.0))):
+        found = check(metric, answers, labels)
+        assert found.outcome is Outcome.NOT_RUN, found.reason
+        assert "the labels are all the same" in found.reason
+        assert found.reason.endswith(f"validate on samples whose labels differ, or say {metric}: null")
+
+
 def test_shifted_labels_seldom_pass_by_luck() -> None:
     """Broken: of data sets with shifted labels, half would be a hair above chance, and prove what they like."""
     generator, passed = np.random.default_rng(1), 0
