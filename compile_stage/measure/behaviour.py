@@ -217,6 +217,21 @@ def _in_parts(held: Sequence[int], wrong: Sequence[str], refused: Sequence[str])
     return _check(LARGER, [], f"the published model refuses batch sizes that were not proven: run in parts, {why}")
 
 
+def not_repeated(answers: Mapping[str, Any]) -> str:
+    """Which outputs of a model two equal calls answered otherwise, such as `output 'y' of two equal calls differs by
+    1.4 of its size`; empty where they are the same but for rounding (`REPEAT_LIMIT`).
+
+    Args:
+        answers: What `make_calls` says of it.
+    """
+    apart = {name: float(value) for name, value in answers["repeated"].items()}
+    return "; ".join(_differs(name, value) for name, value in apart.items() if not value <= REPEAT_LIMIT)
+
+
+def _differs(name: str, value: float) -> str:
+    return f"output {name!r} of two equal calls differs by {value:.2g} of its size"
+
+
 def _apart_by(gates: Sequence[Gate], own: Mapping[str, str], original: Mapping[str, str], size: int, seed: int) -> str:
     """Why the answers of one call are not those of the original; empty where they are."""
     checks = check_outputs(gates, open_outputs(own), open_outputs(original), SINGLE_CALL, batch_size=size, seed=seed)
@@ -227,11 +242,7 @@ def _apart_by(gates: Sequence[Gate], own: Mapping[str, str], original: Mapping[s
 def _repeatable(own: Mapping[str, float], original: Mapping[str, float]) -> Check:
     apart = {name: float(value) for name, value in own.items()}
     limit = REPEAT_LIMIT + 2 * min(max(map(float, original.values()), default=0.0), 1e6)
-    wrong = [
-        f"output {name!r} of two equal calls differs by {value:.2g} of its size"
-        for name, value in apart.items()
-        if not value <= limit
-    ]
+    wrong = [_differs(name, value) for name, value in apart.items() if not value <= limit]
     check = _check(REPEATABLE, wrong, "two equal calls have the same answer")
     measured = max(apart.values(), default=0.0)
     return replace(check, measured=measured, gate=replace(check.gate, limit=limit))

@@ -229,9 +229,29 @@ def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, val
     try:
         stored = context.cached(_STEP, job.id, _key(context, job, artifact, validation), make)
     except _NotRunError as not_run:  # what could not be looked at is looked at again next time
-        return Validated(verdict=_located(not_run.checks, job.gates), cached=False, errors=not_run.errors)
+        checks = _beside_chance(not_run.checks, validation)
+        return Validated(verdict=_located(checks, job.gates), cached=False, errors=not_run.errors)
     held: _Stored = revive(_Stored, stored.value)
-    return Validated(verdict=_located(held.verdict.checks, job.gates), cached=stored.hit, errors=held.errors)
+    checks = _beside_chance(held.verdict.checks, validation)
+    return Validated(verdict=_located(checks, job.gates), cached=stored.hit, errors=held.errors)
+
+
+def _beside_chance(checks: tuple[Check, ...], validation: ValidationSet) -> tuple[Check, ...]:
+    """Where the original does not repeat its own answers, each gate that failed says so: it blames the artifact for
+    what the original does."""
+    from compile_stage.measure.behaviour import not_repeated
+    from compile_stage.measure.structure import STRUCTURE
+
+    beyond = validation.reference.beyond
+    if beyond is None or not (what := not_repeated(beyond.answers)):
+        return checks
+    note = f"the original itself does not repeat its answers ({what}): log a model without chance or state in it"
+    return tuple(
+        replace(check, reason=f"{check.reason}; {note}")
+        if check.outcome is Outcome.FAIL and check.gate.metric not in STRUCTURE
+        else check
+        for check in checks
+    )
 
 
 def _has_failed(checks: Sequence[Check], waived: Collection[str]) -> bool:

@@ -161,6 +161,31 @@ def test_without_calibration_samples_only_what_needs_them_is_refused(
     assert "calibration" in (states["int8"] or "")
 
 
+@pytest.mark.parametrize("by_chance", [True, False])
+def test_an_original_that_does_not_repeat_its_answers_is_named(
+    by_chance: bool, small_model: Path, write_policy: Write, tmp_path: Path
+) -> None:
+    """Broken: a model with chance in it fails as if its artifact were wrong, and nobody looks at the model; or a
+    deterministic one is called random."""
+    import onnx
+    from onnx import helper
+
+    graph = onnx.load(small_model / "model.onnx")
+    last = next(node for node in graph.graph.node if node.output[0] == "y")
+    last.output[0] = "y_before"
+    kind, options = ("RandomNormalLike", {"scale": 9.0}) if by_chance else ("Identity", {})
+    graph.graph.node.append(helper.make_node(kind, ["y_before"], ["noise"], **options))
+    graph.graph.node.append(helper.make_node("Add", ["y_before", "noise"], ["y"]))
+    onnx.save(graph, small_model / "model.onnx")
+    policy = write_policy(
+        "backends: [onnxruntime], precisions: [fp32]", f"{FAST}\ntolerances: {{fp32: {{max_abs: 0}}}}"
+    )
+    for _ in range(2):  # the second time from the cache
+        candidate = only(run(small_model, policy, tmp_path / "out"), "onnxruntime")
+        says = "the original itself does not repeat its answers (output 'y' of two equal calls differs by"
+        assert (says in candidate.reason) is by_chance, candidate.reason
+
+
 def test_an_original_that_fails_is_a_refused_source_with_a_report(
     small_model: Path, write_policy: Write, tmp_path: Path
 ) -> None:
