@@ -17,6 +17,7 @@ from compile_stage.exports.folder import BUNDLE, Written, common_differences, co
 from compile_stage.exports.options import ExportOptions
 from compile_stage.exports.triton_config import PYTHON, Choice, choose, configure, pays
 from compile_stage.exports.version import Version, plain_name
+from compile_stage.serving.manifest import missing_of
 
 CONFIG = "config.pbtxt"
 BESIDE = "compile-stage"
@@ -69,6 +70,11 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
             f"Triton's backend {choice.backend} brings its own version of the runtime; proven was {named}. Nothing "
             "compares them: Triton does not know our loader."
         )
+    if choice.backend != PYTHON and (refused := _refused_missing(version)):
+        said.append(
+            f"A missing number (NaN) in {refused} is computed with: predict() refuses it there, since the original "
+            "does or answers it otherwise, and Triton's backend can't. Refuse it before the request is sent."
+        )
     said += _batches_said(version, choice, config["max_batch_size"])
     if choice.backend == "onnxruntime" and not version.artifact.options.get("spinning", True):
         said.append("Threads spin between calls: config.pbtxt can't switch that off, and it was proven without.")
@@ -79,6 +85,17 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
         "not."
     )
     return said
+
+
+def _refused_missing(version: Version) -> str:
+    """Where predict() refuses a NaN, such as `input 'x' (columns 0, 2)`; empty where it does nowhere."""
+    rule = missing_of(version.manifest, version.published.folder, version.published.trust)
+    places = []
+    for name, entries in (rule.refused if rule is not None else {}).items():
+        columns = sorted({column for listed, _ in entries if listed is not None for column in listed})
+        whole = any(listed is None for listed, _ in entries)
+        places.append(f"input {name!r}" + ("" if whole else f" (columns {', '.join(map(str, columns))})"))
+    return " and ".join(places)
 
 
 def _batches_said(version: Version, choice: Choice, largest: int) -> list[str]:

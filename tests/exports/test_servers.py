@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
+import sys
+import types
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +23,7 @@ from exports_of import exported
 
 from compile_stage import api
 from compile_stage.serving.manifest import check_integrity
+from compile_stage.serving.missing_numbers import MissingNumbers
 
 pytestmark = [  # what MLflow says of its own type hints, and its queries
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
@@ -155,6 +161,43 @@ def test_mlserver_answers_as_the_version_does(
     assert status == 200
     [output] = answer["outputs"]
     np.testing.assert_allclose(np.reshape(output["data"], output["shape"]), versions.answers[:5], rtol=1e-4, atol=1e-4)
+
+
+class RefusedError(Exception):
+    """Stands for BentoML's own InvalidArgument, which it answers with status 400."""
+
+
+@pytest.fixture
+def service(bento: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The exported service, in this process: of BentoML there are only the names that it uses."""
+    stub = types.ModuleType("bentoml")
+    vars(stub).update(
+        service=lambda **_: lambda one: one,
+        api=lambda one: one,
+        exceptions=SimpleNamespace(InvalidArgument=RefusedError),
+    )
+    monkeypatch.setitem(sys.modules, "bentoml", stub)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = importlib.util.spec_from_file_location("service", Path(bento.folder) / "service.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    served = module.PublishedModel()
+    yield served
+    served.model.close()
+
+
+def test_bentomls_service_refuses_a_missing_number_as_predict_does(versions: Any, service: Any) -> None:
+    """Broken: a null in JSON becomes a NaN, and is answered where the published model refuses it, since the original
+    does."""
+    rows = versions.rows[:2].tolist()
+    rows[1][3] = None
+    service.model.missing = MissingNumbers([{"input": "x", "columns": [5], "reason": "the original refuses it"}])
+    assert np.isnan(service.predict({"x": rows})["y"][1]).any()
+    rows[1][5] = None
+    with pytest.raises(RefusedError, match=r"column 5 of input 'x' holds a missing number \(NaN\), which is refused"):
+        service.predict({"x": rows})
 
 
 @pytest.mark.orchestrators

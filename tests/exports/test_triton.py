@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from exports_of import exported, with_manifest
 
-from compile_stage import api
+from compile_stage import api, flavor
 from compile_stage.core.digest import digest_file, digest_tree, list_tree
 from compile_stage.core.errors import GateError, IntegrityError, UsageError
 from compile_stage.exports import pbtxt, run, stand_in, triton, triton_config
 from compile_stage.exports.folder import common_differences
 from compile_stage.exports.version import Version, plain_name
 from compile_stage.serving.manifest import check_integrity
+from compile_stage.serving.missing_numbers import MissingNumbers
 
 pytestmark = [  # what MLflow says of its own type hints, and its queries
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
@@ -94,6 +95,29 @@ def test_what_the_configuration_can_not_say_runs_on_the_python_backend(versions:
     np.testing.assert_allclose(call({"x": versions.rows[:3]})["y"], versions.answers[:3], rtol=1e-4, atol=1e-4)
     with pytest.raises(RuntimeError, match="does not fit x: float32"):
         call({"x": versions.rows[:3, :5]})
+
+
+def test_a_missing_number_is_refused_as_predict_does_or_said(
+    versions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a server answers a NaN that the published model refuses, since the original does, and nobody is told."""
+    rule = MissingNumbers([{"input": "x", "columns": [2, 5], "reason": "the original refuses it"}])
+    for home in (flavor, triton):
+        monkeypatch.setattr(home, "missing_of", lambda *_: rule)
+    made = exported(versions.native, "triton", tmp_path / "native")
+    assert any("NaN) in input 'x' (columns 2, 5) is computed with" in line for line in made.differs)
+    made = exported(versions.scripted, "triton", tmp_path / "scripted")
+    assert not any("NaN" in line for line in made.differs)
+    home = tmp_path / "scripted" / "perceptron-compiled"
+    call = stand_in.with_python(
+        pbtxt.read((home / "config.pbtxt").read_text()), home / versions.scripted.rpartition("/")[2]
+    )
+    rows = versions.rows[:3].copy()
+    rows[1, 3] = np.nan
+    assert np.isnan(call({"x": rows})["y"][1]).any()
+    rows[1, 5] = np.nan
+    with pytest.raises(RuntimeError, match=r"column 5 of input 'x' holds a missing number \(NaN\), which is refused"):
+        call({"x": rows})
 
 
 def test_an_export_that_answers_otherwise_is_refused(

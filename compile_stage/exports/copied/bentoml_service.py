@@ -51,6 +51,9 @@ class PublishedModel:
 
         kinds = {spec.name: spec.dtype for spec in self.model.signature.inputs}
         batch = {name: np.asarray(value, kinds.get(name)) for name, value in inputs.items()}
+        missing = getattr(self.model, "missing", None)  # bundles of earlier versions have none
+        if missing is not None and (reason := missing.refuse(batch)) is not None:
+            raise ValueError(reason)
         return {name: array.tolist() for name, array in self.model.run(batch).items()}
 
     def respond(self, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,9 @@ class TritonPythonModel:
         texts = {spec.name for spec in self._model.signature.inputs if spec.dtype == "str"}
         batch = {name: np.char.decode(array.astype(np.bytes_), "utf-8") if name in texts else array
                  for name, array in given.items()}  # fmt: skip
+        missing = getattr(self._model, "missing", None)  # bundles of earlier versions have none
+        if missing is not None and (reason := missing.refuse(batch)) is not None:
+            raise ValueError(reason)
         answered = self._model.run(batch)
         return {
             name: value.astype(object) if value.dtype.kind == "U" else np.ascontiguousarray(value)
