@@ -182,6 +182,7 @@ def service(bento: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "service", module)
     spec.loader.exec_module(module)
     served = module.PublishedModel()
     yield served
@@ -198,6 +199,23 @@ def test_bentomls_service_refuses_a_missing_number_as_predict_does(versions: Any
     rows[1][5] = None
     with pytest.raises(RefusedError, match=r"column 5 of input 'x' holds a missing number \(NaN\), which is refused"):
         service.predict({"x": rows})
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [("int64", 1.5), ("uint8", 300), ("uint8", -1), ("int32", 1e30), ("float32", 1e39), ("bool", 2), ("int64", None)],
+)
+def test_bentomls_service_refuses_numbers_that_the_models_type_does_not_hold(
+    kind: str, wrong: Any, service: Any
+) -> None:
+    """Broken: a fraction for a whole number is cut off, and an overflow made infinite, and both are
+    answered; or what was sent ends as an error of the server."""
+    convert = sys.modules[type(service).__module__].converted
+    right = [[True, False]] if kind == "bool" else [[1, 100]]
+    assert convert("x", right, kind).tolist() == right
+    assert convert("x", [[1, 0]], kind).dtype == kind
+    with pytest.raises(ValueError, match=f"input 'x' holds .*{kind} can't hold"):
+        convert("x", [[1, wrong]], kind)
 
 
 @pytest.mark.orchestrators

@@ -47,10 +47,8 @@ class PublishedModel:
             raise bentoml.exceptions.InvalidArgument(problem or str(error)) from error
 
     def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        import numpy as np
-
         kinds = {spec.name: spec.dtype for spec in self.model.signature.inputs}
-        batch = {name: np.asarray(value, kinds.get(name)) for name, value in inputs.items()}
+        batch = {name: converted(name, value, kinds.get(name)) for name, value in inputs.items()}
         missing = getattr(self.model, "missing", None)  # bundles of earlier versions have none
         if missing is not None and (reason := missing.refuse(batch)) is not None:
             raise ValueError(reason)
@@ -65,3 +63,22 @@ class PublishedModel:
             raise ValueError(answer.response)
         answered: dict[str, Any] = json.loads(answer.response)
         return answered
+
+
+def converted(name: str, value: Any, kind: str | None) -> Any:
+    """JSON's value as an array of that type. Raises ValueError where the type can't hold a number: NumPy cuts off
+    fractions, and makes an overflow infinite."""
+    import numpy as np
+
+    given = np.asarray(value)
+    try:
+        with np.errstate(over="ignore"):
+            array = np.asarray(value, kind)
+    except (OverflowError, TypeError) as error:
+        raise ValueError(f"input {name!r} holds what {kind} can't hold: {error}") from error
+    if given.dtype.kind not in "iuf" or array.dtype.kind not in "iufb":
+        return array
+    lost = np.isinf(array) & np.isfinite(given) if array.dtype.kind == "f" else array != given
+    if lost.any():
+        raise ValueError(f"input {name!r} holds {given[lost].flat[0]}, which {kind} can't hold")
+    return array
