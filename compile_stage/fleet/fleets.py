@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -156,7 +157,8 @@ def fleet_run(
                 raise UsageError(
                     f"no registered model matches {pattern!r} and a policy ({skipped.without_policy} without a policy, "
                     f"{skipped.published} published by compile-stage)",
-                    fix="look with: compile-stage fleet plan; check the alias, applies_to and MLFLOW_TRACKING_URI",
+                    fix=f"look at all of them: compile-stage fleet plan '*' -p {shlex.quote(os.fspath(policies))}; "
+                    "check the alias, applies_to and MLFLOW_TRACKING_URI",
                 )
         return _drive(journal, fleet, settings, work, say)
 
