@@ -11,6 +11,7 @@ from typing import Any
 
 from compile_stage.core.cache import Cache, cache_root, cache_secret, refuse_entry
 from compile_stage.core.cache_eviction import collect, entries_of
+from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import StorageError, UsageError
 from compile_stage.core.records import record
 from compile_stage.core.shared_cache import MODE_VARIABLE, URL_VARIABLE, SharedCache
@@ -18,6 +19,7 @@ from compile_stage.core.shared_store import PART_MARK, StoreError
 from compile_stage.shared_caching import open_shared
 
 _DAY_S = 24 * 3600.0
+_SOURCES = "sources"
 
 
 @record
@@ -107,10 +109,12 @@ def verify_cache(shared: str | None = None, *, remove: bool = False) -> CacheChe
     root, refused, checked = cache_root(), {}, 0
     local = Cache(root, cache_secret())
     for entry, _, _ in entries_of(root):
-        if not _is_result(entry.relative_to(root).parts):
+        parts = entry.relative_to(root).parts
+        if len(parts[-1]) != 64:  # what is being made, or was left by somebody who was killed
             continue
         checked += 1
-        if (reason := local.refuse(entry)) is not None:
+        reason = _refuse_source(entry) if parts[0] == _SOURCES else local.refuse(entry)
+        if reason is not None:
             refused[entry.relative_to(root).as_posix()] = reason
             if remove:
                 local.delete(entry)
@@ -215,6 +219,10 @@ def _collect_shared(cache: SharedCache, oldest: float, limit: float, dry_run: bo
     return CacheContent(where=cache.store.label, entries=tuple(gone))
 
 
-def _is_result(parts: tuple[str, ...]) -> bool:
-    """True for the folder of a step's result: of a source model, and of what is being made, nobody says a digest."""
-    return parts[0] != "sources" and len(parts) == 3 and len(parts[2]) == 64
+def _refuse_source(entry: Path) -> str | None:
+    """A source model's folder has the digest of its files as its name (`registry.model_files.keep`)."""
+    try:
+        holds = digest_tree(entry) == f"sha256:{entry.name}"
+    except OSError as error:
+        return f"it can't be read: {error.strerror}"
+    return None if holds else "its files are not those that its name is the digest of"

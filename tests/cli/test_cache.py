@@ -21,6 +21,7 @@ from compile_stage.core.cache import Cache, cache_root
 from compile_stage.core.shared_cache import SecretSeal, SharedCache
 from compile_stage.core.shared_store import open_store
 from compile_stage.policy.load import load_policy
+from compile_stage.registry.model_files import keep
 
 
 @pytest.fixture
@@ -154,6 +155,28 @@ def test_a_damaged_entry_is_found_and_deleted(
     assert "1 do not hold, and were deleted" in capsys.readouterr().out
     assert ended("verify", *where) == 0
     assert "2 entries, 0 do not hold" in capsys.readouterr().out
+
+
+def test_a_damaged_source_model_is_found_and_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: `cache verify` says that all holds where a fetched model is damaged, which `cache ls` counts."""
+    fetched = []
+    for weights in (b"one", b"two"):
+
+        def fill(part: Path, weights: bytes = weights) -> Path:
+            (part / "MLmodel").write_text("flavors: {onnx: {}}\n")
+            (part / "model.onnx").write_bytes(weights)
+            return part
+
+        fetched.append(keep(cache_root() / "sources", "models:/m/1", fill))
+    assert ended("verify") == 0
+    assert "2 entries, 0 do not hold" in capsys.readouterr().out
+    (fetched[0] / "model.onnx").write_bytes(b"other")
+    assert ended("verify", "--remove") == 7
+    said = capsys.readouterr().out
+    assert f"sources/{fetched[0].name}\n  its files are not those that its name is the digest of" in said
+    assert ended("verify") == 0
+    assert "0 do not hold" in capsys.readouterr().out
+    assert not fetched[0].exists()
 
 
 @pytest.mark.parametrize("where", [[], ["--shared"]])
