@@ -384,8 +384,19 @@ class Pool:
 
 
 def patience_s() -> float:
-    """What `$COMPILE_STAGE_RAY_WAIT` says, in seconds."""
-    return float(os.environ.get(WAIT_VARIABLE) or 0)
+    """What `$COMPILE_STAGE_RAY_WAIT` says, in seconds; 0 where it says nothing.
+
+    Raises:
+        UsageError: It is no number from 0.
+    """
+    text = os.environ.get(WAIT_VARIABLE, "")
+    try:
+        seconds = float(text) if text else 0.0
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"{WAIT_VARIABLE} is {text!r}", fix="give a number of seconds, or unset it")
+    return seconds
 
 
 def describe(_: object) -> dict[str, Any]:

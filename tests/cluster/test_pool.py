@@ -12,7 +12,7 @@ import pytest
 
 from compile_stage.cluster.driver import bounds_of
 from compile_stage.cluster.nodes import Bounds, Needs
-from compile_stage.cluster.pool import Pool
+from compile_stage.cluster.pool import WAIT_VARIABLE, Pool, patience_s
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import GateError, UsageError, WorkerError
 from compile_stage.core.events import Silent
@@ -119,6 +119,17 @@ def test_no_task_waits_or_works_for_ever(pool: Pool, tmp_path: Path) -> None:
         ended.result(_PATIENCE_S)
     assert not work.done()
     assert process.is_running()
+
+
+def test_a_wait_that_is_no_number_of_seconds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a typing mistake in the variable ends a run as a bug of ours, or as one that waits for ever."""
+    for text, seconds in (("", 0.0), ("600", 600.0), ("0.5", 0.5)):
+        monkeypatch.setenv(WAIT_VARIABLE, text)
+        assert patience_s() == seconds
+    for text in ("10m", "-1", "nan", "inf"):
+        monkeypatch.setenv(WAIT_VARIABLE, text)
+        with pytest.raises(UsageError, match=f"COMPILE_STAGE_RAY_WAIT is '{text}'"):
+            patience_s()
 
 
 def test_a_run_on_a_cluster_ends_some_minutes_behind_its_budget() -> None:
