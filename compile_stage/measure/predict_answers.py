@@ -6,34 +6,52 @@ types, params, which output is answered) is seen here only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compile_stage.measure.predict_turns import ARRAY, read_item
+from compile_stage.core.records import Gate
+from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
+from compile_stage.measure.predict_turns import ARRAY, COMPARED_ROWS, read_item
 from compile_stage.measure.resemblance import UNJUDGED_ROWS, measure_resemblance
+from compile_stage.measure.tolerance import elementwise_gates, times_text, worst
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
 
 _TEXT = "text"
+_MOST_TOLERANCES = 2.0
+"""So few rows may use twice the tolerance of a gate, which holds for a mean of many."""
+_SAME = 1e-3
+"""Of its size: predict() answers an output as it is where its answer and the output's are no further apart. The same
+model computes both, in batches of other sizes."""
 
 
-def refuse_answers(original: Mapping[str, str] | None, published: Mapping[str, str] | None) -> str | None:
+def refuse_answers(
+    original: Mapping[str, str] | None,
+    published: Mapping[str, str] | None,
+    gates: Sequence[Gate] = (),
+    outputs: Mapping[str, Array] | None = None,
+) -> str | None:
     """Why the published predict() does not answer as the original's does; None where it does, or one of them was not
     asked.
 
-    The limits are those of answers that no gate looks at (`measure.resemblance`): of the rows at most half, and one,
-    may be off. The gates themselves are held where the artifact is validated.
+    An answer that is an output of the model, by its numbers, is held to the gates of that output, with twice their
+    tolerance. Any other may have been computed from several outputs: the limits are those of answers that no gate looks
+    at (`measure.resemblance`), of the rows at most half, and one, may be off.
 
     Args:
         original, published: As `measure.predict_turns.answer_parts`.
+        gates: Of the published model's job.
+        outputs: Output name → what the original answers to the samples that predict() was given, axis 0 being the
+            sample.
     """
     if original is None or published is None:
         return None
     if set(original) != set(published):
         return f"it answers {_listed(published)}, and the original {_listed(original)}"
+    numbers = []
     for name, text in original.items():
         of, kinds = f" of {name}" if name else "", {_kind(text), _kind(published[name])}
         if "" in kinds or kinds == {_TEXT}:
@@ -54,7 +72,38 @@ def refuse_answers(original: Mapping[str, str] | None, published: Mapping[str, s
                 f"its answer{of} is another one in {int(rows.sum())} of {len(was)} rows: "
                 f"{_first(now[off])} where the original's is {_first(was[off])}"
             )
+        numbers.append((of, was, now))
+    if len(numbers) > 1:  # an output may be answered as a data frame, a column for each of its own
+        numbers.append(("", *(np.concatenate([one[side] for one in numbers], axis=1) for side in (1, 2))))
+    for of, was, now in numbers:
+        for output, answers in (outputs or {}).items():
+            if _is_output(was, answers) and (reason := _beyond_gates(gates, output, now, answers)) is not None:
+                return f"its answer{of} is off: {reason}"
     return None
+
+
+def _is_output(was: Array, answers: Array) -> bool:
+    """Whether predict() of the original answers that output of the model as it is."""
+    if answers.dtype.kind != "f" or was.size != answers.size:
+        return False
+    apart = np.abs(was.reshape(answers.shape) - answers.astype(np.float64))
+    return bool(np.all(apart <= _SAME * np.max(np.abs(answers), initial=0.0)))
+
+
+def _beyond_gates(gates: Sequence[Gate], output: str, now: Array, answers: Array) -> str | None:
+    suited = [
+        gate for gate in elementwise_gates(gates, has_labels=True, few_rows=True) if gate.output in (None, output)
+    ]
+    own = now.reshape(answers.shape).astype(answers.dtype)
+    checks = check_outputs(suited, {output: own}, {output: answers}, SINGLE_CALL, batch_size=0, seed=0)
+    used, check = worst(checks)
+    return f"{check.reason}{times_text(used)}" if used > _MOST_TOLERANCES else None
+
+
+def first_rows(outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The answers to the samples that both are asked (`COMPARED_ROWS`, from the first on, again where there are
+    fewer)."""
+    return {name: np.array(array[np.arange(COMPARED_ROWS) % len(array)]) for name, array in outputs.items()}
 
 
 def _kind(part: str) -> str:

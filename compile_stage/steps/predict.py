@@ -23,7 +23,6 @@ from compile_stage.core.errors import CompileStageError, GateError, WorkerError
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Candidate, Plan, PredictSpeedup, TargetResult
 from compile_stage.measure import stats
-from compile_stage.measure.predict_answers import refuse_answers
 from compile_stage.measure.whole_predict import SPEEDUP
 
 PAIRS = 31
@@ -63,6 +62,7 @@ class PredictComparison:
             "source": source.identity,
             "samples": target.samples["validation"].digest,
             "predictions": target.predictions,
+            "gates": winner.job.gates,
             "rows": where.batch_sizes[0],
             "threads": where.threads,
             "device": where.device,
@@ -75,7 +75,7 @@ class PredictComparison:
         }
         try:
             made = self.context.cached(
-                "predict-speedup/2",
+                "predict-speedup/3",
                 where.name,
                 key,
                 lambda _: self._measured(target, load),
@@ -108,7 +108,7 @@ class PredictComparison:
                 original, served = self._side_by_side(opening, load)
                 rows = where.batch_sizes[0]
                 compiled = served.call("prepare_published", samples=samples, batch_size=rows, how=how)
-                self._demand_alike(winner, original["answers"], compiled["answers"])
+                self._demand_alike(target, winner, original["answers"], compiled["answers"])
                 pairs = self._take_turns(served, original["seconds"] + compiled["seconds"])
             except Exception:
                 # What the worker that is gone says to a further call must not take the place of what ended it. After
@@ -125,13 +125,21 @@ class PredictComparison:
         return judge(pairs, rows, str(how["words"]), self.plan.policy.data.seed)
 
     def _demand_alike(
-        self, winner: Candidate, original: Mapping[str, str] | None, compiled: Mapping[str, str] | None
+        self,
+        target: TargetResult,
+        winner: Candidate,
+        original: Mapping[str, str] | None,
+        compiled: Mapping[str, str] | None,
     ) -> None:
         """Raise GateError where the published predict() answers otherwise than the original's. Where a waiver let
         answers through, nobody knows how far off they may be."""
         if winner.verdict is not None and any(check.waived for check in winner.verdict.checks):
             return
-        if (reason := refuse_answers(original, compiled)) is not None:
+        from compile_stage.measure.predict import open_outputs
+        from compile_stage.measure.predict_answers import first_rows, refuse_answers
+
+        outputs = first_rows(open_outputs(target.original.outputs)) if target.original is not None else None
+        if (reason := refuse_answers(original, compiled, winner.job.gates, outputs)) is not None:
             raise GateError(
                 f"{winner.job.id} holds every gate, and predict() of its published model does not answer as the "
                 f"original's: {reason}",

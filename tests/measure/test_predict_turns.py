@@ -129,9 +129,14 @@ def compared(raises: dict[str, BaseException]) -> PredictSpeedup | None:
     )  # fmt: skip
     target = SimpleNamespace(
         bundle=SimpleNamespace(digest=""),
-        winner=SimpleNamespace(artifact=SimpleNamespace(backend="onnxruntime", signature=None), verdict=None),
+        winner=SimpleNamespace(
+            artifact=SimpleNamespace(backend="onnxruntime", signature=None),
+            verdict=None,
+            job=SimpleNamespace(gates=()),
+        ),
         policy=SimpleNamespace(target=where),
         samples={"validation": SimpleNamespace(digest="")},
+        original=None,
         predictions=None,
     )
     plan = SimpleNamespace(policy=policy, source=SimpleNamespace(flavor="onnx", identity=""))
