@@ -394,7 +394,11 @@ def _export_module(source: SourceModel, module: Any, shapes: Mapping[str, ShapeR
         values = [raw[name] for name in names or tuple(raw)]
     else:
         values = list(raw) if isinstance(raw, list | tuple) else [raw.to_numpy() if hasattr(raw, "to_numpy") else raw]
-    arrays = [np.asarray(v, dtype=np.float32) if hasattr(raw, "to_numpy") else np.asarray(v) for v in values]
+    floats = np.dtype(np.float32) if hasattr(raw, "to_numpy") else _example_floats(source, module)
+    arrays = [
+        array.astype(floats or array.dtype) if array.dtype.kind == "f" or hasattr(raw, "to_numpy") else array
+        for array in map(np.asarray, values)
+    ]
     named = names if names is not None and len(names) == len(arrays) else _arguments(module, len(arrays))
     wanted = _open_axes(source, named, arrays, shapes)
     batch_alone: list[tuple[int, ...]] = [(0,) for _ in arrays]
@@ -410,6 +414,26 @@ def _export_module(source: SourceModel, module: Any, shapes: Mapping[str, ShapeR
                 where=source.uri,
             ) from error
     raise AssertionError("unreachable")
+
+
+def _example_floats(source: SourceModel, module: Any) -> Any:
+    """The NumPy type that the floats of its input example were logged in, as far as anybody knows: None for the type
+    that they were read in. MLflow writes them as JSON, which has no types, and reads float64 where no signature says
+    otherwise; it makes none for a module that answers a dict. What the module was given then computes in the type of
+    its parameters."""
+    if mlmodel.read(source).inputs is not None:
+        return None
+    return next((_numpy_type(p.dtype) for p in module.parameters() if p.is_floating_point()), None)
+
+
+def _numpy_type(dtype: Any) -> Any:
+    """None where NumPy has none of its own, such as for bfloat16."""
+    import torch
+
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return None
 
 
 def _trace(module: Any, arrays: Sequence[Any], axes: Sequence[Sequence[int]]) -> ExportedProgram:

@@ -157,6 +157,27 @@ def test_a_pickle_is_refused_unless_the_policy_allows_it(tmp_path: Path, prove: 
     prove(source, {"image": IMAGES}, compliance=PICKLES)
 
 
+class TwoHeads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(3, 2)
+
+    def forward(self, rows: Any) -> Any:
+        logits = self.out(rows)
+        return {"logits": logits, "scores": logits.softmax(-1)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_without_a_signature_the_example_has_the_parameters_type(tmp_path: Path, prove: Proof, dtype: Any) -> None:
+    """Broken: MLflow makes no signature for a module that answers a dict, and reads the floats of its example as
+    float64. A module of float32 was refused with PyTorch's "Double and Float"."""
+    rows = np.random.default_rng(0).random((4, 3)).astype(str(dtype).removeprefix("torch."))
+    source = save(tmp_path / "heads", TwoHeads().to(dtype).eval(), rows, serialization_format="pickle")
+    model = prove(source, {"rows": rows}, compliance=PICKLES)
+    assert model.signature.inputs[0].dtype == str(rows.dtype)
+    assert [spec.name for spec in model.signature.outputs] == ["logits", "scores"]
+
+
 def test_torchscript_is_refused_with_its_reason(tmp_path: Path) -> None:
     source = save(tmp_path / "script", torch.jit.script(torch.nn.Linear(8, 2)), serialization_format="pickle")
     assert "TorchScript" in (TorchSource().refuse(source, PICKLES) or "")
