@@ -196,7 +196,7 @@ class TransformersSource(Exporter):
         except Exception as error:  # noqa: BLE001 - whatever MLflow and transformers raise of a pipeline they can't make
             return Processor(refusal=f"its own pyfunc can't be loaded: {mlmodel.first_line(error)}")
         with self.open(source, Target(name="cpu")) as session:
-            refusal = text.refuse_answers(made, session.run, original, tried)
+            refusal = text.refuse_answers(made, session.run, original, tried, mlmodel.params(source))
         return Processor(refusal=refusal) if refusal else Processor(text=how, runtime=package_versions("tokenizers"))
 
     def predictions(self, source: SourceModel, samples: Batch) -> Predictions | None:

@@ -153,7 +153,7 @@ def processor(pipeline: MediaPipeline, model: Any, signature: Signature, run: Ca
         return Processor(refusal=f"its own pyfunc can't be loaded: {mlmodel.first_line(error)}")
     try:
         expected = answer_items(original.predict, **asked)
-        found = answer_items(lambda data: made.predict(data, None, run), **asked)
+        found = answer_items(lambda data: made.predict(data, mlmodel.params(source), run), **asked)
     except Exception as error:  # noqa: BLE001 - whatever a pipeline raises of what it can't read
         return Processor(refusal=f"it can't be compared with its own pyfunc: {mlmodel.first_line(error)}")
     if (reason := refuse_prediction(found, expected, _TOLERANCE)) is not None:

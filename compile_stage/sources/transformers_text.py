@@ -171,16 +171,24 @@ def original_pyfunc(source: SourceModel) -> Any:
 
 
 def refuse_answers(
-    processor: TextProcessor, run: Callable[[Batch], Batch], original: Any, tried: Sequence[str]
+    processor: TextProcessor,
+    run: Callable[[Batch], Batch],
+    original: Any,
+    tried: Sequence[str],
+    params: Mapping[str, Any] | None = None,
 ) -> str | None:
     """The reason when the processor, around the original network, answers otherwise than the original's pyfunc, one
-    text at a time and all at once."""
+    text at a time and all at once.
+
+    Args:
+        params: The signature's with their defaults, which MLflow hands to the original, and to what is published.
+    """
     for texts in [*([text] for text in tried), list(tried)]:
         try:
             expected = original.predict(texts)
         except Exception:  # noqa: BLE001, S112 - a pipeline may fail on a text that it finds nothing in
             continue
-        found = processor.predict(texts, None, run)
+        found = processor.predict(texts, params, run)
         if (reason := refuse_prediction(plain_prediction(found), plain_prediction(expected), _TOLERANCE)) is not None:
             return f"to {texts[0]!r} it answers otherwise than its pyfunc: {reason}"
     return None

@@ -84,6 +84,16 @@ def test_a_classifier_answers_lists_frames_pairs_and_params_as_its_pyfunc(tmp_pa
         both.answer(["good"], {"temperature": 1})
 
 
+@pytest.mark.parametrize("params", [{"top_k": 2}, {"top_k": 2, "function_to_apply": "sigmoid"}], ids=str)
+def test_defaults_of_the_signatures_params_are_those_of_the_answers(tmp_path: Path, params: dict[str, Any]) -> None:
+    """Broken: a classifier whose signature has `top_k: 2` was compared without it, so it was published with tensors
+    only."""
+    kind = "BertForSequenceClassification"
+    both = pair(tmp_path, kind, "text-classification", params=params, **small_texts.named(small_texts.LABELS))
+    assert both.answer(["good"], params).shape == (1, 2)
+    both.demand_same(small_texts.TEXTS, params)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
