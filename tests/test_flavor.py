@@ -548,7 +548,8 @@ SMALL = Signature(inputs=(TensorSpec(name="i", dtype="int8", shape=("batch",)),)
         ({"ids": np.ones((2, 3), int), "mask": np.ones((2, 4), int)}, TWO, "does not fit mask"),
         (pd.DataFrame({"ids": [[1, 2]]}), TWO, "lacks 'mask'"),
         (pd.DataFrame({"ids": [[1, 2], [1]], "mask": [[1, 1], [1]]}), TWO, "one shape"),
-        (np.array([[1]]), TEXT, "must be text"),
+        (np.array([[1]]), TEXT, "must be text, and holds 1 (int): send it as text"),
+        (np.array([["a"], [None], [2.5]], dtype=object), TEXT, "must be text, and holds 2.5 (float)"),
         (np.array([300]), SMALL, "int8 can't hold"),
     ],
 )

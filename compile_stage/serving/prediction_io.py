@@ -251,7 +251,11 @@ def _texts(array: Array, spec: TensorSpec) -> Array:
                 "its place, the one that missing texts had in training, or '' where the model ignores texts that it "
                 "does not know"
             )
-        raise InputRefusedError(f"input {spec.name!r} must be text, not {array.dtype.name}")
+        other = next(value for value in texts.ravel() if not isinstance(value, str) and not _is_null(value))
+        raise InputRefusedError(
+            f"input {spec.name!r} must be text, and holds {other!r:.80} ({type(other).__name__}): send it as text, "
+            "written as in training"
+        )
     return np.asarray(texts, dtype=object)
 
 
