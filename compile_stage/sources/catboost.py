@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ class CatBoostSource(Exporter):
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as folder:
             path = str(Path(folder) / "model.onnx")
             try:
-                model.save_model(path, format="onnx")
+                _with_whole_labels(model, Path(folder)).save_model(path, format="onnx")
             except Exception as error:
                 raise SourceError(
                     f"CatBoost can't export it to ONNX: {mlmodel.first_line(error)}", where=source.uri
@@ -128,6 +129,22 @@ def _load(source: SourceModel) -> Any:
     except catboost.CatBoostError as error:
         problem = f"it can't be loaded: {mlmodel.first_line(error)}"
         raise mlmodel.not_loaded(source, problem, catboost, "catboost_version") from error
+
+
+def _with_whole_labels(model: Any, folder: Path) -> Any:
+    """The same trees, with 0 and 1 for truth values, which CatBoost's export to ONNX does not know as labels."""
+    if type(model).__name__ == _REGRESSOR or model.classes_.dtype.kind != "b":
+        return model
+    path = folder / "model.json"
+    model.save_model(str(path), format="json")
+    described = json.loads(path.read_text(encoding="utf-8"))
+    names = described["model_info"]["class_params"]["class_names"]
+    described["model_info"]["class_params"] |= {
+        "class_label_type": "Integer",
+        "class_names": [int(name) for name in names],
+    }
+    path.write_text(json.dumps(described), encoding="utf-8")
+    return type(model)().load_model(str(path), format="json")
 
 
 def _loss(model: Any) -> str:

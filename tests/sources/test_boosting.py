@@ -233,6 +233,14 @@ def test_catboost_refuses_what_has_no_proven_conversion(
     assert word in (plugins.load("sources", "catboost").refuse(source, Compliance()) or "")
 
 
+def test_catboost_with_truth_values_as_labels(tmp_path: Path, prove: Proof) -> None:
+    """Broken: a model that was fitted on `y > 0` ended in CatBoost's "Unexpected label type"."""
+    model = catboost_model("CatBoostClassifier", "Logloss", (TWO[0], TWO[1] > 0))
+    source = save(tmp_path / "model", "catboost", model, rows_of(TWO))
+    proven = prove(source, {"X": rows_of(TWO)})
+    assert [str(spec.dtype) for spec in proven.signature.outputs] == ["bool", "float32"]
+
+
 def test_catboost_refuses_categories_and_thresholds(tmp_path: Path) -> None:
     """Broken: a model that splits on categories would end in CatBoost's own error, and a moved threshold be lost."""
     catboost = pytest.importorskip("catboost", reason="the CatBoost source needs catboost")
