@@ -134,7 +134,7 @@ class Schedule:
             of = f"each model within {CONTENDER - 1:.0%} of the fastest, and from one of each other model"
         return (
             f"Speedups come from {processes} of {of}: starting them again takes {restart_s:.0f} s, of "
-            f"{self.seconds:.0f} for measuring (budget.measure_seconds). That processes differ by "
+            f"{self.seconds:.3g} for measuring (budget.measure_seconds). That processes differ by "
             f"{stats.ASSUMED_SPREAD.log_sd:.0%} is assumed"
         )
 
