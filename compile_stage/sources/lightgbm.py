@@ -169,6 +169,8 @@ def _refuse_model(model: Any) -> str | None:
         return (
             "it splits on categories (categorical_feature), which its conversion would not keep: encode them as numbers"
         )
+    if "is_linear=1" in lines:
+        return "its leaves are linear models (linear_tree), which its conversion would not keep: train it without"
     return None
 
 

@@ -167,6 +167,17 @@ def test_lightgbm_refuses_zeros_as_missing_numbers(tmp_path: Path) -> None:
     assert reasons[1] == ""
 
 
+def test_lightgbm_refuses_linear_leaves(tmp_path: Path) -> None:
+    """Broken: the converter takes each leaf for a constant, and every candidate misses its tolerances with no cause
+    named."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    rows = np.random.default_rng(0).random((400, 3))
+    settings = {"objective": "regression", "verbose": -1, "num_threads": 1, "linear_tree": True}
+    model = lightgbm.train(settings, lightgbm.Dataset(rows, label=rows.sum(axis=1)), 3)
+    source = save(tmp_path / "model", "lightgbm", model, rows)
+    assert "linear_tree" in (plugins.load("sources", "lightgbm").refuse(source, Compliance()) or "")
+
+
 def test_lightgbm_refuses_categories(tmp_path: Path) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
     rows = np.random.default_rng(0).integers(0, 5, (200, 2)).astype(np.float32)
