@@ -78,7 +78,7 @@ def prepare(predict, asked):
     spec.loader.exec_module(turns)
     arrays = {name: np.load(file, allow_pickle=False) for name, file in asked["inputs"].items()}
     warm = turns.PredictTurns(predict, turns.build_input(asked["how"], arrays, asked["rows"]))
-    return warm, turns.answer_parts(predict, asked["how"], arrays, warm.call_s)
+    return warm, turns.answer_parts(predict, asked["how"], arrays, asked["rows"], warm.call_s)
 
 def tell(make):
     try:

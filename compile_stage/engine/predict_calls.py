@@ -46,8 +46,9 @@ def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: A
         loaded = stack.enter_context(original_predict.open_predict(model, revive(Compliance, compliance), where))
         try:
             inputs = open_samples(revive(SampleSet, samples)).inputs
-            turns = PredictTurns(loaded.predict, build_input(how, inputs, where.batch_sizes[0]))
-            answers = answer_parts(loaded.predict, how, inputs, turns.call_s)
+            rows = where.batch_sizes[0]
+            turns = PredictTurns(loaded.predict, build_input(how, inputs, rows))
+            answers = answer_parts(loaded.predict, how, inputs, rows, turns.call_s)
         except Exception as error:
             line = (str(error).strip().splitlines() or [""])[0][:300]
             raise SourceError(f"its predict() does not take the samples: {type(error).__name__}: {line}") from error

@@ -13,7 +13,7 @@ import numpy as np
 
 from compile_stage.core.records import Gate
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
-from compile_stage.measure.predict_turns import ARRAY, COMPARED_ROWS, read_item
+from compile_stage.measure.predict_turns import ARRAY, read_item
 from compile_stage.measure.resemblance import UNJUDGED_ROWS, measure_resemblance
 from compile_stage.measure.tolerance import elementwise_gates, times_text, worst
 
@@ -29,13 +29,13 @@ model computes both, in batches of other sizes."""
 
 
 def refuse_answers(
-    original: Mapping[str, str] | None,
-    published: Mapping[str, str] | None,
+    original: Mapping[str, Mapping[str, str]],
+    published: Mapping[str, Mapping[str, str]],
     gates: Sequence[Gate] = (),
     outputs: Mapping[str, Array] | None = None,
 ) -> str | None:
-    """Why the published predict() does not answer as the original's does; None where it does, or one of them was not
-    asked.
+    """Why the published predict() does not answer as the original's does; None where it does, or where there is no
+    number of rows that both answered.
 
     An answer that is an output of the model, by its numbers, is held to the gates of that output, with twice their
     tolerance. Any other may have been computed from several outputs: the limits are those of answers that no gate looks
@@ -47,8 +47,16 @@ def refuse_answers(
         outputs: Output name → what the original answers to the samples that predict() was given, axis 0 being the
             sample.
     """
-    if original is None or published is None:
-        return None
+    for rows in sorted(original.keys() & published.keys(), key=int, reverse=True):
+        answered = {name: _first_rows(array, int(rows)) for name, array in (outputs or {}).items()}
+        if (reason := _refuse_parts(original[rows], published[rows], gates, answered)) is not None:
+            return reason
+    return None
+
+
+def _refuse_parts(
+    original: Mapping[str, str], published: Mapping[str, str], gates: Sequence[Gate], outputs: Mapping[str, Array]
+) -> str | None:
     if set(original) != set(published):
         return f"it answers {_listed(published)}, and the original {_listed(original)}"
     numbers = []
@@ -76,7 +84,7 @@ def refuse_answers(
     if len(numbers) > 1:  # an output may be answered as a data frame, a column for each of its own
         numbers.append(("", *(np.concatenate([one[side] for one in numbers], axis=1) for side in (1, 2))))
     for of, was, now in numbers:
-        for output, answers in (outputs or {}).items():
+        for output, answers in outputs.items():
             if _is_output(was, answers) and (reason := _beyond_gates(gates, output, now, answers)) is not None:
                 return f"its answer{of} is off: {reason}"
     return None
@@ -100,10 +108,10 @@ def _beyond_gates(gates: Sequence[Gate], output: str, now: Array, answers: Array
     return f"{check.reason}{times_text(used)}" if used > _MOST_TOLERANCES else None
 
 
-def first_rows(outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The answers to the samples that both are asked (`COMPARED_ROWS`, from the first on, again where there are
-    fewer)."""
-    return {name: np.array(array[np.arange(COMPARED_ROWS) % len(array)]) for name, array in outputs.items()}
+def _first_rows(array: Array, rows: int) -> Array:
+    """The samples that predict() was given (`measure.predict_turns.build_input`): again from the first on, where there
+    are fewer."""
+    return np.asarray(array[np.arange(rows) % len(array)])
 
 
 def _kind(part: str) -> str:

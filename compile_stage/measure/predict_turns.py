@@ -51,22 +51,28 @@ def build_input(how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int) ->
 
 
 def answer_parts(
-    predict: Callable[[Any], Any], how: Mapping[str, Any], arrays: Mapping[str, Any], call_s: float
-) -> dict[str, str] | None:
-    """What predict() answers to `COMPARED_ROWS` rows: name → numbers as `npy:` and base64, `text` of texts, empty of
-    whatever else; by column, by key, or "" for an answer of one part. None where the call would take long, or so many
-    rows are refused.
+    predict: Callable[[Any], Any], how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int, call_s: float
+) -> dict[str, dict[str, str]]:
+    """What predict() answers to so many rows, and to `COMPARED_ROWS` where that does not take long: number of rows, as
+    text → the parts of the answer. A number that is refused is left out: a model may be fixed to another.
+
+    A part is numbers as `npy:` and base64, `text` of texts, empty of whatever else; by column, by key, or "" for an
+    answer of one part.
 
     Args:
-        call_s: Seconds of a call of the rows that are timed.
+        rows: Of the calls that are timed.
+        call_s: Seconds of such a call.
     """
-    if how["kind"] == "items" or call_s > _LONG_S:  # answers to texts, pictures and recordings are compared elsewhere
-        return None
-    try:
-        answer = predict(build_input(how, arrays, COMPARED_ROWS))
-    except Exception:  # noqa: BLE001 - a model that is fixed to other rows: its own answers are proven in `run`
-        return None
-    return {name: _written(values) for name, values in _named(answer).items()}
+    if how["kind"] == "items":  # answers to texts, pictures and recordings are compared elsewhere
+        return {}
+    answers = {}
+    for count in {rows, COMPARED_ROWS} if call_s <= _LONG_S else {rows}:
+        try:
+            answer = predict(build_input(how, arrays, count))
+        except Exception:  # noqa: BLE001, S112 - its own answers to the rows of the target are proven in `run`
+            continue
+        answers[str(count)] = {name: _written(values) for name, values in _named(answer).items()}
+    return answers
 
 
 def _named(answer: Any) -> Mapping[str, Any]:

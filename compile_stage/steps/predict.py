@@ -75,7 +75,7 @@ class PredictComparison:
         }
         try:
             made = self.context.cached(
-                "predict-speedup/3",
+                "predict-speedup/4",
                 where.name,
                 key,
                 lambda _: self._measured(target, load),
@@ -128,17 +128,17 @@ class PredictComparison:
         self,
         target: TargetResult,
         winner: Candidate,
-        original: Mapping[str, str] | None,
-        compiled: Mapping[str, str] | None,
+        original: Mapping[str, Mapping[str, str]],
+        compiled: Mapping[str, Mapping[str, str]],
     ) -> None:
         """Raise GateError where the published predict() answers otherwise than the original's. Where a waiver let
         answers through, nobody knows how far off they may be."""
         if winner.verdict is not None and any(check.waived for check in winner.verdict.checks):
             return
         from compile_stage.measure.predict import open_outputs
-        from compile_stage.measure.predict_answers import first_rows, refuse_answers
+        from compile_stage.measure.predict_answers import refuse_answers
 
-        outputs = first_rows(open_outputs(target.original.outputs)) if target.original is not None else None
+        outputs = open_outputs(target.original.outputs) if target.original is not None else None
         if (reason := refuse_answers(original, compiled, winner.job.gates, outputs)) is not None:
             raise GateError(
                 f"{winner.job.id} holds every gate, and predict() of its published model does not answer as the "

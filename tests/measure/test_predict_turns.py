@@ -108,7 +108,7 @@ class WorkerThatEnds:
         if function in self._raises:
             self._over = True
             raise self._raises[function]
-        prepared = {"seconds": 0.001, "answers": None}
+        prepared = {"seconds": 0.001, "answers": {}}
         answers = {"describe_predict": {"words": "an array"}, "open_predict": prepared, "prepare_published": prepared}
         return answers.get(function, 0.001)
 
