@@ -159,8 +159,9 @@ def _requalify_once(given: dict[str, Any]) -> int:
 
 
 def _settings(given: dict[str, Any]) -> Any:
-    from compile_stage.service.settings import DATABASE_VARIABLE, SECRET_VARIABLE, Settings, read_secrets
+    from compile_stage.service.settings import DATABASE_VARIABLE, SECRET_VARIABLE, Settings, alert_url, read_secrets
 
+    alert_url()
     named = given["secret_file"] is not None or bool(os.environ.get(SECRET_VARIABLE))
     insecure = given["insecure_no_signature"] or (given["once"] and not named)  # which takes no deliveries
     return Settings(

@@ -7,7 +7,6 @@ finds to the version.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Job, RegisteredVersion
 from compile_stage.service.alerts import alert
 from compile_stage.service.runs import problem_of
-from compile_stage.service.settings import ALERT_VARIABLE, Settings, environment_of_runs
+from compile_stage.service.settings import Settings, alert_url, environment_of_runs
 from compile_stage.serving.manifest import check_integrity, refuse_machine
 from compile_stage.serving.variants import for_machine
 
@@ -122,8 +121,7 @@ def _causes(folder: Path) -> Iterator[str]:
 
 def _alerted(settings: Settings, concerned: list[Requalified]) -> bool:
     """True when the alert was taken, or nobody wants one."""
-    url = os.environ.get(ALERT_VARIABLE, "")
-    if not url.startswith(("http://", "https://")):
+    if not (url := alert_url()):
         return True
     versions = [{**asdict(one), "aliases": list(one.aliases)} for one in concerned]
     document = {"event": "requalification.failed", "machine": hardware().fingerprint, "versions": versions}

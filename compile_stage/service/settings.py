@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from compile_stage.core.errors import UsageError
 
@@ -102,6 +103,26 @@ def read_secrets(file: Path | None, *, insecure: bool, environment: Mapping[str,
             fix=f"use {_LEAST_SECRET} characters or more: openssl rand -hex 32",
         )
     return secrets
+
+
+def alert_url(environment: Mapping[str, str] = os.environ) -> str:
+    """Where alerts go; empty where nobody wants any.
+
+    Raises:
+        UsageError: It is no http or https URL. Nobody would know that no alert can arrive.
+    """
+    url = environment.get(ALERT_VARIABLE, "").strip()
+    try:
+        split = urlsplit(url)
+        is_web = split.scheme in ("http", "https") and bool(split.hostname)
+    except ValueError:  # brackets that hold no address
+        is_web = False
+    if url and not is_web:
+        raise UsageError(
+            f"{ALERT_VARIABLE} is no http or https URL, so no alert would arrive",
+            fix="write it with its scheme (https://alerts.example.com/hook), or unset it",
+        )
+    return url
 
 
 def environment_of_runs(*, alerts_as: str | None = None) -> dict[str, str]:

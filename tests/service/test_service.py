@@ -18,7 +18,7 @@ from service.conftest import PATIENCE_S, SECRET, SERVING, Running
 from compile_stage.core.errors import UsageError
 from compile_stage.service.deliveries import Refused
 from compile_stage.service.server import Service
-from compile_stage.service.settings import Settings, read_secrets
+from compile_stage.service.settings import Settings, alert_url, read_secrets
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
@@ -164,3 +164,15 @@ def test_a_service_that_anybody_could_use_does_not_start(
         read_secrets(file, insecure=insecure, environment={})
     file.write_text(f"{SECRET}\n\n  {SECRET[::-1]} \n")
     assert read_secrets(file, insecure=False, environment={}) == (SECRET, SECRET[::-1])
+
+
+@pytest.mark.parametrize("url", ["alerts.example.com/hook", "ftp://alerts.example.com", "https://", "http://["])
+def test_an_alert_url_that_nothing_can_be_posted_to_is_refused(url: str) -> None:
+    """Broken: the service starts, a requalification fails, and nobody hears of it."""
+    with pytest.raises(UsageError, match="COMPILE_STAGE_WATCH_ALERT_URL is no http or https URL"):
+        alert_url({"COMPILE_STAGE_WATCH_ALERT_URL": url})
+
+
+def test_an_alert_url_is_no_must() -> None:
+    assert alert_url({}) == ""
+    assert alert_url({"COMPILE_STAGE_WATCH_ALERT_URL": " https://alerts.example.com/hook"}).startswith("https")
