@@ -180,10 +180,10 @@ def _probe(uri: str) -> None:
     from mlflow.utils.credentials import get_default_host_creds
     from mlflow.utils.rest_utils import http_request
 
-    # Any answer will do: a proxy in front of the server may not let /health through.
+    # Any answer will do, also one that is cut off: a proxy in front of the server may not let /health through.
     probe = partial(http_request, get_default_host_creds(uri), "/health", "GET", timeout=_PROBE_S, max_retries=2)
-    ask = partial(probe, backoff_factor=1, raise_on_status=False)
-    repeated_call(within, ask, lambda: _PROBE_LIMIT_S, patience_s=_PROBE_PATIENCE_S)
+    ask = partial(probe, backoff_factor=1, raise_on_status=False, stream=True)
+    repeated_call(within, ask, lambda: _PROBE_LIMIT_S, patience_s=_PROBE_PATIENCE_S).close()
 
 
 def _explained(error: Any, place: str, missing: str) -> RegistryError:
