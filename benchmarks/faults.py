@@ -76,6 +76,8 @@ def network(count: int, seed: int, root: Path, share: float = SHARE) -> Counter[
             seen[f"ended with {code}, {state}" + (", runs left RUNNING" if running else "")] += 1
             faults = ", ".join(f"{times} {kind}" for kind, times in sorted(proxy.seen.items()))
             print(f"{name}: {code} after {time.monotonic() - began:.0f} s ({faults})", flush=True)
+            if code:
+                print((made.root / "stage.log").read_text()[-1500:], flush=True)
     return seen
 
 
