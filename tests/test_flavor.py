@@ -430,6 +430,18 @@ def test_a_manifest_that_is_none(save: Save, text: str | None, words: str) -> No
         flavor.read_manifest(manifest.parents[1])
 
 
+def test_a_manifest_without_a_digest_is_none(save: Save) -> None:
+    """Broken: a version that an early compile-stage published is called tampered with, and fetching it again is
+    advised, which changes nothing."""
+    path = save()
+    manifest = json.loads((path / "data" / "manifest.json").read_text())
+    del manifest["digest"]
+    (path / "data" / "manifest.json").write_text(json.dumps(manifest))
+    for look in (flavor.check_integrity, flavor.load_model):
+        with pytest.raises(IntegrityError, match=r"has no digest.*early version"):
+            look(path)
+
+
 def test_a_changed_manifest_is_no_manifest(save: Save) -> None:
     """Broken: a verdict, or the rule for other hardware, could be changed by hand in what was published."""
     path = save()

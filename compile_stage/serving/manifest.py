@@ -123,6 +123,12 @@ def check_integrity(model_dir: str | Path, *, beside: bool = False) -> dict[str,
     """
     data = data_folder(model_dir)
     manifest = read_manifest(data)
+    if "digest" not in manifest:
+        raise IntegrityError(
+            "the manifest has no digest: it was removed, or an early version of compile-stage published the model",
+            fix="publish the model anew",
+            where=str(data / MANIFEST_NAME),
+        )
     if manifest != sealed(manifest):
         raise IntegrityError(
             "the manifest was changed after it was written: its own digest differs",
