@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import logging
 import shutil
 import tempfile
@@ -29,7 +30,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from compile_stage.core import plugins
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
@@ -366,6 +367,16 @@ _SETTINGS = ("threads", "on_hardware_mismatch", "variant")
 """What of `model_config` is ours; the rest goes to a custom pyfunc's code, or is a default of a pipeline's params."""
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _with_signature(method: _Method) -> _Method:
+    """Keep what `inspect.signature` says of it. MLflow asks in every call, and the answer took longer than all else
+    that a small model's call does."""
+    method.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    return method
+
+
 class _Pyfunc:
     """What MLflow's pyfunc calls."""
 
@@ -375,9 +386,8 @@ class _Pyfunc:
     def get_raw_model(self) -> CompiledModel:
         return self._model
 
+    @_with_signature
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
-        from mlflow.exceptions import MlflowException
-
         how, processor = self._model.manifest.get("answer", {}), self._processor
         try:
             if processor is not None and processor.takes(data):
@@ -390,6 +400,8 @@ class _Pyfunc:
         # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was
         # compiled for.
         except (InputRefusedError, UsageError) as error:
+            from mlflow.exceptions import MlflowException
+
             raise MlflowException.invalid_parameter_value(str(error)) from error
         return from_outputs(outputs, data, how)
 
@@ -408,6 +420,7 @@ class _Wrapped(_Pyfunc):
             raise InputRefusedError(reason)
         return self._model.run(batch)
 
+    @_with_signature
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
         return self._loaded.predict(data, params=dict(params)) if params else self._loaded.predict(data)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -428,6 +429,18 @@ def test_a_manifest_that_is_none(save: Save, text: str | None, words: str) -> No
     manifest.unlink() if text is None else manifest.write_text(text)
     with pytest.raises(IntegrityError, match=words):
         flavor.read_manifest(manifest.parents[1])
+
+
+@pytest.mark.parametrize("kind", [flavor._Pyfunc, flavor._Wrapped])
+def test_the_signature_of_predict_is_kept(kind: Any) -> None:
+    """Broken: MLflow derives it anew in every call, which takes longer than all else of a small model's predict()."""
+    kept = vars(kind.predict)["__signature__"]
+    del kind.predict.__signature__
+    try:
+        assert inspect.signature(kind.predict) == kept
+    finally:
+        kind.predict.__signature__ = kept
+    assert list(inspect.signature(kind.predict.__get__(object())).parameters) == ["data", "params"]
 
 
 def test_a_manifest_without_a_digest_is_none(save: Save) -> None:
