@@ -10,6 +10,7 @@ secrets. So, as far as the machine can:
 | network: its own, with a loopback only | a network namespace | where users may make namespaces |
 | network: no sockets but local ones | the seccomp filter | Linux, elsewhere |
 | processes: no signals, no tracing beyond its own | Landlock, seccomp | Linux 6.12 |
+| processes: no limits, no priorities but its own | seccomp | Linux on x86-64 or ARM64 |
 | system calls that ways out begin with | seccomp | Linux on x86-64 and ARM64 |
 | no privileges, no new ones | capabilities, no-new-privs | Linux |
 | /dev/shm of its own, bounded; /run hidden | a mount namespace | where users may make namespaces |

@@ -1,8 +1,11 @@
 """A seccomp filter: system calls that no compiler or runtime needs, and that ways out of a confinement begin with.
 
 The filter is a short classic-BPF program that the kernel runs before every system call. It looks at the number of the
-call, and for `socket` at the address family. A denied call fails with "operation not permitted", as it would for lack
-of rights, so a program that only tries goes on.
+call, for `socket` at the address family, and for calls that change how a process runs at whose it is. A denied call
+fails with "operation not permitted", as it would for lack of rights, so a program that only tries goes on.
+
+`sched_setaffinity` is not among these: a runtime places its own threads by it, and names them by numbers that the
+filter can't tell from those of another process.
 """
 
 from __future__ import annotations
@@ -44,6 +47,20 @@ _MACHINES = {
     "x86_64": (0xC000003E, 41, {**_SHARED, **_X86_64}),
     "aarch64": (0xC00000B7, 198, {**_SHARED, **_AARCH64}),
 }
+# Landlock keeps signals from other processes of the user, and not these: a limit on the CPU time of another process
+# ends it, and one of a low priority looks slow. Call → its arguments, by place, that mean the caller itself.
+_OF_THE_CALLER = {
+    "prlimit64": {0: 0}, "setpriority": {0: 0, 1: 0}, "sched_setscheduler": {0: 0}, "sched_setattr": {0: 0},
+    "ioprio_set": {0: 1, 1: 0},
+}  # fmt: skip
+_OF_THE_CALLER_NUMBERS = {
+    "x86_64": {
+        "prlimit64": 302, "setpriority": 141, "sched_setscheduler": 144, "sched_setattr": 314, "ioprio_set": 251,
+    },
+    "aarch64": {
+        "prlimit64": 261, "setpriority": 140, "sched_setscheduler": 119, "sched_setattr": 274, "ioprio_set": 30,
+    },
+}  # fmt: skip
 
 
 class _Program(ctypes.Structure):
@@ -87,6 +104,11 @@ def program(machine: str, *, close_network: bool) -> bytes:
         lines += [_line(_AT_LEAST, _X32, 0, 1), _line(_RETURN, _DENY)]
     for number in sorted(denied.values()):
         lines += [_line(_EQUAL, number, 0, 1), _line(_RETURN, _DENY)]
+    for name, number in _OF_THE_CALLER_NUMBERS[machine].items():
+        looks = []
+        for place, own in _OF_THE_CALLER[name].items():  # all of them are ints: the lower half of an argument
+            looks += [_line(_LOAD, _FIRST_ARGUMENT + 8 * place), _line(_EQUAL, own, 1, 0), _line(_RETURN, _DENY)]
+        lines += [_line(_EQUAL, number, 0, len(looks) + 1), *looks, _line(_RETURN, _ALLOW)]
     if close_network:
         lines += [_line(_EQUAL, socket_number, 0, len(_LOCAL_FAMILIES) + 2), _line(_LOAD, _FIRST_ARGUMENT)]
         left = len(_LOCAL_FAMILIES)

@@ -7,6 +7,8 @@ import errno
 import hashlib
 import json
 import os
+import platform
+import resource
 import signal
 import socket
 import stat
@@ -308,6 +310,23 @@ def reach(files: list[str], ports: list[int], pids: list[int]) -> dict[str, str]
     return {name: _outcome(attempt) for name, attempt in tried.items()}
 
 
+def meddle(pid: int) -> dict[str, str]:
+    """What a stranger's code tries on another process of its user, each with what came of it, and on itself."""
+    tried: dict[str, Callable[[], Any]] = {}
+    for whose, number in (("other", pid), ("own", 0)):
+        limits = resource.prlimit(0, resource.RLIMIT_NOFILE)
+        tried[f"limits {whose}"] = partial(resource.prlimit, number, resource.RLIMIT_NOFILE, limits)
+        tried[f"priority {whose}"] = partial(os.setpriority, os.PRIO_PROCESS, number, 0)
+        tried[f"scheduling {whose}"] = partial(os.sched_setscheduler, number, os.SCHED_OTHER, os.sched_param(0))
+        tried[f"disk {whose}"] = partial(_libc, "syscall", _IOPRIO_SET[platform.machine()], 1, number, 2 << 13 | 4)
+    tried["priority user"] = partial(os.setpriority, os.PRIO_USER, 0, 0)
+    tried["priority group"] = partial(os.setpriority, os.PRIO_PGRP, 0, 0)
+    return {name: _outcome(attempt) for name, attempt in tried.items()}
+
+
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+
+
 def _outcome(attempt: Callable[[], Any]) -> str:
     try:
         attempt()
@@ -388,7 +407,8 @@ CALLS = {
     **{f.__name__: f for f in (
         echo, process, spin, spin_native, allocate, allocate_in_child, map_file, print_everywhere, print_for_ever,
         garbage_on_protocol, close_everything, cyclic, recurse, recurse_native, fail, fail_with, abort_bad_alloc, spawn,
-        note_times, reach, write_files, write_link, name_file, keep_open, read_path, start_processes, fill, compute,
+        note_times, reach, meddle, write_files, write_link, name_file, keep_open, read_path, start_processes, fill,
+        compute,
         compute_in_child, hold_in_child, name_a_thread, start_cuda,
         in_a_process_it_starts, start_and_leave, start_what_is_not_there,
     )},

@@ -52,6 +52,18 @@ def test_strangers_files_and_processes_are_out_of_reach(engine: LocalEngine, tmp
     assert secret.read_text() == "key"
 
 
+@filtered
+def test_limits_and_priorities_of_other_processes_are_out_of_reach(engine: LocalEngine) -> None:
+    """Broken: a plug-in could end the stage, or another candidate, by a limit on its CPU time, which no rule on signals
+    forbids; or be measured beside an original that it gave the lowest priority, and win."""
+    with engine.worker("stranger", LIMITS) as stranger, engine.worker("original", LIMITS) as original:
+        for pid in (original.call("process")["pid"], os.getpid()):
+            came = stranger.call("meddle", pid=pid)
+            for what in ("limits", "priority", "scheduling", "disk"):
+                assert (came[f"{what} other"], came[f"{what} own"]) == ("EPERM", "done"), what
+            assert came["priority user"] == came["priority group"] == "EPERM"
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no names in /proc here")
 def test_a_worker_names_its_threads(engine: LocalEngine) -> None:
     """Broken: NVIDIA's driver could not start in a worker, whose `cuInit` writes such names, and all GPU targets would
