@@ -10,6 +10,7 @@ import contextlib
 import gc
 import math
 import random
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
@@ -214,17 +215,29 @@ def _waited_s() -> float:
 
 
 def settle(max_seconds: float = SETTLE_S) -> None:
-    """Wait until no thread of this process computes any more.
+    """Wait until no thread of this process computes any more, or waits for a core to compute on.
 
     The threads of a runtime wait for the next call in a busy loop: those of ONNX Runtime for about 55 ms, longer than a
-    turn, and an OpenMP runtime's for up to 200 ms.
+    turn, and an OpenMP runtime's for up to 200 ms. On a busy machine such a thread may get no core for a while: it uses
+    no CPU time then, and is not at rest.
     """
     ends = time.perf_counter() + max_seconds
     while time.perf_counter() < ends:
         began, used = time.perf_counter(), time.process_time()
         time.sleep(0.002)
-        if time.process_time() - used < 0.2 * (time.perf_counter() - began):
+        uses_little = time.process_time() - used < 0.2 * (time.perf_counter() - began)
+        if uses_little and not _others_want_a_core():
             return
+
+
+def _others_want_a_core() -> bool:
+    """Whether another thread of this process runs, or is ready to; False where the kernel does not say."""
+    own = str(threading.get_native_id())
+    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
+        with contextlib.suppress(OSError, IndexError):  # the thread ended meanwhile
+            if task.name != own and (task / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R":
+                return True
+    return False
 
 
 def schedule(names: Sequence[str], round_number: int, seed: int) -> tuple[str, ...]:
