@@ -120,9 +120,9 @@ PAGES: dict[str, Page] = {
     ),
     Code.WAIVER: Page(
         "a waiver that does not hold",
-        "It has expired, holds for years, names no gate or target that there is, or all gates of a "
-        "precision are waived.",
-        "Have its owner renew it with a date that is near, or remove it.",
+        "It has expired, holds for years, names no gate or target that there is or a gate that another "
+        "waiver lets be missed there, or all gates of a precision are waived.",
+        "Have its owner renew it with a date that is near, or remove it; of two for one gate keep one.",
     ),
     Code.SHAPES: Page(
         "shapes or batch sizes that contradict each other",

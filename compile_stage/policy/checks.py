@@ -79,6 +79,7 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
     yield from _queries(tree)
     for index, waiver in enumerate(tree.elements("waivers")):
         yield from _waiver(tree, waiver, ("waivers", index), today)
+    yield from _waived_twice(tree)
 
 
 # -------------------------------------------------------------------------------------------------------------- data
@@ -428,6 +429,21 @@ def _waiver(tree: Node, waiver: Node, path: Path, today: date) -> Iterator[Probl
         yield Problem(
             gate.place, show_path((*path, "gate")), message, f"one of: {', '.join(gates)}", near, code=Code.WAIVER
         )
+
+
+def _waived_twice(tree: Node) -> Iterator[Problem]:
+    """A check says by which waiver it was let through: of two only one would be published, with its owner."""
+    first: dict[tuple[str, str], tuple[int, Node]] = {}
+    for index, waiver in enumerate(tree.elements("waivers")):
+        gate, target = waiver.get("gate"), waiver.get("target")
+        if gate is None or target is None:
+            continue
+        at, other = first.setdefault((gate_name(str(gate.value)), str(target.value)), (index, gate))
+        if at == index:
+            continue
+        where = f"line {other.place.line}" if other.place.file == gate.place.file else other.place.origin
+        wrong = f"waivers[{at}] ({where}) lets the same gate of target {str(target.value)!r} be missed"
+        yield Problem(gate.place, show_path(("waivers", index, "gate")), wrong, "keep one of the two", code=Code.WAIVER)
 
 
 def _gates(tree: Node, target: str) -> list[str]:

@@ -136,10 +136,10 @@ _WAIVERS = """\
     waivers:
       - {gate: accuracy, target: edge, reason: "new sensor, labels follow", owner: ml-platform, expires: 2027-01-31}
 
-A waiver lets one gate be missed on one target. It names the metric (or the key under `performance`), has a reason and
-an owner, and holds to the end of its last day. After that day the policy is in error until the waiver is removed or
-renewed. While it holds, the check still says FAIL, and the published version says that it was waived. A check that was
-NOT_RUN can't be waived: nothing is known.
+A waiver lets one gate be missed on one target, and is the only one for these two. It names the metric (or the key under
+`performance`), has a reason and an owner, and holds to the end of its last day. After that day the policy is in error
+until the waiver is removed or renewed. While it holds, the check still says FAIL, and the published version says that
+it was waived. A check that was NOT_RUN can't be waived: nothing is known.
 """
 
 

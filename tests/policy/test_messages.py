@@ -170,6 +170,12 @@ IN_A_FILE = {
         "column_spread, top1_regret, agreement, token_kl, token_top1_agreement, perplexity, mean_snr_db, "
         "robustness, speedup; did you mean cosine?",
     ),
+    "two waivers of one gate": (
+        TARGET + "waivers: [{gate: min_speedup, target: t, reason: r, owner: o, expires: 2027-01-31},\n"
+        "  {gate: speedup, target: t, reason: s, owner: p, expires: 2027-02-28}]",
+        "p.yaml:6:10: waivers[1].gate: waivers[0] (line 5) lets the same gate of target 't' be missed; keep one of the "
+        "two",
+    ),
     "waiver of no target": (
         TARGET + "waivers: [{gate: cosine, target: u, reason: r, owner: o, expires: 2027-01-31}]",
         "p.yaml:5:34: waivers[0].target: unknown target 'u'; one of: t",
