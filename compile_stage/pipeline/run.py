@@ -49,7 +49,7 @@ from compile_stage.steps.export import inspect, predict_original
 from compile_stage.steps.package import family_key, package, package_family, remove_bundles
 from compile_stage.steps.plan import plan as expand
 from compile_stage.steps.predict import PredictComparison
-from compile_stage.steps.promote import alias_of, incumbent, lacking, promote, shipped
+from compile_stage.steps.promote import alias_of, incumbent, lacking, promote, shipped, where_aliases_ended
 from compile_stage.steps.publish import attach_reports, publish
 from compile_stage.steps.resolve import refuse_policy, resolve
 from compile_stage.steps.select import select
@@ -332,6 +332,7 @@ def _promote(progress: RunState, context: Context, plan: Plan) -> None:
             if target.receipt is not None:
                 now = next(t for t in progress.targets if t.policy.target.name == target.policy.target.name)
                 _put(progress, replace(now, receipt=replace(target.receipt, note=error.problem)))
+    progress.targets = where_aliases_ended(progress.targets)
     if problems:
         progress.outcome = RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(problems))
 

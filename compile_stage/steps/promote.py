@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -65,6 +65,26 @@ class Incumbent:
     path: str = ""
     proven: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+
+
+def where_aliases_ended(targets: Sequence[TargetResult]) -> tuple[TargetResult, ...]:
+    """The targets as the run leaves them: of several that moved one alias the last has it, and the receipts of the
+    others say so."""
+    last: dict[tuple[str, str], tuple[str, str]] = {}  # model and alias → the version that has it, and its target
+    for target in targets:
+        if (receipt := target.receipt) is not None and receipt.promoted_to:
+            last[receipt.name, receipt.promoted_to] = receipt.uri, target.policy.published_as
+    return tuple(replace(target, receipt=_as_it_ended(target.receipt, last)) for target in targets)
+
+
+def _as_it_ended(receipt: Receipt | None, last: Mapping[tuple[str, str], tuple[str, str]]) -> Receipt | None:
+    if receipt is None or not receipt.promoted_to:
+        return receipt
+    uri, target = last[receipt.name, receipt.promoted_to]
+    if uri == receipt.uri:
+        return receipt
+    note = f"alias {receipt.promoted_to!r} went on to {uri}, of target {target}"
+    return replace(receipt, promoted_to=None, previous=None, note=note)
 
 
 def lacking(policy: Policy, target: TargetResult, before: Incumbent) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from compile_stage.core.records import (
     Waiver,
 )
 from compile_stage.measure.recompute import holds
-from compile_stage.steps.promote import Incumbent, demand_passed, promote
+from compile_stage.steps.promote import Incumbent, demand_passed, promote, where_aliases_ended
 
 TARGET = TargetResult(
     policy=target_policy(target(batch_sizes=(1, 8)), promote=Promotion(alias="prod")),
@@ -202,3 +202,23 @@ def test_the_rule_of_each_kind_of_check_is_applied_again(
     """Broken: an honest verdict would not be promoted, or a check would hold by its mean where its interval decides."""
     check = Check(gate=gate, outcome=Outcome.PASS, measured=measured, reason="", interval=interval)
     assert holds(check) is passes
+
+
+def test_of_several_targets_that_moved_one_alias_the_last_has_it() -> None:
+    """Broken: the report would name two versions that one alias points to, and its reader serve the one that it does
+    not point to."""
+
+    def moved(name: str, version: str, alias: str | None) -> TargetResult:
+        receipt = Receipt(
+            uri=f"models:/m-compiled/{version}", name="m-compiled", version=version, digest="", created=True,
+            promoted_to=alias, previous="1" if alias else None,
+        )  # fmt: skip
+        return replace(TARGET, policy=target_policy(target(name)), receipt=receipt)
+
+    variants = [moved("x", "5", "other"), moved("y", "5", "other")]  # of one version
+    targets = [moved("a", "2", "prod"), moved("b", "3", "prod"), moved("c", "4", None), *variants]
+    first, *rest = where_aliases_ended(targets)
+    assert first.receipt is not None
+    assert (first.receipt.promoted_to, first.receipt.previous) == (None, None)
+    assert first.receipt.note == "alias 'prod' went on to models:/m-compiled/3, of target b"
+    assert rest == targets[1:]
