@@ -305,6 +305,8 @@ def test_the_note_tells_who_was_started_once() -> None:
     expected = "from 2 processes of each model within 25% of the fastest, and from one of each other model: "
     assert expected in schedule.note(25.0, others=True)
     assert "from one process of each model: " in Schedule(60.0, starts=1).note(60.0, others=True)
+    assert "again takes 60 s, of 60 for measuring" in Schedule(60.0, starts=1).note(60.4, others=True)
+    assert "again takes 1.2 s, of 0.5 for measuring" in Schedule(0.5, starts=1).note(1.2, others=False)  # not "of 0"
 
 
 def test_candidates_that_processes_of_chance_tell_apart_tie() -> None:
