@@ -6,6 +6,7 @@ graph names those of the source graph that it computes (`originalLayersNames`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,31 +40,44 @@ class _Layer:
     sources: tuple[GraphNode, ...]
 
 
+@dataclass(frozen=True)
+class Means:
+    """What OpenVINO counted of one infer request.
+
+    Attributes:
+        calls: Since the model was compiled.
+        seconds: Name, type and kind of execution of a layer → the mean over all these calls, in whole microseconds. A
+            layer of which that is 0 is not there.
+    """
+
+    calls: int
+    seconds: Mapping[tuple[str, str, str], float]
+
+
 def profile_artifact(backend: Backend, artifact: Artifact, request: ProfileRequest) -> Profile:
     """Profile the model that is compiled for the batch's shape."""
     import openvino
 
     path, options = Path(artifact.path) / artifact.entry, artifact.options
-    counting = {**options, "config": {**options["config"], "PERF_COUNT": True}}
-    kernels: list[Kernel] = []
-    now_s = 0.0
+    sharing = int(options.get("requests", 1))
+    # Requests that share a batch change places between OpenVINO's streams, and its counters are a stream's.
+    counting = {**options, "config": {**options["config"], "PERF_COUNT": True}, "requests": 1}
     with open_model(path, counting, request.threads, artifact.signature) as session:
+        calls: Counter[Any] = Counter()
 
         def run(batch: Batch) -> None:
             session.run(batch)
-
-        def run_and_read(batch: Batch) -> None:
-            nonlocal now_s
-            session.run(batch)
-            for kernel in _counters(session.request_for(batch), now_s):
-                kernels.append(kernel)
-                now_s = kernel.start_s + kernel.seconds
+            calls[session.request_for(batch)] += 1
 
         warm_up(run, request.batches)
-        taken = call_repeatedly(run_and_read, request.batches)
+        before = {asked: _means(asked, count) for asked, count in calls.items()}
+        taken = call_repeatedly(run, request.batches)
+        after = {asked: _means(asked, count) for asked, count in calls.items()}
         layers = _layers(session.request_for(request.batches[0]).get_compiled_model(), _source_nodes(path))
+    kernels = list(_kernels(before, after))
     operators = rank(kernels, {name: layer.sources for name, layer in layers.items()})
     trace, notes = write_trace(trace_events(kernels), request.into)
+    shared = (f"{sharing} requests share a batch where it is served; profiled is one that takes all of its rows",)
     return profile_of(
         f"OpenVINO {openvino.__version__.split('-')[0]} (PERF_COUNT)",
         request,
@@ -73,26 +87,47 @@ def profile_artifact(backend: Backend, artifact: Artifact, request: ProfileReque
         conversions=tuple(operator for operator in operators if _is_inserted(operator, layers)),
         notes=(
             *notes,
+            *(shared if sharing > 1 else ()),
             "OpenVINO counts whole microseconds; it does not tell its memory, nor which nodes it folded into constants",
-            "the trace lays its layers one after the other: the counters have durations, and no beginnings",
+            "the trace shows each layer's mean in every call, one after the other: the counters have no single "
+            "calls, and no beginnings",
         ),
         trace=trace,
     )
 
 
-def _counters(request: Any, begin_s: float) -> Iterator[Kernel]:
-    """The layers of the last call, in the order in which they run."""
-    for info in request.get_profiling_info():
-        if info.status.name == "EXECUTED":
-            seconds = info.real_time.total_seconds()
-            yield Kernel(
-                name=info.node_name,
-                kind=info.node_type,
-                start_s=begin_s,
-                seconds=seconds,
-                implementation=info.exec_type,
-            )
-            begin_s += seconds
+def seconds_a_call(before: Means, after: Means) -> dict[tuple[str, str, str], float]:
+    """The mean of each layer over the calls between two readings of the same counters, in the order of the layers.
+
+    OpenVINO's means are over all calls since the model was compiled; the first one, which loads kernels, can be a
+    hundred times as long as another.
+    """
+    return {
+        layer: max(0.0, after.calls * after.seconds.get(layer, 0.0) - before.calls * before.seconds.get(layer, 0.0))
+        / (after.calls - before.calls)
+        for layer in {**before.seconds, **after.seconds}
+    }
+
+
+def _means(asked: Any, calls: int) -> Means:
+    counters = [info for info in asked.get_profiling_info() if info.status.name == "EXECUTED"]
+    return Means(
+        calls, {(info.node_name, info.node_type, info.exec_type): info.real_time.total_seconds() for info in counters}
+    )
+
+
+def _kernels(before: Mapping[Any, Means], after: Mapping[Any, Means]) -> Iterator[Kernel]:
+    """The layers of each profiled call, in the order in which they run."""
+    now_s = 0.0
+    for asked, means in after.items():
+        earlier = before.get(asked, Means(0, {}))
+        if means.calls == earlier.calls:
+            continue
+        layers = seconds_a_call(earlier, means)
+        for _ in range(means.calls - earlier.calls):
+            for (name, kind, implementation), seconds in layers.items():
+                yield Kernel(name=name, kind=kind, start_s=now_s, seconds=seconds, implementation=implementation)
+                now_s += seconds
 
 
 def _source_nodes(path: Path) -> dict[str, str]:

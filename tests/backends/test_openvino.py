@@ -13,11 +13,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from compile_stage.backends import openvino as module
-from compile_stage.backends import openvino_layers, openvino_session
+from compile_stage.backends import openvino_layers, openvino_profile, openvino_session
 from compile_stage.backends.openvino import OpenVino
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.records import Scheme, Target
+from compile_stage.plugin_support.profiling import ProfileRequest
 from compile_stage.precision.int8 import StaticInt8
 from compile_stage.testing import models
 from compile_stage.testing.node_cases import Found, collect, judge
@@ -269,6 +270,31 @@ def test_a_shared_batch_answers_as_a_whole_one(tmp_path: Path) -> None:
         kept = first.copy()
         session.run({"image": images[4:8]})
         np.testing.assert_array_equal(first, kept)  # what was handed out is the caller's
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_a_profile_holds_the_calls_after_the_warm_up_and_no_other(requests: int, tmp_path: Path) -> None:
+    """Broken: OpenVINO counts the mean of all calls since it compiled the model. Taken for the time of the last one,
+    the first call, a hundred times as long, puts the wrong layer at the top, and layers take longer than the calls."""
+    model, samples = models.conv_net(tmp_path / "model")
+    given = {"openvino": {"requests": requests}} if requests > 1 else {}
+    target = replace(TARGET, threads=2, batch_sizes=(4,), options=given)
+    artifact = OpenVino().compile(model, scheme("fp32"), target, "job", tmp_path / "artifact")
+    images = np.load(Path(samples.path) / "inputs" / "image.npy")
+    asked = ProfileRequest(threads=2, device="cpu", batches=[{"image": images[:4]}], batch_size=4, into=tmp_path)
+    profile = openvino_profile.profile_artifact(OpenVino(), artifact, asked)
+    assert {operator.calls for operator in profile.operators} == {profile.calls}
+    assert profile.kernels_s <= profile.calls * profile.call_s
+    assert any("share" in note for note in profile.notes) == (requests > 1)
+
+
+def test_the_time_of_some_calls_is_read_from_means_over_all() -> None:
+    """Broken: what came before the profiled calls is in their time."""
+    before = openvino_profile.Means(3, {("a", "Convolution", "jit"): 1000e-6, ("b", "Reorder", "ref"): 4e-6})
+    after = openvino_profile.Means(13, {("a", "Convolution", "jit"): 250e-6, ("c", "Softmax", "ref"): 2e-6})
+    assert openvino_profile.seconds_a_call(before, after) == pytest.approx(
+        {("a", "Convolution", "jit"): 25e-6, ("b", "Reorder", "ref"): 0.0, ("c", "Softmax", "ref"): 2.6e-6}
+    )
 
 
 def test_a_batch_is_shared_where_it_has_rows(conv: Any, tmp_path: Path) -> None:
