@@ -16,9 +16,6 @@ while IFS= read -r argument; do
     [[ -z "$argument" ]] || arguments+=("$argument")
 done <<< "$ARGS"
 
-# What an earlier call left must not be taken for this one's.
-rm -f "$OUT/result.json" "$OUT/report.html" "$OUT/report.md" "$OUT/junit.xml"
-
 compile-stage "${arguments[@]}" -- "$MODEL_URI"
 code=$?
 
