@@ -3,7 +3,7 @@
 `compile_model` and `promote_model` are plain functions that KFP ships as source text, so each carries its imports
 inside. `component()` turns one into a KFP component for an image and packages of your choice:
 
-    compile_op = component(compile_model, packages=["compile-stage[openvino,torch]==0.1.0"])
+    compile_op = component(compile_model, packages=["compile-stage[openvino] @ git+https://HOST/OWNER/compile-stage@COMMIT"])
 """
 
 from collections.abc import Callable, Sequence

@@ -64,6 +64,14 @@ def test_the_caller_in_the_readme_gives_parameters_that_exist():
     assert {name for name, one in declared.items() if "default" not in one} <= set(given) <= set(declared)
 
 
+def test_the_caller_in_the_readme_says_where_the_stage_comes_from():
+    """Broken: what is copied from the page asks a package index for a name that is not there, or that another took."""
+    text = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```yaml\n# azure-pipelines\.yml\n(.*?)```", text, flags=re.DOTALL)
+    [given] = [step["parameters"] for step in yaml.safe_load(example)["steps"] if "template" in step]
+    assert re.fullmatch(r"compile-stage\[[\w,]+\] @ git\+https://\S+@\S+", given["package"])
+
+
 def test_a_models_name_can_not_run_a_command(tmp_path, hostile):
     """Broken: a name from the registry would run a command on the agent."""
     given = {"modelUri": hostile, "policy": hostile, "targets": hostile, "arguments": f"--set\n{hostile}"}

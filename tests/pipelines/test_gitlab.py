@@ -104,6 +104,14 @@ def test_the_caller_in_the_readme_gives_inputs_that_exist():
     assert required <= set(given) <= set(declared)
 
 
+def test_the_caller_in_the_readme_says_where_the_stage_comes_from():
+    """Broken: what is copied from the page asks a package index for a name that is not there, or that another took."""
+    text = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```yaml\n# \.gitlab-ci\.yml\n(.*?)```", text, flags=re.DOTALL)
+    [include] = yaml.safe_load(example)["include"]
+    assert re.fullmatch(r"compile-stage\[[\w,]+\] @ git\+https://\S+@\S+", include["inputs"]["package"])
+
+
 def test_a_policy_that_is_not_there_ends_with_the_stages_exit_code(tmp_path):
     done = run_script(tmp_path, policy="nowhere.yaml", args="--no-publish --no-promote")
     assert done.returncode == 2, done.stderr
