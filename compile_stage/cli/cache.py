@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compile_stage.cli.options import Decorator, example, json_option, policy_option, roots_option, sets_option
+from compile_stage.cli.options import Decorator, Number, example, json_option, policy_option, roots_option, sets_option
 from compile_stage.cli.output import print_json, print_text
 from compile_stage.core.errors import EXIT_INTEGRITY, EXIT_OK
 
@@ -84,8 +84,8 @@ def verify(shared: bool, url: str | None, remove: bool, as_json: bool) -> int:
 )
 @shared_flag
 @shared_url
-@click.option("--max-age", "max_age", type=float, metavar="DAYS", help="Those that were not used for so long.")
-@click.option("--max-gb", type=float, metavar="GB", help="Of the rest, the oldest until so many GB are left.")
+@click.option("--max-age", "max_age", type=Number(), metavar="DAYS", help="Those that were not used for so long.")
+@click.option("--max-gb", type=Number(), metavar="GB", help="Of the rest, the oldest until so many GB are left.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
 def gc(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from compile_stage.cli.options import Decorator, example, json_option, quiet_option, verbose_option
+from compile_stage.cli.options import Decorator, NumberRange, example, json_option, quiet_option, verbose_option
 from compile_stage.cli.output import print_json, print_text
 from compile_stage.core.errors import EXIT_INTERRUPTED
 
@@ -39,7 +39,7 @@ _address: Decorator = click.option(
     help="Of the Ray cluster.  [env: RAY_ADDRESS; default: the one that runs here]",
 )  # fmt: skip
 _budget: Decorator = click.option(
-    "--budget-minutes", type=click.FloatRange(0, min_open=True), metavar="MINUTES",
+    "--budget-minutes", type=NumberRange(0, min_open=True), metavar="MINUTES",
     help="Begin no job once all jobs together have taken so long; what runs then is finished.",
 )  # fmt: skip
 _fresh: Decorator = click.option(

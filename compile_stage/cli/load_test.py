@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from compile_stage.cli.options import (
+    Number,
     allow_code_option,
     display,
     example,
@@ -28,8 +29,8 @@ from compile_stage.core.records import ServingCost
     ),
 )
 @click.argument("uri")
-@click.option("--p99-ms", type=float, help="Look for the highest rate at which 99 % of the requests hold this.")
-@click.option("--rate", "rates", type=float, multiple=True, help="Requests a second that arrive. Repeatable.")
+@click.option("--p99-ms", type=Number(), help="Look for the highest rate at which 99 % of the requests hold this.")
+@click.option("--rate", "rates", type=Number(), multiple=True, help="Requests a second that arrive. Repeatable.")
 @click.option(
     "--clients", type=int, multiple=True, default=(1, 2, 4, 8, 16), show_default=True,
     help="Clients at a time that wait for their answers. Repeatable.",
@@ -37,8 +38,8 @@ from compile_stage.core.records import ServingCost
 @click.option("--instances", type=int, multiple=True, help="Processes to try. Repeatable.  [default: 1, 2, 4, ...]")
 @click.option("--threads", type=int, multiple=True, help="Threads of each. Repeatable.  [default: the target's]")
 @click.option("--rows", type=int, help="Rows of a request.  [default: the target's first batch size]")
-@click.option("--seconds", type=float, default=60.0, show_default=True, help="For all trials.")
-@click.option("--price-per-hour", type=float, help="Of a machine like this one.")
+@click.option("--seconds", type=Number(), default=60.0, show_default=True, help="For all trials.")
+@click.option("--price-per-hour", type=Number(), help="Of a machine like this one.")
 @click.option("--currency", default="USD", show_default=True, help="Of the price.")
 @allow_code_option
 @trusted_keys_option

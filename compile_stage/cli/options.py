@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,29 @@ def example(*lines: str) -> str:
     """The end of a command's help: examples, then what the exit code can be."""
     shown = "\n".join(f"  {line}" for line in lines)
     return f"\b\nExample{'s' if len(lines) > 1 else ''}:\n{shown}\n\n{exits.help_text()}"
+
+
+def _finite(
+    number: float, of: Number | NumberRange, parameter: click.Parameter | None, context: click.Context | None
+) -> float:
+    # click's own types take `nan`, which no comparison refuses, and `inf`.
+    return number if math.isfinite(number) else of.fail(f"{number} is not a finite number.", parameter, context)
+
+
+class Number(click.types.FloatParamType):
+    """A finite number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Fails where it is none, `nan` or infinite."""
+        return _finite(super().convert(value, param, ctx), self, param, ctx)
+
+
+class NumberRange(click.FloatRange):
+    """A finite number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Fails where it is none, `nan`, infinite or out of the range."""
+        return _finite(super().convert(value, param, ctx), self, param, ctx)
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

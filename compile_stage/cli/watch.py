@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from compile_stage.cli.options import Decorator
+from compile_stage.cli.options import Decorator, NumberRange
 from compile_stage.cli.options import example as _example
 from compile_stage.core import errors, plugins
 from compile_stage.core.errors import UsageError
@@ -61,20 +61,20 @@ _policies: Decorator = click.option(
     help="So many runs at once; they measure one after the other.",
 )  # fmt: skip
 @click.option(
-    "--max-age", type=click.FloatRange(1, 86400), default=300, show_default=True, metavar="SECONDS",
+    "--max-age", type=NumberRange(1, 86400), default=300, show_default=True, metavar="SECONDS",
     help="Refuse deliveries that were signed longer ago.",
 )  # fmt: skip
 @click.option(
-    "--poll", type=click.FloatRange(1), default=300, show_default=True, metavar="SECONDS",
+    "--poll", type=NumberRange(1), default=300, show_default=True, metavar="SECONDS",
     help="Search the registry this often for what no delivery reported.",
 )  # fmt: skip
 @click.option(
-    "--drain", type=click.FloatRange(0), default=600, show_default=True, metavar="SECONDS",
+    "--drain", type=NumberRange(0), default=600, show_default=True, metavar="SECONDS",
     help="After SIGTERM, the running run has so long to end before it is interrupted.",
 )  # fmt: skip
 @click.option("--requalify", is_flag=True, help="Validate published versions anew where this machine changed.")
 @click.option(
-    "--requalify-hours", type=click.FloatRange(0.01), default=24, show_default=True, metavar="HOURS",
+    "--requalify-hours", type=NumberRange(0.01), default=24, show_default=True, metavar="HOURS",
     help="How often the service does so.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="With --requalify: look once, without a service. 3: one failed.")

@@ -488,3 +488,30 @@ def test_validate_runs_on_the_device_that_it_names(monkeypatch: pytest.MonkeyPat
     [(given, named)] = asked
     assert given == ("models:/m/1", "board")
     assert (named["hosts"], named["allow_code"], named["allow_pickle"]) == (hosts, True, False)
+
+
+def _numbers(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Parameter]]:
+    for parameter in command.params:
+        if isinstance(parameter.type, click.types.FloatParamType):
+            yield " ".join((*path, parameter.opts[0])), parameter
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from _numbers(inner, (*path, name))
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_no_option_takes_what_is_no_finite_number(text: str) -> None:
+    """Broken: `nan` is below no limit and above none, so what an option bounds has no bound (the age of a delivery's
+    signature, the minutes of a fleet), and `load-test --rate nan` ends as a bug of ours."""
+    options = dict(_numbers(cli))
+    assert {"load-test --rate", "cache gc --max-age", "watch --max-age", "fleet run --budget-minutes"} <= set(options)
+    for option in options.values():
+        with pytest.raises(click.BadParameter, match=r"is not a finite number|is not in the range"):
+            option.type.convert(text, option, None)
+
+
+def test_an_option_that_is_no_finite_number_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: the message does not name the option."""
+    with pytest.raises(SystemExit) as ended:
+        main(["load-test", "models:/m/1", "--rate", "nan"])
+    assert ended.value.code == 2
+    assert "Invalid value for '--rate': nan is not a finite number." in capsys.readouterr().err
