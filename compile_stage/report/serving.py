@@ -42,7 +42,7 @@ def cost_text(cost: ServingCost) -> str:
 def _throughput(cost: ServingCost, load: ServedLoad) -> str:
     layout = f"{numbers.count(load.layout.instances, 'process')} of {numbers.count(load.layout.threads, 'thread')}"
     if cost.limit_s is None:
-        return f"served by {layout} at the rates that the policy names"
+        return f"served by {layout} at the rates that were asked for"
     within = f"99 % of them within {numbers.duration(cost.limit_s)}"
     if load.throughput_per_s is None:
         return f"served: the requests/s with {within} are not known: {load.reason}"
