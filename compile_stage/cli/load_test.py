@@ -87,6 +87,13 @@ def load_test(
             print_text(_text(found))
         if found.winner is None:
             raise UsageError(f"nothing was measured: {found.reason}", where=uri)
+        asked = [point for point in found.winner.points if point.kind == "open"]
+        if p99_ms is None and asked and all(point.invalid for point in asked):
+            raise UsageError(
+                f"no rate that was asked for could be measured: {asked[0].invalid}",
+                where=uri,
+                fix="name a lower --rate, or measure on a machine with more free cores",
+            )
 
 
 def _text(cost: ServingCost) -> str:

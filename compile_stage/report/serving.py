@@ -42,7 +42,15 @@ def cost_text(cost: ServingCost) -> str:
 def _throughput(cost: ServingCost, load: ServedLoad) -> str:
     layout = f"{numbers.count(load.layout.instances, 'process')} of {numbers.count(load.layout.threads, 'thread')}"
     if cost.limit_s is None:
-        return f"served by {layout} at the rates that were asked for"
+        asked = [point for point in load.points if point.kind == "open"]
+        untold = sum(bool(point.invalid) for point in asked)
+        too_much = sum(point.overloaded and not point.invalid for point in asked)
+        parts = [f"served by {layout} under the rates that were asked for"]
+        if untold:
+            parts.append(f"{untold} of {len(asked)} trials could not be measured")
+        if too_much:
+            parts.append(f"{too_much} of {len(asked)} overloaded it")
+        return "; ".join(parts)
     within = f"99 % of them within {numbers.duration(cost.limit_s)}"
     if load.throughput_per_s is None:
         return f"served: the requests/s with {within} are not known: {load.reason}"

@@ -23,6 +23,7 @@ from compile_stage.cli.commands import cli
 from compile_stage.cli.main import main
 from compile_stage.core import errors
 from compile_stage.core.records import Plan, Receipt, RunResult, Verification
+from compile_stage.core.records.serving import Layout, LoadPoint, ServedLoad, ServingCost
 from compile_stage.report.result import result_json_schema
 
 
@@ -515,3 +516,18 @@ def test_an_option_that_is_no_finite_number_is_wrong_usage(capsys: pytest.Captur
         main(["load-test", "models:/m/1", "--rate", "nan"])
     assert ended.value.code == 2
     assert "Invalid value for '--rate': nan is not a finite number." in capsys.readouterr().err
+
+
+def test_a_load_test_of_which_no_rate_could_be_measured_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a job takes exit code 0 for a rate that was held, and nothing is known of it."""
+    late = LoadPoint(
+        kind="open", requests=64, seconds=1.0, throughput_per_s=60.0, rate=1e5, invalid="the load generator was late"
+    )
+    found = ServingCost(winner=ServedLoad(layout=Layout(instances=1, threads=1), points=(late,)))
+    monkeypatch.setattr(api, "load_test", lambda *_, **__: found)
+    with pytest.raises(SystemExit) as ended:
+        main(["load-test", "models:/m/1", "--rate", "100000"])
+    assert ended.value.code == 2
+    assert "no rate that was asked for could be measured: the load generator was late" in capsys.readouterr().err
