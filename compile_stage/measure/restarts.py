@@ -133,10 +133,15 @@ class Schedule:
         if others and self.starts > 1:
             of = f"each model within {CONTENDER - 1:.0%} of the fastest, and from one of each other model"
         return (
-            f"Speedups come from {processes} of {of}: starting them again takes {restart_s:.0f} s, of "
-            f"{self.seconds:.3g} for measuring (budget.measure_seconds). That processes differ by "
+            f"Speedups come from {processes} of {of}: starting them again takes {_whole(restart_s)} s, of "
+            f"{_whole(self.seconds)} for measuring (budget.measure_seconds). That processes differ by "
             f"{stats.ASSUMED_SPREAD.log_sd:.0%} is assumed"
         )
+
+
+def _whole(seconds: float) -> str:
+    """Whole seconds; of fewer than ten, two digits: half a second is not 0."""
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 def contenders(measured: Mapping[str, Measurement], baseline: str) -> list[str]:
