@@ -9,7 +9,7 @@ set -uo pipefail
 arguments=(run --policy "$POLICY" --out "$OUT")
 # shellcheck disable=SC2153  # TARGETS is the action's input, targets the list made of it
 read -r -a targets <<< "${TARGETS//[,$'\n']/ }"
-for target in "${targets[@]}"; do
+for target in ${targets[@]+"${targets[@]}"}; do
     arguments+=(--target "$target")
 done
 while IFS= read -r argument; do

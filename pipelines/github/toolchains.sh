@@ -5,6 +5,6 @@
 set -euo pipefail
 
 read -r -a names <<< "${TOOLCHAINS//[,$'\n']/ }"
-for name in "${names[@]}"; do
+for name in ${names[@]+"${names[@]}"}; do
     compile-stage toolchain install -- "$name"
 done
