@@ -235,7 +235,7 @@ def named_alias(uri: str, alias: str | None) -> tuple[str, str, str]:
     return name, alias, place if place.startswith("folder:") else f"{place}@{alias}"
 
 
-def check_previous(context: Context, registry: Registry, name: str, alias: str, trust: Trust | None) -> str:
+def check_previous(context: Context, registry: Registry, name: str, alias: str, trust: Trust | None) -> tuple[str, str]:
     """Look at the version that a rollback of an alias leads to.
 
     Args:
@@ -243,8 +243,8 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
             tag that leads there.
 
     Returns:
-        What a reader should know of it; empty too where there is none, which the registry says when it is asked to move
-        the alias.
+        Its version, and what a reader should know of it; both are empty where there is none, which the registry says
+        when it is asked to move the alias.
 
     Raises:
         IntegrityError: A file or a tag of it is not what was published, or its signature is not trusted.
@@ -253,18 +253,18 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
     now = registry.current(name, alias)
     previous = now.tags.get(f"{TAG}previous.{alias}") if now is not None else None
     if now is None or not previous:
-        return ""
+        return "", ""
     home = now.uri.rpartition("/")[0]
     uri = f"{home}/{previous}"
     try:
         registry.published(uri)
     except RegistryError as error:
         if error.code is Code.NOT_IN_REGISTRY:
-            return ""
+            return previous, ""
         if error.code is not Code.REGISTRY:
             raise
         if trust is None:  # an original, to which somebody had moved the alias by hand
-            return "compile-stage did not publish it, so nothing says whether its files are whole"
+            return previous, "compile-stage did not publish it, so nothing says whether its files are whole"
     try:
         open_published(context, uri, trust)
     except (IntegrityError, RegistryError) as error:
@@ -277,7 +277,7 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
             "which publishes it anew",
             where=uri,
         ) from error
-    return ""
+    return previous, ""
 
 
 # ------------------------------------------------------------------------------------------------------------ the parts

@@ -171,6 +171,7 @@ def rollback(uri: str, alias: str | None = None) -> Receipt:
     Raises:
         UsageError: No alias is named, or two are, or the URI names a version.
         RegistryError: There is no such alias, or nothing came before.
+        AliasMovedError: Somebody moved the alias meanwhile, so that another version came before; the alias stays.
         IntegrityError: What came before is damaged, or not signed by somebody trusted; the alias stays.
     """
     from compile_stage import verification
@@ -178,6 +179,7 @@ def rollback(uri: str, alias: str | None = None) -> Receipt:
     name, alias, place = verification.named_alias(uri, alias)
     registry = plugins.registry_for(place)
     with open_context(None, "local") as context:
-        note = verification.check_previous(context, registry, name, alias, verification.named_trust(()))
-    receipt = registry.rollback(name, alias)
+        previous, note = verification.check_previous(context, registry, name, alias, verification.named_trust(()))
+    # Another version than the one that was looked at may be damaged, or signed by a stranger.
+    receipt = registry.rollback(name, alias, expected=previous)
     return replace(receipt, note=note) if note else receipt

@@ -29,7 +29,7 @@ from compile_stage.core import tuning_records
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.error_codes import Code
-from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError, SourceError
+from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.ports import Registry
@@ -61,6 +61,7 @@ from compile_stage.registry.model_files import (
     has_report,
     keep,
     latest_of_family,
+    moved_meanwhile,
     not_published,
     payload_digest,
     prefixed,
@@ -243,16 +244,12 @@ class FolderRegistry(Registry):
                 previous = _tags(home, before).get(tag)
                 return replace(receipt, promoted_to=alias, previous=previous, note="the alias was already there")
             if expected is not None and before != expected:
-                raise AliasMovedError(
-                    f"somebody else moved {alias!r} meanwhile: it points to {before or 'nothing'}",
-                    fix="look at who did, and run again",
-                    where=str(home),
-                )
+                raise moved_meanwhile(alias, before, str(home))
             _retag(home, receipt.version, {tag: before})
             _set_alias(home, alias, receipt.version)
         return replace(receipt, promoted_to=alias, previous=before or None)
 
-    def rollback(self, name: str, alias: str) -> Receipt:
+    def rollback(self, name: str, alias: str, *, expected: str | None = None) -> Receipt:
         check_alias(alias)
         home = _home(name)
         with writing(home):
@@ -263,7 +260,9 @@ class FolderRegistry(Registry):
                     where=str(home),
                     code=Code.NOT_IN_REGISTRY,
                 )
-            previous = _tags(home, now).get(previous_tag(alias))
+            previous = _tags(home, now).get(previous_tag(alias)) or ""
+            if expected is not None and previous != expected:
+                raise moved_meanwhile(alias, now, str(home))
             if not previous:
                 raise RegistryError(
                     f"no version is recorded that {alias!r} pointed to before {_SCHEME}{home / now}",

@@ -31,6 +31,7 @@ from compile_stage.registry.model_files import (
     check_alias,
     check_name,
     check_published,
+    moved_meanwhile,
     not_published,
     prefixed,
     previous_tag,
@@ -124,7 +125,7 @@ class MLflowRegistry(Registry):
             self._move(client, receipt.name, alias, previous, receipt.version)
             return replace(receipt, promoted_to=alias, previous=previous or None)
 
-    def rollback(self, name: str, alias: str) -> Receipt:
+    def rollback(self, name: str, alias: str, *, expected: str | None = None) -> Receipt:
         check_name(name)
         check_alias(alias)
         client, uri = connect(), f"models:/{name}@{alias}"
@@ -137,6 +138,8 @@ class MLflowRegistry(Registry):
                     code=Code.NOT_IN_REGISTRY,
                 )
             previous = self._previous(client, now, alias)
+            if expected is not None and (previous or "") != expected:
+                raise self._lost(name, alias, now)
             if previous is None:
                 raise RegistryError(
                     f"no version is recorded that {alias!r} pointed to before {now.uri}",
@@ -283,11 +286,7 @@ class MLflowRegistry(Registry):
             raise self._lost(name, alias, now)
 
     def _lost(self, name: str, alias: str, now: Receipt | None) -> AliasMovedError:
-        return AliasMovedError(
-            f"somebody else moved {alias!r} meanwhile: it points to {now.uri if now else 'nothing'}",
-            fix="look at who did, and run again",
-            where=f"models:/{name}@{alias}",
-        )
+        return moved_meanwhile(alias, now.uri if now else "", f"models:/{name}@{alias}")
 
 
 def _perhaps_moved(error: RegistryError, name: str, alias: str, version: str, previous: str) -> RegistryError:

@@ -15,7 +15,7 @@ from filelock import FileLock
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.cache_eviction import touch
 from compile_stage.core.digest import digest_of, digest_tree
-from compile_stage.core.errors import IntegrityError, RegistryError, SourceError, UsageError
+from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError, SourceError, UsageError
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.records import JsonMap, Receipt, record
@@ -188,6 +188,19 @@ def not_published(uri: str) -> RegistryError:
         fix="name one that `compile-stage run` published; `compile-stage profile` and `debug` take an original with -p "
         "POLICY",
         where=uri,
+    )
+
+
+def moved_meanwhile(alias: str, now: str, where: str) -> AliasMovedError:
+    """What to say of an alias that somebody else moved between a look at it and its move.
+
+    Args:
+        now: What it points to; empty for nothing.
+    """
+    return AliasMovedError(
+        f"somebody else moved {alias!r} meanwhile: it points to {now or 'nothing'}",
+        fix="look at who did, and run again",
+        where=where,
     )
 
 

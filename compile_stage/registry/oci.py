@@ -77,7 +77,7 @@ class OciRegistry(Registry):
     def promote(self, receipt: Receipt, alias: str, *, expected: str | None = None) -> Receipt:
         _refuse("has no aliases", receipt.uri)
 
-    def rollback(self, name: str, alias: str) -> Receipt:
+    def rollback(self, name: str, alias: str, *, expected: str | None = None) -> Receipt:
         _refuse("has no aliases", name)
 
 

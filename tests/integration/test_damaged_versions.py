@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from compile_stage import api
-from compile_stage.core.errors import IntegrityError, RegistryError
+from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError
+from compile_stage.core.records import Receipt
+from compile_stage.registry.folder import FolderRegistry
 
 pytestmark = [
     pytest.mark.usefixtures("known_run"),
@@ -102,6 +104,33 @@ def test_a_rollback_to_what_is_whole_moves_the_alias(published: Path) -> None:
     shutil.rmtree(published / "2")
     with pytest.raises(RegistryError, match="no longer there"):
         api.rollback(f"folder:{published}@prod")
+
+
+@pytest.mark.parametrize("how", ["moved", "an answer without the alias"])
+def test_a_rollback_goes_only_to_the_version_that_was_looked_at(
+    published: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Broken: somebody moves the alias while a rollback looks at the version before, or the registry's answer is empty,
+    and the alias goes to a damaged version that nobody looked at."""
+    second(published)
+    flip(published / "2" / "model" / "data" / "artifact" / "model.onnx")
+    if how == "moved":
+        shutil.copytree(published / "2", published / "3")
+        (published / "aliases.json").write_text(json.dumps({"prod": "3"}))
+        record = json.loads((published / "3" / "version.json").read_text())
+        record["tags"]["compile_stage.previous.prod"] = "1"
+        (published / "3" / "version.json").write_text(json.dumps(record))
+    real = FolderRegistry.current
+
+    def current(self: FolderRegistry, name: str, alias: str) -> Receipt | None:
+        seen = real(self, name, alias) if how == "moved" else None
+        (published / "aliases.json").write_text(json.dumps({"prod": "1"}))
+        return seen
+
+    monkeypatch.setattr(FolderRegistry, "current", current)
+    with pytest.raises(AliasMovedError, match="somebody else moved 'prod' meanwhile: it points to 1"):
+        api.rollback(f"folder:{published}@prod")
+    assert json.loads((published / "aliases.json").read_text()) == {"prod": "1"}
 
 
 def test_promote_says_when_the_validation_samples_are_others(published: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compile_stage.core.errors import IntegrityError, RegistryError, SourceError, UsageError
+from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError, SourceError, UsageError
 
 Case = MakeBundle = Any  # conftest.Case and the fixture `make_bundle`
 
@@ -139,7 +139,10 @@ def test_promote_and_roll_back(case: Case, tmp_path: Path, make_bundle: MakeBund
     promoted = registry.promote(three, "cpu-prod")
     assert (promoted.promoted_to, promoted.previous) == ("cpu-prod", "2")
     assert registry.promote(three, "cpu-prod").note  # nothing moves, and the record of what was before stays
-    assert registry.rollback(one.name, "cpu-prod").version == "2"
+    for other in ("1", "", "3"):  # not the one that comes before
+        with pytest.raises(AliasMovedError):
+            registry.rollback(one.name, "cpu-prod", expected=other)
+    assert registry.rollback(one.name, "cpu-prod", expected="2").version == "2"
     assert registry.rollback(one.name, "cpu-prod").version == "1"
     now = registry.current(one.name, "cpu-prod")
     assert now is not None

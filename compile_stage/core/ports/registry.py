@@ -83,8 +83,15 @@ class Registry(Plugin, Protocol):
         """
 
     @abstractmethod
-    def rollback(self, name: str, alias: str) -> Receipt:
-        """Move the alias back to what it pointed to before."""
+    def rollback(self, name: str, alias: str, *, expected: str | None = None) -> Receipt:
+        """Move the alias back to what it pointed to before.
+
+        Args:
+            expected: The version that must be recorded as the one before, empty for none; None: whatever is recorded.
+
+        Raises:
+            AliasMovedError: Another is recorded: somebody else moved the alias meanwhile.
+        """
 
     @abstractmethod
     def fetch(self, uri: str, into: Path) -> Path:
