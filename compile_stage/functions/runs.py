@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compile_stage.core.errors import CompileStageError
 from compile_stage.core.events import Reporter
 from compile_stage.core.records import Plan, Policy, RunResult, SourceModel
 from compile_stage.core.run_context import open_context
@@ -34,7 +35,8 @@ def plan(
     """What `run` would do: the jobs, what is refused and why, what the cache already holds.
 
     Downloads the model, opens it and reads its samples; compiles nothing. The plan's `exit_code` is how a run would end
-    as far as that is known.
+    as far as that is known. Where the policy requires signatures and `COMPILE_STAGE_SIGNING_KEY` names no key that
+    would do, a note says so.
 
     Args:
         policy_roots: Folders beside the policy's repository, or its own folder, that `extends` may name files of.
@@ -54,7 +56,25 @@ def plan(
     shared = open_shared(shared_cache, compliance=policy.compliance)
     with open_context(None, "local", shared=shared, compliance=policy.compliance) as context:
         expanded = preflight(context, make_plan(context, policy, model_uri))
-        return replace(expanded, cached_steps=cache_status(context, expanded))
+        notes = (*expanded.notes, *_signing_notes(policy))
+        return replace(expanded, notes=notes, cached_steps=cache_status(context, expanded))
+
+
+def _signing_notes(policy: Policy) -> tuple[str, ...]:
+    """What a run needs to sign, where the policy requires signatures and the environment names no key that would do.
+    It is no failure: a run takes a key as an option too, and who plans may have none."""
+    from compile_stage.serving.trust import merged_trust, trust_of_environment
+    from compile_stage.signing.signers import signer_of
+    from compile_stage.steps.sign import refuse_signing
+
+    if not policy.compliance.require_signature:
+        return ()
+    try:
+        trust = merged_trust(policy.compliance.trusted_keys, trust_of_environment())
+        refuse_signing(policy, signer_of(None, None), trust)
+    except CompileStageError as error:
+        return (f"as things are, a run ends before it compiles anything: {error.problem} (fix: {error.fix})",)
+    return ()
 
 
 def run(

@@ -235,11 +235,20 @@ def test_a_rollback_to_what_is_not_signed_is_refused(published: tuple[Path, str]
 def test_a_run_that_can_not_sign_compiles_nothing(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: hours of compiling would end in something that nobody may promote; and result.json says that the model
-    failed, where nothing was tried."""
-    make_key(tmp_path / "keys")
+    """Broken: hours of compiling would end in something that nobody may promote; result.json says that the model
+    failed, where nothing was tried; and `plan` says nothing of a run that ends at once."""
+    key, _ = make_key(tmp_path / "keys")
     stranger, _ = make_key(tmp_path / "keys", "stranger")
     policy = write_policy(TARGET, BODY)
+    plan = api.plan(f"folder:{small_model}", policy)
+    assert any("there is no key to sign with (fix: --signing-key KEY" in note for note in plan.notes), plan.notes
+    assert plan.exit_code == 0, "a run may be given a key as an option, which who plans need not have"
+    monkeypatch.setenv("COMPILE_STAGE_SIGNING_KEY", str(stranger))
+    plan = api.plan(f"folder:{small_model}", policy)
+    assert any("is not trusted, so what this run signs would be refused" in note for note in plan.notes), plan.notes
+    monkeypatch.setenv("COMPILE_STAGE_SIGNING_KEY", str(key))
+    assert not any("as things are, a run ends" in note for note in api.plan(f"folder:{small_model}", policy).notes)
+    monkeypatch.delenv("COMPILE_STAGE_SIGNING_KEY")
     with pytest.raises(UsageError, match="there is no key to sign with"):
         api.run(f"folder:{small_model}", policy, out=tmp_path / "out")
     assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "refused"
