@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -40,6 +41,19 @@ _TRANSFER_S = 300.0  # for files, beside what follows from their size
 _SLOWEST_BYTES_PER_S = 50_000
 _FOLDER_OF = {"log_artifact": 1, "log_artifacts": 1, "log_model_artifacts": 1, "download_artifacts": 2}
 """Calls that move files → which of their arguments names the files of this machine."""
+_NAMED_BY = {
+    "create_logged_model": attrgetter("model_id"),
+    "create_model_version": attrgetter("version"),
+    "create_registered_model": attrgetter("name"),
+    "create_run": attrgetter("info.run_id"),
+    "get_experiment_by_name": attrgetter("experiment_id"),
+    "get_logged_model": attrgetter("model_id"),
+    "get_model_version": attrgetter("version"),
+    "get_registered_model": attrgetter("name"),
+    "get_run": attrgetter("info.run_id"),
+}
+"""Calls that answer one thing → what it is called. MLflow reads an empty body as a thing without name, aliases and
+tags."""
 
 
 class UnreachableError(RegistryError):
@@ -62,6 +76,8 @@ class RetryingClient:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._client, name)
+        if name in _NAMED_BY:
+            call = partial(_demand_named, name, call)
         if self._bounded:
             call = partial(_bounded, _FOLDER_OF.get(name), call)
         return partial(repeated_call, call) if name.startswith(_SAME_WHEN_REPEATED) else call
@@ -70,6 +86,16 @@ class RetryingClient:
 def _bounded(folder_at: int | None, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     limit_s = transfer_limit(Path(args[folder_at])) if folder_at is not None else lambda: _ANSWER_S
     return within(partial(call, *args, **kwargs), limit_s)
+
+
+def _demand_named(name: str, call: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+    answer = call(*args, **kwargs)
+    if answer is not None and not _NAMED_BY[name](answer):
+        raise UnreachableError(
+            f"the server's answer to {name} is empty",
+            fix="look at what is in front of the server (a proxy, a gateway), then run again",
+        )
+    return answer
 
 
 def transfer_limit(files: Path) -> Callable[[], float]:
