@@ -7,6 +7,7 @@ that what was measured makes its verdict pass, by the rules that it was publishe
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
@@ -60,6 +61,7 @@ from compile_stage.serving.variants import every_variant, for_machine
 from compile_stage.serving.version_tags import TAG, check_tags
 from compile_stage.steps.resolve import refuse_policy, resolve
 
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _LAXITY = ("error", "warn", "ignore")
 
 
@@ -248,7 +250,7 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
 
     Raises:
         IntegrityError: A file or a tag of it is not what was published, or its signature is not trusted.
-        RegistryError: The registry can't be reached.
+        RegistryError: The registry can't be reached, or what it records is no version, or one that is no longer there.
     """
     now = registry.current(name, alias)
     previous = now.tags.get(f"{TAG}previous.{alias}") if now is not None else None
@@ -256,11 +258,24 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
         return "", ""
     home = now.uri.rpartition("/")[0]
     uri = f"{home}/{previous}"
+    fix = f"name another version: compile-stage promote {home}/VERSION --alias {alias}"
+    # Whoever may write to the registry can write anything here, such as `latest` or a path.
+    if not _VERSION.fullmatch(previous) or previous == now.version:
+        raise RegistryError(
+            f"the tag {TAG}previous.{alias} says {previous!r}, which is no version before {now.version}",
+            fix=f"{fix}; find out who changed the tag",
+            where=now.uri,
+        )
     try:
         registry.published(uri)
     except RegistryError as error:
         if error.code is Code.NOT_IN_REGISTRY:
-            return previous, ""
+            raise RegistryError(
+                f"version {previous}, which {alias!r} pointed to before, is no longer there",
+                fix=fix,
+                where=now.uri,
+                code=error.code,
+            ) from error
         if error.code is not Code.REGISTRY:
             raise
         if trust is None:  # an original, to which somebody had moved the alias by hand
@@ -273,8 +288,7 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
         raise IntegrityError(
             f"{alias!r} stays at {now.uri}: what it pointed to before, {uri}, is not what was published "
             f"({error.problem})",
-            fix=f"name another version: compile-stage promote {home}/VERSION --alias {alias}; or run the stage again, "
-            "which publishes it anew",
+            fix=f"{fix}; or run the stage again, which publishes it anew",
             where=uri,
         ) from error
     return previous, ""

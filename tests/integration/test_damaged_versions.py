@@ -106,6 +106,22 @@ def test_a_rollback_to_what_is_whole_moves_the_alias(published: Path) -> None:
         api.rollback(f"folder:{published}@prod")
 
 
+@pytest.mark.parametrize("tag", ["1", "latest", "02", "2 ", "../net/1", "1" * 30, "9"])
+def test_a_rollback_to_what_is_no_version_before_names_what_helps(published: Path, tag: str) -> None:
+    """Broken: a tag that somebody wrote by hand has the alias "moved" to where it is, or out of the model's folder, or
+    says that somebody else moved it, and the advice leads nowhere."""
+    second(published)
+    record = json.loads((published / "1" / "version.json").read_text())
+    record["tags"]["compile_stage.previous.prod"] = tag
+    (published / "1" / "version.json").write_text(json.dumps(record))
+    said = f"previous.prod says '{tag}', which is no version before 1"
+    said = "version 9, .* is no longer there" if tag == "9" else said
+    with pytest.raises(RegistryError, match=said) as caught:
+        api.rollback(f"folder:{published}@prod")
+    assert f"compile-stage promote folder:{published}/VERSION --alias prod" in caught.value.fix
+    assert json.loads((published / "aliases.json").read_text()) == {"prod": "1"}
+
+
 @pytest.mark.parametrize("how", ["moved", "an answer without the alias"])
 def test_a_rollback_goes_only_to_the_version_that_was_looked_at(
     published: Path, monkeypatch: pytest.MonkeyPatch, how: str
