@@ -99,9 +99,9 @@ def disk_full(error: BaseException) -> StorageError | None:
 
 
 def disk_full_of_text(text: str, place: str) -> StorageError | None:
-    """The same for a library that keeps of an error only its text."""
-    full = any(os.strerror(code) in text for code in _FULL)
-    return StorageError("the disk is full", fix=_FIX, where=place) if full else None
+    """The same for a library that keeps of an error only its text; also of a file that may not become so large."""
+    code = next((code for code in (*_FULL, errno.EFBIG) if os.strerror(code) in text), None)
+    return StorageError(_said(code), fix=_FIX, where=place) if code is not None else None
 
 
 def _said(code: int | None) -> str:

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from compile_stage.core.errors import RemovedError, SourceError, StorageError
-from compile_stage.core.storage import demand_writable, disk_full, storage_error, storage_trouble
+from compile_stage.core.storage import (
+    demand_writable,
+    disk_full,
+    disk_full_of_text,
+    storage_error,
+    storage_trouble,
+)
 
 
 def full(place: str = "/disk/file") -> OSError:
@@ -66,6 +72,16 @@ def test_what_is_no_trouble_of_a_disk_goes_through() -> None:
         with pytest.raises(type(error)), storage_trouble():
             raise error
     assert disk_full(PermissionError(errno.EACCES, "no", "/x")) is None
+
+
+@pytest.mark.parametrize(("code", "said"), [(errno.ENOSPC, "the disk is full"), (errno.EFBIG, "File too large")])
+def test_a_download_that_the_machine_can_not_write_is_no_trouble_of_the_registry(code: int, said: str) -> None:
+    """Broken: where this machine limits the size of a file, people look for what is wrong with the server."""
+    text = f"The following failures occurred while downloading: model.onnx: [Errno {code}] {os.strerror(code)}"
+    found = disk_full_of_text(text, "/here")
+    assert found is not None
+    assert said in found.problem
+    assert disk_full_of_text("Connection reset by peer", "/here") is None
 
 
 def test_a_place_that_can_not_be_a_folder_is_named_before_the_work(tmp_path: Path) -> None:
