@@ -198,6 +198,8 @@ class MLflowRegistry(Registry):
         into.parent.mkdir(parents=True, exist_ok=True)
         try:
             folder = mlflow_source.download(pinned.download, into, pinned.uri)
+            absent = [name for name in mlflow_source.published_files(folder) if not (folder / name).is_file()]
+            mlflow_source.demand_listed(pinned.download, absent, pinned.uri)
             if not (folder / "MLmodel").is_file():
                 raise RegistryError(
                     "the registry lists the model, but its files are not there (no MLmodel)", where=pinned.uri

@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compile_stage.core.digest import list_tree
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle
 from compile_stage.registry.held_files import GONE, HeldFiles, differing, refuse_folder, refuse_held
 from compile_stage.registry.mlflow_connection import is_code
 from compile_stage.registry.mlflow_retries import UnreachableError, repeated_call, transfer_limit, within
-from compile_stage.registry.mlflow_source import download
+from compile_stage.registry.mlflow_source import demand_listed, download
 
 _LISTING_S = 150.0  # one folder of a store
 
@@ -34,18 +35,21 @@ def refuse_version(uri: str, tags: Mapping[str, str], bundle: Bundle) -> str | N
         if (folder := _folder(store)) is not None:
             _demand_there(folder, uri)
             return refuse_folder(folder, tags, bundle)
-        return _refuse_fetched(store, tags, bundle) and _refuse_fetched(store, tags, bundle)
+        return _refuse_fetched(uri, store, tags, bundle) and _refuse_fetched(uri, store, tags, bundle)
     except MlflowException as error:
         if is_code(error, "RESOURCE_DOES_NOT_EXIST"):
             return GONE
         raise
 
 
-def _refuse_fetched(store: Any, tags: Mapping[str, str], bundle: Bundle) -> str | None:
+def _refuse_fetched(uri: str, store: Any, tags: Mapping[str, str], bundle: Bundle) -> str | None:
     with temporary_folder("held") as scratch:
         sizes = _sizes(store)
         read = partial(_read, store, Path(scratch), sizes)
-        return refuse_held(HeldFiles(sizes=sizes, path=read, here=False), tags, bundle)
+        reason = refuse_held(HeldFiles(sizes=sizes, path=read, here=False), tags, bundle)
+    if reason is not None:  # also where the list that it goes by was cut short
+        demand_listed(uri, [name for name in list_tree(Path(bundle.path)) if name not in sizes], uri)
+    return reason
 
 
 def demand_uploaded(uri: str, staged: Path) -> None:

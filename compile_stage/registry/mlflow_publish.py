@@ -24,6 +24,7 @@ from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
 from compile_stage.registry.mlflow_datasets import measured_on, validation_dataset
 from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version
+from compile_stage.registry.mlflow_source import demand_listed
 from compile_stage.registry.mlflow_versions import receipt_of, remove_doubles, taken_away, versions_of
 from compile_stage.registry.model_files import (
     DAMAGED,
@@ -269,6 +270,7 @@ def _compare(client: Any, model_id: str, staged: Path) -> None:
             else:
                 got[file.path] = int(file.file_size or 0)
     if got != wanted:
+        demand_listed(f"models:/{model_id}", sorted(wanted.keys() - got.keys()), f"models:/{model_id}")
         differ = sorted(name for name in wanted.keys() | got.keys() if wanted.get(name) != got.get(name))
         raise RegistryError(
             f"the upload is incomplete: {', '.join(differ[:5])}" + (" ..." if len(differ) > 5 else ""),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError, SourceError
 from compile_stage.core.file_trees import refuse_tree
-from compile_stage.core.leftovers import part_folder, remove_leftovers
+from compile_stage.core.json_files import read_json_object
+from compile_stage.core.leftovers import part_folder, remove_leftovers, temporary_folder
 from compile_stage.core.records import SourceModel, record
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.core.storage import disk_full_of_text
 from compile_stage.registry.dataset_sources import demand_allowed
+from compile_stage.registry.descriptions import read_text
 from compile_stage.registry.mlflow_connection import is_code, trouble
 from compile_stage.registry.mlflow_retries import (
     UnreachableError,
@@ -40,6 +42,8 @@ from compile_stage.registry.model_files import (
 _FORMS = "write models:/NAME/VERSION, models:/NAME@ALIAS, models:/NAME/latest, models:/m-ID or runs:/RUN_ID/NAME"
 _MODEL_ID = re.compile(r"m-[0-9a-f]{32}")
 _SUGGESTED_FROM = 500  # names that a mistyped one is compared with
+_FILE_NAME = re.compile(r"\w[\w./-]*\.[A-Za-z]\w*")  # model.onnx, and no version such as 1.20.1
+_ASKED_BY_NAME = 5  # files that a list lacks; each may cost the time of a transfer
 _COPIES = 8  # a version copied from a copy of a copy ...; more than that is a circle
 
 
@@ -149,7 +153,31 @@ def download(uri: str, into: Path, place: str) -> Path:
             within(partial(_file_by_file, uri, got), transfer_limit(into))
             if (cut := _cut_off(uri, got)) is not None:
                 raise RegistryError(cut, fix="run again; where it stays so, log the model again", where=place)
+        demand_listed(uri, [name for name in _source_files(got) if not (got / name).is_file()], place)
     return got
+
+
+def _source_files(model: Path) -> list[str]:
+    """The files that a model must have: `MLmodel`, and what the flavors in it name as a file."""
+    from mlflow.models import Model
+
+    names = ["MLmodel"]
+    with suppress(Exception):  # whoever reads it next says what is wrong
+        read_text(model / "MLmodel")  # raises for what would keep the next line busy
+        flavors = Model.load(str(model)).flavors
+        values = [value for flavor in flavors.values() for key, value in flavor.items() if key != "loader_module"]
+        names += [value for value in values if isinstance(value, str) and _FILE_NAME.fullmatch(value)]
+    return names
+
+
+def published_files(model: Path) -> list[str]:
+    """The files that a published model must have: all that its manifest lists, where that is there."""
+    names = ["MLmodel", "data/manifest.json"]
+    with suppress(OSError, ValueError, TypeError, AttributeError):  # whoever reads it next says what is wrong
+        manifest = read_json_object(model / "data" / "manifest.json")
+        names += [f"data/{name}" for name in manifest.get("files", {})]
+        names += [*manifest.get("code", {}), *manifest.get("beside", {})]
+    return names
 
 
 def _fetch_model(uri: str, into: str) -> str:
@@ -195,6 +223,33 @@ def _cut_off(uri: str, got: Path) -> str | None:
             arrived = (got / path).stat().st_size if (got / path).is_file() else 0
             return f"{path} arrived with {arrived:,} of {size:,} bytes"
     return None
+
+
+def demand_listed(uri: str, unlisted: Iterable[str], place: str) -> None:
+    """Raise UnreachableError where a server has a file that its list of files left out: the list was cut short on the
+    way, and nothing is missing. Files are asked for by their names, so what is really gone is not held to be there.
+
+    Args:
+        unlisted: Files of the model that the list lacks; the first few are asked for.
+    """
+    names = [name for name in unlisted if not Path(name).is_absolute() and ".." not in Path(name).parts]
+    if not names:
+        return
+    store = getattr(_store(uri), "repo", None) or _store(uri)
+    if getattr(store, "artifact_dir", None):  # MLflow's store of local files: no list comes over a network
+        return
+    with temporary_folder("unlisted") as scratch:
+        for name in names[:_ASKED_BY_NAME]:
+            # Whatever fails: it is missing then, as the list says.
+            with suppress(Exception):
+                within(partial(store.download_artifacts, name, str(scratch)), transfer_limit(Path(scratch)))
+            if (Path(scratch) / name).is_file():
+                raise UnreachableError(
+                    f"the server's list of files lacks {name}, which is there",
+                    fix="look at what is in front of the server (a proxy, a gateway): it cuts answers short. Then run "
+                    "again",
+                    where=place,
+                )
 
 
 def _store(uri: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compile_stage.core.digest import digest_tree
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError, SourceError
 from compile_stage.core.records import SourceModel
@@ -639,6 +641,62 @@ def test_a_source_that_arrives_cut_off_is_fetched_again(
     source = registry.resolve(uri, tmp_path / "sources")
     assert len(cut) == 1
     assert source.digest == registry.resolve(uri, tmp_path / "again").digest
+
+
+@pytest.mark.parametrize("left_out", ["MLmodel", "model.bin", "manifest.json", "loader.py"])
+def test_a_list_of_files_that_is_cut_short_damages_no_version(
+    left_out: str,
+    server: Any,
+    unique: str,
+    log_model: Any,
+    make_bundle: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: behind a gateway that cuts lists short, a run marks a whole version as damaged for good, the promoted one
+    too; and `verify` and `promote` say that somebody changed the files."""
+    registry = MLflowRegistry()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    bundle = make_bundle(f"{unique}-compiled", unique)
+    listed = {"files": {"artifact/model.bin": ""}, "code": {"code/loader.py": ""}, "beside": {}}
+    (Path(bundle.path) / "data" / "manifest.json").write_text(json.dumps(listed))
+    bundle = replace(bundle, digest=digest_tree(Path(bundle.path) / "data"))
+    first = registry.push(bundle, source, {})
+    with monkeypatch.context() as patched:
+        cut_lists(patched, left_out)
+        for ask in (lambda: registry.push(bundle, source, {}), lambda: registry.fetch(first.uri, tmp_path / "got")):
+            with pytest.raises(RegistryError, match=f"the server's list of files lacks .*{left_out}, which is there"):
+                ask()
+    assert "damaged" not in client().get_model_version(first.name, first.version).tags["compile_stage.key"]
+    registry.fetch(first.uri, tmp_path / "got")
+
+
+@pytest.mark.parametrize("left_out", ["MLmodel", "model.onnx"])
+def test_a_source_whose_list_of_files_is_cut_short_is_the_registrys_trouble(
+    left_out: str, server: Any, unique: str, log_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a model that is there is called unreadable, and its owner is told to log it again."""
+    uri = log_model(unique)
+    with monkeypatch.context() as patched:
+        cut_lists(patched, left_out)
+        with pytest.raises(RegistryError, match=f"the server's list of files lacks .*{left_out}") as caught:
+            MLflowRegistry().resolve(uri, tmp_path / "sources")
+    assert caught.value.code == Code.REGISTRY_UNREACHABLE
+    MLflowRegistry().resolve(uri, tmp_path / "sources")
+
+
+def cut_lists(patched: pytest.MonkeyPatch, left_out: str) -> None:
+    """A server's lists of files lack those of one name; nothing waits before it is asked again."""
+    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+
+    real = HttpArtifactRepository.list_artifacts
+
+    def lacking(self: Any, path: str | None = None) -> list[Any]:
+        return [file for file in real(self, path) if not file.path.endswith(left_out)]
+
+    patched.setattr(HttpArtifactRepository, "list_artifacts", lacking)
+    patched.setattr("compile_stage.registry.mlflow_retries._PATIENCE_S", 0.1)
+    patched.setattr("compile_stage.registry.mlflow_retries._PAUSES_S", (0.01,))
 
 
 @pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
