@@ -144,6 +144,9 @@ def check_integrity(model_dir: str | Path, *, beside: bool = False) -> dict[str,
         inside = (name for name in list_tree(data.parent / "code") if "__pycache__" not in name)
         present |= {f"code/{name}": data.parent / "code" / name for name in inside}
     listed = {**files, **code}
+    if data.name == DATA_NAME and "mlmodel" in manifest and not (data.parent / MLMODEL).exists():
+        # Without it, nothing would be said of what lies beside `data/` and `code/` either.
+        raise IntegrityError(f"{MLMODEL} is missing", fix="fetch the model again", where=str(data.parent))
     if data.name == DATA_NAME and (data.parent / MLMODEL).exists():
         _check_model_dir(manifest, data.parent, strictly=beside)
         if "beside" in manifest:

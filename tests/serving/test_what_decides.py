@@ -19,7 +19,7 @@ from tiny_bundle import SIGNATURE, WEIGHTS, save_bundle
 
 from compile_stage import flavor
 from compile_stage.core.errors import IntegrityError
-from compile_stage.serving.manifest import sealed
+from compile_stage.serving.manifest import check_integrity, sealed
 
 pytestmark = [  # MLflow's own
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
@@ -85,6 +85,17 @@ def test_ids_and_times_are_not_the_model(tmp_path: Path) -> None:
     (path / "registered_model_meta").write_text("model_name: m\nmodel_version: '3'\n")
     flavor.check_integrity(path, beside=True)
     flavor.load_model(str(path)).close()
+
+
+def test_a_model_without_its_mlmodel_is_not_what_was_published(tmp_path: Path) -> None:
+    """Broken: who removes `MLmodel` has `verify` say that every file is what was published, whatever was changed or
+    added beside `data/` and `code/`."""
+    path = save_bundle(tmp_path)
+    (path / "MLmodel").unlink()
+    with pytest.raises(IntegrityError, match="MLmodel is missing"):
+        check_integrity(path, beside=True)
+    with pytest.raises(IntegrityError, match="MLmodel is missing"):
+        flavor.load_model(str(path))
 
 
 def test_yaml_that_grows_ends_as_a_refusal(tmp_path: Path) -> None:
