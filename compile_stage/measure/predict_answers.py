@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compile_stage.core.records import Gate
+from compile_stage.measure.behaviour import CALL_FACTOR
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.predict_turns import ARRAY, read_item
 from compile_stage.measure.resemblance import UNJUDGED_ROWS, measure_resemblance
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
 
 _TEXT = "text"
-_MOST_TOLERANCES = 2.0
-"""So few rows may use twice the tolerance of a gate, which holds for a mean of many."""
 _SAME = 1e-3
 """Of its size: predict() answers an output as it is where its answer and the output's are no further apart. The same
 model computes both, in batches of other sizes."""
@@ -105,7 +104,7 @@ def _beyond_gates(gates: Sequence[Gate], output: str, now: Array, answers: Array
     own = now.reshape(answers.shape).astype(answers.dtype)
     checks = check_outputs(suited, {output: own}, {output: answers}, SINGLE_CALL, batch_size=0, seed=0)
     used, check = worst(checks)
-    return f"{check.reason}{times_text(used)}" if used > _MOST_TOLERANCES else None
+    return f"{check.reason}{times_text(used)}" if used > CALL_FACTOR else None
 
 
 def _first_rows(array: Array, rows: int) -> Array:
