@@ -71,22 +71,26 @@ def _refuse_parts(
         was, now = (values.reshape(len(was), -1) for values in (was, now))
         if "f" in (was.dtype.kind, now.dtype.kind):
             was, now = was.astype(np.float64), now.astype(np.float64)
-        found = measure_resemblance(now, was)
-        if found.value > UNJUDGED_ROWS:
-            rows = found.badness if found.badness is not None else np.ones(len(was))
-            off = int(np.flatnonzero(rows)[0])
-            return (
-                f"its answer{of} is another one in {int(rows.sum())} of {len(was)} rows: "
-                f"{_first(now[off])} where the original's is {_first(was[off])}"
-            )
+        if (reason := _another(was, now)) is not None:
+            return f"its answer{of} is another one in {reason}"
         numbers.append((of, was, now))
-    if len(numbers) > 1:  # an output may be answered as a data frame, a column for each of its own
+    if len({len(was) for _, was, _ in numbers}) == 1:  # an output may be answered as a data frame of its columns
         numbers.append(("", *(np.concatenate([one[side] for one in numbers], axis=1) for side in (1, 2))))
     for of, was, now in numbers:
         for output, answers in outputs.items():
             if _is_output(was, answers) and (reason := _beyond_gates(gates, output, now, answers)) is not None:
                 return f"its answer{of} is off: {reason}"
     return None
+
+
+def _another(was: Array, now: Array) -> str | None:
+    """In how many of the rows, `[n, k]` both, it is another answer at all; None where that is in few."""
+    found = measure_resemblance(now, was)
+    if found.value <= UNJUDGED_ROWS:
+        return None
+    rows = found.badness if found.badness is not None else np.ones(len(was))
+    off = int(np.flatnonzero(rows)[0])
+    return f"{int(rows.sum())} of {len(was)} rows: {_first(now[off])} where the original's is {_first(was[off])}"
 
 
 def _is_output(was: Array, answers: Array) -> bool:
