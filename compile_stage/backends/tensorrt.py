@@ -152,43 +152,59 @@ class TensorRt(Backend):
         import pycuda.driver as cuda
 
         cuda.init()
-        cuda.Device(0).retain_primary_context().push()  # shared with whatever else of this process uses the GPU
-        session = None
-        try:
+        primary = cuda.Device(0).retain_primary_context()  # shared with whatever else of this process uses the GPU
+        with _current(primary):
             content = (Path(artifact.path) / artifact.entry).read_bytes()
             engine = _load(content, bool(artifact.options.get("version_compatible")))
-            session = _TensorRtSession(engine, artifact.signature)
+            session = _TensorRtSession(engine, artifact.signature, primary)
+            del engine  # the session's execution context keeps it, and ends with it
+        try:
             yield session
         finally:
-            if session is not None:
-                session.close()
-            cuda.Context.pop()
+            session.close()
+
+
+@contextlib.contextmanager
+def _current(primary: Any) -> Iterator[None]:
+    """Make the CUDA context current in this thread for as long. It is never left so: a server loads in one thread and
+    calls from others, and a thread that ends with a context on its stack ends the process (PyCUDA)."""
+    import pycuda.driver as cuda
+
+    primary.push()
+    try:
+        yield
+    finally:
+        cuda.Context.pop()
 
 
 class _TensorRtSession:
     """One open engine on one stream. Device buffers are kept and grow with what is asked; outputs are new arrays, so
     they are the caller's."""
 
-    def __init__(self, engine: trt.ICudaEngine, described: Signature) -> None:
+    def __init__(self, engine: trt.ICudaEngine, described: Signature, primary: Any) -> None:
         import pycuda.driver as cuda
 
         self.signature = _read_signature(engine, described)
-        self._cuda = cuda
+        self._cuda, self._primary = cuda, primary
         self._context: trt.IExecutionContext | None = engine.create_execution_context()
         if self._context is None:
             raise NothingCompiledError("TensorRT can't make an execution context: the GPU's memory may be used up")
-        self._stream = cuda.Stream()
-        self._done = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+        self._stream: Any = cuda.Stream()
+        self._done: Any = cuda.Event(cuda.event_flags.DISABLE_TIMING)
         self._buffers: dict[str, tuple[Any, int]] = {}
 
     def run(self, batch: Batch) -> Batch:
-        import numpy as np
-
         context = self._context
         if context is None:
             raise UsageError("this session is closed; call it inside its context")
         if (reason := self.signature.refuse(batch)) is not None:
             raise UsageError(reason)
+        with _current(self._primary):
+            return self._run(context, batch)
+
+    def _run(self, context: trt.IExecutionContext, batch: Batch) -> Batch:
+        import numpy as np
+
         held = []  # until the stream is through: copies to the device go on after the call that starts them
         for spec in self.signature.inputs:
             array = np.asarray(batch[spec.name], order="C")  # not ascontiguousarray, which gives a scalar an axis
@@ -213,10 +229,11 @@ class _TensorRtSession:
         return outputs
 
     def close(self) -> None:
-        self._context = None
-        for buffer, _ in self._buffers.values():
-            buffer.free()
-        self._buffers.clear()
+        with _current(self._primary):
+            self._context = self._stream = self._done = None
+            for buffer, _ in self._buffers.values():
+                buffer.free()
+            self._buffers.clear()
 
     def _buffer(self, name: str, size: int) -> Any:
         """Device memory of at least `size` bytes for a tensor; a tensor without elements has an address too."""

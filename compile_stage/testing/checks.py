@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -279,6 +280,23 @@ def gives_its_arrays_away(case: Case) -> str | None:
         return differ(copies, session.run(one), exact=True, what="a run after its outputs were overwritten")
 
 
+def answers_in_any_thread(case: Case) -> str | None:
+    """A server calls from whichever of its threads is free: not from the one that opened the session, one after the
+    other, each within what its thread has set."""
+    batches = [case.batch(case.sizes[-1], start=start) for start in (0, case.samples.count // 2)]
+    with case.session() as session:
+        expected = [{name: np.array(value) for name, value in session.run(batch).items()} for batch in batches]
+        for batch, wanted in zip([*batches, *batches], [*expected, *expected], strict=True):
+            with ThreadPoolExecutor(1) as other:
+                try:
+                    answer = other.submit(session.run, batch).result()
+                except Exception as error:  # noqa: BLE001 - whatever a runtime raises
+                    return f"called from another thread it raises {type(error).__name__}: {error}"
+            if (reason := differ(wanted, answer, exact=False, what="a call from another thread")) is not None:
+                return reason
+        return differ(expected[0], session.run(batches[0]), exact=False, what="a call after those of other threads")
+
+
 def takes_every_batch_size(case: Case) -> str | None:
     """A row's answer does not depend on its neighbours (where the batch is free)."""
     if len(case.sizes) == 1:
@@ -363,6 +381,7 @@ CHECKS: Mapping[str, Callable[[Case], str | None]] = {
         answers_like_the_reference,
         is_deterministic,
         gives_its_arrays_away,
+        answers_in_any_thread,
         takes_every_batch_size,
         refuses_wrong_input,
         ends_with_its_context,

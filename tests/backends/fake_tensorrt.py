@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -38,11 +39,17 @@ def _enum(name: str, *members: str) -> Any:
 
 
 MEMORY: dict[int, bytearray] = {}
-STACK: list[str] = []
+STACK: list[int] = []
+"""The threads in which a context is current: in CUDA each thread has a stack of its own."""
+
+
+def demand_context() -> None:
+    assert threading.get_ident() in STACK, "no context is current in this thread"
 
 
 class DeviceAllocation:
     def __init__(self, size: int) -> None:
+        demand_context()
         self.address = 1000 + len(MEMORY)
         MEMORY[self.address] = bytearray(size)
 
@@ -50,16 +57,17 @@ class DeviceAllocation:
         return self.address
 
     def free(self) -> None:
+        demand_context()
         MEMORY[self.address] = bytearray()
 
 
 class Context:
     def push(self) -> None:
-        STACK.append("context")
+        STACK.append(threading.get_ident())
 
     @staticmethod
     def pop() -> None:
-        STACK.pop()
+        STACK.remove(threading.get_ident())
 
 
 class Device:
@@ -71,6 +79,9 @@ class Device:
 
 class Stream:
     handle = 7
+
+    def __init__(self) -> None:
+        demand_context()
 
 
 class Event:
@@ -84,10 +95,12 @@ class Event:
 
 
 def memcpy_htod_async(dest: DeviceAllocation, src: Any, stream: Any = None) -> None:
+    demand_context()
     MEMORY[dest.address][: src.nbytes] = src.tobytes()
 
 
 def memcpy_dtoh_async(dest: Any, src: DeviceAllocation, stream: Any = None) -> None:
+    demand_context()
     raw = bytes(MEMORY[src.address][: dest.nbytes])
     dest[...] = np.frombuffer(raw, dest.dtype).reshape(dest.shape)
 
@@ -162,7 +175,7 @@ class ExecutionContext:
         from onnx.helper import tensor_dtype_to_np_dtype
         from onnx.reference import ReferenceEvaluator
 
-        assert STACK, "no context is current"
+        demand_context()
         feeds = {}
         for name, value in self.engine.inputs.items():
             dtype = tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)

@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,23 @@ def test_the_node_that_tensorrt_refuses_is_named(
         "TensorRT can't read the graph: DequantizeLinear 'back': Invalid Node - back; input has type Int32 but must "
         "have type Int8"
     )
+
+
+def test_an_engine_is_called_from_any_thread(stand_in: Any, tmp_path: Path) -> None:
+    """Broken: MLflow's scoring server calls from the threads of a pool, in which no CUDA context is current, and each
+    request fails; or the thread that loaded the model keeps the context, and its end is that of the process."""
+    model, samples = models.perceptron(tmp_path / "model")
+    artifact = TensorRt().compile(model, FP32, target(batch_sizes=(1, 8)), "job", tmp_path / "out")
+    rows = np.load(Path(samples.path) / "inputs" / "features.npy")[:2]
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        opened = TensorRt().open(artifact, 1)
+        session = one.submit(opened.__enter__).result()
+        assert stand_in.STACK == []
+        here, there = session.run({"features": rows}), other.submit(session.run, {"features": rows}).result()
+        np.testing.assert_array_equal(here["probabilities"], there["probabilities"])
+        other.submit(opened.__exit__, None, None, None).result()
+    assert stand_in.STACK == []
+    assert not any(stand_in.MEMORY.values()), "device memory was not given back"
 
 
 def test_an_engine_of_another_version_is_named(stand_in: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,10 @@ def noisy(value: Any) -> Any:
     return value + RANDOM.normal(size=value.shape).astype(value.dtype) * np.float32(1e-6)
 
 
+def in_main_thread(value: Any) -> Any:
+    return value if threading.current_thread() is threading.main_thread() else np.zeros_like(value)
+
+
 class Buffer:
     """Hands out the same array every time."""
 
@@ -87,6 +92,7 @@ BENT = {
     "wrong labels": (on("label", lambda value: value + 1), "answers_like_the_reference"),
     "another answer each time": (on("probabilities", noisy), "is_deterministic"),
     "its own buffer": (on("probabilities", Buffer()), "gives_its_arrays_away"),
+    "zeros beside the main thread": (on("probabilities", in_main_thread), "answers_in_any_thread"),
     "read-only arrays": (on("probabilities", lambda v: (v.setflags(write=False), v)[1]), "gives_its_arrays_away"),
 }
 
