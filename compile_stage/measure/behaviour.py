@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,13 +72,15 @@ def parts_of(calls: Sequence[Mapping[str, Any]], batch_sizes: Sequence[int]) -> 
 
 
 def make_calls(session: Session, samples: Samples, calls: Sequence[Mapping[str, Any]], into: Path) -> dict[str, Any]:
-    """Make the calls with the open model, and the first once more after all others.
+    """Make the calls with the open model, and the first twice more after all others, the last time from another thread,
+    as servers do.
 
     Returns:
         `answers`: for each call the outputs' files below `into`, or None where the model refused the call, then
         `refusals` says why. `repeated`: output → how far the first call's second answer is from its first
-        (`REPEAT_LIMIT`). `changed_inputs` and `changed_answers`: names of arrays that a call changed: its own inputs,
-        or the answers of the call before it or of the first one.
+        (`REPEAT_LIMIT`). `other_thread`: the same of the call from another thread (`repeated`), and why that was
+        refused (`refusal`). `changed_inputs` and `changed_answers`: names of arrays that a call changed: its own
+        inputs, or the answers of the call before it or of the first one.
     """
     made = _Calls(session)
     answers: list[dict[str, str] | None] = []
@@ -89,6 +92,8 @@ def make_calls(session: Session, samples: Samples, calls: Sequence[Mapping[str, 
         answers.append(save_answers(outputs, into / str(number)) if not refusal else None)
         refusals |= {str(number): refusal} if refusal else {}
     other, _ = _attempt(made, _batch(samples, calls[0]["rows"]))
+    with ThreadPoolExecutor(1, thread_name_prefix="another") as pool:
+        elsewhere, refusal = pool.submit(_attempt, made, _batch(samples, calls[0]["rows"])).result()
     following = _batch(samples, [(row + 1) % samples.count for row in calls[0]["rows"]])  # as large, and not the same
     ends = time.monotonic() + _MORE_S
     for _ in range(_MORE_CALLS):
@@ -98,7 +103,8 @@ def make_calls(session: Session, samples: Samples, calls: Sequence[Mapping[str, 
     return {
         "answers": answers,
         "refusals": refusals,
-        "repeated": {name: _apart(one[name], other[name]) for name in one.keys() & other.keys()},
+        "repeated": _all_apart(one, other),
+        "other_thread": {"repeated": _all_apart(one, elsewhere), "refusal": refusal},
         "changed_inputs": sorted(made.changed_inputs),
         "changed_answers": sorted(made.changed_answers),
     }
@@ -161,6 +167,10 @@ def _equal(one: Array, other: Array) -> bool:
     return bool(equal.all())
 
 
+def _all_apart(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, float]:
+    return {name: _apart(one[name], other[name]) for name in one.keys() & other.keys()}
+
+
 def _apart(one: Array, other: Array) -> float:
     if one.shape != other.shape:
         return float("inf")
@@ -219,7 +229,7 @@ def judge_calls(
             fine = [f"right in batches of {', '.join(map(str, held))}"] if held else []
             check = _check(name, wrong, "; ".join([*fine, *refused]))
             checks.append(replace(check, batch_sizes=tuple(held)) if name == OTHER else _in_parts(held, wrong, refused))
-    checks.append(_repeatable(own["repeated"], original["repeated"]))
+    checks.append(_repeatable(own, original))
     for name, key, what in (
         (INPUT_UNCHANGED, "changed_inputs", "a call changes its input"),
         (ANSWER_KEPT, "changed_answers", "a later call overwrites an earlier answer: output"),
@@ -261,13 +271,21 @@ def _apart_by(gates: Sequence[Gate], own: Mapping[str, str], original: Mapping[s
     return f"{check.reason}{times_text(used)}" if used > CALL_FACTOR else ""
 
 
-def _repeatable(own: Mapping[str, float], original: Mapping[str, float]) -> Check:
-    apart = {name: float(value) for name, value in own.items()}
-    limit = REPEAT_LIMIT + 2 * min(max(map(float, original.values()), default=0.0), 1e6)
+def _repeatable(own: Mapping[str, Any], original: Mapping[str, Any]) -> Check:
+    """Args: as `judge_calls`. What the original does from another thread too is no fault."""
+    limit = REPEAT_LIMIT + 2 * min(max(map(float, original["repeated"].values()), default=0.0), 1e6)
+    apart = {name: float(value) for name, value in own["repeated"].items()}
     wrong = [_differs(name, value) for name, value in apart.items() if not value <= limit]
-    check = _check(REPEATABLE, wrong, "two equal calls have the same answer")
-    measured = max(apart.values(), default=0.0)
-    return replace(check, measured=measured, gate=replace(check.gate, limit=limit))
+    there, theirs = (answers.get("other_thread", {}) for answers in (own, original))
+    if not wrong and not theirs.get("refusal"):
+        known = theirs.get("repeated", {})
+        elsewhere = {name: float(value) for name, value in there.get("repeated", {}).items()}
+        far = {name: value for name, value in elsewhere.items() if not value <= limit + 2 * float(known.get(name, 0.0))}
+        wrong = [f"{_differs(name, value)}, one of them from another thread" for name, value in far.items()]
+        wrong += [f"a call from another thread is refused ({there['refusal']})"] if there.get("refusal") else []
+        apart = {**apart, **far}
+    check = _check(REPEATABLE, wrong, "two equal calls have the same answer, also from another thread")
+    return replace(check, measured=max(apart.values(), default=0.0), gate=replace(check.gate, limit=limit))
 
 
 def _check(name: str, wrong: Sequence[str], held: str) -> Check:

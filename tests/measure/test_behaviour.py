@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,16 @@ def drifts(model: Model, x: Any, y: Any) -> Any:
     return y * np.float32(1.1**model.calls)
 
 
+def of_its_thread(model: Model, x: Any, y: Any) -> Any:
+    return y if threading.current_thread() is threading.main_thread() else 0 * y
+
+
+def refuses_other_threads(model: Model, x: Any, y: Any) -> Any:
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("no context is current")
+    return y
+
+
 def of_the_batch(model: Model, x: Any, y: Any) -> Any:
     """Batch normalisation that was left in training mode."""
     return (y - y.mean(axis=0)) / (y.std(axis=0) + 1e-6)
@@ -136,6 +147,8 @@ def test_the_calls_are_between_the_batch_sizes() -> None:
         (overwrites_later, "answer_kept", "a later call overwrites an earlier answer: output 'y'"),
         (changes_input, "input_unchanged", "a call changes its input 'x'"),
         (drifts, "repeatable", "output 'y' of two equal calls differs by 0.61 of its size"),
+        (of_its_thread, "repeatable", "differs by 1 of its size, one of them from another thread"),
+        (refuses_other_threads, "repeatable", "from another thread is refused (RuntimeError: no context is current)"),
     ],
 )
 def test_a_fault_between_calls_is_found_by_name(fault: Any, check: str, words: str, tmp_path: Path) -> None:
@@ -144,7 +157,10 @@ def test_a_fault_between_calls_is_found_by_name(fault: Any, check: str, words: s
     assert words in found[check]
 
 
-@pytest.mark.parametrize("fault", [of_the_batch, by_position, overwrites, overwrites_later, changes_input])
+@pytest.mark.parametrize(
+    "fault",
+    [of_the_batch, by_position, overwrites, overwrites_later, changes_input, of_its_thread, refuses_other_threads],
+)
 def test_what_the_original_does_too_is_no_fault(fault: Any, tmp_path: Path) -> None:
     """Broken: no artifact of a model whose answers depend on the batch could pass."""
     assert failures(Model(fault), Model(fault), tmp_path) == {}
