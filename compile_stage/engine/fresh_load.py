@@ -65,7 +65,10 @@ def serve(model, predict):
         batch = {name: np.load(file, allow_pickle=False) for name, file in task["inputs"].items()}
         for number, (name, value) in enumerate(model.run(batch).items()):
             outputs[name] = str(Path(task["into"]) / f"{number}.npy")
-            np.save(outputs[name], np.asarray(value), allow_pickle=False)
+            array = np.asarray(value)
+            # Runtimes answer text as Python objects, which .npy holds as a pickle only.
+            array = array.astype(str) if array.dtype == object else array
+            np.save(outputs[name], array, allow_pickle=False)
     answered = answer_questions(model, predict) if task["questions"] and predict else None
     import compile_stage
     return {"loader": str(Path(compile_stage.__file__).resolve()), "outputs": outputs, "predictions": answered}

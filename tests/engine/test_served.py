@@ -15,11 +15,13 @@ import pytest
 from factories import target
 from tiny_bundle import WEIGHTS, describe, save_bundle, write_onnx
 
+from compile_stage import flavor
 from compile_stage.core.digest import digest_file, list_tree
 from compile_stage.core.errors import IntegrityError, UsageError
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Artifact, SampleSet
 from compile_stage.core.sample_files import digest_of_samples, write_index
+from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.engine.local import LocalEngine
 from compile_stage.measure import drafts
 from compile_stage.measure.drafts import Drafts
@@ -99,6 +101,44 @@ def test_it_answers_and_the_worker_goes_on_with_what_is_installed(draft: Path, w
     assert worker.call("warm_up", samples=given, batch_size=4, seconds=0.0)["latency_s"] > 0
     assert worker.call("prepare_turn", samples=given, batch_size=4, calls=3, seed=0, checked_seed=None) == 3
     assert len(worker.call("time_turn", seconds=1.0)) == 3
+
+
+def text_model(folder: Path) -> Path:
+    """A model directory that answers with the text that it is given: s [batch, 1] -> label [batch, 1]."""
+    from onnx import TensorProto, helper, save
+
+    s, label = (helper.make_tensor_value_info(name, TensorProto.STRING, ["batch", 1]) for name in ("s", "label"))
+    graph = helper.make_graph([helper.make_node("Identity", ["s"], ["label"])], "text", [s], [label])
+    write_onnx(folder / "data" / "artifact")
+    save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9),
+        folder / "data" / "artifact" / "model.onnx",
+    )
+    signature = Signature(
+        inputs=(TensorSpec(name="s", dtype="str", shape=("batch", 1)),),
+        outputs=(TensorSpec(name="label", dtype="str", shape=("batch", 1)),),
+    )
+    manifest = describe(folder / "data" / "artifact", signature=signature)
+    manifest["artifact"] = replace(manifest["artifact"], signature=signature)
+    manifest["answer"] = {**manifest["answer"], "outputs": ["label"]}
+    flavor.save_model(folder / "data", folder / "model", manifest=manifest, source_model=None, signature=None)
+    return folder / "model"
+
+
+def test_a_model_that_answers_with_text_is_loaded_as_serving_loads_it(worker: Worker, tmp_path: Path) -> None:
+    """Broken: no classifier with text labels could be promoted or exported: its answers, which ONNX Runtime gives as
+    Python objects, were written to a file that takes none, and that was taken for a model that serving can't load."""
+    model = text_model(tmp_path)
+    texts = np.array([["yes"], ["no"], ["Zürich"], [""]])
+    (tmp_path / "texts" / "inputs").mkdir(parents=True)
+    np.save(tmp_path / "texts" / "inputs" / "s.npy", texts)
+    write_index(tmp_path / "texts", {"s": "inputs/s.npy"}, labels=False, count=4)
+    given = SampleSet(path=str(tmp_path / "texts"), digest="", count=4, real=True, source="file:s")
+    given = replace(given, digest=digest_of_samples(given))
+    answer = worker.call(
+        "load_published", model={"path": str(model)}, samples=given, batch_size=4, into=str(tmp_path / "served")
+    )
+    assert np.load(answer["outputs"]["label"], allow_pickle=False).tolist() == texts.tolist()
 
 
 def _reseal(model: Path) -> None:
