@@ -218,6 +218,25 @@ def test_bentomls_service_refuses_numbers_that_the_models_type_does_not_hold(
         convert("x", [[1, wrong]], kind)
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        ("str", [["Oslo"], [None]], "must be text, and holds a missing one"),
+        ("str", [[5]], "must be text, and holds 5"),
+        ("str", [["a", 5]], "must be text, and holds 5"),
+        ("float32", [["60"]], "holds the text '60', which float32 can't hold"),
+        ("int64", [[1, "2"]], "holds the text '2'"),
+        ("float64", [[None, "nan"]], "holds the text 'nan'"),
+    ],
+)
+def test_bentomls_service_takes_text_for_text_only(kind: str, given: Any, says: str, service: Any) -> None:
+    """Broken: a missing text is answered as the text "None", and a number as its digits."""
+    convert = sys.modules[type(service).__module__].converted
+    assert convert("x", [["Oslo"]], "str").tolist() == [["Oslo"]]
+    with pytest.raises(ValueError, match=f"input 'x' {says}"):
+        convert("x", given, kind)
+
+
 @pytest.mark.orchestrators
 def test_bentoml_answers_as_the_version_does(
     versions: Any, bento: Any, server_environment: Any, start_server: Any, tmp_path: Path

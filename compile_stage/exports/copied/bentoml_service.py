@@ -66,10 +66,17 @@ class PublishedModel:
 
 
 def converted(name: str, value: Any, kind: str | None) -> Any:
-    """JSON's value as an array of that type. Raises ValueError where the type can't hold a number: NumPy cuts off
-    fractions, and makes an overflow infinite."""
+    """JSON's value as an array of that type. Raises ValueError where the type can't hold what is given: NumPy cuts off
+    fractions, makes an overflow infinite, and makes text of anything, and numbers of text."""
     import numpy as np
 
+    entries = np.asarray(value, dtype=object).ravel().tolist()
+    is_text = [isinstance(entry, str) for entry in entries]
+    if kind == "str" and not all(is_text):
+        other = entries[is_text.index(False)]
+        raise ValueError(f"input {name!r} must be text, and holds {'a missing one' if other is None else repr(other)}")
+    if kind not in ("str", None) and any(is_text):
+        raise ValueError(f"input {name!r} holds the text {entries[is_text.index(True)]!r}, which {kind} can't hold")
     given = np.asarray(value)
     try:
         with np.errstate(over="ignore"):
