@@ -26,6 +26,8 @@ R = TypeVar("R")
 
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _PATIENCE_S = 20.0  # a server that is down is said within a minute; one that restarts is back by then
+_LEAST_ATTEMPTS = 3
+"""Of an operation, also where the first took longer than the patience: it may have failed in its last call."""
 _SAME_WHEN_REPEATED = ("get_", "search_", "list_", "set_", "log_", "finalize_", "update_", "download_")
 _TROUBLE = (
     "Max retries exceeded",
@@ -60,6 +62,10 @@ class UnreachableError(RegistryError):
     """The network, a gateway or the server failed the call: the same call may succeed in a moment."""
 
     code = Code.REGISTRY_UNREACHABLE
+
+
+class NoAnswerError(UnreachableError):
+    """A call was given up after its time."""
 
 
 class RetryingClient:
@@ -119,7 +125,7 @@ def within(call: Callable[[], R], limit_s: Callable[[], float]) -> R:
         limit_s: Seconds; asked anew every second.
 
     Raises:
-        UnreachableError: It was left. What it asked for may still happen.
+        NoAnswerError: It was left. What it asked for may still happen.
     """
     answers: list[R] = []
     errors: list[BaseException] = []
@@ -138,7 +144,7 @@ def within(call: Callable[[], R], limit_s: Callable[[], float]) -> R:
     if errors:
         raise errors[0]
     if not answers:
-        raise UnreachableError(
+        raise NoAnswerError(
             f"the server gave no whole answer within {limit_s():.0f} s",
             fix="look at the server and at what is in front of it, then run again; what is finished is kept",
         )
@@ -160,7 +166,10 @@ def repeatable(operation: Callable[P, R]) -> Callable[P, R]:
     @wraps(operation)
     def repeated(*args: P.args, **kwargs: P.kwargs) -> R:
         return _repeated(
-            partial(operation, *args, **kwargs), lambda error: isinstance(error, UnreachableError), _PATIENCE_S
+            partial(operation, *args, **kwargs),
+            lambda error: isinstance(error, UnreachableError),
+            _PATIENCE_S,
+            least=_LEAST_ATTEMPTS,
         )
 
     return repeated
@@ -181,13 +190,15 @@ def failed_on_the_way(error: Exception) -> bool:
     return error.error_code == "INTERNAL_ERROR" and any(word in str(error) for word in _TROUBLE)
 
 
-def _repeated(call: Callable[[], R], may_pass: Callable[[Exception], bool], patience_s: float) -> R:
+def _repeated(call: Callable[[], R], may_pass: Callable[[Exception], bool], patience_s: float, *, least: int = 1) -> R:
+    """Args: `least`: So many attempts may be made whatever time they take, as long as the server answers."""
     ends = time.monotonic() + patience_s
-    for pause_s in _PAUSES_S:
+    for attempt, pause_s in enumerate(_PAUSES_S, start=1):
         try:
             return call()
         except Exception as error:
-            if not may_pass(error) or time.monotonic() > ends:
+            is_last = attempt >= least or isinstance(error, NoAnswerError)
+            if not may_pass(error) or (is_last and time.monotonic() > ends):
                 raise
         time.sleep(pause_s * (1 + secrets.randbelow(100) / 100))  # so that those who met do not meet again
     return call()

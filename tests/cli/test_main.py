@@ -416,8 +416,8 @@ def test_rollback_takes_what_the_other_commands_take(
         def current(self, name: str, alias: str) -> None:
             return None
 
-        def rollback(self, name: str, alias: str) -> Receipt:
-            assert (name, alias) == asked
+        def rollback(self, name: str, alias: str, *, expected: str | None) -> Receipt:
+            assert (name, alias, expected) == (*asked, "")
             return Receipt(uri="", name="fraud", version="2", digest="", created=False, promoted_to=alias)
 
     monkeypatch.setattr("compile_stage.core.plugins.registry_for", lambda uri: Registry())

@@ -294,6 +294,27 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(tmp_path: Path, monkeypatc
     assert len(asked) >= 3
 
 
+def test_an_operation_that_failed_in_its_last_call_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a publication that takes longer than the patience ends with one answer that was cut off, in its last
+    call; or one whose server hangs is made three times, for minutes each."""
+    monkeypatch.setattr(mlflow_retries, "_PATIENCE_S", 0.0)
+    tries: list[type[Exception]] = []
+
+    @mlflow_retries.repeatable
+    def publish(error: type[RegistryError], failures: int) -> str:
+        tries.append(error)
+        if len(tries) <= failures:
+            raise error("no")
+        return "there"
+
+    assert publish(mlflow_retries.UnreachableError, 2) == "there"
+    for error, made in ((mlflow_retries.UnreachableError, 3), (mlflow_retries.NoAnswerError, 1), (RegistryError, 1)):
+        tries.clear()
+        with pytest.raises(error):
+            publish(error, 99)
+        assert len(tries) == made
+
+
 def test_a_server_whose_answer_is_cut_off_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a run asks a dozen times whether the server is there, and one of these answers that a proxy cut off ends
     it with 4, after it has published."""
