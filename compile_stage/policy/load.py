@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import UTC, date, datetime
 
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import PolicyError
@@ -44,6 +44,12 @@ class Resolved:
     problems: tuple[Problem, ...]
 
 
+def _today() -> date:
+    """The day by which waivers are judged: in UTC, as a run judges them, so that a policy says the same on every
+    machine."""
+    return datetime.now(UTC).date()
+
+
 def load_policy(
     path: PathLike,
     sets: Sequence[str] = (),
@@ -59,7 +65,7 @@ def load_policy(
         path: The policy file.
         sets: `key=value` each, laid over everything: `targets.edge.threads=4`, `tolerances.int8.cosine=0.98`.
         targets: Glob patterns; only targets that match one are kept. The policy's digest does not depend on them.
-        today: The day by which waivers are judged; the current day when None.
+        today: The day by which waivers are judged; the current day in UTC when None.
         base: The file may be one that others extend, and name no target.
         roots: Folders beside the policy's own root that `extends` may name files of.
 
@@ -73,7 +79,7 @@ def load_policy(
     if problems or resolved.document is None:
         raise as_error(path, problems)
     policy = to_policy(resolved.document, resolved.tree, resolved.files)
-    weak = _in_order(list(weak_limits(resolved.tree, today or date.today())), resolved.files)
+    weak = _in_order(list(weak_limits(resolved.tree, today or _today())), resolved.files)
     return replace(
         policy,
         targets=tuple(t for t in policy.targets if t.target.name in kept),
@@ -96,14 +102,14 @@ def warnings(
 ) -> list[str]:
     """What a policy without mistakes may fail by, or pass anything by: data files of this machine that hold too few
     samples, or no labels, and limits that can't fail. Located as `lint` locates mistakes."""
-    return [str(problem) for problem in _doubts(path, sets, roots, today or date.today())]
+    return [str(problem) for problem in _doubts(path, sets, roots, today or _today())]
 
 
 def findings(
     path: PathLike, sets: Sequence[str] = (), roots: Sequence[PathLike] = (), *, today: date | None = None
 ) -> list[Finding]:
     """Every mistake of a policy, or, where it has none, its warnings; in the order of the files and of their lines."""
-    day = today or date.today()
+    day = today or _today()
     mistakes = read_policy(path, sets, today=day, base=True, roots=roots).problems
     if mistakes:
         return [problem.as_finding("error") for problem in mistakes]
@@ -139,7 +145,7 @@ def read_policy(
         }
         schema_problems, _, document = check_schema(tree, whole=True, forgiven=forgiven)
         problems += schema_problems
-        problems += check_whole(tree, today or date.today(), forgiven)
+        problems += check_whole(tree, today or _today(), forgiven)
         if not base and not tree.items("targets") and not any(path[0] == "targets" for path in layers.cut):
             place = tree.place_of(("targets",)) if layers.files.get("targets") else tree.place
             wrong_and_allowed = (

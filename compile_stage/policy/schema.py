@@ -269,7 +269,7 @@ class Waiver(Section):
     reason: Text = Field(description="Why, for the people who will read the published version.")
     owner: Text = Field(description="Who is responsible for it.")
     expires: Annotated[date, BeforeValidator(date_from_text)] = Field(
-        description="The last day on which it holds, as YYYY-MM-DD. After it, the policy is in error."
+        description="The last day on which it holds, as YYYY-MM-DD, in UTC. After it, the policy is in error."
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from datetime import date
+import time
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,24 @@ def test_lint_tells_the_mistake_of_a_shared_base_once(write):
     for name in ("a.yaml", "b.yaml"):
         write("extends: [base.yaml]\n" + TARGET, name)
     assert len(lint(["a.yaml", "b.yaml", "base.yaml"], today=TODAY)) == 1
+
+
+@pytest.mark.parametrize("zone", ["EAST-14", "WEST+12"], ids=["14 hours ahead", "12 hours behind"])
+def test_a_waiver_ends_with_its_day_in_utc_wherever_the_policy_is_read(write, monkeypatch, zone):
+    """Broken: on a machine behind UTC a policy is read without a word on the evening after the waiver's last day, and
+    the run fails the gate; on one ahead of UTC the policy is in error while the waiver holds."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        today = datetime.now(UTC).date()
+        waiver = "waivers: [{{gate: cosine, target: t, reason: r, owner: o, expires: {}}}]"
+        assert lint([write(TARGET + waiver.format(today), "holds.yaml")]) == []
+        assert load_policy("holds.yaml").waivers[0].expires == today.isoformat()
+        (ended,) = lint([write(TARGET + waiver.format(today - timedelta(days=1)), "ended.yaml")])
+        assert "the waiver expired on" in ended
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_base_may_name_no_target_but_can_not_be_run(write):
