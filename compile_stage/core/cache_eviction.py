@@ -58,8 +58,10 @@ def evict(root: Path, limit: float, *, now: float | None = None) -> int:
     sizes = {entry: _size(entry) for _, entry in entries}
     total, deleted = sum(sizes.values()), 0
     for used, entry in entries:
-        if total <= limit or now - used < _KEPT_S:
+        if total <= limit:
             break
+        if _is_kept(used, now):
+            continue
         if _delete(entry, now):
             total -= sizes[entry]
             deleted += 1
@@ -81,18 +83,25 @@ def collect(root: Path, oldest: float, limit: float, *, dry_run: bool = False) -
     known = sorted((used, entry, size) for entry, size, used in entries_of(root))
     total = sum(size for _, _, size in known)
     for used, entry, size in known:
-        if (used >= oldest and total <= limit) or now - used < _KEPT_S:
+        if used >= oldest and total <= limit:
             break
+        if _is_kept(used, now):
+            continue
         if dry_run or _delete(entry, now):
             total -= size
             gone.append((entry, size))
     return gone
 
 
+def _is_kept(used: float, now: float) -> bool:
+    """Used within a day, or deleted meanwhile. A time that lies further ahead is that of a clock that was wrong."""
+    return abs(now - used) < _KEPT_S or used == float("inf")
+
+
 def _looked_lately(root: Path, now: float) -> bool:
     stamp = root / _STAMP
     with suppress(OSError):
-        if now - stamp.stat().st_mtime < _LOOKED_S:
+        if abs(now - stamp.stat().st_mtime) < _LOOKED_S:
             return True
     with suppress(OSError):
         stamp.touch()
@@ -129,7 +138,7 @@ def _delete(entry: Path, now: float) -> bool:
 
     try:
         with FileLock(f"{entry}.lock", timeout=0):
-            if now - _used(entry) < _KEPT_S:
+            if _is_kept(_used(entry), now):
                 return False
             gone = entry.with_name(f"{entry.name[:16]}.part-evicted")  # the name of what is no entry any more
             entry.rename(gone)

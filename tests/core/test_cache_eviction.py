@@ -72,6 +72,15 @@ def test_the_whole_cache_is_not_looked_at_every_time(tmp_path: Path) -> None:
     assert not place.exists()
 
 
+def test_a_clock_that_was_ahead_keeps_nothing_for_ever(tmp_path: Path) -> None:
+    """Broken: a machine whose clock was once a year ahead evicts nothing for a year, and the disk fills."""
+    ahead, young = entry(tmp_path, "a", -365), entry(tmp_path, "b", 0.1)
+    assert evict(tmp_path, 0, now=time.time() + 400 * DAY_S) == 2
+    ahead, young = entry(tmp_path, "a", -365), entry(tmp_path, "b", 0.1)
+    assert evict(tmp_path, 0) == 1
+    assert [path.exists() for path in (ahead, young)] == [False, True]
+
+
 @pytest.mark.parametrize(("text", "limit"), [("", 50e9), ("2.5", 2.5e9), ("0", float("inf"))])
 def test_the_bound_is_the_environments(monkeypatch: pytest.MonkeyPatch, text: str, limit: float) -> None:
     """Broken: whoever has a small disk, or wants to keep everything, could not say so."""
