@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -20,7 +21,7 @@ from compile_stage.core.cache import cache_root
 from compile_stage.core.capabilities import Capabilities
 from compile_stage.core.digest import plain, revive
 from compile_stage.core.environment import available_cores
-from compile_stage.core.errors import FailureKind, InternalError, WorkerError
+from compile_stage.core.errors import FailureKind, InternalError, UsageError, WorkerError
 from compile_stage.core.ports import Confinement, MeteredCall, WorkerLimits, WorkerMemory
 from compile_stage.engine.machine_lock import MachineLock
 from compile_stage.engine.pipe import Pipe, open_message
@@ -37,6 +38,7 @@ from compile_stage.engine.watch import (
 )
 
 _START_TIMEOUT_S = 60.0
+_TOO_MANY = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # of this machine's or user's limits
 _LOOK_EVERY_S = 0.05
 _LOOK_EVERY_ALONE_S = 0.25  # looking costs a fraction of a millisecond, which a measurement should not meet more often
 _END_TIMEOUT_S = 8.0  # longer than the guard's own patience
@@ -297,6 +299,11 @@ class LocalWorker:
             )
         except OSError as error:
             self._log.close()
+            if error.errno in _TOO_MANY:
+                raise UsageError(
+                    f"this machine starts no further process: {error.strerror}",
+                    fix="allow more (ulimit -n: open files, ulimit -u: processes), or end other programs",
+                ) from error
             raise WorkerError("crash", f"{around.interpreter} can't be run: {error.strerror}") from error
 
     def _await(self, what: str, number: int, timeout_s: float) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import threading
 import time
@@ -13,7 +15,14 @@ import pytest
 
 from compile_stage.core import plugins
 from compile_stage.core.environment import available_cores
-from compile_stage.core.errors import CompileStageError, InternalError, PolicyError, SourceError, WorkerError
+from compile_stage.core.errors import (
+    CompileStageError,
+    InternalError,
+    PolicyError,
+    SourceError,
+    UsageError,
+    WorkerError,
+)
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import Gate
 from compile_stage.engine.local import LocalEngine
@@ -367,6 +376,21 @@ def test_no_such_interpreter(engine: LocalEngine) -> None:
         engine.worker("test", WorkerLimits(interpreter="/no/python")),
     ):
         pass
+
+
+def test_no_further_process_is_the_machines_limit(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: under `ulimit -n 12` a command ends as a bug of ours, or blames the model."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("compile_stage.engine.local.subprocess.Popen", refuse)
+    with (
+        pytest.raises(UsageError, match="starts no further process: Too many open files") as caught,
+        engine.worker("test", LIMITS) as worker,
+    ):
+        worker.call("echo")
+    assert "ulimit -n" in str(caught.value.fix)
 
 
 def test_interpreter_without_our_package(engine: LocalEngine, tmp_path: Path) -> None:
