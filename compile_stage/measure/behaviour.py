@@ -219,7 +219,9 @@ def judge_calls(
             size = len(call["rows"])
             if own["answers"][number] is None:
                 refused.append(f"a batch of {size} is refused ({own['refusals'].get(str(number), 'no answer')})")
-            elif problem := _apart_by(gates, own["answers"][number], original["answers"][number], size, seed):
+            elif problem := refuse_call(
+                gates, open_outputs(own["answers"][number]), open_outputs(original["answers"][number]), size, seed
+            ):
                 wrong.append(f"in a batch of {size}: {problem}")
             else:
                 held.append(size)
@@ -264,28 +266,44 @@ def _differs(name: str, value: float) -> str:
     return f"output {name!r} of two equal calls differs by {value:.2g} of its size"
 
 
-def _apart_by(gates: Sequence[Gate], own: Mapping[str, str], original: Mapping[str, str], size: int, seed: int) -> str:
-    """Why the answers of one call are not those of the original; empty where they are."""
-    checks = check_outputs(gates, open_outputs(own), open_outputs(original), SINGLE_CALL, batch_size=size, seed=seed)
-    used, check = worst(checks)
+def refuse_call(
+    gates: Sequence[Gate], own: Mapping[str, Array], original: Mapping[str, Array], size: int, seed: int
+) -> str:
+    """Why the answers of one call are not those of the original; empty where they are. Each gate may use `CALL_FACTOR`
+    times its tolerance.
+
+    Args:
+        gates: Those that few rows without labels can be judged by.
+        own, original: Output name → array, axis 0 being the row.
+        size: Rows that the call was made with, for the record.
+    """
+    used, check = worst(check_outputs(gates, own, original, SINGLE_CALL, batch_size=size, seed=seed))
     return f"{check.reason}{times_text(used)}" if used > CALL_FACTOR else ""
 
 
 def _repeatable(own: Mapping[str, Any], original: Mapping[str, Any]) -> Check:
-    """Args: as `judge_calls`. What the original does from another thread too is no fault."""
+    """Args: as `judge_calls`."""
     limit = REPEAT_LIMIT + 2 * min(max(map(float, original["repeated"].values()), default=0.0), 1e6)
     apart = {name: float(value) for name, value in own["repeated"].items()}
     wrong = [_differs(name, value) for name, value in apart.items() if not value <= limit]
-    there, theirs = (answers.get("other_thread", {}) for answers in (own, original))
-    if not wrong and not theirs.get("refusal"):
-        known = theirs.get("repeated", {})
-        elsewhere = {name: float(value) for name, value in there.get("repeated", {}).items()}
-        far = {name: value for name, value in elsewhere.items() if not value <= limit + 2 * float(known.get(name, 0.0))}
+    if not wrong:
+        far, refusal = _wrong_elsewhere(own.get("other_thread", {}), original.get("other_thread", {}), limit)
         wrong = [f"{_differs(name, value)}, one of them from another thread" for name, value in far.items()]
-        wrong += [f"a call from another thread is refused ({there['refusal']})"] if there.get("refusal") else []
-        apart = {**apart, **far}
+        wrong += [f"a call from another thread is refused ({refusal})"] if refusal else []
+        apart |= far
     check = _check(REPEATABLE, wrong, "two equal calls have the same answer, also from another thread")
     return replace(check, measured=max(apart.values(), default=0.0), gate=replace(check.gate, limit=limit))
+
+
+def _wrong_elsewhere(own: Mapping[str, Any], original: Mapping[str, Any], limit: float) -> tuple[dict[str, float], str]:
+    """Of the call from another thread: which outputs are how far off, and why it was refused. What the original does
+    there too is no fault. Either is empty where it was cached before such a call was made."""
+    if original.get("refusal"):
+        return {}, ""
+    usual = original.get("repeated", {})
+    apart = {name: float(value) for name, value in own.get("repeated", {}).items()}
+    far = {name: value for name, value in apart.items() if not value <= limit + 2 * float(usual.get(name, 0.0))}
+    return far, str(own.get("refusal", ""))
 
 
 def _check(name: str, wrong: Sequence[str], held: str) -> Check:

@@ -18,11 +18,9 @@ from compile_stage.core.ports import Session, Worker
 from compile_stage.core.records import Check, Gate, Outcome, SampleSet, record
 from compile_stage.core.tensors import CACHE_INPUTS, TensorSpec
 from compile_stage.measure import robustness
-from compile_stage.measure.behaviour import CALL_FACTOR
-from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
+from compile_stage.measure.behaviour import refuse_call
 from compile_stage.measure.predict import open_outputs, try_predict
 from compile_stage.measure.samples import open_samples
-from compile_stage.measure.tolerance import worst
 from compile_stage.serving.missing_numbers import MISSING
 
 if TYPE_CHECKING:
@@ -190,8 +188,7 @@ def _unlike(worker: Worker, gates: Sequence[Gate], asked: MissingAnswers, seed: 
         def apart(rows: slice) -> bool:
             """Whether the answers to these rows are others."""
             mine, theirs = ({name: array[rows] for name, array in side.items()} for side in (own, original))
-            checks = check_outputs(gates, mine, theirs, SINGLE_CALL, batch_size=asked.batch_size, seed=seed)
-            return worst(checks)[0] > CALL_FACTOR
+            return bool(refuse_call(gates, mine, theirs, asked.batch_size, seed))
 
         together = slice(max(place.rows[1] for place in asked.places), asked.samples.count)
         if len(asked.places) > 1 and apart(together):

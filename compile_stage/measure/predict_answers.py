@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compile_stage.core.records import Gate
-from compile_stage.measure.behaviour import CALL_FACTOR
-from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
+from compile_stage.measure.behaviour import refuse_call
 from compile_stage.measure.predict_turns import ARRAY, read_item
 from compile_stage.measure.resemblance import UNJUDGED_ROWS, measure_resemblance
-from compile_stage.measure.tolerance import elementwise_gates, times_text, worst
+from compile_stage.measure.tolerance import elementwise_gates
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -74,11 +73,13 @@ def _refuse_parts(
         if (reason := _another(was, now)) is not None:
             return f"its answer{of} is another one in {reason}"
         numbers.append((of, was, now))
-    if len({len(was) for _, was, _ in numbers}) == 1:  # an output may be answered as a data frame of its columns
+    if (
+        len(numbers) > 1 and len({len(was) for _, was, _ in numbers}) == 1
+    ):  # an output may be answered as a data frame of its columns
         numbers.append(("", *(np.concatenate([one[side] for one in numbers], axis=1) for side in (1, 2))))
     for of, was, now in numbers:
         for output, answers in outputs.items():
-            if _is_output(was, answers) and (reason := _beyond_gates(gates, output, now, answers)) is not None:
+            if _is_output(was, answers) and (reason := _beyond_gates(gates, output, now, answers)):
                 return f"its answer{of} is off: {reason}"
     return None
 
@@ -101,14 +102,13 @@ def _is_output(was: Array, answers: Array) -> bool:
     return bool(np.all(apart <= _SAME * np.max(np.abs(answers), initial=0.0)))
 
 
-def _beyond_gates(gates: Sequence[Gate], output: str, now: Array, answers: Array) -> str | None:
+def _beyond_gates(gates: Sequence[Gate], output: str, now: Array, answers: Array) -> str:
+    """Why the answer does not hold the gates of that output; empty where it does."""
     suited = [
         gate for gate in elementwise_gates(gates, has_labels=True, few_rows=True) if gate.output in (None, output)
     ]
     own = now.reshape(answers.shape).astype(answers.dtype)
-    checks = check_outputs(suited, {output: own}, {output: answers}, SINGLE_CALL, batch_size=0, seed=0)
-    used, check = worst(checks)
-    return f"{check.reason}{times_text(used)}" if used > CALL_FACTOR else None
+    return refuse_call(suited, {output: own}, {output: answers}, len(answers), 0)
 
 
 def _first_rows(array: Array, rows: int) -> Array:

@@ -12,12 +12,11 @@ import numpy as np
 
 from compile_stage.core.ports import Session
 from compile_stage.core.records import Check, Gate, Outcome
-from compile_stage.measure.behaviour import CALL_FACTOR, save_answers
+from compile_stage.measure.behaviour import refuse_call, save_answers
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.predict import open_outputs, plain_array
 from compile_stage.measure.resemblance import RESEMBLES
 from compile_stage.measure.structure import SOAK
-from compile_stage.measure.tolerance import times_text, worst
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -75,7 +74,7 @@ def judge_soak(
     """Whether the kept answers are those that the original gave for the same samples.
 
     Args:
-        gates: Those that few rows without labels can be judged by; each may use `CALL_FACTOR` times its tolerance.
+        gates: Those that few rows without labels can be judged by; as `measure.behaviour.refuse_call`.
         recorded: What `run_soak` says.
         reference: Output name → the original's answers, axis 0 being the sample.
     """
@@ -86,11 +85,9 @@ def judge_soak(
         rows = np.asarray(answer["rows"])
         expected = {name: np.asarray(array[rows]) for name, array in reference.items()}
         own = open_outputs(answer["outputs"])
-        checks = check_outputs(gates, own, expected, SINGLE_CALL, batch_size=len(rows), seed=seed)
-        used, check = worst(checks)
-        if used > CALL_FACTOR:
+        if problem := refuse_call(gates, own, expected, len(rows), seed):
             wrong += 1
-            first = first or f"in call {int(answer['call']) + 1:,}: {check.reason}{times_text(used)}"
+            first = first or f"in call {int(answer['call']) + 1:,}: {problem}"
     if (
         kept and not wrong and any(gate.metric == RESEMBLES for gate in gates)
     ):  # a share of few rows says nothing: of all
