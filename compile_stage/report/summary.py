@@ -22,7 +22,8 @@ from compile_stage.core.records import (
 from compile_stage.report import numbers
 
 PERFORMANCE_METRICS = (
-    "speedup", "p95_latency_ms", "ttft_p95_ms", "tpot_p95_ms", "tokens_per_s", "size_mb", "memory_mb", "max_slowdown",
+    "speedup", "p95_latency_ms", "ttft_p95_ms", "tpot_p95_ms", "tokens_per_s", "throughput_at_p99", "cost_per_million",
+    "size_mb", "memory_mb", "max_slowdown",
 )  # fmt: skip
 
 # The error that stands for a candidate in a table's one cell: what a user of the model feels comes first.
