@@ -250,8 +250,13 @@ def too_uncertain(target: TargetResult) -> str:
     """One sentence on all candidates that failed for nothing but the width of their intervals, with what to do; empty
     without one."""
     unsure = [candidate for candidate in target.candidates if _is_too_uncertain(target, candidate)]
-    if not unsure:
-        return ""
+    served = [candidate for candidate in unsure if _is_served_too_uncertainly(candidate)]
+    timed = [candidate for candidate in unsure if candidate not in served]
+    sentences = (_too_uncertain_in_speed(timed) if timed else "", _too_uncertain_served(served) if served else "")
+    return "; ".join(filter(None, sentences))
+
+
+def _too_uncertain_in_speed(unsure: Sequence[Candidate]) -> str:
     timings = [timing for c in unsure if c.measurement is not None for timing in c.measurement.timings]
     rounds, starts = [timing.rounds for timing in timings], [len(set(timing.processes)) or 1 for timing in timings]
     many, are = numbers.count(len(unsure), "candidate"), "is" if len(unsure) == 1 else "are"
@@ -260,6 +265,23 @@ def too_uncertain(target: TargetResult) -> str:
         f"{many} held every tolerance and {are} too uncertain in speed to pass, with {shown}: run again when the "
         "machine is quieter, or with a larger budget.measure_seconds"
     )
+
+
+def _too_uncertain_served(unsure: Sequence[Candidate]) -> str:
+    """What was served is cached, also where it is uncertain: running again alone would say the same."""
+    many, are = numbers.count(len(unsure), "candidate"), "is" if len(unsure) == 1 else "are"
+    return (
+        f"{many} held every tolerance and {are} too uncertain under load to pass: run again with --remeasure when the "
+        "machine is quieter, or with a larger serving.seconds"
+    )
+
+
+def _is_served_too_uncertainly(candidate: Candidate) -> bool:
+    """Of one that is too uncertain: whether it is only under load. Its speed then passed; else it was not served."""
+    from compile_stage.measure.served_load import SERVED_GATES
+
+    missed = [check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run")]
+    return all(check.gate.metric in SERVED_GATES for check in missed)
 
 
 def _least_to_most(counts: Sequence[int], noun: str) -> str:
@@ -282,6 +304,8 @@ def grouped_reasons(target: TargetResult, listed: Sequence[Row]) -> tuple[tuple[
 def _uncertain_at(candidate: Candidate) -> str:
     """The batch sizes are named: the row shows one of them, whose own interval may be clear."""
     missed = (check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run"))
+    if _is_served_too_uncertainly(candidate):
+        return "what it serves under load is too uncertain to pass"
     sizes = sorted({check.batch_size for check in missed if check.batch_size is not None})
     where = f" at batch {'size' if len(sizes) == 1 else 'sizes'} {', '.join(map(str, sizes))}" if sizes else ""
     return f"its speed{where} is too uncertain to pass"

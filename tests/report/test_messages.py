@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from compile_stage.cli import exits
 from compile_stage.cli.render import Display
 from compile_stage.core.records import (
@@ -217,6 +219,26 @@ def test_what_is_only_too_uncertain_is_said_once(factory: ModuleType) -> None:
     text = " ".join(stream.getvalue().split())
     assert text.count("run again when the machine is quieter") == 1
     assert text.count("too uncertain") == 2
+
+
+@pytest.mark.parametrize(("interval", "is_unsure"), [((436.0, 991.0), True), ((436.0, 490.0), False)])
+def test_what_is_too_uncertain_under_load_is_served_for_longer(
+    factory: ModuleType, interval: tuple[float, float], is_unsure: bool
+) -> None:
+    """If it failed, who has a throughput between 436 and 991 where 500 is asked for would raise
+    `budget.measure_seconds`, which no load is measured with, and read the same figure from the cache for ever."""
+    gate = Gate(metric="throughput_at_p99", limit=500.0, direction="at_least", unit="requests/s")
+    check = dataclasses.replace(factory.check(gate, Outcome.FAIL, 480.0, "too uncertain"), interval=interval)
+    target: TargetResult = factory.no_winner()
+    missed = dataclasses.replace(target.candidates[0], verdict=Verdict(checks=(check,)), failure=None)
+    target = dataclasses.replace(target, candidates=(missed,))
+    expected = (
+        "1 candidate held every tolerance and is too uncertain under load to pass: run again with --remeasure when "
+        "the machine is quieter, or with a larger serving.seconds"
+    )
+    assert summary.too_uncertain(target) == (expected if is_unsure else "")
+    told = summary.grouped_reasons(target, summary.rows(factory.make_result(target), target))
+    assert any(reason == "what it serves under load is too uncertain to pass" for _, reason in told) == is_unsure
 
 
 def test_processes_are_counted_of_the_fewest_to_the_most(factory: ModuleType) -> None:
