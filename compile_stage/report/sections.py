@@ -103,6 +103,7 @@ def section(result: RunResult, target: TargetResult, index: int) -> dict[str, An
         "latencies": _latencies(result, target, rows, baseline),
         "errors": [_error_row(row, output) for row in rows if row.candidate for output in row.candidate.errors],
         "samples": [(preview, _answers(target, rows, preview)) for preview in target.previews],
+        "no_worst": _no_worst(target, rows),
         "hot_operators": profiles.views(target),
         "payback": payback(result, target),
         "costs": _costs(result, rows),
@@ -190,6 +191,13 @@ def _error_row(row: summary.Row, output: OutputErrors) -> ErrorRow:
         largest=ordered[-1],
         worst=output.worst,
     )
+
+
+def _no_worst(target: TargetResult, rows: tuple[summary.Row, ...]) -> bool:
+    """Whether those whose worst samples are shown, the winner or else all, answered every sample as the original."""
+    chosen = [row for row in rows if row.job_id == target.selection.winner] or list(rows)
+    outputs = [output for row in chosen if row.candidate is not None for output in row.candidate.errors]
+    return bool(outputs) and not any(output.worst for output in outputs)
 
 
 def _answers(

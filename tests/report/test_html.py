@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from compile_stage.core.records import Failure, Refusal, RunResult
+from compile_stage.core.records import Failure, OutputErrors, Refusal, RunResult, WorstAnswer
 from compile_stage.report.html import render_html
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -189,3 +189,22 @@ def test_a_run_without_targets_still_gives_a_page(result: RunResult, status: str
     page = Page(render_html(empty))
     assert "why" in page.text
     assert page.problems == []
+
+
+def test_samples_that_are_not_shown_say_why(result: RunResult) -> None:
+    """Broken: of a winner whose answers are exact, a report advises `report: {samples: true}`, which the
+    policy says."""
+    target = result.targets[0]
+
+    def page(worst: tuple[WorstAnswer, ...]) -> str:
+        errors = (OutputErrors(output="logits", errors=(0.0,) * 3, worst=worst),)
+        won = tuple(dataclasses.replace(c, errors=errors if c is target.winner else ()) for c in target.candidates)
+        changed = dataclasses.replace(target, candidates=won, previews=())
+        return Page(render_html(dataclasses.replace(result, targets=(changed,)), scripts=False)).text
+
+    exact = "openvino int8-sym answers every sample as the original does"
+    assert exact in page(())
+    assert "samples: true" not in page(()).partition("Error by output")[2].partition("Cost of")[0]
+    hidden = page((WorstAnswer(sample=1, error=0.5, original="", candidate=""),))
+    assert "The samples themselves are not shown" in hidden
+    assert exact not in hidden
