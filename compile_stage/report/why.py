@@ -15,7 +15,8 @@ def why_it_won(result: RunResult, target: TargetResult) -> tuple[str, ...]:
     rows = summary.rows(result, target)
     won = next(row for row in rows if row.job_id == winner.job.id)
     states = [row.state for row in rows]
-    tried = f"{numbers.count(len(rows), 'candidate')}: {states.count('won') + states.count('lost')} held every gate"
+    held = states.count("won") + states.count("lost")
+    tried = f"{numbers.count(len(rows), 'candidate')}: {held} held every gate{_but_waived(rows)}"
     ended = ((states.count("failed"), "failed"), (states.count("refused"), "refused"),
              (states.count("compiled_not_validated"), "not validated"))  # fmt: skip
     tried += "".join(f", {number} {word}" for number, word in ended if number) + "."
@@ -25,10 +26,16 @@ def why_it_won(result: RunResult, target: TargetResult) -> tuple[str, ...]:
     return (tried, f"{fast}{error}.", _next_best(target, rows, won))
 
 
+def _but_waived(rows: tuple[summary.Row, ...]) -> str:
+    """A waived gate was missed: nobody shall read that it held."""
+    verdicts = [row.candidate.verdict for row in rows if row.state in ("won", "lost") and row.candidate is not None]
+    return " that is not waived" if any(verdict is not None and verdict.waivers for verdict in verdicts) else ""
+
+
 def _next_best(target: TargetResult, rows: tuple[summary.Row, ...], won: summary.Row) -> str:
     others = [row for row in rows if row.state == "lost"]
     if not others:
-        return "No other candidate held every gate."
+        return f"No other candidate held every gate{_but_waived(rows)}."
     if target.policy.prefer != "latency":
         return f"Next: {others[0].backend} {others[0].scheme}: {others[0].reason}."
     timed = [(median, row) for row in others if (median := summary.median_s(row.timing)) is not None]

@@ -177,13 +177,14 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
     timing = stats.deciding_timing(candidate.measurement, policy)
     waivers = candidate.verdict.waivers if candidate.verdict else ()
     under = f"; under {len(waivers)} waiver(s): {', '.join(w.gate for w in waivers)}" if waivers else ""
+    passes = "passes every gate that is not waived" if waivers else "passes every gate"
     best = f"best {policy.prefer}"
     if candidate is not ranking.leader:
         count, first = len(ranking.tied), _named(ranking.leader)
         best = f"the simplest of {count} that tie in {policy.prefer} within the noise (the best figure has {first})"
     if timing is None or timing.speedup is None:
-        return f"passes every gate, {best}{under}"
-    return f"passes every gate, {best}: {_how_fast(timing)}{_whole(candidate)}{under}"
+        return f"{passes}, {best}{under}"
+    return f"{passes}, {best}: {_how_fast(timing)}{_whole(candidate)}{under}"
 
 
 def _whole(candidate: Candidate) -> str:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from compile_stage.core.records import Check, Gate, Measurement, Outcome, Receipt, RunResult, Timing
+from compile_stage.core.records import Check, Gate, Measurement, Outcome, Receipt, RunResult, Timing, Verdict
 from compile_stage.report import numbers, summary
 from compile_stage.report.page_data import embedded
 from compile_stage.report.pareto import Point, axes, frontier
@@ -77,11 +77,25 @@ def test_payback_is_the_run_over_what_a_call_saves(result: RunResult) -> None:
 def test_three_sentences_say_why_it_won(result: RunResult) -> None:
     """Broken: a reader has to count the table to learn what held, and what the next best was."""
     tried, fast, following = why_it_won(result, result.targets[0])
-    assert tried.startswith(f"{len(summary.rows(result, result.targets[0]))} candidates: 2 held every gate, ")
+    assert tried.startswith(f"{len(summary.rows(result, result.targets[0]))} candidates: 2 held every gate that ")
     assert fast.startswith("openvino int8-sym: 6.52× the baseline's speed")
     assert following.startswith("Next: ")
     assert "times the winner's median: passed, but 2.00× slower" in following
     assert why_it_won(result, result.targets[1]) == ()
+
+
+def test_what_is_waived_is_not_said_to_hold(result: RunResult) -> None:
+    """Broken: the page shows in yellow that a gate is waived, and says below it that every gate held."""
+    target = result.targets[0]
+    winner = target.winner
+    assert winner is not None
+    assert winner.verdict is not None
+    assert winner.verdict.waivers
+    assert ": 2 held every gate that is not waived, " in why_it_won(result, target)[0]
+    held = tuple(check for check in winner.verdict.checks if check.waived is None)
+    changed = dataclasses.replace(winner, verdict=Verdict(checks=held))
+    candidates = tuple(changed if one is winner else one for one in target.candidates)
+    assert ": 2 held every gate, " in why_it_won(result, dataclasses.replace(target, candidates=candidates))[0]
 
 
 def test_medians_of_different_rounds_are_not_divided(result: RunResult) -> None:

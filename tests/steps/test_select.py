@@ -161,6 +161,7 @@ def test_a_waiver_lets_its_own_gate_through_and_is_named() -> None:
     missed = candidate("int8", 6.0, cosine=0.9)
     chosen = select(judged(missed, waivers=(waiver,)), POLICY)
     assert chosen.winner == missed.job.id
+    assert chosen.reasons[missed.job.id].startswith("passes every gate that is not waived, ")
     assert "waiver" in chosen.reason
     other = replace(waiver, target="elsewhere")
     assert select(judged(missed, waivers=(other,)), POLICY).winner is None
