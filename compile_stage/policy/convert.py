@@ -181,7 +181,9 @@ def _target(name: str, target: schema.Target, tree: Node) -> records.TargetPolic
             for precision, tolerance in target.tolerances.items()
             if tolerance is not None
         },
-        performance=tuple(_performance_gates(target.performance, tree, (*path, "performance"))),
+        performance=tuple(
+            _performance_gates(target.performance, tree, (*path, "performance"), target.serving.currency)
+        ),
         prefer=target.select.prefer,
         fallback=records.Fallback(**target.fallback.model_dump()),
         promote=_promotion(target.promote),
@@ -196,13 +198,14 @@ def _serving(serving: schema.Serving) -> records.Serving:
     return records.Serving(**{**serving.model_dump(), **lists})
 
 
-def _performance_gates(performance: Performance, tree: Node, path: Path) -> Iterator[records.Gate]:
+def _performance_gates(performance: Performance, tree: Node, path: Path, currency: str) -> Iterator[records.Gate]:
     for key, name in PERFORMANCE.items():
         limit = getattr(performance, key)
         if limit is not None:
             metric = METRICS[name]
             origin = tree.place_of((*path, key)).origin
-            gate = records.Gate(metric=name, limit=limit, direction=metric.direction, unit=metric.unit, origin=origin)
+            unit = currency if metric.unit == "currency" else metric.unit
+            gate = records.Gate(metric=name, limit=limit, direction=metric.direction, unit=unit, origin=origin)
             yield replace(gate, confidence=_SERVED_CONFIDENCE) if name in SERVED else gate
 
 

@@ -225,3 +225,15 @@ def test_data_files_are_relative_to_the_file_that_names_them(write):
     Path("here.csv").touch()
     sets = ["data.validation.source=file:here.csv"]
     assert load_policy(path, sets).data.validation.source == f"file:{Path('here.csv').resolve()}"
+
+
+def test_a_cost_is_in_the_currency_of_its_target(write):
+    """Broken: reports say "0.1436 currency > 0.0001 currency"."""
+    text = """\
+serving: {p99_ms: 50, price_per_hour: 0.3, currency: EUR}
+targets: {a: {}, b: {serving: {currency: CHF}}}
+performance: {max_cost_per_million: 2}
+"""
+    made = load_policy(write(text), today=TODAY)
+    units = {t.target.name: [g.unit for g in t.performance if g.metric == "cost_per_million"] for t in made.targets}
+    assert units == {"a": ["EUR"], "b": ["CHF"]}
