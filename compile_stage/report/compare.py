@@ -218,6 +218,7 @@ def _compare(
         figures += found
         changes += [figure_text(figure) for figure in found if figure.verdict != "unchanged"]
     changes += [f"{kind}: new, {candidate['state']}" for kind, candidate in ours.items()]
+    notes += _served(old, new)
     return TargetComparison(
         target=name,
         winners=winners,
@@ -226,6 +227,15 @@ def _compare(
         figures=tuple(figures),
         regressed=regressed,
     )
+
+
+def _served(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Throughputs of two runs differ by what the machine did meanwhile, and no original was served in turns with them.
+    They are shown, so that nobody takes them for equal."""
+    found = [((target.get("serving") or {}).get("winner") or {}).get("throughput_per_s") for target in (old, new)]
+    if all(found) and found[0] != found[1]:
+        before, after = map(numbers.rate, found)
+        yield f"served {before} -> {after} requests/s: loads of two runs are not compared"
 
 
 def _kind(candidate: Mapping[str, Any]) -> str:

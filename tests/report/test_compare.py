@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from compile_stage.core.records import PolicyValue, RunResult
+from compile_stage.core.records.serving import Layout, ServedLoad, ServingCost
 from compile_stage.report import comparison_text as text
 from compile_stage.report.compare import Comparison, compare, comparison_document
 
@@ -167,6 +168,22 @@ def test_a_slower_predict_is_a_regression(result: RunResult) -> None:
     found = compare(result, replace(result, targets=(replace(target, predict_speedup=slower), *result.targets[1:])))
     assert found.regressed
     assert "slower beyond the noise through predict(): 1.84× -> 0.92×" in str(found)
+
+
+def test_throughputs_that_are_not_compared_are_said(result: RunResult) -> None:
+    """Broken: a version that serves a tenth has "no difference beyond noise", and no word that it was not looked at."""
+
+    def served(throughput: float) -> RunResult:
+        load = ServedLoad(layout=Layout(instances=1, threads=1), throughput_per_s=throughput)
+        target = replace(result.targets[0], serving=ServingCost(winner=load))
+        return replace(result, targets=(target, *result.targets[1:]))
+
+    note = "note: served 657.8 -> 65.8 requests/s: loads of two runs are not compared"
+    found = compare(served(657.8), served(65.8))
+    assert note in str(found)
+    assert not found.regressed
+    assert "served" not in str(compare(served(657.8), served(657.8)))
+    assert "served" not in str(compare(result, served(657.8)))
 
 
 def test_the_document_is_plain_and_versioned(result: RunResult) -> None:
