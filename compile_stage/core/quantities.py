@@ -6,7 +6,8 @@ import math
 
 
 def quantity(value: float) -> str:
-    """`0.9987`, `1 − 4e-14`, `1.2e-06`, `NaN`. Never rounded to a perfect 1."""
+    """`0.9987`, `1 − 4e-14`, `1.2e-06`, `51352`, `NaN`. Never rounded to a perfect 1, no power of ten from
+    ten thousand to a million."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -18,6 +19,8 @@ def quantity(value: float) -> str:
         if away < 1e-6:
             return f"1 − {away:.1g}"
         return f"{value:.{max(4, -math.floor(math.log10(away)))}f}".rstrip("0")
+    if 9999.5 <= abs(value) < 999_999.5:
+        return f"{value:.0f}"
     return f"{value:.4g}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from compile_stage.core.quantities import quantity, told_apart
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing, is_ratio_known
 from compile_stage.measure.gates import holds
 from compile_stage.measure.quantiles import GATED, calls_wanted, effective_calls, quantile_interval, rounds_of_calls
@@ -118,7 +119,7 @@ def _throughput(gate: Gate, timing: Timing) -> Check:
         why = f"{len(timing.latency_s)} calls are too few" if timing.new_tokens else "it is no language model"
         return _not_run(gate, f"tokens a second are not known: {why}", timing)
     measured = (
-        f"{interval.value:.4g} output tokens/s (95 % bounds {interval.low:.4g} to {interval.high:.4g}) with "
+        f"{quantity(interval.value)} output tokens/s (95 % bounds {_bounds(interval.low, interval.high, gate)}) with "
         f"{timing.batch_size} sequences at a time; at least {gate.limit:g} are asked for"
     )
     ends = (interval.low, interval.high)
@@ -144,8 +145,8 @@ def _latency(gate: Gate, timing: Timing, rounds: Sequence[Sequence[float]], of: 
         )
     value, low, high = (end * 1e3 for end in (interval.value, interval.low, interval.high))
     limit = f"at most {gate.limit:g} ms is allowed"
-    bounds = f"95 % bounds {low:.4g} to {high:.4g}"
-    measured = f"p95{of} is {value:.4g} ms ({bounds}) at batch {timing.batch_size} over {calls} calls"
+    bounds = f"95 % bounds {_bounds(low, high, gate)}"
+    measured = f"p95{of} is {quantity(value)} ms ({bounds}) at batch {timing.batch_size} over {calls} calls"
     held = holds(gate, value, (low, high))
     if held or not holds(gate, value):
         outcome, reason = (Outcome.PASS if held else Outcome.FAIL), f"{measured}; {limit}"
@@ -155,11 +156,17 @@ def _latency(gate: Gate, timing: Timing, rounds: Sequence[Sequence[float]], of: 
     return replace(_found(gate, outcome, reason, timing), measured=value, interval=(low, high))
 
 
+def _bounds(low: float, high: float, gate: Gate) -> str:
+    """Each bound with the digits that it takes to see on which side of the limit it lies."""
+    return " to ".join(told_apart(end, gate.limit)[0] for end in (low, high))
+
+
 def _amount(gate: Gate, size_bytes: int | None, what: str, missing: str) -> Check:
     if not size_bytes:  # nothing that runs takes no space
         return _not_run(gate, missing)
     measured = size_bytes / 1e6
-    reason = f"{what} is {measured:.4g} MB; at most {gate.limit:g} MB is allowed"
+    shown, limit = told_apart(measured, gate.limit)
+    reason = f"{what} is {shown} MB; at most {limit} MB is allowed"
     outcome = Outcome.PASS if holds(gate, measured) else Outcome.FAIL
     return Check(gate=gate, outcome=outcome, measured=measured, reason=reason)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from compile_stage.core.quantities import quantity, told_apart
 from compile_stage.core.records import Check, Gate, Layout, LoadPoint, Outcome, Serving, ServingCost
 from compile_stage.measure import gates as rules
 from compile_stage.measure.stats import samples_needed, student_t
@@ -233,7 +234,8 @@ def _judge(gate: Gate, cost: ServingCost) -> Check:
     sure = interval[1] < gate.limit if at_least else interval[0] > gate.limit
     limit = f"{'at least' if at_least else 'at most'} {gate.limit:g} {'is asked for' if at_least else 'is allowed'}"
     what = "with 99 % of the requests within the limit" if gate.metric == THROUGHPUT else "for a million inferences"
-    measured = f"{value:.4g} {unit} {what} (95 % interval {interval[0]:.4g} to {interval[1]:.4g}); {limit}"
+    low, high = (told_apart(end, gate.limit)[0] for end in interval)
+    measured = f"{quantity(value)} {unit} {what} (95 % interval {low} to {high}); {limit}"
     return Check(
         gate=gate,
         outcome=Outcome.PASS if passed else Outcome.FAIL,

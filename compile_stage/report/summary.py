@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from compile_stage.core.quantities import told_apart
 from compile_stage.core.records import (
     Candidate,
     Check,
@@ -237,11 +238,11 @@ def _against_limit(check: Check) -> str:
     if measured is None or outcome_word(check) != "failed":
         return f"not judged: {check.reason}; the limit is {limit_text(check)}"
     beyond, at_least = ("<", True) if gate.direction == "at_least" else (">", False)
-    limit = _with_unit(gate.limit, gate.unit)
+    shown, limit = (_labelled(text, gate.unit) for text in told_apart(measured, gate.limit))
     if (measured < gate.limit) if at_least else (measured > gate.limit):
-        return f"{measured_text(check)} {beyond} {limit}"
+        return f"{shown} {beyond} {limit}"
     if check.interval is not None:
-        end = _with_unit(check.interval[0 if at_least else 1], gate.unit)
+        end = _labelled(told_apart(check.interval[0 if at_least else 1], gate.limit)[0], gate.unit)
         return f"{measured_text(check)}, its interval's end {end} {beyond} {limit}"
     return f"{measured_text(check)}, {limit_text(check)} required"
 
@@ -479,6 +480,8 @@ def _speedup(row: Row) -> float:
 
 
 def _with_unit(value: float, unit: str) -> str:
-    if unit == "ratio":
-        return f"{numbers.quantity(value)}×"
-    return f"{numbers.quantity(value)} {unit}".rstrip()
+    return _labelled(numbers.quantity(value), unit)
+
+
+def _labelled(text: str, unit: str) -> str:
+    return f"{text}×" if unit == "ratio" else f"{text} {unit}".rstrip()

@@ -21,6 +21,7 @@ from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import CompileStageError, WorkerError
 from compile_stage.core.generation import call_signature
 from compile_stage.core.ports import WorkerLimits
+from compile_stage.core.quantities import quantity
 from compile_stage.core.records import (
     Artifact,
     Budget,
@@ -341,8 +342,8 @@ class _Measuring:
             return ""
         whole = self.request.serving.seconds * needed_s / each_s
         return (
-            f"a p99 takes {_NEEDED} requests at least, and at {capacity:.3g} requests/s there is no time for {_TRIALS} "
-            f"such trials; set serving.seconds to {whole:.0f}"
+            f"a p99 takes {_NEEDED} requests at least, and at {quantity(capacity)} requests/s there is no time for "
+            f"{_TRIALS} such trials; set serving.seconds to {whole:.0f}"
         )
 
     def _search_s(self) -> float:

@@ -131,6 +131,13 @@ def test_size_and_memory_are_in_powers_of_ten() -> None:
     assert only(MEMORY, measured(timing(1))).measured == 50
 
 
+def test_a_reason_shows_on_which_side_of_the_limit_the_figure_is() -> None:
+    """Broken: "the artifact is 10 MB; at most 10 MB is allowed", and it failed."""
+    reason = only(SIZE, None, 10_000_001).reason
+    assert reason == "the artifact is 10.000001 MB; at most 10 MB is allowed"
+    assert only(SIZE, None, 12_345_678_901).reason == "the artifact is 12346 MB; at most 10 MB is allowed"
+
+
 def test_no_gates_no_checks() -> None:
     assert check_performance((), None, None) == ()
 

@@ -11,7 +11,7 @@ from compile_stage.report import numbers
     ("value", "text"),
     [(None, "—"), (0.0, "0"), (1.0, "1"), (0.9999997, "1 − 3e-07"), (0.999996, "0.999996"), (0.9999, "0.9999"),
      (0.995, "0.995"), (0.99871, "0.9987"), (1.234e-6, "1.234e-06"),
-     (float("nan"), "NaN"), (float("-inf"), "-∞"), (14.2345, "14.23")],
+     (float("nan"), "NaN"), (float("-inf"), "-∞"), (14.2345, "14.23"), (22056.13, "22056"), (2.5e7 + 0.5, "2.5e+07")],
 )  # fmt: skip
 def test_a_quantity_is_never_rounded_to_perfection(value: float | None, text: str) -> None:
     assert numbers.quantity(value) == text
