@@ -14,7 +14,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
-from compile_stage.core import plugins
+from compile_stage.core import alias_history, plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import plain, revive
 from compile_stage.core.environment import Hardware
@@ -58,7 +58,7 @@ from compile_stage.serving.signatures import (
 )
 from compile_stage.serving.trust import TRUST_VARIABLE, Trust, merged_trust, trust_of_environment
 from compile_stage.serving.variants import every_variant, for_machine
-from compile_stage.serving.version_tags import TAG, check_tags
+from compile_stage.serving.version_tags import check_tags
 from compile_stage.steps.resolve import refuse_policy, resolve
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -253,8 +253,10 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
         RegistryError: The registry can't be reached, or what it records is no version, or one that is no longer there.
     """
     now = registry.current(name, alias)
-    previous = now.tags.get(f"{TAG}previous.{alias}") if now is not None else None
-    if now is None or not previous:
+    if now is None:
+        return "", ""
+    tag = alias_history.previous_tag(alias)
+    if not (previous := alias_history.parse(now.tags.get(tag)).previous):
         return "", ""
     home = now.uri.rpartition("/")[0]
     uri = f"{home}/{previous}"
@@ -262,7 +264,7 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
     # Whoever may write to the registry can write anything here, such as `latest` or a path.
     if not _VERSION.fullmatch(previous) or previous == now.version:
         raise RegistryError(
-            f"the tag {TAG}previous.{alias} says {previous!r}, which is no version before {now.version}",
+            f"the tag {tag} says {previous!r}, which is no version before {now.version}",
             fix=f"{fix}; find out who changed the tag",
             where=now.uri,
         )

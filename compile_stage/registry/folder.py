@@ -25,7 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compile_stage.core import tuning_records
+from compile_stage.core import alias_history, tuning_records
+from compile_stage.core.alias_history import History
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.error_codes import Code
@@ -65,7 +66,6 @@ from compile_stage.registry.model_files import (
     not_published,
     payload_digest,
     prefixed,
-    previous_tag,
     read_model,
     replaced_note,
     report_state,
@@ -239,13 +239,13 @@ class FolderRegistry(Registry):
         _demand_version(home, receipt)
         with writing(home):
             before = _aliases(home).get(alias, "")
-            tag = previous_tag(alias)
+            history = _history(home, before, alias) if before else History()
             if before == receipt.version:
-                previous = _tags(home, before).get(tag)
+                previous = history.previous or None
                 return replace(receipt, promoted_to=alias, previous=previous, note="the alias was already there")
             if expected is not None and before != expected:
                 raise moved_meanwhile(alias, before, str(home))
-            _retag(home, receipt.version, {tag: before})
+            _remember(home, receipt.version, alias, history.moved_on(before) if before else history)
             _set_alias(home, alias, receipt.version)
         return replace(receipt, promoted_to=alias, previous=before or None)
 
@@ -260,7 +260,8 @@ class FolderRegistry(Registry):
                     where=str(home),
                     code=Code.NOT_IN_REGISTRY,
                 )
-            previous = _tags(home, now).get(previous_tag(alias)) or ""
+            history = _history(home, now, alias)
+            previous = history.previous
             if expected is not None and previous != expected:
                 raise moved_meanwhile(alias, now, str(home))
             if not previous:
@@ -272,6 +273,10 @@ class FolderRegistry(Registry):
                 raise RegistryError(
                     f"version {previous}, which {alias!r} pointed to before, is no longer there", where=str(home)
                 )
+            # That version may have come twice, and its tag tell of another time. Written before the alias moves: after
+            # a kill between the two, this version's own tag still leads there.
+            if (earlier := history.moved_back()) is not None:
+                _remember(home, previous, alias, earlier)
             _set_alias(home, alias, previous)
         return replace(_receipt(home, previous), promoted_to=alias, previous=now)
 
@@ -441,6 +446,14 @@ def _aliases(home: Path) -> dict[str, str]:
 
 def _set_alias(home: Path, alias: str, version: str) -> None:
     write_json(home / "aliases.json", {**_aliases(home), alias: version})
+
+
+def _history(home: Path, version: str, alias: str) -> History:
+    return alias_history.parse(_tags(home, version).get(alias_history.previous_tag(alias)))
+
+
+def _remember(home: Path, version: str, alias: str, history: History) -> None:
+    _retag(home, version, {alias_history.previous_tag(alias): alias_history.write(history)})
 
 
 def _retag(home: Path, version: str, tags: Mapping[str, str]) -> None:

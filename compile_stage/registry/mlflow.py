@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from compile_stage.core import alias_history
+from compile_stage.core.alias_history import History
 from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import AliasMovedError, RegistryError
@@ -34,7 +36,6 @@ from compile_stage.registry.model_files import (
     moved_meanwhile,
     not_published,
     prefixed,
-    previous_tag,
 )
 
 _SETTLED_S = 1.0  # longer than it takes from reading an alias to setting it, over any network worth a registry
@@ -114,14 +115,15 @@ class MLflowRegistry(Registry):
                 return replace(
                     receipt,
                     promoted_to=alias,
-                    previous=self._previous(client, before, alias),
+                    previous=self._history(client, before, alias).previous or None,
                     note="the alias was already there",
                 )
             previous = before.version if before else ""
             if expected is not None and previous != expected:
                 raise self._lost(receipt.name, alias, before)
             # Written first: should we die between the two calls, the tag says nothing until the alias points here.
-            self._remember(client, receipt, alias, previous)
+            history = self._history(client, before, alias).moved_on(previous) if before else History()
+            self._remember(client, receipt, alias, history)
             self._move(client, receipt.name, alias, previous, receipt.version)
             return replace(receipt, promoted_to=alias, previous=previous or None)
 
@@ -137,23 +139,28 @@ class MLflowRegistry(Registry):
                     where=uri,
                     code=Code.NOT_IN_REGISTRY,
                 )
-            previous = self._previous(client, now, alias)
-            if expected is not None and (previous or "") != expected:
+            history = self._history(client, now, alias)
+            previous = history.previous
+            if expected is not None and previous != expected:
                 raise self._lost(name, alias, now)
-            if previous is None:
+            if not previous:
                 raise RegistryError(
                     f"no version is recorded that {alias!r} pointed to before {now.uri}",
                     fix=f"name one: compile-stage promote models:/{name}/VERSION --alias {alias}",
                     where=uri,
                 )
             with trouble(uri, missing=f"version {previous}, which {alias!r} pointed to before, is no longer there"):
-                target = client.get_model_version(name, previous)
+                target = mlflow_versions.receipt_of(client.get_model_version(name, previous))
+            # That version may have come twice, and its tag tell of another time. Written before the alias moves:
+            # after a kill between the two, this version's own tag still leads there.
+            if (earlier := history.moved_back()) is not None:
+                self._remember(client, target, alias, earlier)
             try:
                 with trouble(uri):
                     self._move(client, name, alias, now.version, previous)
             except UnreachableError as error:
                 raise _perhaps_moved(error, name, alias, now.version, previous) from error
-            return replace(mlflow_versions.receipt_of(target), promoted_to=alias, previous=now.version)
+            return replace(target, promoted_to=alias, previous=now.version)
 
     @repeatable
     def remove_alias(self, name: str, alias: str, *, expected: str) -> None:
@@ -263,15 +270,18 @@ class MLflowRegistry(Registry):
             return None
         return mlflow_versions.receipt_of(client.get_model_version(name, str(version)))
 
-    def _previous(self, client: Any, receipt: Receipt, alias: str) -> str | None:
+    def _history(self, client: Any, receipt: Receipt, alias: str) -> History:
         tags = client.get_model_version(receipt.name, receipt.version).tags or {}
-        return tags.get(previous_tag(alias)) or None
+        return alias_history.parse(tags.get(alias_history.previous_tag(alias)))
 
-    def _remember(self, client: Any, receipt: Receipt, alias: str, previous: str) -> None:
-        tag, held = previous_tag(alias), client.get_model_version(receipt.name, receipt.version).tags or {}
-        if previous:
-            client.set_model_version_tag(receipt.name, receipt.version, tag, previous)
-        elif tag in held:
+    def _remember(self, client: Any, receipt: Receipt, alias: str, history: History) -> None:
+        tag = alias_history.previous_tag(alias)
+        held = (client.get_model_version(receipt.name, receipt.version).tags or {}).get(tag)
+        if (value := alias_history.write(history)) == (held or ""):
+            return
+        if value:
+            client.set_model_version_tag(receipt.name, receipt.version, tag, value)
+        else:
             client.delete_model_version_tag(receipt.name, receipt.version, tag)
 
     def _move(self, client: Any, name: str, alias: str, expected: str, version: str) -> None:

@@ -293,11 +293,6 @@ def replaced_note(uri: str, reason: str) -> str:
     )
 
 
-def previous_tag(alias: str) -> str:
-    """The tag of a version that says what the alias pointed to before it pointed here."""
-    return f"{TAG}previous.{alias}"
-
-
 def report_state(receipt: Receipt) -> str:
     """The value of REPORT_TAG once the report that holds this receipt lies with the version."""
     return f"final, promoted to {receipt.promoted_to}" if receipt.promoted_to else "final"

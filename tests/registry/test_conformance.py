@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError, SourceError, UsageError
+from compile_stage.registry import folder
+from compile_stage.registry.mlflow import MLflowRegistry
 
 Case = MakeBundle = Any  # conftest.Case and the fixture `make_bundle`
 
@@ -151,6 +153,48 @@ def test_promote_and_roll_back(case: Case, tmp_path: Path, make_bundle: MakeBund
         registry.rollback(one.name, "cpu-prod")
     with pytest.raises(RegistryError, match="nothing to roll back"):
         registry.rollback(one.name, "other")
+
+
+def test_rollbacks_go_one_back_each_though_a_version_came_twice(
+    case: Case, tmp_path: Path, make_bundle: MakeBundle
+) -> None:
+    """Broken: after 1, 2, 3 and 2 again, rollbacks go 3, 2, 3, 2 and never to version 1, the last that was good."""
+    registry = case.registry
+    one, two, three = (case.publish(tmp_path, make_bundle, key=key) for key in ("one", "two", "three"))
+    for receipt in (one, two, three, two):
+        registry.promote(receipt, "cpu-prod")
+    assert registry.promote(two, "cpu-prod").previous == "3"  # nothing moves
+    assert [registry.rollback(one.name, "cpu-prod").version for _ in range(3)] == ["3", "2", "1"]
+    with pytest.raises(RegistryError, match="no version is recorded"):
+        registry.rollback(one.name, "cpu-prod")
+    # From here on it is as if the alias were new.
+    registry.promote(three, "cpu-prod")
+    assert registry.rollback(one.name, "cpu-prod").version == "1"
+    with pytest.raises(RegistryError, match="no version is recorded"):
+        registry.rollback(one.name, "cpu-prod")
+
+
+def test_a_promotion_that_was_killed_changes_no_history(
+    case: Case, tmp_path: Path, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: killed between the tag and the alias, a promotion of an earlier version leaves a tag there that leads
+    forth again: rollbacks go from 3 to 2 and back to 3."""
+    registry = case.registry
+    one, two, three = (case.publish(tmp_path, make_bundle, key=key) for key in ("one", "two", "three"))
+    for receipt in (one, two, three):
+        registry.promote(receipt, "cpu-prod")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MLflowRegistry, "_move", killed)
+        patched.setattr(folder, "_set_alias", killed)
+        with pytest.raises(KeyboardInterrupt):
+            registry.promote(two, "cpu-prod")
+        with pytest.raises(KeyboardInterrupt):
+            registry.rollback(one.name, "cpu-prod")
+    assert [registry.rollback(one.name, "cpu-prod").version for _ in range(2)] == ["2", "1"]
 
 
 def test_an_alias_that_reads_as_something_else_is_refused(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:

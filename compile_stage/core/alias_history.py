@@ -1,0 +1,65 @@
+"""What an alias pointed to before it came to a version: a tag of that version, so that each rollback goes one back.
+
+The value is the versions, newest first, and `none` where nothing came before the last of them: `3 2 1 none`. Without
+`none`, as early releases wrote it and where a history was cut, the tag of the last version named goes on with it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TAG = "compile_stage.previous."
+_FIRST = "none"
+_VERSION = re.compile(r"[1-9][0-9]*")
+_LONGEST = 100  # versions: far more than anybody goes back, and far less than the 5,000 characters of MLflow's tags
+
+
+@dataclass(frozen=True)
+class History:
+    """Attributes:
+    versions: What the alias pointed to before, newest first.
+    complete: Whether nothing came before the last of them. Else that version's own tag tells.
+    """
+
+    versions: tuple[str, ...] = ()
+    complete: bool = True
+
+    @property
+    def previous(self) -> str:
+        """What a rollback goes to, empty for none."""
+        return self.versions[0] if self.versions else ""
+
+    def moved_on(self, version: str) -> History:
+        """The history after a promotion, where this one is that of `version`, to which the alias pointed."""
+        versions = (version, *self.versions)
+        return History(versions[:_LONGEST], self.complete and len(versions) <= _LONGEST)
+
+    def moved_back(self) -> History | None:
+        """The history of `previous` once the alias is back there; None where its own tag tells."""
+        earlier = History(self.versions[1:], self.complete)
+        return earlier if earlier.versions or earlier.complete else None
+
+
+def previous_tag(alias: str) -> str:
+    """The tag of a version that says what the alias pointed to before it pointed here."""
+    return _TAG + alias
+
+
+def parse(value: str | None) -> History:
+    """The history of a tag's value; of none, and of an empty one, that nothing came before. One that no promotion wrote
+    is taken for a version as a whole, which whoever looks for that version finds out."""
+    if not value:
+        return History()
+    words = value.split(" ")
+    complete = words[-1] == _FIRST
+    versions = tuple(words[:-1] if complete else words)
+    if not all(map(_VERSION.fullmatch, versions)):
+        return History((value,), complete=False)
+    return History(versions, complete)
+
+
+def write(history: History) -> str:
+    """The value of the tag, empty where nothing came before."""
+    if not history.versions:
+        return ""
+    return " ".join((*history.versions, _FIRST) if history.complete else history.versions)
