@@ -35,6 +35,10 @@ _MOVING = (
     "SpaceToDepth", "Expand", "Tile",
 )  # fmt: skip
 
+# They pick values out. Before one the whole tensor would be quantised for the few that it picks, so the integers are
+# only carried on where there are some: `x[:, -1]` behind a convolution.
+_PICKING = ("Gather",)
+
 # Activations that a Q/DQ pair after them replaces: they only clip.
 _CUTTING = ("Relu", "Clip")
 
@@ -230,7 +234,8 @@ def _extend(view: View, plan: Plan, ops: Collection[str], kept: Collection[str])
     for node in view.graph.node:
         if node.name in kept or not node.output or not is_standard(node):
             continue
-        if node.op_type in _MOVING and node.input[0] in plan.everywhere and len(node.output) == 1:
+        carried = node.op_type in (*_MOVING, *_PICKING) and len(node.output) == 1
+        if carried and node.input[0] in plan.everywhere:
             plan.rounded[node.output[0]] = plan.rounded[node.input[0]]
             plan.everywhere.add(node.output[0])
         elif node.op_type in CHAINED and node.op_type in ops and all(name in plan.everywhere for name in node.input):

@@ -429,6 +429,35 @@ def test_onnx_runtime_merges_the_chain(tmp_path: Path) -> None:
     assert found["QuantizeLinear"] == 1  # the image; everything after is handed on in integers
 
 
+def test_what_is_picked_from_integers_is_picked_in_integers(tmp_path: Path) -> None:
+    """Broken: behind a convolution over time, `x[:, :, -1]` makes floats of every step and rounds one again."""
+    g = models.Graph(7)
+    convolved = g.add("Relu", g.add("Conv", "x", g.weight(8, 4, 3), g.weight(8), pads=[2, 0]))
+    picked = g.add("Gather", convolved, g.constant(np.array(-1, np.int64)), axis=2)
+    g.add("Gemm", picked, g.weight(8, 3), g.weight(3), name="y")
+    x = g.random.standard_normal((16, 4, 20)).astype(np.float32)
+    made = models.write(g, tmp_path / "made", {"x": x}, {"y": ("float32", ("batch", 3))})
+    lowered = lower(made, UNSIGNED, tmp_path / "out")
+    assert snr_db(made, lowered.path) > 25
+    found = optimised_ops(lowered.path, tmp_path)
+    assert (found["QLinearConv"], found["QGemm"], found["Gather"]) == (1, 1, 1)
+    assert found["QuantizeLinear"] == 1  # the input
+    assert "DequantizeLinear" not in found
+
+
+def test_a_token_is_picked_in_float_before_it_is_rounded(tmp_path: Path) -> None:
+    """Broken: the class token of a transformer is one of 197, and all of them are rounded for it."""
+    g = models.Graph(8)
+    summed = g.add("Add", "x", g.weight(4))
+    picked = g.add("Gather", summed, g.constant(np.array(0, np.int64)), axis=1)
+    g.add("Gemm", picked, g.weight(4, 3), g.weight(3), name="y")
+    x = g.random.standard_normal((16, 20, 4)).astype(np.float32)
+    made = models.write(g, tmp_path / "made", {"x": x}, {"y": ("float32", ("batch", 3))})
+    graph = onnx.load(lower(made, UNSIGNED, tmp_path / "out").path).graph
+    [rounding] = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+    assert rounding.input[0] == picked
+
+
 def test_openvino_runs_every_matrix_operator_in_integers(tmp_path: Path) -> None:
     """Broken: an attention's products or the layers before a sum would fall back to float."""
     openvino = pytest.importorskip("openvino")
