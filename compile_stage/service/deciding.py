@@ -11,7 +11,7 @@ import logging
 import threading
 from fnmatch import fnmatchcase
 
-from compile_stage.core import plugins
+from compile_stage.core import alias_history, plugins
 from compile_stage.core.errors import CompileStageError, RegistryError
 from compile_stage.core.records import RegisteredVersion
 from compile_stage.policy.folder import PolicyFolder
@@ -33,7 +33,7 @@ def needed(
     if version.published:
         tag, asked = version.approval
         value = version.tags.get(tag, "") if tag else ""
-        waits = bool(value and asked) and asked not in version.aliases
+        waits = bool(value and asked) and not _had_alias(version, asked, settings)
         return [("promote", f"{asked}:{value}"[:600])] if waits else []
     aliases = {*version.aliases, alias} - {""}
     promoted = any(fnmatchcase(one, pattern) for one in aliases for pattern in settings.aliases)
@@ -42,6 +42,17 @@ def needed(
     registry = plugins.load("registries", settings.registry)
     meant = policies.meant_for(version, lambda: registry.flavor(version.uri))
     return [("run", file.policy.name) for file in meant if file.policy is not None]
+
+
+def _had_alias(version: RegisteredVersion, alias: str, settings: Settings) -> bool:
+    """True where the alias points to the version, or did: somebody promoted it by hand and moved on, or went back."""
+    if alias in version.aliases or alias_history.previous_tag(alias) in version.tags:
+        return True
+    now = plugins.load("registries", settings.registry).current(version.name, alias)
+    return (
+        now is not None
+        and version.version in alias_history.parse(now.tags.get(alias_history.previous_tag(alias))).versions
+    )
 
 
 class Decider:

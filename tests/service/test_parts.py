@@ -153,9 +153,33 @@ def version_of(**fields: object) -> RegisteredVersion:
         (version_of(published=True, approval=("by", "prod"), tags={"by": "ann"}, aliases=("prod",)), []),
     ],
 )
+@pytest.mark.usefixtures("embedded")
 def test_what_a_version_needs(policies: Path, version: RegisteredVersion, jobs: list[tuple[str, str]]) -> None:
     """Broken: what the stage published would be compiled again, or an approved version would wait for ever."""
     assert needed(version, Settings(policies, policies, aliases=("go",)), PolicyFolder(policies)) == jobs
+
+
+def test_an_approved_version_that_had_the_alias_already_is_not_promoted_again(
+    register: Callable[..., None], policies: Path, tmp_path: Path
+) -> None:
+    """Broken: what was approved and promoted by hand is promoted again by the next search, after the alias moved on to
+    a newer version, or after a rollback took it away."""
+    from mlflow import MlflowClient
+
+    from compile_stage.core import plugins
+
+    register("m", 4)
+    client, registry = MlflowClient(), plugins.load("registries", "mlflow")
+    published = {"compile_stage.key": "k", "compile_stage.approval": "by", "compile_stage.approval_alias": "prod"}
+    for version in "1234":
+        for tag, value in (published | {"by": "ann"}).items():
+            client.set_model_version_tag("m", version, tag, value)
+    for version in "123":
+        registry.promote(registry.published(f"models:/m/{version}"), "prod")
+    registry.rollback("m", "prod")
+    settings = Settings(policies, tmp_path / "state", aliases=("go",))
+    found = {one.version: needed(one, settings, PolicyFolder(policies)) for one in registry.versions()}
+    assert found == {"1": [], "2": [], "3": [], "4": [("promote", "prod:ann")]}
 
 
 def test_a_search_finds_what_was_not_delivered_and_leaves_alone_what_was_there(
