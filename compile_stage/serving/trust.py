@@ -32,6 +32,13 @@ from compile_stage.core.records import record
 TRUST_VARIABLE = "COMPILE_STAGE_TRUST"
 TRUST_SCHEMA = "compile-stage/trust/v1"
 _MAX_BYTES = 2**20
+_DAYS = ("valid_from", "valid_until")
+_FIELDS = {
+    "keys": {"path", "pem", *_DAYS},
+    "certificate_authorities": {"path", "pem"},
+    "identities": {"identity", "issuer"},
+}
+"""What an entry of each list of a trust file can have."""
 
 
 @record
@@ -171,12 +178,12 @@ def _of_document(file: Path) -> Trust:
         raise ValueError(f"it has the field {unknown[0]!r}; it can have {', '.join(sorted(known))}")
     trust = Trust(
         identities=tuple(
-            Identity(identity=str(i["identity"]), issuer=str(i["issuer"])) for i in _list(document, "identities")
+            Identity(identity=str(i["identity"]), issuer=str(i["issuer"])) for i in _entries(document, "identities")
         ),
         revoked=tuple(map(_checked_id, _list(document, "revoked"))),
         sigstore_roots=_sigstore_roots(document.get("sigstore_trusted_root"), file),
     )
-    for entry in (*_list(document, "keys"), *_list(document, "certificate_authorities")):
+    for entry in (*_entries(document, "keys"), *_entries(document, "certificate_authorities")):
         text = entry["pem"] if "pem" in entry else (file.parent / entry["path"]).read_text(encoding="utf-8")
         trust = trust.merged(_of_text(text, entry, file))
     return trust
@@ -201,6 +208,16 @@ def _list(document: Mapping[str, Any], name: str) -> Sequence[Any]:
     return value
 
 
+def _entries(document: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    """A typo in a day must not go unnoticed: the key would stay trusted after it."""
+    for entry in (entries := _list(document, name)):
+        if unknown := sorted(entry.keys() - _FIELDS[name]):
+            raise ValueError(
+                f"an entry of {name} has the field {unknown[0]!r}; it can have {', '.join(sorted(_FIELDS[name]))}"
+            )
+    return entries
+
+
 def _checked_id(keyid: object) -> str:
     """A typo in a revocation must not go unnoticed: what it names would stay trusted."""
     text = str(keyid)
@@ -219,9 +236,7 @@ def _of_text(text: str, entry: Mapping[str, Any], file: Path) -> Trust:
             fix=f"openssl pkey -in {file.name} -pubout -out {file.stem}.pub",
             where=str(file),
         )
-    days = {
-        name: date.fromisoformat(entry[name]).isoformat() for name in ("valid_from", "valid_until") if name in entry
-    }
+    days = {name: date.fromisoformat(entry[name]).isoformat() for name in _DAYS if name in entry}
     keys = tuple(
         TrustedKey(keyid=keyid_of(load_pem_public_key(block.encode())), pem=block, **days)
         for block in _blocks(text, "PUBLIC KEY")
@@ -229,6 +244,10 @@ def _of_text(text: str, entry: Mapping[str, Any], file: Path) -> Trust:
     authorities = tuple(_blocks(text, "CERTIFICATE"))
     if not keys and not authorities:
         raise ValueError("it holds neither a public key nor a certificate")
+    if authorities and days:
+        raise ValueError(
+            f"{next(iter(days))} is for public keys, and it holds a certificate, which has days of its own"
+        )
     return Trust(keys=keys, authorities=authorities)
 
 

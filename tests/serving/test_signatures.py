@@ -191,12 +191,29 @@ def test_a_key_signs_within_its_days_and_a_revoked_one_never(tmp_path: Path, key
         ('{"schema": "compile-stage/trust/v2"}', "its schema is"),
         ('{"schema": "compile-stage/trust/v1", "revokd": []}', "it has the field 'revokd'"),
         ('{"schema": "compile-stage/trust/v1", "keys": [{"path": "none.pub"}]}', r"none\.pub"),
+        (
+            '{"schema": "compile-stage/trust/v1", "keys": [{"path": "ci.pub", "valid_til": "2025-12-31"}]}',
+            "'valid_til'",
+        ),
+        (
+            '{"schema": "compile-stage/trust/v1", "certificate_authorities": [{"path": "r", "valid_until": "x"}]}',
+            "an entry of certificate_authorities has the field 'valid_until'",
+        ),
+        (
+            '{"schema": "compile-stage/trust/v1", "identities": [{"identity": "i", "valid_until": "x"}]}',
+            "an entry of identities has the field 'valid_until'",
+        ),
+        (
+            '{"schema": "compile-stage/trust/v1", "keys": [{"pem": "-----BEGIN CERTIFICATE-----\\nx\\n'
+            '-----END CERTIFICATE-----", "valid_until": "2025-12-31"}]}',
+            "which has days of its own",
+        ),
         ("-----BEGIN PUBLIC KEY-----\nx\n-----END PUBLIC KEY-----\n", "no trusted keys can be read"),
         ("not a key", "no trusted keys can be read"),
     ],
 )
 def test_a_trust_file_with_a_mistake_trusts_nobody(tmp_path: Path, content: str, says: str) -> None:
-    """Broken: a typo would leave a revoked key trusted, or everybody."""
+    """Broken: a typo would leave a revoked key trusted, one whose days are over, or everybody."""
     file = tmp_path / "trust.json"
     file.write_text(content)
     with pytest.raises(UsageError, match=says):
