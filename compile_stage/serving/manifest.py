@@ -289,7 +289,7 @@ def _is_signed(validation: Mapping[str, Any], envelope: Any, model_dir: Path, tr
     except IntegrityError:
         return False
     of_this = statement.get("predicateType") == TEST_PREDICATE and statement.get("subject") == subject_of(model_dir)
-    in_time = signer.days[0] <= str(validation["at"])[:10] <= signer.days[1]
+    in_time = signer.covers(str(validation["at"])[:10])
     return of_this and in_time and statement["predicate"]["validation"] == validation
 
 

@@ -55,12 +55,16 @@ class SignedBy:
     Attributes:
         keyid: `sha256:...` of the public key; empty for a keyless signature.
         name: For people: the key's id, the certificate's subject, or the identity.
-        days: First and last ISO date on which what it signs is accepted.
+        periods: Of days on which what it signs is accepted: first and last ISO date, both included.
     """
 
     keyid: str
     name: str
-    days: tuple[str, str] = ("0001-01-01", "9999-12-31")
+    periods: tuple[tuple[str, str], ...] = (("0001-01-01", "9999-12-31"),)
+
+    def covers(self, day: str) -> bool:
+        """True for an ISO date on which what it signs is accepted."""
+        return any(first <= day <= last for first, last in self.periods)
 
 
 def is_signed(model_dir: Path) -> bool:
@@ -91,9 +95,10 @@ def verify_model(model_dir: Path, trust: Trust) -> SignedBy:
     for one, name in ((verdict, VERDICT), (provenance, PROVENANCE)):
         _demand_subject(one, model_dir, folder / name)
     day = str(provenance["predicate"]["runDetails"]["metadata"]["finishedOn"])[:10]
-    if not signer.keyid == same.keyid == judge.keyid or not signer.days[0] <= day <= signer.days[1]:
+    if not signer.keyid == same.keyid == judge.keyid or not signer.covers(day):
+        periods = " and ".join(f"from {first} to {last}" for first, last in signer.periods)
         raise IntegrityError(
-            f"it was signed on {day} by {signer.name}, which is trusted from {signer.days[0]} to {signer.days[1]}",
+            f"it was signed on {day} by {signer.name}, which is trusted {periods}",
             fix="run the stage again with a key that is valid now",
             where=str(folder),
         )
@@ -176,7 +181,9 @@ def _by_key(payload: bytes, signature: bytes, trust: Trust, where: str) -> Signe
     for key in trust.keys:
         public = load_pem_public_key(key.pem.encode())
         if _holds(public, payload, signature):
-            return SignedBy(keyid=key.keyid, name=key.keyid, days=(key.valid_from, key.valid_until))
+            same = [one for one in trust.keys if one.keyid == key.keyid]  # named twice, such as by policy and option
+            periods = dict.fromkeys((one.valid_from, one.valid_until) for one in same)
+            return SignedBy(keyid=key.keyid, name=key.keyid, periods=tuple(periods))
     raise IntegrityError(
         "it is signed by a key that is not trusted",
         fix="name the signer's public key: compliance.trusted_keys in the policy, --trusted-key, or "
@@ -188,8 +195,8 @@ def _by_key(payload: bytes, signature: bytes, trust: Trust, where: str) -> Signe
 def _check_hints(material: Mapping[str, Any], signature: Mapping[str, Any], trust: Trust, signer: SignedBy) -> None:
     """Raise ValueError where a signature names another key than the one that it is of. Nothing depends on these names,
     but a file that was changed is not accepted."""
-    (pem,) = {key.pem.strip() for key in trust.keys if key.keyid == signer.keyid}
-    hint = hashlib.sha256(f"{pem}\n".encode()).hexdigest()
+    (pem,) = {key.pem for key in trust.keys if key.keyid == signer.keyid}
+    hint = hashlib.sha256(pem.encode()).hexdigest()
     if material["publicKey"].get("hint") not in (hint, None) or signature.get("keyid") not in (signer.keyid, "", None):
         raise ValueError("it names another key than it is signed by")
     if material.get("tlogEntries"):
@@ -244,7 +251,7 @@ def _by_certificate(
     return SignedBy(
         keyid=keyid_of(leaf.public_key()),
         name=leaf.subject.rfc4514_string(),
-        days=(leaf.not_valid_before_utc.date().isoformat(), leaf.not_valid_after_utc.date().isoformat()),
+        periods=((leaf.not_valid_before_utc.date().isoformat(), leaf.not_valid_after_utc.date().isoformat()),),
     )
 
 

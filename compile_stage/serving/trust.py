@@ -156,8 +156,8 @@ def _read(file: Path) -> Trust:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it is larger than {_MAX_BYTES >> 20} MiB")
-        text = file.read_text(encoding="utf-8")
-        trust = _of_text(text, {}, file) if text.lstrip().startswith("-----BEGIN") else _of_document(file)
+        text = file.read_text(encoding="utf-8-sig")  # Windows' editors write a mark before the text
+        trust = _of_document(file) if text.lstrip().startswith("{") else _of_text(text, {}, file)
     except UsageError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -184,7 +184,7 @@ def _of_document(file: Path) -> Trust:
         sigstore_roots=_sigstore_roots(document.get("sigstore_trusted_root"), file),
     )
     for entry in (*_entries(document, "keys"), *_entries(document, "certificate_authorities")):
-        text = entry["pem"] if "pem" in entry else (file.parent / entry["path"]).read_text(encoding="utf-8")
+        text = entry["pem"] if "pem" in entry else (file.parent / entry["path"]).read_text(encoding="utf-8-sig")
         trust = trust.merged(_of_text(text, entry, file))
     return trust
 
@@ -237,10 +237,7 @@ def _of_text(text: str, entry: Mapping[str, Any], file: Path) -> Trust:
             where=str(file),
         )
     days = {name: date.fromisoformat(entry[name]).isoformat() for name in _DAYS if name in entry}
-    keys = tuple(
-        TrustedKey(keyid=keyid_of(load_pem_public_key(block.encode())), pem=block, **days)
-        for block in _blocks(text, "PUBLIC KEY")
-    )
+    keys = tuple(_key(load_pem_public_key(block.encode()), days) for block in _blocks(text, "PUBLIC KEY"))
     authorities = tuple(_blocks(text, "CERTIFICATE"))
     if not keys and not authorities:
         raise ValueError("it holds neither a public key nor a certificate")
@@ -249,6 +246,14 @@ def _of_text(text: str, entry: Mapping[str, Any], file: Path) -> Trust:
             f"{next(iter(days))} is for public keys, and it holds a certificate, which has days of its own"
         )
     return Trust(keys=keys, authorities=authorities)
+
+
+def _key(public: Any, days: Mapping[str, str]) -> TrustedKey:
+    """The key in the one form of PEM that signers hash, whatever line ends and indents the file has."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    return TrustedKey(keyid=keyid_of(public), pem=pem, **days)
 
 
 def _blocks(text: str, label: str) -> list[str]:

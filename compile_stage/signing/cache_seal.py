@@ -54,8 +54,7 @@ class SignatureSeal:
             raise RefusedError(f"its signature can't be read: {type(error).__name__}") from error
         if named != (PREDICATE, digest.removeprefix("sha256:")):
             raise RefusedError("its signature is of something else")
-        first, last = by.days
-        if not first <= datetime.now(UTC).date().isoformat() <= last:
+        if not by.covers(datetime.now(UTC).date().isoformat()):
             raise RefusedError(f"the key {by.name} that signed it is not in force today")
         return by.keyid or by.name
 

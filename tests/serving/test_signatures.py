@@ -185,6 +185,48 @@ def test_a_key_signs_within_its_days_and_a_revoked_one_never(tmp_path: Path, key
         trust(revoked=["sha256:typo"])
 
 
+def test_a_key_named_twice_counts_in_either_of_its_periods(tmp_path: Path, keys: tuple[Signer, Trust]) -> None:
+    """Broken: what a key signed that came back after a pause, or that policy and option name, is refused or accepted by
+    which of the two was read first."""
+    signer, _ = keys
+    path = signed_bundle(tmp_path, signer)
+    file = tmp_path / "keys" / "trust.json"
+    past, now = {"path": "ci.pub", "valid_until": "2020-12-31"}, {"path": "ci.pub", "valid_from": "2021-06-01"}
+    for named in ([past, now], [now, past]):
+        file.write_text(json.dumps({"schema": "compile-stage/trust/v1", "keys": named}))
+        assert verify_model(path, read_trust([file])).keyid == signer.signed_by.keyid
+    file.write_text(
+        json.dumps({"schema": "compile-stage/trust/v1", "keys": [past, {**past, "valid_from": "2020-01-01"}]})
+    )
+    with pytest.raises(IntegrityError, match="from 0001-01-01 to 2020-12-31 and from 2020-01-01 to 2020-12-31"):
+        verify_model(path, read_trust([file]))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda pem: pem.replace("\n", "\r\n"),
+        lambda pem: "\n".join(f"  {line}" for line in pem.splitlines()),
+        lambda pem: f"# who publishes\n{pem}",
+        lambda pem: f"\ufeff{pem}",
+    ],
+    ids=["Windows' line ends", "an indent", "a comment", "a byte order mark"],
+)
+def test_a_key_is_the_same_however_its_file_is_written(
+    tmp_path: Path, keys: tuple[Signer, Trust], written: Callable[[str], str]
+) -> None:
+    """Broken: what was rightly signed is refused, since somebody's editor wrote the public key otherwise."""
+    signer, _ = keys
+    path = signed_bundle(tmp_path, signer)
+    public = tmp_path / "keys" / "ci.pub"
+    again, file = tmp_path / "keys" / "again.pub", tmp_path / "keys" / "trust.json"
+    again.write_bytes(written(public.read_text()).encode())
+    entry = {"pem": written(public.read_text())}
+    file.write_text(json.dumps({"schema": "compile-stage/trust/v1", "keys": [entry]}))
+    for named in ([again], [file], [public, again, file]):
+        assert verify_model(path, read_trust(named)).keyid == signer.signed_by.keyid
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
