@@ -20,7 +20,7 @@ import base64
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,8 @@ def verify_model(model_dir: Path, trust: Trust) -> SignedBy:
         _demand_subject(one, model_dir, folder / name)
     day = str(provenance["predicate"]["runDetails"]["metadata"]["finishedOn"])[:10]
     if not signer.keyid == same.keyid == judge.keyid or not signer.covers(day):
-        periods = " and ".join(f"from {first} to {last}" for first, last in signer.periods)
         raise IntegrityError(
-            f"it was signed on {day} by {signer.name}, which is trusted {periods}",
+            f"it was signed on {day} by {signer.name}, which is trusted {in_words(signer.periods)}",
             fix="run the stage again with a key that is valid now",
             where=str(folder),
         )
@@ -151,6 +150,21 @@ def verify_statement(document: Mapping[str, Any], trust: Trust, where: str) -> t
     return statement, signer
 
 
+def signed_with(certificate: Any) -> SignedBy:
+    """Who signs with a certificate, on its days."""
+    first, last = certificate.not_valid_before_utc.date(), certificate.not_valid_after_utc.date()
+    return SignedBy(
+        keyid=keyid_of(certificate.public_key()),
+        name=certificate.subject.rfc4514_string(),
+        periods=((first.isoformat(), last.isoformat()),),
+    )
+
+
+def in_words(periods: Iterable[tuple[str, str]]) -> str:
+    """Periods of days, for people."""
+    return " and ".join(f"from {first} to {last}" for first, last in periods)
+
+
 def pae(payload: bytes) -> bytes:
     """What a DSSE signature is over: the pre-authentication encoding of an in-toto payload."""
     return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
@@ -181,9 +195,7 @@ def _by_key(payload: bytes, signature: bytes, trust: Trust, where: str) -> Signe
     for key in trust.keys:
         public = load_pem_public_key(key.pem.encode())
         if _holds(public, payload, signature):
-            same = [one for one in trust.keys if one.keyid == key.keyid]  # named twice, such as by policy and option
-            periods = dict.fromkeys((one.valid_from, one.valid_until) for one in same)
-            return SignedBy(keyid=key.keyid, name=key.keyid, periods=tuple(periods))
+            return SignedBy(keyid=key.keyid, name=key.keyid, periods=trust.periods(key.keyid))
     raise IntegrityError(
         "it is signed by a key that is not trusted",
         fix="name the signer's public key: compliance.trusted_keys in the policy, --trusted-key, or "
@@ -248,11 +260,7 @@ def _by_certificate(
         raise refused from error
     if not _holds(leaf.public_key(), payload, signature):
         raise refused
-    return SignedBy(
-        keyid=keyid_of(leaf.public_key()),
-        name=leaf.subject.rfc4514_string(),
-        periods=((leaf.not_valid_before_utc.date().isoformat(), leaf.not_valid_after_utc.date().isoformat()),),
-    )
+    return signed_with(leaf)
 
 
 def _demand_signing(_policy: Any, _certificate: Any, usage: Any) -> None:

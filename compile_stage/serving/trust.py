@@ -50,10 +50,6 @@ class TrustedKey:
     valid_from: str = "0001-01-01"
     valid_until: str = "9999-12-31"
 
-    def covers(self, day: str) -> bool:
-        """True for an ISO date within its days."""
-        return self.valid_from <= day <= self.valid_until
-
 
 @record
 class Identity:
@@ -88,6 +84,10 @@ class Trust:
             revoked=(*self.revoked, *other.revoked),
             sigstore_roots=tuple(dict.fromkeys((*self.sigstore_roots, *other.sigstore_roots))),
         )
+
+    def periods(self, keyid: str) -> tuple[tuple[str, str], ...]:
+        """First and last day of each entry of a key: it may be named twice, such as by the policy and by an option."""
+        return tuple(dict.fromkeys((key.valid_from, key.valid_until) for key in self.keys if key.keyid == keyid))
 
 
 def trust_of_environment() -> Trust | None:

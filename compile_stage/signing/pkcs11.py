@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from compile_stage.core.errors import MissingDependencyError, UsageError
 from compile_stage.core.json_files import read_json_object
-from compile_stage.serving.signatures import SignedBy, ecdsa_of
+from compile_stage.serving.signatures import SignedBy, ecdsa_of, signed_with
 from compile_stage.serving.trust import Trust, keyid_of
 from compile_stage.signing.signers import (
     Signer,
@@ -72,7 +72,7 @@ class Pkcs11Signer(Signer):
                 where=named,
             )
         self._chain, keyid = chain, keyid_of(public)
-        self.signed_by = SignedBy(keyid=keyid, name=chain[0].subject.rfc4514_string() if chain else keyid)
+        self.signed_by = signed_with(chain[0]) if chain else SignedBy(keyid=keyid, name=keyid)
 
     def sign_model(self, model_dir: Path, file: Path) -> None:
         write_signature(self._config, model_dir, file)
@@ -87,7 +87,7 @@ class Pkcs11Signer(Signer):
         return self._with_chain(json.loads(signature.bundle.to_json()))
 
     def refuse(self, trust: Trust) -> str | None:
-        return (refuse_certificate if self._chain else refuse_key)(self.signed_by.keyid, trust)
+        return refuse_certificate(self.signed_by, trust) if self._chain else refuse_key(self.signed_by.keyid, trust)
 
     def _with_chain(self, document: dict[str, Any]) -> dict[str, Any]:
         """With the certificates in place of the bare key. model-signing 1.1.1's own signer of a token's key with its

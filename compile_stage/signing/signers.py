@@ -12,11 +12,21 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from compile_stage.core.errors import MissingDependencyError, UsageError
-from compile_stage.serving.signatures import BUNDLE_TYPE, PAYLOAD_TYPE, UNSIGNED, SignedBy, ecdsa_of, pae
+from compile_stage.serving.signatures import (
+    BUNDLE_TYPE,
+    PAYLOAD_TYPE,
+    UNSIGNED,
+    SignedBy,
+    ecdsa_of,
+    in_words,
+    pae,
+    signed_with,
+)
 from compile_stage.serving.trust import Trust, TrustedKey, keyid_of
 
 KEY_VARIABLE = "COMPILE_STAGE_SIGNING_KEY"
@@ -133,7 +143,7 @@ class CertificateSigner(KeySigner):
     def __init__(self, path: Path, private: Any, chain: Sequence[Any]) -> None:
         super().__init__(path, private)
         self._chain = chain
-        self.signed_by = SignedBy(keyid=self.signed_by.keyid, name=self._chain[0].subject.rfc4514_string())
+        self.signed_by = signed_with(chain[0])
 
     def sign_model(self, model_dir: Path, file: Path) -> None:
         import tempfile
@@ -151,7 +161,7 @@ class CertificateSigner(KeySigner):
             write_signature(config, model_dir, file)
 
     def refuse(self, trust: Trust) -> str | None:
-        return refuse_certificate(self.signed_by.keyid, trust)
+        return refuse_certificate(self.signed_by, trust)
 
     def own_trust(self) -> Trust:
         return Trust()
@@ -209,14 +219,26 @@ def refuse_key(keyid: str, trust: Trust) -> str | None:
     """None when what a key signs now would be accepted, or why not."""
     if keyid in trust.revoked:
         return f"the signing key {keyid} was revoked"
-    return None if any(key.keyid == keyid for key in trust.keys) else f"the signing key {keyid} is not trusted"
+    if not (periods := trust.periods(keyid)):
+        return f"the signing key {keyid} is not trusted"
+    if SignedBy(keyid=keyid, name=keyid, periods=periods).covers(_today()):
+        return None
+    return f"the signing key {keyid} is not trusted today, only {in_words(periods)}"
 
 
-def refuse_certificate(keyid: str, trust: Trust) -> str | None:
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def refuse_certificate(signer: SignedBy, trust: Trust) -> str | None:
     """The same of a key that signs with a certificate."""
-    if keyid in trust.revoked:
-        return f"the key of the signing certificate, {keyid}, was revoked"
-    return None if trust.authorities else "no certificate authority is trusted"
+    if signer.keyid in trust.revoked:
+        return f"the key of the signing certificate, {signer.keyid}, was revoked"
+    if not trust.authorities:
+        return "no certificate authority is trusted"
+    if signer.covers(_today()):
+        return None
+    return f"the signing certificate of {signer.name} does not hold today, only {in_words(signer.periods)}"
 
 
 def chain_material(chain: Sequence[Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from compile_stage import flavor
 from compile_stage.core.errors import IntegrityError, UsageError
 from compile_stage.serving.signatures import MODEL_SIGNATURE, SIGNATURE_FOLDER, UNSIGNED, verify_model
 from compile_stage.serving.trust import Trust, read_trust
+from compile_stage.signing import signers
 from compile_stage.signing.signers import Signer, signer_of
 
 pytestmark = [  # MLflow's own
@@ -183,6 +184,22 @@ def test_a_key_signs_within_its_days_and_a_revoked_one_never(tmp_path: Path, key
     assert signer.refuse(trust(revoked=[signer.signed_by.keyid])) is not None
     with pytest.raises(UsageError, match="is no key id"):
         trust(revoked=["sha256:typo"])
+
+
+def test_who_signs_out_of_its_days_is_told_before_anything_is_compiled(
+    tmp_path: Path, keys: tuple[Signer, Trust], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a run compiles and publishes for hours with a key whose last day is over, and no alias may move then."""
+    signer, trust = keys
+    over = Trust(keys=tuple(replace(key, valid_until="2020-12-31") for key in trust.keys))
+    assert "is not trusted today, only from 0001-01-01 to 2020-12-31" in str(signer.refuse(over))
+    assert signer.refuse(over.merged(trust)) is None
+    key, chain, root = make_certificates(tmp_path / "certificates")
+    certified = signer_of(key, chain)
+    assert certified is not None
+    assert certified.refuse(read_trust([root])) is None
+    monkeypatch.setattr(signers, "_today", lambda: "2999-01-01")
+    assert "the signing certificate of CN=leaf does not hold today" in str(certified.refuse(read_trust([root])))
 
 
 def test_a_key_named_twice_counts_in_either_of_its_periods(tmp_path: Path, keys: tuple[Signer, Trust]) -> None:
