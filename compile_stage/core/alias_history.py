@@ -1,16 +1,18 @@
 """What an alias pointed to before it came to a version: a tag of that version, so that each rollback goes one back.
 
 The value is the versions, newest first, and `none` where nothing came before the last of them: `3 2 1 none`. Without
-`none`, as early releases wrote it and where a history was cut, the tag of the last version named goes on with it."""
+`none`, as early releases wrote it and where a history was cut, the tag of the last version named goes on with it
+(`followed`)."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _TAG = "compile_stage.previous."
 _FIRST = "none"
-_VERSION = re.compile(r"[1-9][0-9]*")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _LONGEST = 100  # versions: far more than anybody goes back, and far less than the 5,000 characters of MLflow's tags
 
 
@@ -46,8 +48,8 @@ def previous_tag(alias: str) -> str:
 
 
 def parse(value: str | None) -> History:
-    """The history of a tag's value; of none, and of an empty one, that nothing came before. One that no promotion wrote
-    is taken for a version as a whole, which whoever looks for that version finds out."""
+    """The history that a tag's value says; of none, and of an empty one, that nothing came before. One that no
+    promotion wrote is taken for a version as a whole, which whoever looks for that version finds out."""
     if not value:
         return History()
     words = value.split(" ")
@@ -56,6 +58,23 @@ def parse(value: str | None) -> History:
     if not all(map(_VERSION.fullmatch, versions)):
         return History((value,), complete=False)
     return History(versions, complete)
+
+
+def followed(version: str, tag_of: Callable[[str], str | None]) -> History:
+    """The history of a version to which the alias points, with what the tags of the versions before add to it. The tag
+    of one that came again later tells of that time, so the history ends there, and no rollback goes round in circles.
+
+    Args:
+        tag_of: Of a version, the tag's value; None where there is none, or no such version.
+    """
+    history = parse(tag_of(version))
+    while not history.complete and len(history.versions) < _LONGEST and _VERSION.fullmatch(history.versions[-1]):
+        last = history.versions[-1]
+        again = last in (version, *history.versions[:-1])
+        further = History() if again else parse(tag_of(last))
+        versions = (*history.versions, *further.versions)
+        history = History(versions[:_LONGEST], further.complete and len(versions) <= _LONGEST)
+    return history
 
 
 def write(history: History) -> str:

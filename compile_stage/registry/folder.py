@@ -449,7 +449,7 @@ def _set_alias(home: Path, alias: str, version: str) -> None:
 
 
 def _history(home: Path, version: str, alias: str) -> History:
-    return alias_history.parse(_tags(home, version).get(alias_history.previous_tag(alias)))
+    return alias_history.followed(version, lambda one: _tags(home, one).get(alias_history.previous_tag(alias)))
 
 
 def _remember(home: Path, version: str, alias: str, history: History) -> None:

@@ -271,8 +271,19 @@ class MLflowRegistry(Registry):
         return mlflow_versions.receipt_of(client.get_model_version(name, str(version)))
 
     def _history(self, client: Any, receipt: Receipt, alias: str) -> History:
-        tags = client.get_model_version(receipt.name, receipt.version).tags or {}
-        return alias_history.parse(tags.get(alias_history.previous_tag(alias)))
+        from mlflow.exceptions import MlflowException
+
+        def tag_of(version: str) -> str | None:
+            try:
+                tags = client.get_model_version(receipt.name, version).tags or {}
+            except MlflowException as error:
+                if version != receipt.version and is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+                    return None
+                raise
+            value: str | None = tags.get(alias_history.previous_tag(alias))
+            return value
+
+        return alias_history.followed(receipt.version, tag_of)
 
     def _remember(self, client: Any, receipt: Receipt, alias: str, history: History) -> None:
         tag = alias_history.previous_tag(alias)

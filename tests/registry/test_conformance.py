@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from compile_stage.core import alias_history
 from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError, SourceError, UsageError
 from compile_stage.registry import folder
 from compile_stage.registry.mlflow import MLflowRegistry
@@ -170,6 +171,23 @@ def test_rollbacks_go_one_back_each_though_a_version_came_twice(
     # From here on it is as if the alias were new.
     registry.promote(three, "cpu-prod")
     assert registry.rollback(one.name, "cpu-prod").version == "1"
+    with pytest.raises(RegistryError, match="no version is recorded"):
+        registry.rollback(one.name, "cpu-prod")
+
+
+def test_a_version_that_an_early_release_promoted_comes_again(
+    case: Case, tmp_path: Path, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: after an update, the first promotion of a version that had the alias before makes rollbacks go from 3 to
+    2 and from 2 to 3 for ever, and never to version 1."""
+    registry = case.registry
+    one, two, three = (case.publish(tmp_path, make_bundle, key=key) for key in ("one", "two", "three"))
+    with monkeypatch.context() as patched:
+        patched.setattr(alias_history, "write", lambda history: history.previous)
+        for receipt in (one, two, three):
+            registry.promote(receipt, "cpu-prod")
+    registry.promote(two, "cpu-prod")
+    assert [registry.rollback(one.name, "cpu-prod").version for _ in range(3)] == ["3", "2", "1"]
     with pytest.raises(RegistryError, match="no version is recorded"):
         registry.rollback(one.name, "cpu-prod")
 
