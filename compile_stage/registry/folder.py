@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from compile_stage.core import alias_history, tuning_records
 from compile_stage.core.alias_history import History
@@ -36,6 +36,7 @@ from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.ports import Registry
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.folder_files import (
+    as_texts,
     checked_name,
     file_trouble,
     flush_folder,
@@ -99,7 +100,7 @@ class FolderRegistry(Registry):
 
     def resolve(self, uri: str, into: Path) -> SourceModel:
         place = _locate(uri)
-        tags = _version(place).get("tags", {}) if place.version else {}
+        tags = _tags(place.root / place.name, place.version) if place.version else {}
         exact = _uri(place)
         if KEY_TAG in tags:
             raise SourceError(
@@ -164,7 +165,7 @@ class FolderRegistry(Registry):
 
     def published(self, uri: str) -> Receipt:
         place = _locate(uri)
-        if not place.version or KEY_TAG not in _version(place).get("tags", {}):
+        if not place.version or KEY_TAG not in _tags(place.root / place.name, place.version):
             raise not_published(_uri(place))
         return _receipt(place.root / place.name, place.version)
 
@@ -292,7 +293,7 @@ class FolderRegistry(Registry):
         with file_trouble(uri):
             shutil.copytree(place.model, into)  # compiled Python too: what is loaded from here would run it
         if place.version:
-            check_published(into, _version(place).get("tags", {}), _uri(place))
+            check_published(into, _tags(place.root / place.name, place.version), _uri(place))
         return into
 
     def result(self, uri: str, into: Path) -> Path:
@@ -426,22 +427,26 @@ def _receipt(home: Path, version: str, *, created: bool = False) -> Receipt:
     )
 
 
-def _version(place: _Place) -> dict[str, Any]:
-    return read_json(place.model.parent / "version.json")
-
-
 def _demand_version(home: Path, receipt: Receipt) -> None:
     if not (home / receipt.version / "version.json").is_file():
         raise RegistryError(f"there is no version {receipt.uri}", where=str(home), code=Code.NOT_IN_REGISTRY)
 
 
 def _tags(home: Path, version: str) -> dict[str, str]:
-    tags: dict[str, str] = read_json(home / version / "version.json").get("tags", {})
-    return tags
+    return as_texts(read_json(home / version / "version.json").get("tags", {}), home / version / "version.json")
 
 
 def _aliases(home: Path) -> dict[str, str]:
-    return read_json(home / "aliases.json")
+    file = home / "aliases.json"
+    aliases = as_texts(read_json(file), file)
+    for alias, version in aliases.items():
+        if not version.isdigit():
+            raise RegistryError(
+                f"the alias {alias!r} points to {version!r}, which is no version",
+                fix="write the number of a version there",
+                where=str(file),
+            )
+    return aliases
 
 
 def _set_alias(home: Path, alias: str, version: str) -> None:

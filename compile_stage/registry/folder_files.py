@@ -49,6 +49,18 @@ def read_json(file: Path) -> dict[str, Any]:
         raise RegistryError(f"the registry's record can't be read: {error}", where=str(file)) from error
 
 
+def as_texts(values: Any, file: Path) -> dict[str, str]:
+    """Tags or aliases of a record, which people edit by hand: a number or a list among them as its text. Raises
+    RegistryError where they are no map."""
+    if not isinstance(values, dict):
+        raise RegistryError(
+            "the registry's record can't be read: its tags are no JSON object",
+            fix='write them as {"name": "value"}',
+            where=str(file),
+        )
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+
+
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
     """All of it or nothing, also after a power cut."""
     descriptor, part = tempfile.mkstemp(prefix=".part-", dir=file.parent)

@@ -135,3 +135,30 @@ def test_a_data_set_lies_beside_the_model(registry: FolderRegistry, source: Sour
     with pytest.raises(RegistryError, match="no data set called 'cal'") as caught:
         registry.dataset(source, "cal", tmp_path / "into")
     assert str(folder / "cal.npz") in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("tag", "alias", "says"),
+    [
+        (1, 2, ""),
+        ("1 none", 2, ""),
+        (["1"], "2", "there is no version|no longer there"),
+        ("1 none", "../other/2", "points to '../other/2', which is no version"),
+        ("1 none", None, "points to 'null', which is no version"),
+    ],
+)
+def test_records_that_somebody_edited_by_hand_are_read_or_refused(
+    tmp_path: Path, tag: object, alias: object, says: str
+) -> None:
+    """Broken: a number without quotes in a record is reported as a bug of ours, or an alias leads to another model."""
+    home = tmp_path / "m"
+    for version in "12":
+        (home / version).mkdir(parents=True)
+        tags = {"compile_stage.previous.prod": tag} if version == "2" else {}
+        (home / version / "version.json").write_text(json.dumps({"tags": tags}))
+    (home / "aliases.json").write_text(json.dumps({"prod": alias}))
+    if says:
+        with pytest.raises(RegistryError, match=says):
+            FolderRegistry().rollback(f"folder:{home}", "prod")
+    else:
+        assert FolderRegistry().rollback(f"folder:{home}", "prod").version == "1"
