@@ -78,8 +78,10 @@ class SklearnSource(Exporter):
         graph.demand_shapes(wanted, shapes, source)
         model = _convert(estimator, wanted, source)
         repairs: list[tuple[str, tabular.Repair]] = []
+        column: tabular.Repair
         for spec, value in zip(wanted.outputs, graph.signature_of(model).outputs, strict=False):
-            repairs.append((value.name, "flatten" if len(spec.shape) == 1 else "keep"))
+            column = "column" if spec.shape[1:] == (1,) and spec.name == tabular.PREDICTION else "keep"
+            repairs.append((value.name, "flatten" if len(spec.shape) == 1 else column))
         if _has_columns(wanted):
             tabular.standardize_columns(model, wanted, repairs)
         else:
@@ -208,7 +210,8 @@ def _signature(estimator: Any, source: SourceModel) -> Signature:
         if hasattr(estimator, "predict_proba"):  # of mixtures
             outputs.append(tabular.probabilities(_answer(estimator, inputs, source, "predict_proba").shape[1]))
         return Signature(inputs=inputs, outputs=tuple(outputs))
-    return Signature(inputs=inputs, outputs=(tabular.prediction(answer.shape[1] if answer.ndim > 1 else 1),))
+    targets, column = (answer.shape[1], True) if answer.ndim > 1 else (1, False)
+    return Signature(inputs=inputs, outputs=(tabular.prediction(targets, column=column),))
 
 
 def _answer(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceModel, method: str = "predict") -> Any:

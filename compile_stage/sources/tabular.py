@@ -5,7 +5,7 @@ The converters name and shape their outputs each in its own way; `standardize` g
 the Python API:
 
     classifier   label [batch] (int64, or strings)   probabilities [batch, classes]
-    regressor    prediction [batch], or [batch, targets] where there are several
+    regressor    prediction [batch], or [batch, targets] where there are several, or it was fitted on a column
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def probabilities(classes: int) -> TensorSpec:
     return TensorSpec(name=PROBABILITIES, dtype="float32", shape=(graph.BATCH, classes))
 
 
-def prediction(targets: int = 1) -> TensorSpec:
-    """The value of each row; a column for each where there are several."""
-    shape: tuple[int | str, ...] = (graph.BATCH,) if targets == 1 else (graph.BATCH, targets)
+def prediction(targets: int = 1, *, column: bool = False) -> TensorSpec:
+    """The value of each row: [batch]; a column for each target where there are several, or as a `column`."""
+    shape: tuple[int | str, ...] = (graph.BATCH, targets) if targets > 1 or column else (graph.BATCH,)
     return TensorSpec(name=PREDICTION, dtype="float32", shape=shape)
 
 

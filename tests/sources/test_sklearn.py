@@ -22,11 +22,13 @@ from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     IsolationForest,
     RandomForestClassifier,
+    RandomForestRegressor,
 )
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.mixture import GaussianMixture
+from sklearn.multioutput import MultiOutputRegressor
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, OneHotEncoder, OrdinalEncoder, StandardScaler
@@ -474,3 +476,19 @@ def test_text_columns_need_an_example_and_text_in_every_row(tmp_path: Path) -> N
     except SourceError as error:
         reason = error.problem
     assert "input example" in str(reason)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Ridge(), MultiOutputRegressor(Ridge()), RandomForestRegressor(3, random_state=0)],
+    ids=lambda model: type(model).__name__,
+)
+def test_a_target_that_is_a_column_is_answered_in_the_originals_shape(tmp_path: Path, prove: Proof, model: Any) -> None:
+    """Broken: a model that was fitted on `frame[["target"]]` answers [rows, 1], and its published version [rows]."""
+    frame = DIABETES.data.astype(np.float32)
+    model.fit(frame, DIABETES.target.to_frame())
+    source = save(tmp_path / "column", model, frame, serialization_format="cloudpickle")
+    given = frame.to_numpy()[:8]
+    exported = prove(source, {"X": given}, compliance=PICKLES, rtol=1e-4)
+    answered = from_outputs(run_onnx(exported, {"X": given}), given, SklearnSource().prediction_format(source))
+    assert answered.shape == mlflow.pyfunc.load_model(source.path).predict(frame[:8]).shape
