@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.core.digest import canonical_json
-from compile_stage.core.errors import IntegrityError, PolicyError
+from compile_stage.core.errors import IntegrityError, PolicyError, SourceError
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import DataSpec, SampleSet
 from compile_stage.core.sample_files import GROUPS, LABELS, RAW, digest_of_samples, read_index, write_index
 from compile_stage.core.tensors import Signature
+from compile_stage.measure import rounding
 from compile_stage.measure.fitting import check_shape, convert
 from compile_stage.measure.readers import Rows, SampleRequest, Table, read
 from compile_stage.measure.windows import Windows, cut, with_new_tokens_as_labels
@@ -44,6 +45,8 @@ class FromModel:
         reader: Of a source that reads text, so that samples may be texts.
         columns: The data frame's columns that make up a single input, in order; None where the model names none.
         windows: Of a language model: texts, and a number of tokens → of each text its windows of so many.
+        unrounded: Inputs in the type that the samples have → what the original answers to them; None where it rounds
+            them itself.
     """
 
     example: Batch | None = None
@@ -51,6 +54,7 @@ class FromModel:
     reader: TextReader | None = None
     columns: Callable[[], Sequence[str] | None] | None = None
     windows: Windows | None = None
+    unrounded: rounding.Ask | None = None
 
 
 def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
@@ -58,7 +62,8 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
 
     Raises:
         PolicyError: the data can't be read, is empty, or does not fit the model; the message says which input and why.
-        SourceError: the model has no input example.
+        SourceError: the model has no input example, or answers otherwise to what its network's type makes of the
+            samples.
     """
     spec, signature, seed = request.spec, request.signature, request.seed
     table = read(request, model.example)
@@ -73,12 +78,19 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
     files = {name: f"inputs/{file}" for name, file in tensor_files([t.name for t in signature.inputs]).items()}
     (into / "inputs").mkdir(parents=True, exist_ok=True)
     symbols: dict[str, tuple[str, int]] = {}
+    given: dict[str, Array] = {}
+    rounded: dict[str, Array] = {}
     for tensor, rows in zip(signature.inputs, chosen.inputs, strict=True):
-        array = convert(spec, tensor, rows(), notes)
+        read_rows = rows()
+        array = convert(spec, tensor, read_rows, notes)
+        if model.unrounded is not None:
+            given[tensor.name], rounded[tensor.name] = _as_given(read_rows, array), array
         check_shape(spec, tensor, array.shape, request.shapes.get(tensor.name), symbols)
         if array.dtype.kind == "f" and (strange := int(np.count_nonzero(~np.isfinite(array)))):
             notes.append(f"input {tensor.name!r} has {strange} values that are NaN or infinite")
         np.save(into / files[tensor.name], array, allow_pickle=False)
+    if model.unrounded is not None and table.real:
+        _demand_alike_unrounded(spec, model, given, rounded, notes)
     if table.labels is not None:
         _save_labels(spec, table.labels, chosen.indices, into)
     groups = _save_groups(spec, table.groups, chosen.indices, into) if table.groups is not None else 0
@@ -94,6 +106,43 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
         groups=groups,
     )
     return replace(written, digest=digest_of_samples(written))
+
+
+def _as_given(rows: Array, converted: Array) -> Array:
+    """The rows in the type that the samples have, where the conversion rounded them; else what it made of them."""
+    if rows.dtype.kind != "f" or converted.dtype.kind != "f":
+        return converted
+    rows = rows.reshape(converted.shape)
+    return converted if np.array_equal(rows, converted, equal_nan=True) else rows
+
+
+def _demand_alike_unrounded(spec: DataSpec, model: FromModel, given: Batch, rounded: Batch, notes: list[str]) -> None:
+    """Raise SourceError where the original answers otherwise to the samples as they are than to the rounded ones, which
+    every artifact is compared on; a note where that is so of a few."""
+    ask = model.unrounded
+    assert ask is not None
+    if all(given[name] is rounded[name] for name in given):
+        return
+    count, many = rounding.differing(ask, given, rounded)
+    if not count:
+        return
+    samples = len(next(iter(given.values())))
+    said = f"the original answers {count} of {samples} samples otherwise once they are rounded to float32"
+    if not many:
+        notes.append(f"{said}, as a compiled model takes them: it may branch at a value that float32 rounds")
+        return
+    found = rounding.blamed(ask, given, rounded)
+    which = "its columns"
+    if found is not None:
+        name, column = found
+        names = (model.columns() if model.columns is not None and column is not None else None) or ()
+        which = repr(name) if column is None else repr(names[column]) if column < len(names) else f"column {column}"
+    raise SourceError(
+        f"{said}, as a compiled model takes them: {which} loses digits that they depend on",
+        fix="where it is a time or a large number, train the model on its difference from a constant; where it is an "
+        "id, on text; of trees and bins, on columns in float32 (frame.astype('float32')), with the signature of these",
+        where=spec.source,
+    )
 
 
 def _through_predict(

@@ -19,7 +19,7 @@ from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
 
 _BOOSTER = "lightgbm.basic.Booster"
 _WRAPPERS = (
@@ -98,7 +98,11 @@ class LightGBMSource(Exporter):
         return graph.finish(converted, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
-        return mlmodel.named_example(source, _signature(_load(source), source))
+        return mlmodel.named_example(source, _signature(_load(source), source), as_given=True)
+
+    def answer_unrounded(self, source: SourceModel, inputs: Batch) -> Sequence[Array] | None:
+        model, (rows,) = _load(source), tabular.as_predict_gets(source, inputs).values()
+        return [_booster(model).predict(rows, num_iteration=_rounds(model))]
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         model = _load(source)

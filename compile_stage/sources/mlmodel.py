@@ -198,14 +198,18 @@ def raw_example(source: SourceModel) -> Any:
     return model.load_input_example(source.path)
 
 
-def named_example(source: SourceModel, signature: Signature) -> Batch | None:
+def named_example(source: SourceModel, signature: Signature, *, as_given: bool = False) -> Batch | None:
     """The input example as tensors with the names and dtypes of `signature`; None when there is none, or it does not
-    fit."""
+    fit.
+
+    Args:
+        as_given: Leave numbers in the type that they have, so that what rounding them changes is seen.
+    """
     raw = raw_example(source)
-    return None if raw is None else name_tensors(raw, signature)
+    return None if raw is None else name_tensors(raw, signature, as_given=as_given)
 
 
-def name_tensors(raw: Any, signature: Signature) -> Batch | None:
+def name_tensors(raw: Any, signature: Signature, *, as_given: bool = False) -> Batch | None:
     """Arrays by name, list by position, a single array or data frame as the only input; None when `raw` does not
     fit."""
     import numpy as np
@@ -228,7 +232,9 @@ def name_tensors(raw: Any, signature: Signature) -> Batch | None:
     else:
         return None
     return {
-        spec.name: np.asarray(value, dtype=object if spec.dtype == "str" else spec.dtype)
+        spec.name: given
+        if as_given and (given := np.asarray(value)).dtype.kind in "biuf"
+        else np.asarray(value, dtype=object if spec.dtype == "str" else spec.dtype)
         for spec, value in zip(specs, values, strict=True)
     }
 

@@ -19,7 +19,7 @@ from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
 
 # Their `predict` is the class of highest probability, by their own code. For these the baseline computes the
 # probabilities once and takes the labels from them, as a skilled user would; calling both methods would make every
@@ -90,9 +90,20 @@ class SklearnSource(Exporter):
 
     def example(self, source: SourceModel) -> Batch | None:
         signature = _signature(_load(source), source)
-        return (
-            _example_columns(source, signature) if _has_columns(signature) else mlmodel.named_example(source, signature)
+        if _has_columns(signature):
+            return _example_columns(source, signature, as_given=True)
+        return mlmodel.named_example(source, signature, as_given=True)
+
+    def answer_unrounded(self, source: SourceModel, inputs: Batch) -> Sequence[Array] | None:
+        estimator = _load(source)
+        signature = _signature(estimator, source)
+        rows = _framer(estimator, signature, source, as_given=True)(
+            list(tabular.as_predict_gets(source, inputs).values())
         )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="X does not have valid feature names")
+            found = [estimator.predict(rows)]
+            return [*found, estimator.predict_proba(rows)] if len(signature.outputs) > 1 else found
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         estimator = _load(source)
@@ -250,9 +261,9 @@ def _has_columns(signature: Signature) -> bool:
     return len(signature.inputs) > 1 or signature.inputs[0].name != tabular.INPUT
 
 
-def _example_columns(source: SourceModel, signature: Signature) -> dict[str, Any]:
-    """The logged example, column by column. Raises SourceError where there is none, or a text of it is missing."""
-    import numpy as np
+def _example_columns(source: SourceModel, signature: Signature, *, as_given: bool = False) -> dict[str, Any]:
+    """The logged example, column by column; numbers `as_given`, or in float32. Raises SourceError where there is none,
+    or a text of it is missing."""
 
     raw = mlmodel.raw_example(source)
     if not hasattr(raw, "columns"):
@@ -270,7 +281,9 @@ def _example_columns(source: SourceModel, signature: Signature) -> dict[str, Any
                 fix="fill missing texts before the model: ONNX has no missing text",
                 where=source.uri,
             )
-        columns[spec.name] = values.astype(object if spec.dtype == "str" else np.float32).reshape(-1, 1)
+        number = values.dtype if as_given and values.dtype.kind in "biuf" else "float32"
+        dtype = object if spec.dtype == "str" else number
+        columns[spec.name] = values.astype(dtype).reshape(-1, 1)
     return columns
 
 
@@ -393,22 +406,26 @@ def _matrix_columns(names: Sequence[str], source: SourceModel) -> tuple[str, ...
     return logged if logged is not None and sorted(logged) == sorted(names) else tuple(names)
 
 
-def _framer(estimator: Any, signature: Signature, source: SourceModel) -> Any:
-    """The inputs' arrays → what the estimator takes: a data frame when a step picks columns by name."""
+def _framer(estimator: Any, signature: Signature, source: SourceModel, *, as_given: bool = False) -> Any:
+    """The inputs' arrays → what the estimator takes: a data frame when a step picks columns by name.
+
+    Args:
+        as_given: Leave a matrix in the type that it has.
+    """
     if _has_columns(signature):
         import pandas as pd
 
         given = [spec.name for spec in signature.inputs]
         return lambda arrays: pd.DataFrame({name: array[:, 0] for name, array in zip(given, arrays, strict=True)})
     # A clusterer refuses rows of another type than its centers.
-    dtype = getattr(getattr(_last_step(estimator), "cluster_centers_", None), "dtype", "float32")
+    dtype = getattr(getattr(_last_step(estimator), "cluster_centers_", None), "dtype", None if as_given else "float32")
     names = _column_names(estimator)
     if not names:
-        return lambda arrays: arrays[0].astype(dtype, copy=False)
+        return lambda arrays: arrays[0].astype(dtype or arrays[0].dtype, copy=False)
     import pandas as pd
 
     ordered = list(_matrix_columns(names, source))
-    return lambda arrays: pd.DataFrame(arrays[0].astype(dtype, copy=False), columns=ordered)
+    return lambda arrays: pd.DataFrame(arrays[0].astype(dtype or arrays[0].dtype, copy=False), columns=ordered)
 
 
 def _limit_jobs(estimator: Any, threads: int) -> None:

@@ -19,7 +19,7 @@ from compile_stage.sources.session import SourceSession
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
 
 _OPSET = 17
 
@@ -104,7 +104,17 @@ class StatsmodelsSource(Exporter):
         return graph.finish(model, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
-        return mlmodel.named_example(source, _signature(_weights(_load(source), source)[2]))
+        return mlmodel.named_example(source, _signature(_weights(_load(source), source)[2]), as_given=True)
+
+    def answer_unrounded(self, source: SourceModel, inputs: Batch) -> Sequence[Array] | None:
+        import numpy as np
+        import pandas as pd
+
+        fitted, (rows,) = _load(source), tabular.as_predict_gets(source, inputs).values()
+        columns = _weights(fitted, source)[2]
+        return [
+            np.asarray(fitted.predict(pd.DataFrame(rows, columns=columns) if _formula(fitted) is not None else rows))
+        ]
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         return {**tabular.prediction_format(source, [tabular.PREDICTION]), "kind": "series"}

@@ -23,6 +23,8 @@ from compile_stage.sources import graph, mlmodel
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from compile_stage.core.tensors import Batch
+
 INPUT = "X"
 LABEL = "label"
 PROBABILITIES = "probabilities"
@@ -246,6 +248,27 @@ def prediction_format(
         "columns": list(columns) if columns else None,
         "frame_in_frame_out": False,
     }
+
+
+def as_predict_gets(source: SourceModel, inputs: Batch) -> Batch:
+    """The matrix, or the columns, as the original's predict() gets them: MLflow lets float32 alone through where the
+    signature says so, whatever a file of samples holds."""
+    import numpy as np
+
+    specs = mlmodel.read(source).inputs or ()
+    types = [spec.get("tensor-spec", {}).get("dtype") or spec.get("type") for spec in specs]
+    narrow = [dtype in ("float", "float32") for dtype in types]
+    if len(inputs) > 1:
+        named = {str(spec.get("name")) for spec, rounds in zip(specs, narrow, strict=True) if rounds}
+        return {name: array.astype(np.float32) if name in named else array for name, array in inputs.items()}
+    ((name, matrix),) = inputs.items()
+    if not any(narrow) or matrix.dtype.kind != "f":
+        return inputs
+    if all(narrow):
+        return {name: matrix.astype(np.float32)}
+    if len(narrow) != matrix.shape[-1]:
+        return inputs
+    return {name: np.where(narrow, matrix.astype(np.float32), matrix)}
 
 
 def refuse_columns(source: SourceModel) -> str | None:

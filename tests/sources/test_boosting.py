@@ -334,3 +334,16 @@ def test_catboost_picks_columns_by_name(tmp_path: Path, prove: Proof) -> None:
     published = from_outputs(run_onnx(made, to_batch(rows, made.signature, how)), rows, how)
     np.testing.assert_array_equal(published, answer)
     assert (model.predict(turned.to_numpy()) != answer).any()  # by place they would be others
+
+
+def test_lightgbm_is_asked_about_numbers_that_float32_rounds(tmp_path: Path) -> None:
+    """Broken: the original gets rounded numbers where it is asked what their rounding changes."""
+    lightgbm = pytest.importorskip("lightgbm")
+    rows = np.stack([1.7e9 + np.arange(400) * 7.0, np.linspace(0, 3, 400)], axis=1)
+    settings = {"objective": "regression", "verbose": -1, "num_threads": 1, "min_data_in_leaf": 1}
+    model = lightgbm.train(settings, lightgbm.Dataset(rows, label=rows[:, 0] % 60), 3)
+    mlflow.lightgbm.save_model(model, tmp_path / "times", pip_requirements=["lightgbm"])
+    source, exporter = source_of(tmp_path / "times", "lightgbm"), plugins.load("sources", "lightgbm")
+    answers = exporter.answer_unrounded(source, {"X": rows})
+    assert answers is not None
+    np.testing.assert_array_equal(answers[0], model.predict(rows))

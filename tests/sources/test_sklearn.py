@@ -492,3 +492,43 @@ def test_a_target_that_is_a_column_is_answered_in_the_originals_shape(tmp_path: 
     exported = prove(source, {"X": given}, compliance=PICKLES, rtol=1e-4)
     answered = from_outputs(run_onnx(exported, {"X": given}), given, SklearnSource().prediction_format(source))
     assert answered.shape == mlflow.pyfunc.load_model(source.path).predict(frame[:8]).shape
+
+
+def test_the_original_is_asked_about_numbers_that_float32_rounds(tmp_path: Path) -> None:
+    """Broken: the original gets rounded numbers where it is asked what their rounding changes, or its input example is
+    rounded before anyone asks."""
+    frame = pd.DataFrame({"time": 1.7e9 + np.arange(100) * 7.0, "size": np.linspace(0, 3, 100)})
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(frame, np.arange(100) > 40)
+    mlflow.sklearn.save_model(
+        model, tmp_path / "times", input_example=frame, signature=infer_signature(frame, model.predict(frame)),
+        pip_requirements=["scikit-learn"], serialization_format="cloudpickle",
+    )  # fmt: skip
+    source, exporter = source_of(tmp_path / "times", "sklearn"), SklearnSource()
+    example = exporter.example(source)
+    assert example is not None
+    np.testing.assert_array_equal(example["X"], frame)
+    answers = exporter.answer_unrounded(source, example)
+    assert answers is not None
+    np.testing.assert_array_equal(answers[1], model.predict_proba(frame))
+    rounded = exporter.answer_unrounded(source, {"X": example["X"].astype(np.float32)})
+    assert rounded is not None
+    assert np.abs(rounded[1] - answers[1]).max() > 0.01
+
+
+def test_columns_that_the_signature_has_in_float32_are_rounded_for_the_original_too(tmp_path: Path) -> None:
+    """Broken: a model that was fitted on float32 columns is refused for float64 samples, of which MLflow gives it
+    float32, so that the advice of the refusal does not help."""
+    frame = CANCER.data.astype(np.float32)
+    model = HistGradientBoostingClassifier(max_iter=5).fit(frame, Y)
+    exporter, wide = SklearnSource(), {"X": CANCER.data.to_numpy()}
+    source = save(tmp_path / "narrow", model, frame, serialization_format="cloudpickle")
+    answers = exporter.answer_unrounded(source, wide)
+    assert answers is not None
+    np.testing.assert_array_equal(answers[1], model.predict_proba(frame))
+    mixed = infer_signature(frame.astype({COLUMNS[0]: np.float64}), model.predict(frame))
+    source = save(tmp_path / "mixed", model, frame, serialization_format="cloudpickle", signature=mixed)
+    given = frame.astype(np.float64)
+    given[COLUMNS[0]] = CANCER.data[COLUMNS[0]]
+    answers = exporter.answer_unrounded(source, wide)
+    assert answers is not None
+    np.testing.assert_array_equal(answers[1], model.predict_proba(given))

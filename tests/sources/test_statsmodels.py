@@ -105,3 +105,13 @@ def test_pickles_are_refused_unless_the_policy_allows_them(tmp_path: Path) -> No
     said = StatsmodelsSource().refuse(source, Compliance())
     assert said is not None
     assert "compliance.allow_pickle" in said
+
+
+@pytest.mark.parametrize("kind", ["matrix", "formula"])
+def test_the_original_is_asked_about_numbers_that_float32_rounds(kind: str, tmp_path: Path) -> None:
+    """Broken: the original gets rounded numbers where it is asked what their rounding changes."""
+    fit, rows = MODELS[kind]
+    source, given = save(tmp_path / kind, fit(), rows), rows.to_numpy(np.float64)
+    answers = StatsmodelsSource().answer_unrounded(source, {"X": given})
+    assert answers is not None
+    np.testing.assert_allclose(answers[0], fit().predict(rows), rtol=1e-13)

@@ -84,6 +84,12 @@ class Exporter(Plugin, Protocol):
                                                   one value that is compiled; none where this is missing
         """
 
+    def answer_unrounded(self, source: SourceModel, inputs: Batch) -> Sequence[Array] | None:
+        """What the original's predict() answers to inputs in a wider type than the network's, such as columns in
+        float64, in the order of the outputs; None where it rounds them to that type itself. Asked of the policy's
+        samples, since what is compared with an artifact is answers to rounded ones."""
+        return None
+
     def network_inputs(self, source: SourceModel, columns: Mapping[str, Array]) -> Batch:
         """Of a source that declares `reads_raw_samples`: what its network is given while predict() answers these rows,
         one row for each. Raises SourceError, with the reason, where that can't be had."""
