@@ -405,7 +405,8 @@ def _filled(tolerances: Node) -> Node:
     def fill(metric: str, node: Node) -> Node:
         family = METRICS[metric].family if metric in METRICS else ""
         default = defaults.get(family if family in ("task", "tokens") else metric)
-        return merge(default, node) if default is not None and node.is_map else node
+        # A limit that was laid over a null leaves out as much as any other.
+        return merge(default, replace(node, replaces=False)) if default is not None and node.is_map else node
 
     holder = Node({"tolerances": tolerances}, tolerances.place)
     filled: Node = _each_tolerance(holder, fill).value["tolerances"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from compile_stage.core.error_codes import Code
@@ -55,6 +55,7 @@ class Node:
         quoted: The scalar stood in quotes.
         keys: Where each key of a map was written.
         broken: The text stands for no value, which has been reported.
+        replaces: A map that was laid over a null. The null took away what lies below, so this map does too.
     """
 
     value: Any
@@ -63,6 +64,7 @@ class Node:
     quoted: bool = False
     keys: dict[str, Place] = field(default_factory=dict)
     broken: bool = False
+    replaces: bool = False
 
     @property
     def is_map(self) -> bool:
@@ -166,15 +168,21 @@ EXCLUSIVE = frozenset({"max_drop", "max_relative_drop"})
 
 
 def merge(under: Node, over: Node) -> Node:
-    """`over` laid on `under`: maps merge key by key, lists and scalars (null too) replace."""
-    if not (under.is_map and over.is_map):
+    """`over` laid on `under`: maps merge key by key, lists and scalars (null too) replace.
+
+    What a null took away stays away, in whichever order three layers are merged: a map over a null replaces what lies
+    below the null.
+    """
+    if over.replaces or not over.is_map:
         return over
+    if not under.is_map:
+        return replace(over, replaces=True) if under.value is None else over
     dropped = EXCLUSIVE - over.value.keys() if EXCLUSIVE & over.value.keys() else frozenset[str]()
     merged = {key: node for key, node in under.value.items() if key not in dropped}
     keys = {key: place for key, place in under.keys.items() if key not in dropped}
     for key, node in over.value.items():
         merged[key] = merge(merged[key], node) if key in merged else node
-    return Node(merged, over.place, keys={**keys, **over.keys})
+    return Node(merged, over.place, keys={**keys, **over.keys}, replaces=under.replaces)
 
 
 def without(tree: Node, paths: set[Path]) -> Node:

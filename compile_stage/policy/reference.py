@@ -56,6 +56,7 @@ In an editor with the YAML language server, a policy's first line may be
     shipped defaults < extends, in order < the file < the target's own block < --set key=value
 
 - Maps merge key by key. Lists and scalars replace. `null` replaces too: it takes an inherited limit away.
+  A map over a `null` stands alone: over `int8: null`, `int8: {{cosine: 0.99}}` has that limit and no shipped one.
 - A target may carry its own {", ".join(f"`{name}`" for name in OVERRIDABLE)}: they are laid over the sections of the
   same name. They win over the section wherever it stands, except in `--set`, which wins over all.
 - `max_drop` and `max_relative_drop` exclude each other: a layer that gives one takes the place of a lower layer's

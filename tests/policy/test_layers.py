@@ -84,6 +84,42 @@ def test_of_two_ways_to_give_a_limit_the_upper_layers_wins(a, b, c):
     assert merged.value.keys() & EXCLUSIVE == last.keys() & EXCLUSIVE
 
 
+def with_nulls(shape: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    entries = {k: SCALARS if v is None else st.one_of(st.none(), with_nulls(v)) for k, v in shape.items()}
+    return st.fixed_dictionaries({}, optional=entries)
+
+
+NULLED = with_nulls(SHAPE).map(tree)
+
+
+@STEADY
+@given(NULLED, NULLED, NULLED)
+def test_a_null_below_a_map_takes_away_the_same_in_whichever_order_layers_are_merged(a, b, c):
+    """Broken: a map over a null brings back what the null took away."""
+    assert merge(merge(a, b), c).plain() == merge(a, merge(b, c)).plain()
+
+
+@pytest.mark.parametrize("layer", ["file", "target", "set", "same layer"])
+def test_limits_over_a_null_are_all_there_are(write, layer):
+    """Broken: the shipped limits, which a lower layer took away with a null, come back with the first new limit."""
+    limits = "tolerances: {int8: {cosine: 0.5, accuracy: 0.02}}"
+    base, top, sets = "tolerances: {int8: null}", "", []
+    if layer == "file":
+        top = f"{limits}\n"
+    elif layer == "target":
+        base, top = f"targets: {{t: {{{base}}}}}", f"targets: {{t: {{{limits}}}}}\n"
+    else:
+        sets = ["tolerances.int8.cosine=0.5", "tolerances.int8.accuracy=0.02"]
+    if layer == "same layer":
+        base, sets = "", ["tolerances.int8=null", *sets]
+    write(f"{base}\n", "base.yaml")
+    targets = "" if layer == "target" else "targets: {t: {}}\n"
+    write(f"extends: [base.yaml]\ndata: {{validation: {{source: 'mlflow-dataset:v', labels: y}}}}\n{targets}{top}")
+    gates = load_policy("p.yaml", sets).targets[0].tolerances["int8"]
+    assert {gate.metric: gate.limit for gate in gates} == {"cosine": 0.5, "accuracy": 0.02}
+    assert next(gate for gate in gates if gate.metric == "accuracy").confidence == 0.95, "what is left out is filled in"
+
+
 # ------------------------------------------------------------------------------------------------------- who wins
 
 PATHS = ("performance.p95_latency_ms", "tolerances.int8.cosine", "fallback.max_minutes")
