@@ -77,7 +77,7 @@ def fleet_plan(pattern: str, policies: PathLike) -> JsonMap:
         `policies` and `owners` with their number of jobs.
 
     Raises:
-        UsageError: The pattern is none, no policy is there, or two would move the same alias.
+        UsageError: The pattern is none, no policy is there, two would move the same alias, or no model is to be run.
         PolicyError: A policy is broken.
         RegistryError: The registry can't be searched.
     """
@@ -91,6 +91,8 @@ def fleet_plan(pattern: str, policies: PathLike) -> JsonMap:
                 "SELECT uri, name, policy, owner, targets, location FROM jobs WHERE fleet=? ORDER BY id", fleet
             )
         )
+    if not rows:
+        raise _nothing_to_run(pattern, policies, skipped)
     jobs = [
         {"uri": uri, "policy": policy, "owner": owner, "targets": [name for name, _ in json.loads(targets)]}
         for uri, _, policy, owner, targets, _ in rows
@@ -154,13 +156,17 @@ def fleet_run(
             journal.note_skipped(fleet, skipped.published + skipped.without_policy)
             if not journal.count(fleet):
                 journal.abandon(fleet)
-                raise UsageError(
-                    f"no registered model matches {pattern!r} and a policy ({skipped.without_policy} without a policy, "
-                    f"{skipped.published} published by compile-stage)",
-                    fix=f"look at all of them: compile-stage fleet plan '*' -p {shlex.quote(os.fspath(policies))}; "
-                    "check the alias, applies_to and MLFLOW_TRACKING_URI",
-                )
+                raise _nothing_to_run(pattern, policies, skipped)
         return _drive(journal, fleet, settings, work, say)
+
+
+def _nothing_to_run(pattern: str, policies: PathLike, skipped: Skipped) -> UsageError:
+    everything = f"look at all of them: compile-stage fleet plan '*' -p {shlex.quote(os.fspath(policies))}; "
+    return UsageError(
+        f"no registered model matches {pattern!r} and a policy ({skipped.without_policy} without a policy, "
+        f"{skipped.published} published by compile-stage)",
+        fix=f"{'' if pattern == '*' else everything}check the alias, applies_to and MLFLOW_TRACKING_URI",
+    )
 
 
 def fleet_requalify(

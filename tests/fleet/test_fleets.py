@@ -111,6 +111,13 @@ def test_a_fleet_is_what_the_policies_are_meant_for(
         api.fleet_run("speech-*@candidate", policies / "a.yaml", Settings(state=tmp_path / "state"))
     advised = str(refused.value.fix).partition(";")[0].removeprefix("look at all of them: compile-stage ")
     assert command_line(*shlex.split(advised)).returncode == 0
+    with pytest.raises(UsageError, match="no registered model matches") as planned_refused:
+        api.fleet_plan("speech-*@candidate", policies / "a.yaml")
+    assert str(planned_refused.value) == str(refused.value), "a plan ends as its run would"
+    write(policies, "c", applies_to="{names: ['speech-*']}")
+    with pytest.raises(UsageError, match="6 without a policy") as of_all:
+        api.fleet_plan("*", policies / "c.yaml")
+    assert "fleet plan" not in str(of_all.value.fix), "which is the command that has just been given"
 
 
 @pytest.mark.parametrize("pattern", ["", "@x", "a@", "models:/a/1"])
