@@ -101,8 +101,14 @@ def headline(result: RunResult) -> str:
         speed = how_fast(main_timing(target, winner.measurement), main_timing(target, baseline_of(result, target)))
         through = f", {_through_predict(target)}" if speed and _is_predict_measured(target) else ""
         what = f"{winner.job.backend} {winner.job.scheme.name}"
-        parts.append(f"{name}: {what} selected{f', {speed}' if speed else ''}{through}")
+        parts.append(f"{name}: {what} selected{_under_waivers(winner)}{f', {speed}' if speed else ''}{through}")
     return "; ".join(parts) or "no target was run"
+
+
+def _under_waivers(winner: Candidate) -> str:
+    """` under a waiver of accuracy`: who reads one line has to learn that a gate was missed."""
+    gates = [waiver.gate for waiver in winner.verdict.waivers] if winner.verdict is not None else []
+    return f" under {'a waiver' if len(gates) == 1 else 'waivers'} of {', '.join(gates)}" if gates else ""
 
 
 def how_fast(timing: Timing | None, baseline: Timing | None) -> str:

@@ -84,6 +84,20 @@ def test_three_sentences_say_why_it_won(result: RunResult) -> None:
     assert why_it_won(result, result.targets[1]) == ()
 
 
+def test_the_one_sentence_of_a_run_names_what_is_waived(result: RunResult) -> None:
+    """Broken: who reads the last line of the terminal, or the page's headline, takes a missed gate for a held one."""
+    passed = dataclasses.replace(result, problem="", targets=result.targets[:1])
+    assert "openvino int8-sym selected under a waiver of max_rel, 6.52×" in summary.headline(passed)
+    winner = passed.targets[0].winner
+    assert winner is not None
+    assert winner.verdict is not None
+    held = tuple(check for check in winner.verdict.checks if check.waived is None)
+    changed = dataclasses.replace(winner, verdict=Verdict(checks=held))
+    candidates = tuple(changed if one is winner else one for one in passed.targets[0].candidates)
+    unwaived = dataclasses.replace(passed, targets=(dataclasses.replace(passed.targets[0], candidates=candidates),))
+    assert "openvino int8-sym selected, 6.52×" in summary.headline(unwaived)
+
+
 def test_what_is_waived_is_not_said_to_hold(result: RunResult) -> None:
     """Broken: the page shows in yellow that a gate is waived, and says below it that every gate held."""
     target = result.targets[0]
