@@ -140,7 +140,7 @@ def describe_setting(name: str, found: FoundSettings) -> str:
     """Why a setting is no part of what was accepted."""
     alone = (found.alone or {}).get(name)
     if alone is None:
-        return "rejected: it could not be measured, or no time was left for it"
+        return "not tried: it could not be measured, or no time was left for it"
     better = (
         "it is not in the best combination" if found.ranked else f"no combination was better, {describe_search(found)}"
     )

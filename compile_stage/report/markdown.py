@@ -185,7 +185,7 @@ def _option_tuning(target: TargetResult, rows: Iterable[OptionTuningRow]) -> lis
             (
                 (
                     KIND_WORDS[row.kind] + (" 🏆" if row.state == "won" else ""),
-                    _cell(row.what) + ("" if row.accepted else " (rejected)" if row.job_id else " (not tried)"),
+                    _cell(row.what) + (f" ({row.outcome})" if row.outcome else ""),
                     numbers.duration(row.p50_s),
                     _ratio(row.speedup, row.speedup_interval),
                     numbers.size(row.peak_memory_bytes),

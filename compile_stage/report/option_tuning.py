@@ -40,6 +40,14 @@ class OptionTuningRow:
     error: Check | None = None
     state: CandidateState | None = None
 
+    @property
+    def outcome(self) -> str:
+        """`rejected` of what was tried and dropped, as a candidate or in the search over combinations, which makes none
+        of most settings; `not tried`; empty for what was accepted."""
+        if self.accepted:
+            return ""
+        return "rejected" if self.job_id or self.reason.startswith("rejected:") else "not tried"
+
 
 def option_tuning_rows(result: RunResult, target: TargetResult) -> tuple[OptionTuningRow, ...]:
     """From the original on, what was rejected too; empty when the policy asks for no option tuning."""
@@ -82,7 +90,7 @@ def option_tuning_line(result: RunResult, target: TargetResult) -> str:
         for row in accepted
     )
     parts = [steps or "nothing was accepted"]
-    if rejected := sum(not row.accepted and bool(row.job_id) for row in rows):
+    if rejected := sum(row.outcome == "rejected" for row in rows):
         parts.append(f"{numbers.count(rejected, 'option')} rejected")
     if target.selection.winner is not None and not any(row.state == "won" for row in accepted):
         parts.append("the winner is none of these")

@@ -12,7 +12,9 @@ import jsonschema
 import pytest
 
 from compile_stage.cli.render import Display
-from compile_stage.core.records import RunResult
+from compile_stage.core.records import OptimizationStep, RunResult
+from compile_stage.measure.settings import FoundSettings
+from compile_stage.pipeline.settings_search import describe_setting
 from compile_stage.report.html import render_html
 from compile_stage.report.markdown import render_markdown
 from compile_stage.report.option_tuning import option_tuning_line, option_tuning_rows
@@ -92,3 +94,19 @@ def test_a_run_without_option_tuning_has_no_section(result: RunResult) -> None:
     assert "Option tuning" not in render_markdown(result)
     assert option_tuning_line(result, result.targets[0]) == ""
     assert json.loads(result_text(result))["targets"][0]["ladder"] == []
+
+
+def test_a_setting_that_was_measured_in_the_search_is_not_said_to_be_untried(tuned: RunResult) -> None:
+    """Broken: settings that were measured together, of which no candidate is made, are "not tried" beside "rejected:
+    no combination was better", and the terminal does not count them."""
+    target = tuned.targets[0]
+    found = FoundSettings(valid=7, tried=7, alone={"arena": 1.01})
+    searched = OptimizationStep(
+        kind="memory", name="arena", accepted=False, reason=describe_setting("arena", found), options={"arena": False}
+    )
+    late = replace(searched, name="late", reason=describe_setting("late", found))
+    changed = replace(target, ladder=(*target.ladder[:4], searched, late))
+    rows = {row.what: row for row in option_tuning_rows(tuned, changed)}
+    assert (rows["arena"].outcome, rows["late"].outcome, rows["lean"].outcome) == ("rejected", "not tried", "")
+    assert option_tuning_line(tuned, changed).endswith("; 1 option rejected")
+    assert "| arena (rejected) |" in render_markdown(replace(tuned, targets=(changed,)))
