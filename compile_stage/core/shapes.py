@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from compile_stage.core.errors import SourceError
-from compile_stage.core.records import SourceModel
+from compile_stage.core.records import ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 
 
@@ -19,3 +19,52 @@ def demand_inputs(signature: Signature, names: Iterable[str], source: SourceMode
                 fix=f"correct the target's shapes; the model has {', '.join(map(str, signature.inputs))}",
                 where=source.uri,
             )
+
+
+def demand_shapes(signature: Signature, shapes: Mapping[str, ShapeRange], source: SourceModel) -> None:
+    """Raise SourceError when `shapes` names an input that is not there or asks for a size that the model has fixed."""
+    demand_inputs(signature, shapes, source)
+    for name, wanted in shapes.items():
+        spec = signature.input(name)
+        if len(spec.shape) != len(wanted.max):
+            raise SourceError(
+                f"the policy gives input {name!r} {len(wanted.max)} dimensions, the model has {spec}",
+                fix="correct the target's shapes",
+                where=source.uri,
+            )
+        for axis, size in enumerate(spec.shape):
+            asked = [s for s in (wanted.min[axis], wanted.typical[axis], wanted.max[axis]) if s != size]
+            if isinstance(size, int) and asked:
+                raise _fixed(name, axis, size, max(asked), source)
+
+
+_OPENED = "log the model with that dimension open, if it computes with other sizes"
+_OPENED_BY = {
+    "pytorch": "log the model with that dimension open: -1 in its signature, and two or more of it in the input "
+    "example. Where it is so already, its forward computes with this size alone",
+    "onnx": "export the ONNX file with that dimension open (torch.onnx.export: dynamic_shapes) and log it again",
+}
+
+_BATCH_OPENED = "log the model with an input example of two rows or more (batch >= 2), so that its batch stays open"
+_BATCH_OPENED_BY = {
+    "onnx": "export the ONNX file with its first dimension open (torch.onnx.export: dynamic_shapes) and log it again",
+}
+
+
+def how_to_open_the_batch(flavor: str) -> str:
+    """What to do about a model that takes one batch size, by the flavor that it was logged with."""
+    return _BATCH_OPENED_BY.get(flavor, _BATCH_OPENED)
+
+
+def _fixed(name: str, axis: int, size: int, asked: int, source: SourceModel) -> SourceError:
+    if axis == 0:
+        return SourceError(
+            f"the export has fixed batch {size}, the policy asks for batch {asked}",
+            fix=f"{how_to_open_the_batch(source.flavor)}, or ask for that batch only",
+            where=source.uri,
+        )
+    return SourceError(
+        f"the export has fixed dimension {axis} of input {name!r} to {size}, the policy asks for {asked}",
+        fix=f"correct the target's shapes, or {_OPENED_BY.get(source.flavor, _OPENED)}",
+        where=source.uri,
+    )

@@ -24,7 +24,7 @@ from compile_stage.core.errors import (
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Data, DataSpec, Gate, Job, Plan, SampleSet, ShapeRange, SourceModel, Target
 from compile_stage.core.sample_sizes import confidence_notes
-from compile_stage.core.shapes import demand_inputs
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.pipeline.inputs import source_errors, source_limits
@@ -89,9 +89,10 @@ class _Checks:
             SourceError: The source has not what the target asks for.
         """
         target = jobs[0].target
-        signature = self._signature(reference_target(self.source.flavor, target, jobs, self.context.hardware).device)
+        device = reference_target(self.source.flavor, target, jobs, self.context.hardware).device
+        signature = self._signature(device, target.shapes)
         demand_batch_sizes(self.source, signature, target)
-        demand_inputs(signature, target.shapes, self.source)
+        demand_shapes(signature, target.shapes, self.source)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
         self.notes.extend(_confidence_notes(jobs, validation))
         reasons = unfit_limits(jobs, performance, signature)
@@ -105,16 +106,17 @@ class _Checks:
                 reasons |= {job.id: f"it needs calibration samples: {error.problem}" for job in calibrated}
         return reasons
 
-    def _signature(self, device: str) -> Signature:
-        """From opening the original where a run would, so that a plan refuses what has no such device."""
+    def _signature(self, device: str, shapes: Mapping[str, ShapeRange]) -> Signature:
+        """From opening the original where a run would, so that a plan refuses what has no such device; for the shapes
+        that are asked for, since they open dimensions of some sources."""
         made_by = plugins.cache_identity("sources", self.source.flavor)
-        key = {"source": self.source.identity, "made_by": made_by, "device": device}
-        where = Target(name="", device=device)
+        key = {"source": self.source.identity, "made_by": made_by, "device": device, "shapes": shapes}
+        where = Target(name="", device=device, shapes=shapes)
 
         def make(_: Path) -> Any:
             return self.worker.call("open_source", source=self.source, target=where)["signature"]
 
-        signature: Signature = revive(Signature, self.context.cached("signature/1", "", key, make).value)
+        signature: Signature = revive(Signature, self.context.cached("signature/2", "", key, make).value)
         return signature
 
     def _sample(

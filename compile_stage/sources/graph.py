@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
-from compile_stage.core.shapes import demand_inputs
+from compile_stage.core.shapes import demand_shapes as demand_shapes  # the sources call it here
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 from compile_stage.plugin_support import onnx_weights
 
@@ -153,46 +153,6 @@ def finish(
 def opset(model: ModelProto) -> int:
     """Version of the default operator set."""
     return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
-
-
-def demand_shapes(signature: Signature, shapes: Mapping[str, ShapeRange], source: SourceModel) -> None:
-    """Raise SourceError when `shapes` names an input that is not there or asks for a size that the model has fixed."""
-    demand_inputs(signature, shapes, source)
-    for name, wanted in shapes.items():
-        spec = signature.input(name)
-        if len(spec.shape) != len(wanted.max):
-            raise SourceError(
-                f"the policy gives input {name!r} {len(wanted.max)} dimensions, the model has {spec}",
-                fix="correct the target's shapes",
-                where=source.uri,
-            )
-        for axis, size in enumerate(spec.shape):
-            asked = [s for s in (wanted.min[axis], wanted.typical[axis], wanted.max[axis]) if s != size]
-            if isinstance(size, int) and asked:
-                raise _fixed(name, axis, size, max(asked), source)
-
-
-_OPENED = "log the model with that dimension open, if it computes with other sizes"
-_OPENED_BY = {
-    "pytorch": "log the model with that dimension open: -1 in its signature, and two or more of it in the input "
-    "example. Where it is so already, its forward computes with this size alone",
-    "onnx": "export the ONNX file with that dimension open (torch.onnx.export: dynamic_shapes) and log it again",
-}
-
-
-def _fixed(name: str, axis: int, size: int, asked: int, source: SourceModel) -> SourceError:
-    if axis == 0:
-        return SourceError(
-            f"the export has fixed batch {size}, the policy asks for batch {asked}",
-            fix="log the model with an input example of batch >= 2, so that its batch stays open, or ask for that "
-            "batch only",
-            where=source.uri,
-        )
-    return SourceError(
-        f"the export has fixed dimension {axis} of input {name!r} to {size}, the policy asks for {asked}",
-        fix=f"correct the target's shapes, or {_OPENED_BY.get(source.flavor, _OPENED)}",
-        where=source.uri,
-    )
 
 
 def _spec(value: Any) -> TensorSpec:

@@ -23,6 +23,7 @@ from compile_stage.core.records import (
     SourceModel,
     Target,
 )
+from compile_stage.core.shapes import how_to_open_the_batch
 from compile_stage.core.tensors import Signature
 
 
@@ -172,8 +173,7 @@ def demand_batch_sizes(source: SourceModel, signature: Signature, target: Target
         raise SourceError(
             f"the model takes batches of {fixed} only, and target {target.name!r} asks for batches of "
             f"{', '.join(map(str, others))}",
-            fix="log the model with an input example of two rows or more, so that its batch stays free, or set "
-            f"batch_sizes: [{fixed}]",
+            fix=f"{how_to_open_the_batch(source.flavor)}, or set batch_sizes: [{fixed}]",
             where=source.uri,
         )
 

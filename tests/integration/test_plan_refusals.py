@@ -144,6 +144,33 @@ def test_a_target_that_asks_for_a_batch_that_the_model_does_not_take_is_refused_
     assert both(tmp_path / "fixed", policy, tmp_path / "out", "targets.cpu.batch_sizes=[2]")[::2] == (5, 5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ("{min: [1, 8], typical: [1, 8], max: [4, 8]}", "fixed batch 1, the policy asks for batch 4"),
+        ("{min: [1, 4], typical: [1, 8], max: [1, 8]}", "dimension 1 of input 'x' to 8, the policy asks for 4"),
+        ("{min: [1, 8, 1], typical: [1, 8, 1], max: [1, 8, 1]}", "gives input 'x' 3 dimensions"),
+    ],
+)
+def test_shapes_that_the_model_does_not_take_are_refused_by_plan(
+    small_model: Path, write_policy: Write, tmp_path: Path, shape: str, says: str
+) -> None:
+    """Broken: `plan` ends with 0 for sizes that the file has fixed, and `run` with 5; or says to log an ONNX file with
+    another input example, which opens nothing in it."""
+    import mlflow
+    import onnx
+
+    model = onnx.load(small_model / "model.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    mlflow.onnx.save_model(model, str(tmp_path / "fixed"), pip_requirements=["onnx"])
+    policy = write_policy(ONE, FAST)
+    planned, message, ran = both(tmp_path / "fixed", policy, tmp_path / "out", f"targets.cpu.shapes={{x: {shape}}}")
+    assert (planned, ran) == (5, 5)
+    assert says in message
+    assert "input example" not in message
+
+
 def keras(into: Path) -> None:
     into.mkdir()
     (into / "MLmodel").write_text("flavors:\n  keras: {data: data}\n  python_function: {loader_module: mlflow.keras}\n")
