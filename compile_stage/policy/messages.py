@@ -14,7 +14,7 @@ from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.limits import CustomLimit, ShareDrop
 from compile_stage.policy.metrics import CUSTOM, METRICS, tolerance_names
-from compile_stage.policy.nodes import Node, Path, Problem, show_path, without
+from compile_stage.policy.nodes import Node, Path, Problem, leaves, show_path, without
 from compile_stage.policy.schema import PolicyDocument
 from compile_stage.policy.values import AS_LIST, AS_MAP, AS_NUMBER, AS_WORD, FUNCTION_METRIC, SOURCE
 
@@ -46,9 +46,12 @@ def check_schema(
     """
     problems, bad = _unknown_metrics(tree)
     try:
-        return problems, bad, PolicyDocument.model_validate(without(tree, bad).plain())
+        document = PolicyDocument.model_validate(without(tree, bad).plain())
     except ValidationError as error:
         details = error.errors(include_url=False)
+    else:
+        _refuse_empty(tree, problems, bad)
+        return problems, bad, document
     for item in details:
         path = tuple(key for key in item["loc"] if key not in _TAGS and key != _KEY)
         if item["type"] == "missing":
@@ -65,7 +68,20 @@ def check_schema(
         if node is not None and node.broken:
             continue
         problems.append(_problem(tree, path, item["type"], item.get("ctx", {}), in_key=_KEY in item["loc"]))
+    _refuse_empty(tree, problems, bad)
     return problems, bad, None
+
+
+def _refuse_empty(tree: Node, problems: list[Problem], bad: set[Path]) -> None:
+    """Add what has no value at all where null is allowed. YAML reads both alike, and a limit that a variable of the
+    shell was to hold, or that a half-edited file lost, would be taken away without a word."""
+    for path, node in leaves(tree):
+        if node.value is not None or node.text or node.quoted or node.broken:
+            continue
+        if not any(path[: len(cut)] == cut for cut in bad):
+            bad.add(path)
+            wrong_and_allowed = "has no value", "write null if none is meant"
+            problems.append(Problem(node.place, show_path(path), *wrong_and_allowed, code=Code.WRONG_VALUE))
 
 
 def _unknown_metrics(tree: Node) -> tuple[list[Problem], set[Path]]:

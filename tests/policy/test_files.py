@@ -177,6 +177,9 @@ SETS = {
     "budget.minutes=": (
         "--set budget.minutes=: budget.minutes: has no value; a number is needed here: The whole run, in minutes"
     ),
+    "tolerances.int8.cosine=": (  # of a variable that is not set
+        "--set tolerances.int8.cosine=: tolerances.int8.cosine: has no value; write null if none is meant"
+    ),
     "budget={minutes: 1": (
         "--set budget={minutes: 1: budget: not valid YAML: expected ',' or '}', but got '<stream end>'; a text is "
         """quoted, once more within the shell's quotes: --set 'budget="..."'"""

@@ -319,6 +319,14 @@ IN_A_FILE = {
         "p.yaml:4:9: targets: has no value; a map is needed here: By name: where artifacts must run. Only a base that "
         "others extend may have none",
     ),
+    "a limit that a half-edited file lost": (
+        TARGET + "performance:\n  min_speedup:\n",
+        "p.yaml:6:15: performance.min_speedup: has no value; write null if none is meant",
+    ),
+    "the limits of a precision that a half-edited file lost": (
+        TARGET + "tolerances:\n  int8:\n  fp32: {cosine: 0.9}\n",
+        "p.yaml:6:8: tolerances.int8: has no value; write null if none is meant",
+    ),
     "a value for a map": (
         TARGET + "budget: 60",
         "p.yaml:5:9: budget: `60` is a single value; a map is needed here: What a run may cost",
@@ -500,3 +508,10 @@ def test_a_file_of_set_is_relative_to_the_current_folder(write, tmp_path, monkey
     for file in ("no.npz", "no.pem"):
         (tmp_path / "elsewhere" / file).touch()
     assert said(policy, f"{path}={name}") == []
+
+
+def test_a_null_that_is_written_out_takes_a_limit_away(write) -> None:
+    """Broken: the advice on an empty value can't be followed."""
+    text = "targets: {t: {}}\nperformance: {min_speedup: null}\ntolerances: {int8: {cosine: ~}, fp16: Null}\n"
+    assert not read_policy(write(text)).problems
+    assert not read_policy(write("targets: {t: {}}\n"), ["tolerances.int8.cosine=null"]).problems
