@@ -16,7 +16,16 @@ from compile_stage.policy.limits import CustomLimit, ShareDrop
 from compile_stage.policy.metrics import CUSTOM, METRICS, tolerance_names
 from compile_stage.policy.nodes import Node, Path, Problem, leaves, show_path, without
 from compile_stage.policy.schema import PolicyDocument
-from compile_stage.policy.values import AS_LIST, AS_MAP, AS_NUMBER, AS_WORD, FUNCTION_METRIC, SOURCE
+from compile_stage.policy.values import (
+    AS_LIST,
+    AS_MAP,
+    AS_NUMBER,
+    AS_WORD,
+    CURRENCY,
+    FUNCTION_METRIC,
+    SOURCE,
+    TAG_KEY,
+)
 
 _TAGS = {AS_LIST, AS_MAP, AS_NUMBER, AS_WORD}
 _KEY = "[key]"  # pydantic's mark of an error in a map's key
@@ -218,7 +227,16 @@ _RANGES = {
 }
 
 
+_OTHER_PATTERNS = {
+    CURRENCY: ("{value!r} is not the code of a currency", "three capital letters, such as USD"),
+    TAG_KEY: ("{value!r} can't be the name of a tag", "letters, digits, blanks, and any of _ . / : -"),
+}
+
+
 def _explain_pattern(node: Node, context: dict[str, Any]) -> tuple[str, str, str]:
+    if context["pattern"] in _OTHER_PATTERNS:
+        wrong, allowed = _OTHER_PATTERNS[context["pattern"]]
+        return wrong.format(value=node.value), allowed, ""
     if context["pattern"] != SOURCE:
         return f"{node.value!r} is not a valid name", _NAMES, ""
     forms = "input_example, synthetic, file:PATH, mlflow-dataset:NAME or python:package.module:function"

@@ -16,6 +16,7 @@ from compile_stage.policy.limits import Performance, Tolerance
 from compile_stage.policy.values import (
     AS_LIST,
     AS_WORD,
+    CURRENCY,
     MAX_MEMORY_MB,
     MAX_SEED,
     MAX_TOKENS,
@@ -136,7 +137,7 @@ class Serving(Section):
     price_per_hour: Positive | None = Field(
         description="Of a machine like the one that measures, in `currency`; null: no cost is computed."
     )
-    currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")] = Field(
+    currency: Annotated[str, StringConstraints(pattern=CURRENCY)] = Field(
         description="Three letters, as ISO 4217 has them."
     )
 

@@ -19,7 +19,9 @@ HardwareField: TypeAlias = Literal[
 Text: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9](-?[A-Za-z0-9_])*$", max_length=64)]
 # What MLflow takes as the key of a tag.
-TagKey: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./ :-]+$", max_length=250)]
+TAG_KEY = r"^[A-Za-z0-9_./ :-]+$"
+TagKey: TypeAlias = Annotated[str, StringConstraints(pattern=TAG_KEY, max_length=250)]
+CURRENCY = r"^[A-Z]{3}$"
 MAX_COUNT = 2**31 - 1  # runtimes count in 32 bits
 MAX_ROWS = 1_048_576  # of one call: its rows are listed and its answers held, and more rows are served in parts anyway
 MAX_TOKENS = 2**20  # of a window, which the original model computes as a whole

@@ -327,6 +327,15 @@ IN_A_FILE = {
         TARGET + "tolerances:\n  int8:\n  fp32: {cosine: 0.9}\n",
         "p.yaml:6:8: tolerances.int8: has no value; write null if none is meant",
     ),
+    "a currency that is no code": (
+        TARGET + "serving: {currency: euro}",
+        "p.yaml:5:21: serving.currency: 'euro' is not the code of a currency; three capital letters, such as USD",
+    ),
+    "a tag that MLflow does not take": (
+        TARGET + "promote: {alias: a, approval: 'ok!'}",
+        "p.yaml:5:31: promote.approval: 'ok!' can't be the name of a tag; letters, digits, blanks, and any of _ . / : "
+        "-",
+    ),
     "a value for a map": (
         TARGET + "budget: 60",
         "p.yaml:5:9: budget: `60` is a single value; a map is needed here: What a run may cost",
