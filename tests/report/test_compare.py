@@ -121,6 +121,15 @@ def test_one_option_is_named_with_what_it_changed(result: RunResult) -> None:
     assert "0.50× of before (0.48 to 0.52)" in str(found)
 
 
+@pytest.mark.parametrize("filled_first", [False, True])
+def test_a_list_that_got_its_first_entry_is_not_said_to_be_none(result: RunResult, filled_first: bool) -> None:
+    """Broken: of a run under a new waiver, the comparison says that there is none any more: "waivers: [] -> none"."""
+    empty = replace(result, policy_values=(value("waivers", []), value("data.groups", None)))
+    filled = replace(result, policy_values=(value("waivers[0].gate", "speedup"), value("data.groups", None)))
+    found = compare(filled, empty) if filled_first else compare(empty, filled)
+    assert [one.what for one in found.inputs] == ["waivers[0].gate"]
+
+
 def test_the_text_is_as_before(result: RunResult, golden: Callable[[str, str], None]) -> None:
     """Broken: what people read, or paste into a pull request, changed unseen; or a line is wider than a terminal."""
     found = one_option(result)
