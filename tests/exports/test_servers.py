@@ -219,6 +219,28 @@ def test_bentomls_service_refuses_numbers_that_the_models_type_does_not_hold(
 
 
 @pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("float32", [[1, 10**39]]),
+        ("float32", [[None, 1e39]]),
+        ("float32", [[1.0, float("inf")]]),
+        ("float64", [[1.0, float("-inf")]]),
+        ("bool", [[True, None]]),
+        ("bool", [[True, 10**39]]),
+    ],
+    ids=["long-integer", "beside-null", "infinite", "infinite-64", "null-for-bool", "integer-for-bool"],
+)
+def test_bentomls_service_answers_no_overflow_and_no_null_for_a_truth_value(
+    kind: str, given: Any, service: Any
+) -> None:
+    """Broken: what predict() refuses is answered with status 200: an overflow with null, and a missing truth value as
+    if it were false."""
+    convert = sys.modules[type(service).__module__].converted
+    with pytest.raises(ValueError, match=f"input 'x' holds .*{kind} can't hold"):
+        convert("x", given, kind)
+
+
+@pytest.mark.parametrize(
     ("kind", "given", "says"),
     [
         ("str", [["Oslo"], [None]], "must be text, and holds a missing one"),

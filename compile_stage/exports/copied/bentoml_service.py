@@ -66,8 +66,9 @@ class PublishedModel:
 
 
 def converted(name: str, value: Any, kind: str | None) -> Any:
-    """JSON's value as an array of that type. Raises ValueError where the type can't hold what is given: NumPy cuts off
-    fractions, makes an overflow infinite, and makes text of anything, and numbers of text."""
+    """JSON's value as an array of that type. Raises ValueError for an infinite value, and where the type can't hold
+    what is given: NumPy cuts off fractions, makes an overflow infinite, a null false, text of anything, and numbers of
+    text."""
     import numpy as np
 
     entries = np.asarray(value, dtype=object).ravel().tolist()
@@ -83,9 +84,13 @@ def converted(name: str, value: Any, kind: str | None) -> Any:
             array = np.asarray(value, kind)
     except (OverflowError, TypeError) as error:
         raise ValueError(f"input {name!r} holds what {kind} can't hold: {error}") from error
-    if given.dtype.kind not in "iuf" or array.dtype.kind not in "iufb":
+    if array.dtype.kind == "f":  # an overflow becomes infinite too; predict() refuses both
+        lost = np.isinf(array)
+    elif given.dtype.kind in "iufO" and array.dtype.kind in "iub":  # objects: a null, or more than 64 bits
+        lost = array != given
+    else:
         return array
-    lost = np.isinf(array) & np.isfinite(given) if array.dtype.kind == "f" else array != given
     if lost.any():
-        raise ValueError(f"input {name!r} holds {given[lost].flat[0]}, which {kind} can't hold")
+        what = "an infinite value, or one that" if array.dtype.kind == "f" else "which"
+        raise ValueError(f"input {name!r} holds {given[lost].flat[0]}, {what} {kind} can't hold")
     return array
