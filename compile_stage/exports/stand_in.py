@@ -100,7 +100,7 @@ def with_python(config: dict[str, Any], home: Path) -> Any:
     )
 
     def call(batch: dict[str, Any]) -> dict[str, Any]:
-        [response] = model.execute([_Request(batch)])
+        [response] = model.execute([_Request({name: _as_triton(array) for name, array in batch.items()})])
         if response.error is not None:
             raise RuntimeError(response.error.message())
         return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors}
@@ -123,6 +123,15 @@ def with_mlflow(config: dict[str, Any], home: Path) -> Any:
         return {"response": np.array([answered.response.encode()], dtype=object)}
 
     return call
+
+
+def _as_triton(array: Any) -> Any:
+    """Texts as Triton hands them over: objects that are UTF-8."""
+    if array.dtype.kind not in "UO":
+        return array
+    texts = np.empty(array.shape, dtype=object)
+    texts.flat[:] = [text if isinstance(text, bytes) else text.encode() for text in array.flat]
+    return texts
 
 
 class _Request:

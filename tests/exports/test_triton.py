@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from exports_of import exported, with_manifest
 from compile_stage import api, flavor
 from compile_stage.core.digest import digest_file, digest_tree, list_tree
 from compile_stage.core.errors import GateError, IntegrityError, UsageError
+from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.exports import pbtxt, run, stand_in, triton, triton_config
 from compile_stage.exports.folder import common_differences
 from compile_stage.exports.version import Version, plain_name
@@ -293,6 +295,42 @@ def test_requests_are_put_together_only_to_sizes_that_were_proven_and_pay(native
     assert batching({"1": 0.001, "8": 0.009}) is None
     assert batching({"8": 0.001}) is None
     assert batching({"1": 0.001, "4": 0.002}, splits=False) is None
+
+
+class _Repeats:
+    """Stands for a published model of one text in a row, which it answers with."""
+
+    signature = Signature(
+        inputs=(TensorSpec(name="x", dtype="str", shape=("n", 1)),),
+        outputs=(TensorSpec(name="y", dtype="str", shape=("n", 1)),),
+    )
+
+    def run(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"]}
+
+
+@pytest.mark.parametrize("text", ["Köln", "Köln\0", "\0", ""])
+def test_texts_reach_the_model_as_they_were_sent(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a text that ends with a zero byte is answered as another text; or the check of an export fails at a
+    sample that is not ASCII."""
+    monkeypatch.setattr(flavor, "CompiledModel", lambda *_, **__: _Repeats())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    config = {
+        "name": ["m"],
+        "input": [{"name": ["x"], "dims": [1]}],
+        "output": [{"name": ["y"], "dims": [1]}],
+        "parameters": [
+            {"key": ["threads"], "value": [{"string_value": ["1"]}]},
+            {"key": ["on_hardware_mismatch"], "value": [{"string_value": ["ignore"]}]},
+        ],
+    }
+    home = tmp_path / "m" / "1"
+    home.mkdir(parents=True)
+    shutil.copyfile(triton._MODEL_PY, home / "model.py")
+    call = stand_in.with_python(config, home)
+    sent = np.array([[text.encode()]], dtype=object)  # as Triton hands it over
+    assert call({"x": sent})["y"].tolist() == [[text]]
+    assert call({"x": np.array([[text]], dtype=object)})["y"].tolist() == [[text]]  # as a sample has it
 
 
 def test_shapes_leave_the_batch_out_where_it_is_free(native: Version) -> None:

@@ -59,8 +59,7 @@ class TritonPythonModel:
 
     def _run(self, given: dict[str, Any]) -> dict[str, Any]:
         texts = {spec.name for spec in self._model.signature.inputs if spec.dtype == "str"}
-        batch = {name: np.char.decode(array.astype(np.bytes_), "utf-8") if name in texts else array
-                 for name, array in given.items()}  # fmt: skip
+        batch = {name: _decoded(array) if name in texts else array for name, array in given.items()}
         missing = getattr(self._model, "missing", None)  # bundles of earlier versions have none
         if missing is not None and (reason := missing.refuse(batch)) is not None:
             raise ValueError(reason)
@@ -85,3 +84,10 @@ class TritonPythonModel:
     def finalize(self) -> None:
         if not self._answers_requests:
             self._model.close()
+
+
+def _decoded(array: Any) -> Any:
+    """Texts from the bytes that Triton hands over. As objects: NumPy's own type of text drops zero bytes at its end."""
+    decoded = np.empty(array.shape, dtype=object)
+    decoded.flat[:] = [text.decode("utf-8") for text in array.flat]
+    return decoded
