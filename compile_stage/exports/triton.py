@@ -110,7 +110,9 @@ def _batches_said(version: Version, choice: Choice, largest: int) -> list[str]:
             f"Triton runs a request of any size up to {largest} as it is; proven were {sizes}, and the published "
             "model fills other sizes up to those."
         )
-    if pays(version):
+    if choice.backend == PYTHON:
+        said.append("Requests are not put together: `model.py` answers each by itself.")
+    elif pays(version):
         said.append("Triton puts requests of several clients together, to sizes that were proven.")
     else:
         said.append(

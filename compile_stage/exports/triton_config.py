@@ -131,7 +131,8 @@ def configure(version: Version, choice: Choice, name: str) -> dict[str, Any]:
         whole["input"] = [_tensor(spec, batched=batched) for spec in version.signature.inputs]
         whole["output"] = [_tensor(spec, batched=batched) for spec in version.signature.outputs]
     whole["instance_group"] = [{"count": 1, "kind": Word(choice.kind)}]
-    whole |= _batching(version, whole["max_batch_size"])
+    if choice.backend != PYTHON:  # `model.py` answers each request by itself: waiting for others gains nothing
+        whole |= _batching(version, whole["max_batch_size"])
     whole |= _backend_settings(version, choice)
     whole["parameters"] = [
         *({"key": key, "value": {"string_value": value}} for key, value in _parameters(version, choice).items()),

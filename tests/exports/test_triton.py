@@ -297,6 +297,24 @@ def test_requests_are_put_together_only_to_sizes_that_were_proven_and_pay(native
     assert batching({"1": 0.001, "4": 0.002}, splits=False) is None
 
 
+def test_requests_wait_for_no_others_on_the_python_backend(native: Version) -> None:
+    """Broken: `model.py` answers each request by itself, and each would wait first for others to be put together
+    with."""
+    timing = {"1": {"p50_s": 0.001}, "4": {"p50_s": 0.002}}
+    version = changed(
+        native,
+        timing=timing,
+        batches={"sizes": [1, 4], "splits": True},
+        artifact={"backend": "torchscript"},
+    )
+    choice = triton_config.choose(version)
+    config = triton_config.configure(version, choice, "m")
+    assert choice.backend == "python"
+    assert "dynamic_batching" not in config
+    said = " ".join(triton._differences(version, choice, config))
+    assert "Requests are not put together: `model.py` answers each by itself." in said
+
+
 class _Repeats:
     """Stands for a published model of one text in a row, which it answers with."""
 
