@@ -66,6 +66,12 @@ def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
 
 
 def _demand_free(out: Path, *, force: bool) -> None:
+    if out.is_symlink() and not out.exists():
+        raise UsageError(
+            f"there is a link that leads nowhere, to {out.readlink()}",
+            fix="remove it, or name another folder with --out",
+            where=str(out),
+        )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not force or not (out / EXPORT_FILE).is_file():

@@ -179,6 +179,10 @@ def test_only_an_export_is_replaced_and_only_when_that_is_asked_for(versions: An
     with pytest.raises(UsageError, match="no export of ours"):
         exported(versions.native, "triton", out, check=False, force=True)
     assert (out / "README.md").is_file()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="a link that leads nowhere"):
+        exported(versions.native, "triton", link, check=False)
 
 
 def test_options_of_another_form_are_refused(versions: Any, tmp_path: Path) -> None:
