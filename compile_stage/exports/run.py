@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compile_stage.core.context import Context
-from compile_stage.core.errors import GateError
+from compile_stage.core.errors import GateError, UsageError
 from compile_stage.core.records import record
 from compile_stage.exports import bentoml, kserve, oci, triton
 from compile_stage.exports.check import Proof, prove
@@ -36,6 +36,10 @@ def export(
     """Make an export. Raises as `functions.exports.export_version`."""
     version, options = open_version(context, *uri_and_trust), asked.options
     place = (out or Path("compile-stage-export") / f"{plain_name(version.name)}-{version.number}" / to).absolute()
+    if place.resolve().is_relative_to(version.published.folder.resolve()):  # it would be copied into itself
+        raise UsageError(
+            "an export can't lie in the bundle that is exported", fix="name another folder with --out", where=str(place)
+        )
     with context.events.step("export", to), new_folder(place, force=asked.force) as folder:
         written = _WRITERS[to](version, options, folder)
         proof = _proof(context, version, folder, written, asked)

@@ -14,12 +14,13 @@ import pytest
 from exports_of import exported, with_manifest
 
 from compile_stage import api, flavor
+from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, digest_tree, list_tree
 from compile_stage.core.errors import GateError, IntegrityError, UsageError
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.exports import pbtxt, run, stand_in, triton, triton_config
 from compile_stage.exports.folder import common_differences
-from compile_stage.exports.version import Version, plain_name
+from compile_stage.exports.version import Version, open_version, plain_name
 from compile_stage.serving.manifest import check_integrity
 from compile_stage.serving.missing_numbers import MissingNumbers
 
@@ -183,6 +184,17 @@ def test_only_an_export_is_replaced_and_only_when_that_is_asked_for(versions: An
     link.symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="a link that leads nowhere"):
         exported(versions.native, "triton", link, check=False)
+
+
+def test_an_export_does_not_lie_in_its_bundle(context: Context, versions: Any, tmp_path: Path) -> None:
+    """Broken: a bundle is copied into itself until the disk is full, as by `export .` in its folder."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(open_version(context, versions.native, None).published.folder, bundle)
+    before = list_tree(bundle)
+    for out in (bundle / "out", tmp_path / "other" / ".." / "bundle" / "data" / "out"):
+        with pytest.raises(UsageError, match="can't lie in the bundle"):
+            exported(str(bundle), "triton", out, check=False)
+    assert list_tree(bundle) == before
 
 
 def test_options_of_another_form_are_refused(versions: Any, tmp_path: Path) -> None:
