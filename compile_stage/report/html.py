@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from compile_stage import __version__
 from compile_stage.core.errors import InternalError
+from compile_stage.core.language_models import SHIPPED_DEFAULTS
 from compile_stage.core.records import RunResult, Timing
 from compile_stage.report import numbers, profiles, summary
 from compile_stage.report.charts import timeline_chart
@@ -54,6 +55,7 @@ def render_html(result: RunResult, *, scripts: bool = True) -> str:
             run_notes=summary.run_notes(result),
             sections=sections,
             contents=_contents(result),
+            set_by=_set_by(result),
             timeline=timeline_chart(result.events, labels),
             version=__version__,
             data=data_of(sections),
@@ -61,6 +63,13 @@ def render_html(result: RunResult, *, scripts: bool = True) -> str:
             script_hashes=Markup(" ").join(_script_hash(script) for script in ours),
         )
     )
+
+
+def _set_by(result: RunResult) -> list[str]:
+    """The policy's files in layer order, without the shipped defaults, and `--set` where it set a value."""
+    origins = [value.origin for value in result.policy_values if not value.is_default]
+    from_sets = ["--set"] if any(origin.startswith("--set") for origin in origins) else []
+    return [*(file for file in result.policy.files if file != SHIPPED_DEFAULTS), *from_sets]
 
 
 def _contents(result: RunResult) -> list[tuple[str, str]]:

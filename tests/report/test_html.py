@@ -12,7 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from compile_stage.core.records import Failure, OutputErrors, Refusal, RunResult, WorstAnswer
+from compile_stage.core.language_models import SHIPPED_DEFAULTS
+from compile_stage.core.records import Failure, OutputErrors, PolicyValue, Refusal, RunResult, WorstAnswer
 from compile_stage.report.html import render_html
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -209,3 +210,18 @@ def test_samples_that_are_not_shown_say_why(result: RunResult) -> None:
     hidden = page((WorstAnswer(sample=1, error=0.5, original="", candidate=""),))
     assert "The samples themselves are not shown" in hidden
     assert exact not in hidden
+
+
+def test_what_a_policy_sets_is_set_by_its_own_files_and_by_set(factory: ModuleType) -> None:
+    """Broken: values that --set gave are said to be those of the files, and the shipped defaults to set values."""
+    made = factory.make_result(factory.every_ending())
+    policy = dataclasses.replace(made.policy, files=(SHIPPED_DEFAULTS, "base.yaml", "own.yaml"))
+    origins = {"budget.minutes": "--set budget.minutes=3", "data.seed": "own.yaml:4", "data.min_samples": "d.yaml:1"}
+    values = tuple(
+        PolicyValue(path=path, value=3, origin=origin, is_default=origin == "d.yaml:1", locked_by="")
+        for path, origin in origins.items()
+    )
+    given = dataclasses.replace(made, policy=policy, policy_values=values)
+    assert "2 values set by base.yaml, own.yaml, --set; the rest are shipped defaults." in render_html(given)
+    unset = dataclasses.replace(given, policy_values=values[1:])
+    assert "1 value set by base.yaml, own.yaml; the rest are shipped defaults." in render_html(unset)
