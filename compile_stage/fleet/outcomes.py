@@ -23,9 +23,10 @@ class TargetOutcome:
         outcome: `passed`: it has a winner; `compiled`: for hardware that was not there, to be validated; `failed`;
             `refused`: the model or the policy was; `unknown`: the run ended before it could say.
         reason: Why it did not pass.
-        speedup: Of the winner over the original, at the policy's first batch size.
+        speedup: Of the winner over the original, at the policy's first batch size; None where its measurement was
+            unstable, which no single figure stands for.
         published: URI of the published version.
-        note: Such as why the alias stays, or what it waits for.
+        note: Which gates are waived, the range of an unstable speedup, why the alias stays or what it waits for.
     """
 
     target: str
@@ -107,26 +108,41 @@ def _target(
         receipt = drafts[0].get("receipt") or {}
     else:
         outcome, reason = FAILED, str(held.get("reason") or problem)
+    winner: Mapping[str, Any] = next(
+        (one for one in held.get("candidates", []) if one.get("job_id") == held["winner"]), {}
+    )
+    timing = _main_timing(winner)
+    stable = timing.get("stable", True)
+    notes = (_waived(winner), "" if stable else _unstable(timing), str(receipt.get("note") or ""))
+    speedup = timing.get("speedup") if stable else None
     return TargetOutcome(
         target=name,
         required=required,
         outcome=outcome,
         reason=reason,
         winner=str(held["winner"] or ""),
-        speedup=_speedup(held),
+        speedup=float(speedup) if isinstance(speedup, int | float) else None,
         published=str(receipt.get("uri") or ""),
-        note=str(receipt.get("note") or ""),
+        note="; ".join(filter(None, notes)),
     )
 
 
-def _speedup(target: Mapping[str, Any]) -> float | None:
-    for candidate in target.get("candidates", []):
-        if candidate.get("job_id") == target["winner"]:
-            batches: dict[str, Any] = (candidate.get("timing") or {}).get("by_batch") or {}
-            first = next(iter(batches.values()), None)
-            value = first.get("speedup") if isinstance(first, Mapping) else None
-            return float(value) if isinstance(value, int | float) else None
-    return None
+def _main_timing(candidate: Mapping[str, Any]) -> Mapping[str, Any]:
+    """At the policy's first batch size."""
+    batches: dict[str, Any] = (candidate.get("timing") or {}).get("by_batch") or {}
+    first = next(iter(batches.values()), None)
+    return first if isinstance(first, Mapping) else {}
+
+
+def _waived(candidate: Mapping[str, Any]) -> str:
+    waivers = (candidate.get("verdict") or {}).get("waivers") or []
+    gates = ", ".join(str(waiver["gate"]) for waiver in waivers)
+    return f"passed under {'a waiver' if len(waivers) == 1 else 'waivers'} of {gates}" if gates else ""
+
+
+def _unstable(timing: Mapping[str, Any]) -> str:
+    low, high = timing.get("speedup_interval") or (None, None)
+    return "unstable speedup" + (f", {low:.2f} to {high:.2f}" if low is not None and high is not None else "")
 
 
 def _steps(events: list[Mapping[str, Any]]) -> dict[str, tuple[float, int, int]]:

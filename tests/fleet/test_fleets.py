@@ -204,6 +204,30 @@ def test_a_run_without_a_result_is_unknown_and_one_that_failed_by_its_content_is
     assert not outcome_of_run(tmp_path / "result.json", targets, 4, "", 1.0).conclusive
 
 
+@pytest.mark.parametrize(
+    ("stable", "waived", "speedup", "note"),
+    [
+        (True, [], 2.0, "the alias waits"),
+        (True, ["max_rel"], 2.0, "passed under a waiver of max_rel; the alias waits"),
+        (True, ["max_rel", "cosine"], 2.0, "passed under waivers of max_rel, cosine; the alias waits"),
+        (False, [], None, "unstable speedup, 0.85 to 2.70; the alias waits"),
+    ],
+)
+def test_a_fleet_says_what_a_run_says_of_its_winner(
+    tmp_path: Path, stable: bool, waived: list[str], speedup: float | None, note: str
+) -> None:
+    """Broken: in a fleet's report a target that missed a gate under a waiver looks as one that held all, and an
+    unstable speedup has a figure with three digits."""
+    timing = {"by_batch": {"8": {"speedup": 2.0, "speedup_interval": [0.85, 2.7], "stable": stable}}}
+    verdict = {"waivers": [{"gate": gate} for gate in waived]}
+    document = {"status": "passed", "problem": None, "events": [], "targets": [
+        {"name": "cpu", "winner": "w", "reason": None, "receipt": {"uri": "models:/m/1", "note": "the alias waits"},
+         "candidates": [{"job_id": "l"}, {"job_id": "w", "timing": timing, "verdict": verdict}]}]}  # fmt: skip
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    (target,) = outcome_of_run(tmp_path / "result.json", (("cpu", True),), 0, "", 1.0).targets
+    assert (target.outcome, target.speedup, target.note) == ("passed", speedup, note)
+
+
 def test_a_line_of_progress_fits_80_columns(tmp_path: Path) -> None:
     """Broken: a long name would break the terminal's lines, one for each of thousands of jobs."""
     journal = Journal(tmp_path)
