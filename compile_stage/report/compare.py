@@ -145,7 +145,7 @@ def compare(a: RunResult | str | os.PathLike[str], b: RunResult | str | os.PathL
 def _inputs(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Difference]:
     policies = [_values(document) for document in (before, after)]
     for one in differences("policy", *policies):
-        # A list or map that is empty on one side and has entries on the other is told by these: "none" would be wrong.
+        # Of a list or map that is empty on one side, the entries on the other are reported: "none" would be wrong.
         if not any(key.startswith((f"{one.what}.", f"{one.what}[")) for policy in policies for key in policy):
             yield one
     yield from differences(
