@@ -134,6 +134,8 @@ def run(progress: RunState, context: Context, plan: Plan) -> None:
                 _publish(progress, context, plan, origin)
                 if progress.options.promote and progress.outcome.exit_code == EXIT_OK:
                     _promote(progress, context, plan)
+                elif progress.options.promote:
+                    _say_that_aliases_stay(progress)
             _profile(progress, context, plan, source_worker)
             attach_reports(context, plan.source, progress.targets, progress.write_reports())
 
@@ -335,6 +337,17 @@ def _promote(progress: RunState, context: Context, plan: Plan) -> None:
     progress.targets = where_aliases_ended(progress.targets)
     if problems:
         progress.outcome = RunOutcome(status="failed", exit_code=EXIT_GATE, problem="\n".join(problems))
+
+
+def _say_that_aliases_stay(progress: RunState) -> None:
+    """What was published by a run that fails is not promoted: a policy whose required targets do not all hold is not
+    met, and an alias is what production follows (decision 0013)."""
+    without = ", ".join(one.policy.target.name for one in progress.targets if one.winner is None)
+    for target in progress.targets:
+        if (alias := alias_of(target)) is not None and target.receipt is not None:
+            note = f"alias {alias!r} stays: the run failed, without a winner for {without}, and so promotes nothing"
+            joined = "; ".join(filter(None, (target.receipt.note, note)))
+            _put(progress, replace(target, receipt=replace(target.receipt, note=joined)))
 
 
 def _promote_target(progress: RunState, context: Context, plan: Plan, target: TargetResult) -> TargetResult:

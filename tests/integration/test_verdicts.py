@@ -252,6 +252,26 @@ def test_an_alias_stays_when_the_new_version_can_not_be_compared_with_the_old(
     assert second.targets[0].receipt.promoted_to is None
 
 
+@pytest.mark.usefixtures("known_run")
+def test_a_failed_run_says_of_what_it_published_why_the_alias_stays(
+    small_model: Path, write_policy: Write, tmp_path: Path
+) -> None:
+    """Broken: a version is published as passed, its alias does not move, and no report says why."""
+    policy = write_policy(
+        "backends: [onnxruntime], precisions: [fp32]",
+        "  hard: {threads: 1, backends: [onnxruntime], precisions: [fp32], performance: {p95_latency_ms: 0.000001}}\n"
+        f"{FAST}\npromote: {{alias: '{{target}}-prod'}}",
+    )
+    result = run(small_model, policy, tmp_path / "out", publish=True)
+    assert result.exit_code == 3, result.problem
+    receipt = result.targets[0].receipt
+    assert receipt is not None
+    assert receipt.promoted_to is None
+    said = "alias 'cpu-prod' stays: the run failed, without a winner for hard, and so promotes nothing"
+    assert said in receipt.note
+    assert said in (tmp_path / "out" / "report.md").read_text()
+
+
 def _with_an_input_called(model: Path, name: str, folder: Path) -> Path:
     import mlflow
     import onnx
