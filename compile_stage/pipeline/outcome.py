@@ -39,7 +39,6 @@ from compile_stage.core.records import (
     SourceModel,
     TargetResult,
 )
-from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.core.storage import demand_writable, explained
 from compile_stage.report.files import FILES, remove
 
@@ -264,7 +263,7 @@ def outcome_of(targets: Sequence[TargetResult]) -> RunOutcome:
 
 def _none_was_tried(targets: Sequence[TargetResult]) -> bool:
     failures = [candidate.failure for target in targets for candidate in target.candidates]
-    return bool(failures) and all(f is not None and f.step == NOT_STARTED and f.kind == "timeout" for f in failures)
+    return bool(failures) and all(f is not None and f.is_late for f in failures)
 
 
 def ended_by(error: BaseException, status: RunStatus) -> RunOutcome:

@@ -210,13 +210,12 @@ def in_order_of_promise(jobs: Sequence[Job]) -> list[Job]:
 def late_note(candidates: Iterable[Candidate], minutes: float) -> tuple[str, ...]:
     """One sentence on what the budget had no time for."""
     every = list(candidates)
-    late = [
-        c.job for c in every if c.failure is not None and c.failure.step == NOT_STARTED and c.failure.kind == "timeout"
-    ]
+    late = [c.job for c in every if c.failure is not None and c.failure.is_late]
     if not late:
         return ()
     names = ", ".join(f"{job.backend} {job.scheme.name}" for job in late)
+    others = " and finds the others in the cache" if len(late) < len(every) else ""
     return (
         f"{len(late)} of {len(every)} candidates were not tried or not measured, since budget.minutes is {minutes:g}: "
-        f"{names}; with more minutes, the next run tries them and finds the others in the cache",
+        f"{names}; with more minutes, the next run tries them{others}",
     )

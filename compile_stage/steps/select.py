@@ -213,5 +213,8 @@ def _no_winner(candidates: Sequence[Candidate], states: Mapping[str, ResultState
         return "every job was refused before it ran"
     counts = {state: list(states.values()).count(state) for state in ("failed", "refused", "compiled_not_validated")}
     words = {"compiled_not_validated": "compiled but not validated"}
+    if late := sum(c.failure is not None and c.failure.is_late for c in candidates):  # they missed no gate
+        counts["failed"] -= late
+        words["late"], counts["late"] = "not tried or not measured for want of time (budget.minutes)", late
     numbers = ", ".join(f"{count} {words.get(state, state)}" for state, count in counts.items() if count)
     return f"no candidate passed every gate: {numbers}"

@@ -9,6 +9,7 @@ import numpy as np
 from factories import BASELINE_S, artifact, job, measurement, target, target_policy, timing, verdict
 
 from compile_stage.core.records import Candidate, Failure, Gate, TargetPolicy, Verdict, Waiver
+from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.measure import stats
 from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.select import select
@@ -153,6 +154,15 @@ def test_a_crash_is_told_as_one() -> None:
     assert chosen.states[crashed.job.id] == "failed"
     assert chosen.reasons[crashed.job.id] == "compile: crashed: SIGSEGV"
     assert chosen.reason == "no candidate passed every gate: 1 failed"
+
+
+def test_what_there_was_no_time_for_missed_no_gate() -> None:
+    """Broken: a budget that was used up reads as candidates that failed their gates."""
+    late = replace(candidate(), artifact=None, verdict=None).failed(
+        Failure(kind="timeout", step=NOT_STARTED, problem="late")
+    )
+    said = "no candidate passed every gate: 1 not tried or not measured for want of time (budget.minutes)"
+    assert select([late], POLICY).reason == said
 
 
 def test_a_waiver_lets_its_own_gate_through_and_is_named() -> None:

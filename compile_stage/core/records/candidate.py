@@ -26,6 +26,11 @@ class Failure:
     problem: str
     detail: str = ""
 
+    @property
+    def is_late(self) -> bool:
+        """True where nothing is wrong with the job: no time was left to start or to measure it."""
+        return self.kind == "timeout" and self.step == NOT_STARTED
+
 
 CacheState: TypeAlias = Literal["hit", "miss"]
 
