@@ -20,7 +20,8 @@ import dagster as dg
 GATES = ("answers", "performance", "winner")
 # All other metrics are of answers.
 PERFORMANCE = (
-    "speedup", "p95_latency_ms", "ttft_p95_ms", "tpot_p95_ms", "tokens_per_s", "size_mb", "memory_mb", "max_slowdown",
+    "speedup", "p95_latency_ms", "ttft_p95_ms", "tpot_p95_ms", "tokens_per_s", "throughput_at_p99", "cost_per_million",
+    "size_mb", "memory_mb", "max_slowdown",
 )  # fmt: skip
 GATE_FAILED, REGISTRY_TROUBLE, INTERRUPTED = 3, 4, 130
 
