@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
 
-Ask = Callable[[Mapping[str, "Array"]], "Sequence[Array] | None"]
+Ask = Callable[[Mapping[str, "Array"]], "Sequence[Array]"]
 
 _APART = 1e-3
 """Of the range of a column of answers. FP32 may be off by as much of the largest answer (`tolerances.fp32.max_rel`)."""
@@ -28,8 +28,8 @@ _MOST_COLUMNS = 64
 
 
 def differing(ask: Ask, given: Batch, rounded: Batch) -> tuple[int, bool]:
-    """How many samples the original answers otherwise once they are rounded, and whether these are more than a few.
-    None where it does not say, or takes one of both only.
+    """How many samples the original answers otherwise once they are rounded, and whether these are more than a few;
+    none where it takes one of both only.
 
     Args:
         ask: What the original answers to inputs in the type that they have.
@@ -40,9 +40,11 @@ def differing(ask: Ask, given: Batch, rounded: Batch) -> tuple[int, bool]:
         before, after = ask(given), ask(rounded)
     except Exception:  # noqa: BLE001 - what it does not take, the validation says
         return 0, False
-    if before is None or after is None:
-        return 0, False
-    rows = np.zeros(len(next(iter(given.values()))), bool)
+    return _count(before, after)
+
+
+def _count(before: Sequence[Array], after: Sequence[Array]) -> tuple[int, bool]:
+    rows = np.zeros(len(before[0]), bool)
     for one, other in zip(before, after, strict=True):
         rows |= _apart(np.asarray(one), np.asarray(other))
     count = int(np.count_nonzero(rows))
@@ -51,7 +53,8 @@ def differing(ask: Ask, given: Batch, rounded: Batch) -> tuple[int, bool]:
 
 def blamed(ask: Ask, given: Batch, rounded: Batch) -> tuple[str, int | None] | None:
     """The input, and of a matrix the column, whose rounding alone changes the answers of more than a few samples; None
-    where none does alone."""
+    where none does alone. The original takes both, as `differing` found."""
+    before = ask(given)
     for name, array in rounded.items():
         if array.dtype.kind != "f" or given[name] is array:
             continue
@@ -60,7 +63,7 @@ def blamed(ask: Ask, given: Batch, rounded: Batch) -> tuple[str, int | None] | N
             tried = array if column is None else np.array(given[name])
             if column is not None:
                 tried[:, column] = array[:, column]
-            if differing(ask, given, {**given, name: tried})[1]:
+            if _count(before, ask({**given, name: tried}))[1]:
                 return name, column if array.ndim == 2 and array.shape[1] > 1 else None
     return None
 

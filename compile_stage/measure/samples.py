@@ -81,16 +81,17 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
     given: dict[str, Array] = {}
     rounded: dict[str, Array] = {}
     for tensor, rows in zip(signature.inputs, chosen.inputs, strict=True):
-        read_rows = rows()
-        array = convert(spec, tensor, read_rows, notes)
-        if model.unrounded is not None:
-            given[tensor.name], rounded[tensor.name] = _as_given(read_rows, array), array
+        as_read = rows()
+        array = convert(spec, tensor, as_read, notes)
+        if model.unrounded is not None and table.real:
+            given[tensor.name], rounded[tensor.name] = _as_given(as_read, array), array
+        del as_read  # no more than one input is held twice
         check_shape(spec, tensor, array.shape, request.shapes.get(tensor.name), symbols)
         if array.dtype.kind == "f" and (strange := int(np.count_nonzero(~np.isfinite(array)))):
             notes.append(f"input {tensor.name!r} has {strange} values that are NaN or infinite")
         np.save(into / files[tensor.name], array, allow_pickle=False)
-    if model.unrounded is not None and table.real:
-        _demand_alike_unrounded(spec, model, given, rounded, notes)
+    if model.unrounded is not None and any(given[name] is not rounded[name] for name in given):
+        notes += _demand_alike_unrounded(spec, model.unrounded, given, rounded, model.columns or (lambda: None))
     if table.labels is not None:
         _save_labels(spec, table.labels, chosen.indices, into)
     groups = _save_groups(spec, table.groups, chosen.indices, into) if table.groups is not None else 0
@@ -116,26 +117,23 @@ def _as_given(rows: Array, converted: Array) -> Array:
     return converted if np.array_equal(rows, converted, equal_nan=True) else rows
 
 
-def _demand_alike_unrounded(spec: DataSpec, model: FromModel, given: Batch, rounded: Batch, notes: list[str]) -> None:
+def _demand_alike_unrounded(
+    spec: DataSpec, ask: rounding.Ask, given: Batch, rounded: Batch, columns: Callable[[], Sequence[str] | None]
+) -> list[str]:
     """Raise SourceError where the original answers otherwise to the samples as they are than to the rounded ones, which
     every artifact is compared on; a note where that is so of a few."""
-    ask = model.unrounded
-    assert ask is not None
-    if all(given[name] is rounded[name] for name in given):
-        return
     count, many = rounding.differing(ask, given, rounded)
     if not count:
-        return
+        return []
     samples = len(next(iter(given.values())))
     said = f"the original answers {count} of {samples} samples otherwise once they are rounded to float32"
     if not many:
-        notes.append(f"{said}, as a compiled model takes them: it may branch at a value that float32 rounds")
-        return
+        return [f"{said}, as a compiled model takes them: it may branch at a value that float32 rounds"]
     found = rounding.blamed(ask, given, rounded)
     which = "its columns"
     if found is not None:
         name, column = found
-        names = (model.columns() if model.columns is not None and column is not None else None) or ()
+        names = (columns() if column is not None else None) or ()
         which = repr(name) if column is None else repr(names[column]) if column < len(names) else f"column {column}"
     raise SourceError(
         f"{said}, as a compiled model takes them: {which} loses digits that they depend on",

@@ -4,8 +4,9 @@ policy allows them."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +101,14 @@ class LightGBMSource(Exporter):
     def example(self, source: SourceModel) -> Batch | None:
         return mlmodel.named_example(source, _signature(_load(source), source), as_given=True)
 
-    def answer_unrounded(self, source: SourceModel, inputs: Batch) -> Sequence[Array] | None:
-        model, (rows,) = _load(source), tabular.as_predict_gets(source, inputs).values()
-        return [_booster(model).predict(rows, num_iteration=_rounds(model))]
+    def unrounded_predict(self, source: SourceModel) -> Callable[[Batch], Sequence[Array]]:
+        loaded = cache(lambda: _load(source))
+
+        def predict(inputs: Batch) -> Sequence[Array]:
+            model, (rows,) = loaded(), tabular.as_predict_gets(source, inputs).values()
+            return [_booster(model).predict(rows, num_iteration=_rounds(model))]
+
+        return predict
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         model = _load(source)

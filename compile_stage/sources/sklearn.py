@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,16 +95,21 @@ class SklearnSource(Exporter):
             return _example_columns(source, signature, as_given=True)
         return mlmodel.named_example(source, signature, as_given=True)
 
-    def answer_unrounded(self, source: SourceModel, inputs: Batch) -> Sequence[Array] | None:
-        estimator = _load(source)
-        signature = _signature(estimator, source)
-        rows = _framer(estimator, signature, source, as_given=True)(
-            list(tabular.as_predict_gets(source, inputs).values())
-        )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="X does not have valid feature names")
-            found = [estimator.predict(rows)]
-            return [*found, estimator.predict_proba(rows)] if len(signature.outputs) > 1 else found
+    def unrounded_predict(self, source: SourceModel) -> Callable[[Batch], Sequence[Array]]:
+        loaded = cache(lambda: _load(source))
+
+        def predict(inputs: Batch) -> Sequence[Array]:
+            estimator = loaded()
+            signature = _signature(estimator, source)
+            rows = _framer(estimator, signature, source, as_given=True)(
+                list(tabular.as_predict_gets(source, inputs).values())
+            )
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="X does not have valid feature names")
+                found = [estimator.predict(rows)]
+                return [*found, estimator.predict_proba(rows)] if len(signature.outputs) > 1 else found
+
+        return predict
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         estimator = _load(source)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,15 +107,19 @@ class StatsmodelsSource(Exporter):
     def example(self, source: SourceModel) -> Batch | None:
         return mlmodel.named_example(source, _signature(_weights(_load(source), source)[2]), as_given=True)
 
-    def answer_unrounded(self, source: SourceModel, inputs: Batch) -> Sequence[Array] | None:
-        import numpy as np
-        import pandas as pd
+    def unrounded_predict(self, source: SourceModel) -> Callable[[Batch], Sequence[Array]]:
+        loaded = cache(lambda: _load(source))
 
-        fitted, (rows,) = _load(source), tabular.as_predict_gets(source, inputs).values()
-        columns = _weights(fitted, source)[2]
-        return [
-            np.asarray(fitted.predict(pd.DataFrame(rows, columns=columns) if _formula(fitted) is not None else rows))
-        ]
+        def predict(inputs: Batch) -> Sequence[Array]:
+            import numpy as np
+            import pandas as pd
+
+            fitted, (rows,) = loaded(), tabular.as_predict_gets(source, inputs).values()
+            columns = _weights(fitted, source)[2]
+            given = pd.DataFrame(rows, columns=columns) if _formula(fitted) is not None else rows
+            return [np.asarray(fitted.predict(given))]
+
+        return predict
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         return {**tabular.prediction_format(source, [tabular.PREDICTION]), "kind": "series"}

@@ -55,7 +55,7 @@ def test_a_sample_beside_a_threshold_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "answers"),
     [
-        ({"size": np.linspace(0.1, 3, 200), "time": TIMES}, lambda _: None),
+        ({"size": np.linspace(0.1, 3, 200), "time": TIMES}, None),
         ({"size": np.linspace(0.1, 3, 200), "time": np.float64(np.float32(TIMES))}, late),
         ({"size": np.linspace(0.1, 3, 200), "time": np.linspace(0, 59.9, 200)}, lambda given: [given["X"].sum(axis=1)]),
     ],

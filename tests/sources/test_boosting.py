@@ -344,6 +344,6 @@ def test_lightgbm_is_asked_about_numbers_that_float32_rounds(tmp_path: Path) -> 
     model = lightgbm.train(settings, lightgbm.Dataset(rows, label=rows[:, 0] % 60), 3)
     mlflow.lightgbm.save_model(model, tmp_path / "times", pip_requirements=["lightgbm"])
     source, exporter = source_of(tmp_path / "times", "lightgbm"), plugins.load("sources", "lightgbm")
-    answers = exporter.answer_unrounded(source, {"X": rows})
+    answers = exporter.unrounded_predict(source)({"X": rows})
     assert answers is not None
     np.testing.assert_array_equal(answers[0], model.predict(rows))

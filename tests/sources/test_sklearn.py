@@ -507,10 +507,10 @@ def test_the_original_is_asked_about_numbers_that_float32_rounds(tmp_path: Path)
     example = exporter.example(source)
     assert example is not None
     np.testing.assert_array_equal(example["X"], frame)
-    answers = exporter.answer_unrounded(source, example)
+    answers = exporter.unrounded_predict(source)(example)
     assert answers is not None
     np.testing.assert_array_equal(answers[1], model.predict_proba(frame))
-    rounded = exporter.answer_unrounded(source, {"X": example["X"].astype(np.float32)})
+    rounded = exporter.unrounded_predict(source)({"X": example["X"].astype(np.float32)})
     assert rounded is not None
     assert np.abs(rounded[1] - answers[1]).max() > 0.01
 
@@ -522,13 +522,13 @@ def test_columns_that_the_signature_has_in_float32_are_rounded_for_the_original_
     model = HistGradientBoostingClassifier(max_iter=5).fit(frame, Y)
     exporter, wide = SklearnSource(), {"X": CANCER.data.to_numpy()}
     source = save(tmp_path / "narrow", model, frame, serialization_format="cloudpickle")
-    answers = exporter.answer_unrounded(source, wide)
+    answers = exporter.unrounded_predict(source)(wide)
     assert answers is not None
     np.testing.assert_array_equal(answers[1], model.predict_proba(frame))
     mixed = infer_signature(frame.astype({COLUMNS[0]: np.float64}), model.predict(frame))
     source = save(tmp_path / "mixed", model, frame, serialization_format="cloudpickle", signature=mixed)
     given = frame.astype(np.float64)
     given[COLUMNS[0]] = CANCER.data[COLUMNS[0]]
-    answers = exporter.answer_unrounded(source, wide)
+    answers = exporter.unrounded_predict(source)(wide)
     assert answers is not None
     np.testing.assert_array_equal(answers[1], model.predict_proba(given))

@@ -112,6 +112,6 @@ def test_the_original_is_asked_about_numbers_that_float32_rounds(kind: str, tmp_
     """Broken: the original gets rounded numbers where it is asked what their rounding changes."""
     fit, rows = MODELS[kind]
     source, given = save(tmp_path / kind, fit(), rows), rows.to_numpy(np.float64)
-    answers = StatsmodelsSource().answer_unrounded(source, {"X": given})
+    answers = StatsmodelsSource().unrounded_predict(source)({"X": given})
     assert answers is not None
     np.testing.assert_allclose(answers[0], fit().predict(rows), rtol=1e-13)

@@ -84,10 +84,11 @@ class Exporter(Plugin, Protocol):
                                                   one value that is compiled; none where this is missing
         """
 
-    def answer_unrounded(self, source: SourceModel, inputs: Batch) -> Sequence[Array] | None:
-        """What the original's predict() answers to inputs in a wider type than the network's, such as columns in
-        float64, in the order of the outputs; None where it rounds them to that type itself. Asked of the policy's
-        samples, since what is compared with an artifact is answers to rounded ones."""
+    def unrounded_predict(self, source: SourceModel) -> Callable[[Batch], Sequence[Array]] | None:
+        """Inputs in a wider type than the network's, such as columns in float64 → what the original's predict() answers
+        to them, in the order of the outputs; None where it rounds them to that type itself. Asked of the policy's
+        samples, since what is compared with an artifact is answers to rounded ones. The model is loaded in the first
+        call: most samples lose nothing."""
         return None
 
     def network_inputs(self, source: SourceModel, columns: Mapping[str, Array]) -> Batch:
