@@ -7,7 +7,6 @@ that what was measured makes its verdict pass, by the rules that it was publishe
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import field, replace
@@ -61,7 +60,6 @@ from compile_stage.serving.variants import every_variant, for_machine
 from compile_stage.serving.version_tags import check_tags
 from compile_stage.steps.resolve import refuse_policy, resolve
 
-_VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _LAXITY = ("error", "warn", "ignore")
 
 
@@ -262,7 +260,7 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
     uri = f"{home}/{previous}"
     fix = f"name another version: compile-stage promote {home}/VERSION --alias {alias}"
     # Whoever may write to the registry can write anything here, such as `latest` or a path.
-    if not _VERSION.fullmatch(previous) or previous == now.version:
+    if not alias_history.is_version(previous) or previous == now.version:
         raise RegistryError(
             f"the tag {tag} says {previous!r}, which is no version before {now.version}",
             fix=f"{fix}; find out who changed the tag",

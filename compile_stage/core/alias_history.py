@@ -47,6 +47,11 @@ def previous_tag(alias: str) -> str:
     return _TAG + alias
 
 
+def is_version(word: str) -> bool:
+    """True for the number of a version, and nothing else that whoever may write tags can write there."""
+    return _VERSION.fullmatch(word) is not None
+
+
 def parse(value: str | None) -> History:
     """The history that a tag's value says; of none, and of an empty one, that nothing came before. One that no
     promotion wrote is taken for a version as a whole, which whoever looks for that version finds out."""
@@ -55,7 +60,7 @@ def parse(value: str | None) -> History:
     words = value.split(" ")
     complete = words[-1] == _FIRST
     versions = tuple(words[:-1] if complete else words)
-    if not all(map(_VERSION.fullmatch, versions)):
+    if not all(map(is_version, versions)):
         return History((value,), complete=False)
     return History(versions, complete)
 
@@ -68,7 +73,7 @@ def followed(version: str, tag_of: Callable[[str], str | None]) -> History:
         tag_of: Of a version, the tag's value; None where there is none, or no such version.
     """
     history = parse(tag_of(version))
-    while not history.complete and len(history.versions) < _LONGEST and _VERSION.fullmatch(history.versions[-1]):
+    while not history.complete and len(history.versions) < _LONGEST and is_version(history.versions[-1]):
         last = history.versions[-1]
         again = last in (version, *history.versions[:-1])
         further = History() if again else parse(tag_of(last))

@@ -273,14 +273,17 @@ class MLflowRegistry(Registry):
     def _history(self, client: Any, receipt: Receipt, alias: str) -> History:
         from mlflow.exceptions import MlflowException
 
+        tag = alias_history.previous_tag(alias)
+
         def tag_of(version: str) -> str | None:
+            if version == receipt.version:
+                return receipt.tags.get(tag)
             try:
-                tags = client.get_model_version(receipt.name, version).tags or {}
+                value: str | None = (client.get_model_version(receipt.name, version).tags or {}).get(tag)
             except MlflowException as error:
-                if version != receipt.version and is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+                if is_code(error, "RESOURCE_DOES_NOT_EXIST"):
                     return None
                 raise
-            value: str | None = tags.get(alias_history.previous_tag(alias))
             return value
 
         return alias_history.followed(receipt.version, tag_of)
