@@ -9,7 +9,7 @@ from compile_stage.core.records import ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 
 
-def demand_inputs(signature: Signature, names: Iterable[str], source: SourceModel) -> None:
+def _demand_inputs(signature: Signature, names: Iterable[str], source: SourceModel) -> None:
     """Raise SourceError when one of the inputs that shapes are given for is not the model's."""
     inputs = {spec.name for spec in signature.inputs}
     for name in names:
@@ -23,7 +23,7 @@ def demand_inputs(signature: Signature, names: Iterable[str], source: SourceMode
 
 def demand_shapes(signature: Signature, shapes: Mapping[str, ShapeRange], source: SourceModel) -> None:
     """Raise SourceError when `shapes` names an input that is not there or asks for a size that the model has fixed."""
-    demand_inputs(signature, shapes, source)
+    _demand_inputs(signature, shapes, source)
     for name, wanted in shapes.items():
         spec = signature.input(name)
         if len(spec.shape) != len(wanted.max):

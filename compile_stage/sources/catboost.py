@@ -14,6 +14,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph, mlmodel, tabular
 from compile_stage.sources.session import SourceSession
@@ -79,7 +80,7 @@ class CatBoostSource(Exporter):
 
         model = _load(source)
         wanted = _signature(model, source)
-        graph.demand_shapes(wanted, shapes, source)
+        demand_shapes(wanted, shapes, source)
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as folder:
             path = str(Path(folder) / "model.onnx")
             try:

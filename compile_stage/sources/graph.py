@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
-from compile_stage.core.shapes import demand_shapes as demand_shapes  # the sources call it here
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 from compile_stage.plugin_support import onnx_weights
 

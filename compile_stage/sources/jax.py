@@ -25,6 +25,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.buckets import bucket_name, buckets, refuse_buckets
 from compile_stage.plugin_support.fixed_shapes import ENTRY, element_types
@@ -109,7 +110,7 @@ class JaxSource(Exporter):
     def export_for(self, form: str, source: SourceModel, target: Target, into: Path) -> PortableModel:
         jax = _jax(target.threads)
         opened = _open(source)
-        graph.demand_shapes(opened.signature, target.shapes, source)
+        demand_shapes(opened.signature, target.shapes, source)
         if (reason := refuse_buckets("StableHLO", opened.signature, target)) is not None:
             raise SourceError(reason, where=source.uri)
         into.mkdir(parents=True, exist_ok=True)

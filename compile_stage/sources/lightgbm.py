@@ -15,6 +15,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
@@ -82,7 +83,7 @@ class LightGBMSource(Exporter):
 
         model = _load(source)
         wanted = _signature(model, source)
-        graph.demand_shapes(wanted, shapes, source)
+        demand_shapes(wanted, shapes, source)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # deprecations inside the converter

@@ -30,6 +30,7 @@ from compile_stage.core.records import (
     SourceModel,
     Target,
 )
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
 from compile_stage.serving.text import TextProcessor
@@ -105,7 +106,7 @@ class SentenceTransformersSource(Exporter):
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         loaded = _Loaded(source)
-        graph.demand_shapes(loaded.signature, shapes, source)
+        demand_shapes(loaded.signature, shapes, source)
         program = _trace(loaded)
         return torch_source.export_graph(program, loaded.signature, source, {}, into, symbols=_symbols(program))
 

@@ -15,6 +15,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
@@ -76,7 +77,7 @@ class SklearnSource(Exporter):
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         estimator = _load(source)
         wanted = _signature(estimator, source)
-        graph.demand_shapes(wanted, shapes, source)
+        demand_shapes(wanted, shapes, source)
         model = _convert(estimator, wanted, source)
         repairs: list[tuple[str, tabular.Repair]] = []
         column: tabular.Repair

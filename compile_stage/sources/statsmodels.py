@@ -13,6 +13,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph, mlmodel, tabular
 from compile_stage.sources.session import SourceSession
@@ -80,7 +81,7 @@ class StatsmodelsSource(Exporter):
         fitted = _load(source)
         weights, constant, columns = _weights(fitted, source)
         wanted = _signature(columns)
-        graph.demand_shapes(wanted, shapes, source)
+        demand_shapes(wanted, shapes, source)
         value, (nodes, numbers) = helper.make_tensor_value_info, _inverse(_link(fitted))
         model = helper.make_model(
             helper.make_graph(

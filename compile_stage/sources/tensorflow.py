@@ -23,6 +23,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.sources import graph, keras_archive, mlmodel, saved_model, tf2onnx_graph
 from compile_stage.sources.session import SourceSession
@@ -94,7 +95,7 @@ class TensorFlowSource(Exporter):
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         _tensorflow()
         with _opened(source, self.name) as network:
-            graph.demand_shapes(network.signature, shapes, source)
+            demand_shapes(network.signature, shapes, source)
             model = tf2onnx_graph.convert(network.function, network.specs, network.signature, source)
         return graph.finish(model, source, shapes, into)
 

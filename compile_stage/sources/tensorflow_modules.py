@@ -14,10 +14,10 @@ from typing import Any
 from compile_stage.core.digest import canonical_json, digest_tree
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, SourceModel, Target
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.buckets import bucket_name, buckets, refuse_buckets
 from compile_stage.plugin_support.fixed_shapes import ENTRY, element_types
-from compile_stage.sources import graph
 from compile_stage.sources.mlmodel import first_line
 
 
@@ -31,7 +31,7 @@ def write(form: str, network: Any, source: SourceModel, target: Target, into: Pa
         SourceError: TensorFlow can't write it so, or the target's sizes are not known.
     """
     signature: Signature = network.signature
-    graph.demand_shapes(signature, target.shapes, source)
+    demand_shapes(signature, target.shapes, source)
     if (reason := refuse_buckets(form, signature, target)) is not None:
         raise SourceError(reason, where=source.uri)
     make, suffix = _MAKERS[form]

@@ -20,6 +20,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
 from compile_stage.sources import graph, mlmodel, pt2
@@ -230,7 +231,7 @@ def export_graph(
     Raises SourceError with the exporter's reason."""
     import torch
 
-    graph.demand_shapes(signature, shapes, source)
+    demand_shapes(signature, shapes, source)
     inputs = [spec.name for spec in signature.inputs]
     # The exporter says of every absent optional package what it skips; that is no message for our users.
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
@@ -297,7 +298,7 @@ def save_program(
     """Write the program as `into/model.pt2`, in the order of the signature's tensors."""
     import torch
 
-    graph.demand_shapes(signature, shapes, source)
+    demand_shapes(signature, shapes, source)
     into.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside the writer

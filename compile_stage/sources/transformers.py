@@ -28,10 +28,11 @@ from compile_stage.core.records import (
     SourceModel,
     Target,
 )
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
 from compile_stage.serving.generation import GenerationSession
 from compile_stage.serving.text import TextProcessor
-from compile_stage.sources import graph, mlmodel
+from compile_stage.sources import mlmodel
 from compile_stage.sources import torch as torch_source
 from compile_stage.sources import transformers_generation as generation
 from compile_stage.sources import transformers_inputs as network_inputs
@@ -134,7 +135,7 @@ class TransformersSource(Exporter):
             return generation.CausalNetwork.of(source, model).export(source, shapes, into)
         inputs = _inputs(source, model)
         signature = inputs.signature(model)
-        graph.demand_shapes(signature, shapes, source)
+        demand_shapes(signature, shapes, source)
         program = inputs.trace(source, model)
         return torch_source.export_graph(program, signature, source, {}, into, symbols=inputs.symbols(program))
 

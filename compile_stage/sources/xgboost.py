@@ -14,6 +14,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph, mlmodel, tabular
 from compile_stage.sources.session import SourceSession
@@ -83,7 +84,7 @@ class XGBoostSource(Exporter):
 
         model = _load(source)
         wanted = _signature(model)
-        graph.demand_shapes(wanted, shapes, source)
+        demand_shapes(wanted, shapes, source)
         booster = _booster(model)
         booster.feature_names = None  # the converter knows columns by number only
         if model is booster:
