@@ -10,6 +10,7 @@ from typing import Any
 from compile_stage.core.errors import EXIT_GATE, EXIT_NOTHING_COMPILED, EXIT_OK, EXIT_SOURCE
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import record
+from compile_stage.report import numbers
 
 PASSED, FAILED, REFUSED, COMPILED, UNKNOWN = "passed", "failed", "refused", "compiled", "unknown"
 NOT_BEGUN = "not begun"
@@ -136,13 +137,13 @@ def _main_timing(candidate: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _waived(candidate: Mapping[str, Any]) -> str:
     waivers = (candidate.get("verdict") or {}).get("waivers") or []
-    gates = ", ".join(str(waiver["gate"]) for waiver in waivers)
-    return f"passed under {'a waiver' if len(waivers) == 1 else 'waivers'} of {gates}" if gates else ""
+    return f"passed {numbers.under_waivers([str(waiver['gate']) for waiver in waivers])}" if waivers else ""
 
 
 def _unstable(timing: Mapping[str, Any]) -> str:
-    low, high = timing.get("speedup_interval") or (None, None)
-    return "unstable speedup" + (f", {low:.2f} to {high:.2f}" if low is not None and high is not None else "")
+    interval = timing.get("speedup_interval")
+    known = interval is not None and None not in interval
+    return f"unstable speedup, {numbers.span(interval)}" if known else "unstable speedup"
 
 
 def _steps(events: list[Mapping[str, Any]]) -> dict[str, tuple[float, int, int]]:

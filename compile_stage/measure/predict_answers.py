@@ -73,9 +73,8 @@ def _refuse_parts(
         if (reason := _another(was, now)) is not None:
             return f"its answer{of} is another one in {reason}"
         numbers.append((of, was, now))
-    if (
-        len(numbers) > 1 and len({len(was) for _, was, _ in numbers}) == 1
-    ):  # an output may be answered as a data frame of its columns
+    # An output may be answered as a data frame of its columns.
+    if len(numbers) > 1 and len({len(was) for _, was, _ in numbers}) == 1:
         numbers.append(("", *(np.concatenate([one[side] for one in numbers], axis=1) for side in (1, 2))))
     for of, was, now in numbers:
         for output, answers in outputs.items():

@@ -54,13 +54,11 @@ def check_schema(
         The problems, the paths of the values that are wrong, and the document when nothing is.
     """
     problems, bad = _unknown_metrics(tree)
+    document, details = None, []
     try:
         document = PolicyDocument.model_validate(without(tree, bad).plain())
     except ValidationError as error:
         details = error.errors(include_url=False)
-    else:
-        _refuse_empty(tree, problems, bad)
-        return problems, bad, document
     for item in details:
         path = tuple(key for key in item["loc"] if key not in _TAGS and key != _KEY)
         if item["type"] == "missing":
@@ -78,7 +76,7 @@ def check_schema(
             continue
         problems.append(_problem(tree, path, item["type"], item.get("ctx", {}), in_key=_KEY in item["loc"]))
     _refuse_empty(tree, problems, bad)
-    return problems, bad, None
+    return problems, bad, document
 
 
 def _refuse_empty(tree: Node, problems: list[Problem], bad: set[Path]) -> None:
@@ -89,8 +87,8 @@ def _refuse_empty(tree: Node, problems: list[Problem], bad: set[Path]) -> None:
             continue
         if not any(path[: len(cut)] == cut for cut in bad):
             bad.add(path)
-            wrong_and_allowed = "has no value", "write null if none is meant"
-            problems.append(Problem(node.place, show_path(path), *wrong_and_allowed, code=Code.WRONG_VALUE))
+            wrong, allowed = "has no value", "write null if none is meant"
+            problems.append(Problem(node.place, show_path(path), wrong, allowed, code=Code.WRONG_VALUE))
 
 
 def _unknown_metrics(tree: Node) -> tuple[list[Problem], set[Path]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from compile_stage.core import quantities
 from compile_stage.core.records import is_ratio_known
@@ -100,6 +100,11 @@ def span(interval: tuple[float, float] | None) -> str:
     if 1000 <= abs(high) < math.inf:  # no powers of ten, and no decimals beside thousands
         return f"{f'{low:.3g}' if abs(low) < 999.5 else f'{low:,.0f}'} to {high:,.0f}"
     return f"{quantity(low)} to {quantity(high)}"
+
+
+def under_waivers(gates: Sequence[str]) -> str:
+    """`under a waiver of accuracy`, `under waivers of accuracy, speedup`."""
+    return f"under {'a waiver' if len(gates) == 1 else 'waivers'} of {', '.join(gates)}"
 
 
 def ratio_span(interval: tuple[float, float] | None) -> str:

@@ -108,7 +108,7 @@ def headline(result: RunResult) -> str:
 def _under_waivers(winner: Candidate) -> str:
     """` under a waiver of accuracy`: who reads one line has to learn that a gate was missed."""
     gates = [waiver.gate for waiver in winner.verdict.waivers] if winner.verdict is not None else []
-    return f" under {'a waiver' if len(gates) == 1 else 'waivers'} of {', '.join(gates)}" if gates else ""
+    return f" {numbers.under_waivers(gates)}" if gates else ""
 
 
 def how_fast(timing: Timing | None, baseline: Timing | None) -> str:
@@ -219,7 +219,7 @@ def deciding_gate(target: TargetResult) -> str:
         (len(missed), at, candidate, missed)
         for at, candidate in enumerate(target.candidates)
         if candidate.failure is None
-        if (missed := [check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run")])
+        if (missed := _missed_by(candidate))
     ]
     if not failed:
         return ""
@@ -287,8 +287,7 @@ def _is_served_too_uncertainly(candidate: Candidate) -> bool:
     """Of one that is too uncertain: whether it is only under load. Its speed then passed; else it was not served."""
     from compile_stage.measure.served_load import SERVED_GATES
 
-    missed = [check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run")]
-    return all(check.gate.metric in SERVED_GATES for check in missed)
+    return all(check.gate.metric in SERVED_GATES for check in _missed_by(candidate))
 
 
 def _least_to_most(counts: Sequence[int], noun: str) -> str:
@@ -310,10 +309,9 @@ def grouped_reasons(target: TargetResult, listed: Sequence[Row]) -> tuple[tuple[
 
 def _uncertain_at(candidate: Candidate) -> str:
     """The batch sizes are named: the row shows one of them, whose own interval may be clear."""
-    missed = (check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run"))
     if _is_served_too_uncertainly(candidate):
         return "what it serves under load is too uncertain to pass"
-    sizes = sorted({check.batch_size for check in missed if check.batch_size is not None})
+    sizes = sorted({check.batch_size for check in _missed_by(candidate) if check.batch_size is not None})
     where = f" at batch {'size' if len(sizes) == 1 else 'sizes'} {', '.join(map(str, sizes))}" if sizes else ""
     return f"its speed{where} is too uncertain to pass"
 
@@ -321,7 +319,7 @@ def _uncertain_at(candidate: Candidate) -> str:
 def _is_too_uncertain(target: TargetResult, candidate: Candidate) -> bool:
     from compile_stage.measure.performance import is_too_uncertain
 
-    missed = [check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run")]
+    missed = _missed_by(candidate)
     failed = state_of(target, candidate) == "failed" and candidate.failure is None
     return failed and bool(missed) and all(is_too_uncertain(check) for check in missed)
 
@@ -398,6 +396,11 @@ def reason_of(target: TargetResult, candidate: Candidate) -> str:
 def checks_of(candidate: Candidate) -> tuple[Check, ...]:
     """All checks of a candidate; none when it was never validated."""
     return candidate.verdict.checks if candidate.verdict is not None else ()
+
+
+def _missed_by(candidate: Candidate) -> list[Check]:
+    """The checks that keep a candidate from passing."""
+    return [check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run")]
 
 
 def measured_text(check: Check) -> str:
