@@ -45,10 +45,10 @@ from compile_stage.serving.manifest import (
     batches_of,
     check_integrity,
     data_folder,
-    missing_of,
     pin,
     read_manifest,
     refuse_machine,
+    refused_values_of,
     runtime_to_install,
 )
 from compile_stage.serving.media import MediaProcessor
@@ -137,7 +137,7 @@ class CompiledModel:
         self.signature: Signature = self._session.signature
         self._batches = batches_of(self.manifest, data, trust)
         self._largest = LargestShapes.of(self.manifest)
-        self.missing = missing_of(self.manifest, data, trust)
+        self.refused_values = refused_values_of(self.manifest, data, trust)
         self._data = data
         self._processor: Processor | None = None
         self._defaults: Mapping[str, Any] = {}  # of the processor's params, in place of the manifest's
@@ -396,7 +396,7 @@ class _Pyfunc:
                 return processor.predict(data, params, self._model.run)
             demand_params(params, how)
             data = data if processor is None else processor.tensors(data)
-            outputs = self._model.run(to_batch(data, self._model.signature, how, self._model.missing))
+            outputs = self._model.run(to_batch(data, self._model.signature, how, self._model.refused_values))
         # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was
         # compiled for.
         except (InputRefusedError, UsageError) as error:
@@ -415,8 +415,8 @@ class _Wrapped(_Pyfunc):
         self._loaded = with_network(load_python_model(folder, config), how, self._run)
 
     def _run(self, batch: Batch) -> Batch:
-        """As its network did: with an error for a NaN that it refused."""
-        if self._model.missing is not None and (reason := self._model.missing.refuse(batch)) is not None:
+        """As its network did: with an error for a value that it refused."""
+        if (reason := self._model.refused_values.refuse(batch)) is not None:
             raise InputRefusedError(reason)
         return self._model.run(batch)
 

@@ -49,6 +49,7 @@ from compile_stage.pipeline.inputs import TargetInputs, source_limits
 from compile_stage.serving.batches import proven_batches
 from compile_stage.serving.manifest import artifact_of, data_folder
 from compile_stage.serving.missing_numbers import proven_missing
+from compile_stage.serving.taken_values import TAKEN, proven_taken
 from compile_stage.serving.trust import Trust
 from compile_stage.steps.benchmark import benchmark
 from compile_stage.steps.export import inspect
@@ -190,6 +191,7 @@ def attachable(
             "verdict": verdict,
             "batches": proven_batches(verdict, job.target),
             "missing": proven_missing(verdict),
+            TAKEN: proven_taken(verdict),
             "timing": timings(measurement),
             "samples": validated.samples.digest,
             "runtime": plugins.package_versions(*manifest.get("runtime", {})),

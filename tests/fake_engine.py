@@ -207,6 +207,9 @@ class FakeWorker:
     def _find_refused_missing(self, **_: Any) -> Any:
         return []
 
+    def _find_taken_values(self, **_: Any) -> Any:
+        return {"rules": [], "notes": []}
+
     def _soak(self, **_: Any) -> Any:
         return {"calls": 1000, "kept": []}
 

@@ -154,6 +154,7 @@ _OF_THE_ORIGINAL = frozenset(
             "predict_corners",
             "make_calls",
             "find_refused_missing",
+            "find_taken_values",
             "predict_batch",
             "soak",
             "profile_source",

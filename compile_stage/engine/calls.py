@@ -175,6 +175,16 @@ def _read_by_source(model: SourceModel, wanted: DataSpec) -> FromModel:
     )
 
 
+def find_taken_values(source: Any, samples: Any, batch_size: int) -> dict[str, Any]:
+    """Which whole numbers and categories the open original takes (`measure.taken_values`)."""
+    from compile_stage.measure.samples import open_samples
+    from compile_stage.measure.taken_values import find_taken
+
+    model = revive(SourceModel, source)
+    categories = plugins.load("sources", model.flavor).categories(model)
+    return find_taken(open_session(), open_samples(revive(SampleSet, samples)), batch_size, categories)
+
+
 # ----------------------------------------------------------------------------------------------------- lower, compile
 
 
@@ -307,6 +317,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         predict_whole,
         make_calls,
         find_refused_missing,
+        find_taken_values,
         soak,
         answer_export,
         profile_artifact,

@@ -17,7 +17,8 @@ from compile_stage.exports.folder import BUNDLE, Written, common_differences, co
 from compile_stage.exports.options import ExportOptions
 from compile_stage.exports.triton_config import PYTHON, Choice, choose, configure, pays
 from compile_stage.exports.version import Version, plain_name
-from compile_stage.serving.manifest import missing_of
+from compile_stage.serving.manifest import refused_values_of
+from compile_stage.serving.taken_values import place_text, taken_text
 
 CONFIG = "config.pbtxt"
 BESIDE = "compile-stage"
@@ -75,6 +76,11 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
             f"A missing number (NaN) in {refused} is computed with: predict() refuses it there, since the original "
             "does or answers it otherwise, and Triton's backend can't. Refuse it before the request is sent."
         )
+    if choice.backend != PYTHON and (taken := _taken(version)):
+        said.append(
+            f"{taken}: predict() refuses others, since the original does, and Triton's backend can't. Refuse them "
+            "before the request is sent."
+        )
     said += _batches_said(version, choice, config["max_batch_size"])
     if choice.backend == "onnxruntime" and not version.artifact.options.get("spinning", True):
         said.append("Threads spin between calls: config.pbtxt can't switch that off, and it was proven without.")
@@ -89,13 +95,20 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
 
 def _refused_missing(version: Version) -> str:
     """Where predict() refuses a NaN, such as `input 'x' (columns 0, 2)`; empty where it does nowhere."""
-    rule = missing_of(version.manifest, version.published.folder, version.published.trust)
+    rule = refused_values_of(version.manifest, version.published.folder, version.published.trust).missing
     places = []
     for name, entries in (rule.refused if rule is not None else {}).items():
         columns = sorted({column for listed, _ in entries if listed is not None for column in listed})
         whole = any(listed is None for listed, _ in entries)
         places.append(f"input {name!r}" + ("" if whole else f" (columns {', '.join(map(str, columns))})"))
     return " and ".join(places)
+
+
+def _taken(version: Version) -> str:
+    """Which whole numbers and categories are taken, such as `input 'ids' takes whole numbers from 0 to 99`; empty where
+    all are."""
+    rule = refused_values_of(version.manifest, version.published.folder, version.published.trust).taken
+    return "; ".join(f"{place_text(one)} takes {taken_text(one)}" for one in (rule.rules if rule is not None else ()))
 
 
 def _batches_said(version: Version, choice: Choice, largest: int) -> list[str]:

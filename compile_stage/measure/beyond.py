@@ -10,9 +10,9 @@ from typing import Any
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Check, Data, Gate, Job, Outcome, SampleSet, record
+from compile_stage.core.records import Check, Data, Gate, Job, Outcome, SampleSet, SourceModel, Target, record
 from compile_stage.measure import missing as missing_numbers
-from compile_stage.measure import robustness
+from compile_stage.measure import robustness, taken_values
 from compile_stage.measure.behaviour import calls_to_compare, judge_calls, parts_of
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.predict import open_outputs, try_predict
@@ -49,12 +49,14 @@ class Beyond:
         answers: What `measure.behaviour.make_calls` says of the original.
         kinds: Samples beyond those of the validation set.
         missing: Where it takes missing numbers.
+        taken: Which whole numbers and categories it takes.
     """
 
     calls: tuple[Mapping[str, Any], ...]
     answers: Mapping[str, Any]
     kinds: tuple[OtherSamples, ...]
     missing: missing_numbers.MissingAnswers
+    taken: taken_values.TakenAnswers
 
     def below(self, root: Path) -> Beyond:
         """With paths relative to `root`."""
@@ -74,24 +76,39 @@ class Beyond:
             for kind in self.kinds
         )
         return replace(
-            self, answers={**self.answers, "answers": answers}, kinds=tuple(kinds), missing=self.missing.moved(move)
+            self,
+            answers={**self.answers, "answers": answers},
+            kinds=tuple(kinds),
+            missing=self.missing.moved(move),
+            taken=self.taken.moved(move),
         )
 
 
 def ask_original(
-    worker: Worker, samples: SampleSet, data: Data, batch_sizes: Sequence[int], outputs: Mapping[str, str], into: Path
+    worker: Worker,
+    source: SourceModel,
+    samples: SampleSet,
+    data: Data,
+    target: Target,
+    outputs: Mapping[str, str],
+    into: Path,
 ) -> Beyond:
     """Make the calls with the original, which the worker has open, and have it answer other samples.
 
     Args:
+        target: What it is open for.
         outputs: Output name → `.npy` file: what it answers to the validation samples.
         into: A folder for all files.
     """
+    batch_sizes = list(target.batch_sizes)
     calls = calls_to_compare(samples.count, batch_sizes, data.seed)
     answers = worker.call("make_calls", samples=samples, calls=calls, into=str(into / "calls"))
     kinds = _other_samples(worker, samples, data, batch_sizes, outputs, into)
     of_missing = missing_numbers.ask_original(worker, samples, min(batch_sizes), into)
-    return Beyond(calls=tuple(calls), answers=answers, kinds=tuple(kinds), missing=of_missing)
+    taken = taken_values.TakenAnswers()
+    if target.device == "cpu":
+        taken = taken_values.ask_original(worker, source, samples, min(batch_sizes), into)
+    return Beyond(calls=tuple(calls), answers=answers, kinds=tuple(kinds), missing=of_missing, taken=taken)
 
 
 def _other_samples(
@@ -124,14 +141,18 @@ def _other_samples(
 def check_calls(
     worker: Worker, job: Job, gates: Sequence[Gate], beyond: Beyond, samples: SampleSet, seed: int
 ) -> list[Check]:
-    """How the artifact, which the worker has open, behaves from call to call and with missing numbers, beside the
-    original."""
+    """How the artifact, which the worker has open, behaves from call to call, with missing numbers and with values
+    that the samples don't have, beside the original."""
     suited = elementwise_gates(gates, has_labels=samples.has_labels, few_rows=True)
     with temporary_folder("calls") as folder:
         parts = parts_of(beyond.calls, job.target.batch_sizes)
         answers = worker.call("make_calls", samples=samples, calls=parts, into=folder)
         checks = judge_calls(suited, beyond.calls, answers, beyond.answers, seed)
-    return [*checks, missing_numbers.check_missing(worker, suited, beyond.missing, seed)]
+    return [
+        *checks,
+        missing_numbers.check_missing(worker, suited, beyond.missing, seed),
+        taken_values.check_taken(worker, suited, beyond.taken, seed),
+    ]
 
 
 def check_other_samples(

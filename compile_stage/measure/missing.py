@@ -98,17 +98,23 @@ def find_refused(session: Session, samples: Samples, batch_size: int) -> list[di
     return found
 
 
+def refusal_of(session: Session, batch: Batch) -> str:
+    """Why the original does not take this batch; empty where it does."""
+    try:
+        session.run(batch)
+    except Exception as error:  # noqa: BLE001 - whatever the original's framework says
+        lines = str(error).strip().splitlines() or [""]
+        return f"the original refuses it ({type(error).__name__}: {lines[0][:200]})"
+    return ""
+
+
 def _refused(session: Session, batch: Batch, name: str, columns: list[int] | None) -> list[dict[str, Any]]:
     """By halves: mostly all columns are taken, or all are refused by one reason."""
     given = {**batch, name: batch[name].copy()}
     _put_nan(given[name], columns)
-    try:
-        session.run(given)
-    except Exception as error:  # noqa: BLE001 - whatever the original's framework says of a NaN
-        lines = str(error).strip().splitlines() or [""]
-        refusal = {"columns": columns, "reason": f"the original refuses it ({type(error).__name__}: {lines[0][:200]})"}
-    else:
+    if not (reason := refusal_of(session, given)):
         return []
+    refusal = {"columns": columns, "reason": reason}
     if columns is None or len(columns) == 1:
         return [refusal]
     half = len(columns) // 2

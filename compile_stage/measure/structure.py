@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from compile_stage.measure.task_intervals import Amount
 from compile_stage.serving.batches import LARGER, OTHER_SIZES
 from compile_stage.serving.missing_numbers import MISSING
+from compile_stage.serving.taken_values import TAKEN
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -24,7 +25,7 @@ SOAK = "soak"
 SERVED = "served"
 """The check of a published version that serving loads it and answers as what was proven (`steps.serve`)."""
 
-STRUCTURE = ("samples", "outputs", "shape", "finite", *BEHAVIOUR, MISSING, CLAIMED, SOAK, SERVED)
+STRUCTURE = ("samples", "outputs", "shape", "finite", *BEHAVIOUR, MISSING, TAKEN, CLAIMED, SOAK, SERVED)
 """Checks of our own making: no policy asks for them, no policy can leave them out, and no waiver reaches them."""
 
 

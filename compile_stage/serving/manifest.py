@@ -31,6 +31,8 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     batches               the batch sizes that were proven (`serving.batches`); missing in those of earlier versions
     missing               where a NaN is refused (`serving.missing_numbers`); null for what was not validated,
                           missing in those of earlier versions: then it is refused nowhere
+    taken_values          which whole numbers and categories are taken (`serving.taken_values`); null for what was not
+                          validated, missing in those of earlier versions: then all are
     largest               the largest shape of each input that `shapes` of the policy names (`serving.largest`);
                           missing in those of earlier versions
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
@@ -58,8 +60,8 @@ from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import Artifact
 from compile_stage.serving.batches import ProvenBatches
 from compile_stage.serving.bytecode import refuse_bytecode
-from compile_stage.serving.missing_numbers import MissingNumbers
 from compile_stage.serving.mlmodel import MLMODEL, check_mlmodel
+from compile_stage.serving.refused_values import RefusedValues
 from compile_stage.serving.signatures import SIGNATURE_FOLDER, TEST_PREDICATE, subject_of, verify_statement
 from compile_stage.serving.trust import Trust
 from compile_stage.serving.variant_files import demand_inside, kept_together, put_together, shares_files
@@ -330,13 +332,11 @@ def batches_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust 
     return proven or ProvenBatches.of(manifest)
 
 
-def missing_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> MissingNumbers | None:
-    """Where a NaN is refused, by what was found on such a machine as this, else by the manifest; None where neither
-    says. `trust` as in `validations`."""
+def refused_values_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> RefusedValues:
+    """Which values are refused, by what was found on such a machine as this, else by the manifest. `trust` as in
+    `validations`."""
     attached = (data_folder(model_dir).parent / VALIDATIONS).is_dir()
-    validation = passed_here(manifest, model_dir, trust, hardware()) if attached else None
-    found = MissingNumbers.of(validation) if validation is not None else None
-    return found or MissingNumbers.of(manifest)
+    return RefusedValues.of(manifest, passed_here(manifest, model_dir, trust, hardware()) if attached else None)
 
 
 def refuse_machine(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.serving.missing_numbers import MissingNumbers
+from compile_stage.serving.refused_values import RefusedValues
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
@@ -23,17 +23,17 @@ class InputRefusedError(ValueError):
     """What was given can't be fed to the model; the message names the input and says what fits."""
 
 
-def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], missing: MissingNumbers | None = None) -> Batch:
+def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], refused: RefusedValues | None = None) -> Batch:
     """The model's inputs by name, in its own types, from an array, a list, a dict, a series or a data frame.
 
     Args:
         data: As a user or the scoring server gives it. Axis 0 of every array is the batch.
         how: The manifest's `answer`; its `columns` name the data frame's columns that make up a single input.
-        missing: Where a NaN is refused; None where nobody asked the original.
+        refused: The values that the original refuses; None where nobody asked it.
 
     Raises:
         InputRefusedError: A name, type or shape does not fit, a value would be changed by more than rounding, or is
-            infinite, or missing where that is refused.
+            infinite, or one that is refused.
     """
     columns = how.get("columns")
     if _is_pandas(data, "Series"):
@@ -56,7 +56,7 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], missing: M
     batch = {name: _coerced(array, known[name]) if name in known else array for name, array in given.items()}
     if (reason := signature.refuse(batch)) is not None:
         raise InputRefusedError(reason)
-    _demand_finite(batch, missing, columns if len(signature.inputs) == 1 else None)
+    _demand_taken(batch, refused, columns if len(signature.inputs) == 1 else None)
     return batch
 
 
@@ -85,7 +85,7 @@ def _plain_param(value: Any) -> Any:
     return [_plain_param(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _demand_finite(batch: Batch, missing: MissingNumbers | None, columns: list[str] | None) -> None:
+def _demand_taken(batch: Batch, refused: RefusedValues | None, columns: list[str] | None) -> None:
     """MLflow turns JSON's numbers into the signature's type before we see them, and 1e39 becomes infinite in float32:
     nothing tells an infinite value from an overflow. A NaN stands for what is missing."""
     import numpy as np
@@ -101,8 +101,11 @@ def _demand_finite(batch: Batch, missing: MissingNumbers | None, columns: list[s
                     f"from {-most:.3g} to {most:.3g}, or call compile_stage.flavor.load_model(URI).run, which takes "
                     "infinite values"
                 )
-    if not finite and missing is not None and (reason := missing.refuse(batch, columns)) is not None:
-        raise InputRefusedError(reason)
+    if refused is None:
+        return
+    for rule in (None if finite else refused.missing, refused.taken):
+        if rule is not None and (reason := rule.refuse(batch, columns)) is not None:
+            raise InputRefusedError(reason)
 
 
 def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:

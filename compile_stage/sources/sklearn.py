@@ -112,6 +112,21 @@ class SklearnSource(Exporter):
 
         return predict
 
+    def categories(self, source: SourceModel) -> Mapping[str, Mapping[int, Sequence[Any]]]:
+        from compile_stage.sources.encoders import known_categories
+
+        estimator = _load(source)
+        known = known_categories(estimator)
+        if not known:
+            return {}
+        signature = _signature(estimator, source)
+        if _has_columns(signature):
+            return {spec.name: {0: known[at]} for at, spec in enumerate(signature.inputs) if at in known}
+        if names := _column_names(estimator):
+            places = _matrix_columns(names, source)
+            known = {places.index(names[at]): values for at, values in known.items()}
+        return {tabular.INPUT: known}
+
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         estimator = _load(source)
         fitted = _fitted_names(estimator)

@@ -44,6 +44,7 @@ from compile_stage.serving.batches import proven_batches
 from compile_stage.serving.largest import largest_shapes
 from compile_stage.serving.manifest import VALIDATIONS, read_manifest
 from compile_stage.serving.missing_numbers import proven_missing
+from compile_stage.serving.taken_values import TAKEN, proven_taken
 from compile_stage.serving.text import TOKENIZER_FOLDER
 from compile_stage.serving.variant_writing import NO_PORTABLE, FamilyVersion, variant_note, with_variants
 from compile_stage.serving.variants import PORTABLE, PORTABLE_FP32, every_variant
@@ -337,6 +338,7 @@ class _Packaging:
                 "threads": target.threads,
                 "batches": proven_batches(winner.verdict, target),
                 "missing": proven_missing(winner.verdict),
+                TAKEN: proven_taken(winner.verdict),
                 "largest": largest_shapes(target, _sample_shapes(samples)),
                 "signature": artifact.signature,
                 "confinement": context.confinement(),

@@ -34,7 +34,7 @@ from compile_stage.core.sample_files import RAW, digest_of_samples
 from compile_stage.measure.behaviour import calls_to_compare
 from compile_stage.measure.beyond import Beyond, ask_original, check_calls, check_other_samples, not_looked_at
 
-_STEP = "validate/11"
+_STEP = "validate/12"
 _LONG_S = 10.0  # for the original to answer all samples; two more calls in the largest batch would take seconds
 _PREDICT_ROUNDS = 31  # pairs of calls of predict()
 _OUTPUTS = Gate(metric="outputs", limit=0.0, direction="at_most")  # how many outputs may be lost, renamed or misshapen
@@ -119,11 +119,11 @@ def reference(
             "beyond": None,
         }
         if samples.real and min(samples.independent, distinct) >= data.min_samples:
-            made["beyond"] = ask_original(worker, samples, data, batch_sizes, outputs, into).below(into)
+            made["beyond"] = ask_original(worker, source, samples, data, target, outputs, into).below(into)
         worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
         return made
 
-    return _placed(context.cached("reference/8", "", key, make), batch_size)
+    return _placed(context.cached("reference/9", "", key, make), batch_size)
 
 
 def _predicted(worker: Worker, samples: SampleSet, batch_size: int, into: Path) -> tuple[dict[str, str], float]:

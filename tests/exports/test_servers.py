@@ -24,6 +24,7 @@ from exports_of import exported
 from compile_stage import api
 from compile_stage.serving.manifest import check_integrity
 from compile_stage.serving.missing_numbers import MissingNumbers
+from compile_stage.serving.refused_values import RefusedValues
 
 pytestmark = [  # what MLflow says of its own type hints, and its queries
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
@@ -194,7 +195,8 @@ def test_bentomls_service_refuses_a_missing_number_as_predict_does(versions: Any
     does."""
     rows = versions.rows[:2].tolist()
     rows[1][3] = None
-    service.model.missing = MissingNumbers([{"input": "x", "columns": [5], "reason": "the original refuses it"}])
+    rule = MissingNumbers([{"input": "x", "columns": [5], "reason": "the original refuses it"}])
+    service.model.refused_values = RefusedValues(rule, None)
     assert np.isnan(service.predict({"x": rows})["y"][1]).any()
     rows[1][5] = None
     with pytest.raises(RefusedError, match=r"column 5 of input 'x' holds a missing number \(NaN\), which is refused"):

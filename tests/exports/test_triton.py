@@ -23,6 +23,8 @@ from compile_stage.exports.folder import common_differences
 from compile_stage.exports.version import Version, open_version, plain_name
 from compile_stage.serving.manifest import check_integrity
 from compile_stage.serving.missing_numbers import MissingNumbers
+from compile_stage.serving.refused_values import RefusedValues
+from compile_stage.serving.taken_values import TakenValues
 
 pytestmark = [  # what MLflow says of its own type hints, and its queries
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning"),
@@ -100,15 +102,17 @@ def test_what_the_configuration_can_not_say_runs_on_the_python_backend(versions:
         call({"x": versions.rows[:3, :5]})
 
 
-def test_a_missing_number_is_refused_as_predict_does_or_said(
+def test_what_the_original_does_not_take_is_refused_as_predict_does_or_said(
     versions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: a server answers a NaN that the published model refuses, since the original does, and nobody is told."""
+    """Broken: a server answers what the published model refuses, since the original does, and nobody is told."""
     rule = MissingNumbers([{"input": "x", "columns": [2, 5], "reason": "the original refuses it"}])
+    taken = TakenValues([{"input": "x", "columns": [0], "values": [1.0, 5.0], "reason": "the original does"}])
     for home in (flavor, triton):
-        monkeypatch.setattr(home, "missing_of", lambda *_: rule)
+        monkeypatch.setattr(home, "refused_values_of", lambda *_: RefusedValues(rule, taken))
     made = exported(versions.native, "triton", tmp_path / "native")
     assert any("NaN) in input 'x' (columns 2, 5) is computed with" in line for line in made.differs)
+    assert any("column 0 of input 'x' takes 1, 5: predict() refuses others" in line for line in made.differs)
     made = exported(versions.scripted, "triton", tmp_path / "scripted")
     assert not any("NaN" in line for line in made.differs)
     home = tmp_path / "scripted" / "perceptron-compiled"
@@ -116,6 +120,9 @@ def test_a_missing_number_is_refused_as_predict_does_or_said(
         pbtxt.read((home / "config.pbtxt").read_text()), home / versions.scripted.rpartition("/")[2]
     )
     rows = versions.rows[:3].copy()
+    with pytest.raises(RuntimeError, match=r"column 0 of input 'x' holds .*, and takes 1, 5: the original does"):
+        call({"x": rows})
+    rows[:, 0] = 5.0
     rows[1, 3] = np.nan
     assert np.isnan(call({"x": rows})["y"][1]).any()
     rows[1, 5] = np.nan

@@ -91,6 +91,11 @@ class Exporter(Plugin, Protocol):
         call: most samples lose nothing."""
         return None
 
+    def categories(self, source: SourceModel) -> Mapping[str, Mapping[int, Sequence[Any]]]:
+        """Input → column → the categories that the original's encoders know there, of those that may refuse others. The
+        original is asked about each."""
+        return {}
+
     def network_inputs(self, source: SourceModel, columns: Mapping[str, Array]) -> Batch:
         """Of a source that declares `reads_raw_samples`: what its network is given while predict() answers these rows,
         one row for each. Raises SourceError, with the reason, where that can't be had."""

@@ -49,8 +49,10 @@ class PublishedModel:
     def run(self, inputs: dict[str, Any]) -> dict[str, Any]:
         kinds = {spec.name: spec.dtype for spec in self.model.signature.inputs}
         batch = {name: converted(name, value, kinds.get(name)) for name, value in inputs.items()}
-        missing = getattr(self.model, "missing", None)  # bundles of earlier versions have none
-        if missing is not None and (reason := missing.refuse(batch)) is not None:
+        refused = getattr(
+            self.model, "refused_values", getattr(self.model, "missing", None)
+        )  # bundles of earlier versions have one or none
+        if refused is not None and (reason := refused.refuse(batch)) is not None:
             raise ValueError(reason)
         return {name: array.tolist() for name, array in self.model.run(batch).items()}
 

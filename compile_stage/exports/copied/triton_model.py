@@ -60,8 +60,10 @@ class TritonPythonModel:
     def _run(self, given: dict[str, Any]) -> dict[str, Any]:
         texts = {spec.name for spec in self._model.signature.inputs if spec.dtype == "str"}
         batch = {name: _decoded(array) if name in texts else array for name, array in given.items()}
-        missing = getattr(self._model, "missing", None)  # bundles of earlier versions have none
-        if missing is not None and (reason := missing.refuse(batch)) is not None:
+        refused = getattr(
+            self._model, "refused_values", getattr(self._model, "missing", None)
+        )  # bundles of earlier versions have one or none
+        if refused is not None and (reason := refused.refuse(batch)) is not None:
             raise ValueError(reason)
         answered = self._model.run(batch)
         return {

@@ -1,4 +1,4 @@
-"""Rows with missing numbers: a published model takes them where its original does, and refuses them where that does."""
+"""A published model refuses missing numbers, numbers beyond a table and unknown categories where its original does."""
 
 from __future__ import annotations
 
@@ -121,3 +121,77 @@ def test_trees_that_know_missing_numbers_go_on_to_take_them(tmp_path: Path) -> N
     loaded = published(tmp_path, estimator, rows, arrays(tmp_path, rows))
     np.testing.assert_array_equal(loaded.predict(rows), estimator.predict(rows))
     assert loaded.get_raw_model().manifest["missing"] == {"refused": []}
+
+
+@pytest.mark.parametrize("encoder", ["OneHotEncoder", "OrdinalEncoder"])
+@pytest.mark.parametrize("texts", [True, False])
+def test_a_category_that_the_original_does_not_know_is_refused(encoder: str, texts: bool, tmp_path: Path) -> None:
+    """Broken: an unknown city would be answered as if it were a known one; or a known one that the samples lack be
+    refused."""
+    from sklearn import preprocessing
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    zones = np.where(RANDOM.random(300) < 0.5, 1, 5)
+    zones[:3] = 9
+    frame = pd.DataFrame({"age": RANDOM.normal(40, 9, 300), "zone": zones})
+    if texts:
+        frame["city"] = RANDOM.choice(["Rome", "Oslo", "Bonn"], 300)
+    chosen = ["zone", "city"] if texts else ["zone"]
+    columns = ColumnTransformer(
+        [("coded", getattr(preprocessing, encoder)(), chosen), ("plain", "passthrough", ["age"])]
+    )
+    estimator = make_pipeline(columns, LogisticRegression(max_iter=1000)).fit(frame, frame["age"] + zones > 43)
+    frame[3:].to_csv(tmp_path / "data.csv", index=False)
+    loaded = published(tmp_path, estimator, frame, tmp_path / "data.csv")
+    known = frame[:5]  # the samples have no zone 9
+    np.testing.assert_array_equal(loaded.predict(known), estimator.predict(known))
+    for column, value in [("zone", 7), *([("city", "Paris")] if texts else [])]:
+        given = known.copy()
+        given.loc[2, column] = value
+        with pytest.raises(ValueError, match="unknown categories"):
+            estimator.predict(given)
+        with pytest.raises(MlflowException, match=rf"{column}.* holds {value!r}, and takes .*refuses any") as refused:
+            loaded.predict(given)
+        assert refused.value.get_http_status_code() == 400
+
+
+def test_a_number_beyond_the_table_is_refused(tmp_path: Path) -> None:
+    """Broken: OpenVINO answers any number, with what lies beside the table; the original raises."""
+    pytest.importorskip("openvino", reason="ONNX Runtime itself refuses such numbers; OpenVINO does not")
+    import onnx
+    import onnxruntime
+    from onnx import helper, numpy_helper
+
+    table = numpy_helper.from_array(RANDOM.normal(size=(50, 8)).astype(np.float32), "table")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["rows"]), helper.make_node("Tanh", ["rows"], ["y"])],
+        "embedding",
+        [helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", 3])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 3, 8])],
+        [table],
+    )
+    network = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    original = onnxruntime.InferenceSession(network.SerializeToString())
+    ids = RANDOM.integers(40, size=(200, 3))
+    mlflow.onnx.save_model(
+        network, str(tmp_path / "model"), signature=infer_signature({"ids": ids}, original.run(None, {"ids": ids})[0])
+    )
+    np.savez(tmp_path / "data.npz", ids=ids)
+    policy = tmp_path / "policy.yaml"
+    target = "backends: [openvino], precisions: [fp32], batch_sizes: [1, 4]"
+    policy.write_text(policy_text(tmp_path / "data.npz", target, BODY))
+    result = api.run(f"folder:{tmp_path / 'model'}", policy, out=tmp_path / "out", publish=False)
+    assert result.exit_code == 0, result.problem
+    bundle = result.targets[0].bundle
+    assert bundle is not None
+    loaded = mlflow.pyfunc.load_model(bundle.path)
+    edges = np.array([[0, 49, -1], [-50, 45, 3]])  # ONNX counts negative numbers from the end
+    (expected,) = original.run(None, {"ids": edges})
+    np.testing.assert_allclose(loaded.predict({"ids": edges})["y"], expected, rtol=1e-5, atol=1e-6)
+    for number in (50, -51, 2**40):
+        with pytest.raises(
+            MlflowException, match=f"input 'ids' holds {number}, and takes whole numbers from -50 to 49"
+        ):
+            loaded.predict({"ids": np.array([[0, number, 1]])})

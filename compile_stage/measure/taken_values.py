@@ -1,0 +1,390 @@
+"""Whole numbers and categories: which the original takes, and whether an artifact then answers as it does.
+
+What does not hold is no failure of an artifact: the published model refuses these values (`serving.taken_values`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compile_stage.core.errors import CompileStageError, SourceError, WorkerError
+from compile_stage.core.leftovers import temporary_folder
+from compile_stage.core.ports import Session, Worker
+from compile_stage.core.records import Check, Gate, Outcome, SampleSet, SourceModel, record
+from compile_stage.core.tensors import CACHE_INPUTS
+from compile_stage.measure import robustness
+from compile_stage.measure.behaviour import refuse_call
+from compile_stage.measure.missing import UNLIKE, refusal_of
+from compile_stage.measure.predict import open_outputs, try_predict
+from compile_stage.measure.samples import open_samples
+from compile_stage.serving.taken_values import TAKEN, place_text, taken_text
+
+if TYPE_CHECKING:
+    from compile_stage.core.tensors import Array, Batch
+    from compile_stage.measure.samples import Samples
+
+_STEPS = (1, 2**8, 2**16, 2**24, 2**31 - 1)
+"""What is asked for on the way out from the samples' own numbers. What takes the last has no limit."""
+
+_MOST_COLUMNS = 64
+"""Of a matrix whose columns are asked for one by one; in a wider one all must have the same limits."""
+
+_PLACES = 8  # of a wider one that are looked at
+
+_MOST_VALUES = 10_000
+"""Categories of one column that the manifest lists."""
+
+_ROWS = 4
+"""So many rows of each number that artifacts are asked for."""
+
+_ANY_OTHER = "the original refuses any other"
+
+_TOO_SLOW = 10.0
+"""Times the usual call, and a second at least."""
+
+
+@record
+class TakenAnswers:
+    """What the original says.
+
+    Attributes:
+        rules: As the manifest lists them.
+        notes: What could not be found out.
+        asked: The numbers of the rules for which the original takes negative numbers, and the samples have none. Some
+            originals count these from the end of their table.
+        samples: With -1 and with the smallest number, for each of these; None where there is none.
+        outputs: Output name → `.npy` file: its answers.
+    """
+
+    rules: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    asked: tuple[int, ...] = ()
+    samples: SampleSet | None = None
+    batch_size: int = 1
+    outputs: Mapping[str, str] | None = None
+
+    def moved(self, move: Any) -> TakenAnswers:
+        """With other paths."""
+        if self.samples is None or self.outputs is None:
+            return self
+        outputs = {name: move(path) for name, path in self.outputs.items()}
+        return replace(self, samples=replace(self.samples, path=move(self.samples.path)), outputs=outputs)
+
+
+# -------------------------------------------------------------------------------------------------- in the worker
+
+
+def find_taken(
+    session: Session, samples: Samples, batch_size: int, categories: Mapping[str, Mapping[int, Sequence[Any]]]
+) -> dict[str, Any]:
+    """Call the open model with values that it may refuse.
+
+    Args:
+        categories: What its encoders know (`core.ports.Exporter.categories`).
+
+    Returns:
+        `rules`, as the manifest lists them, and `notes`.
+    """
+    rows = np.arange(batch_size) % samples.count
+    batch = {name: np.ascontiguousarray(array[rows]) for name, array in samples.inputs.items()}
+    original = _Original(session, batch)
+    rules, notes = [], []
+    for name, columns in categories.items():
+        for column, values in columns.items():
+            place = (name, column if samples.inputs[name].shape[1:] != (1,) else None)
+            found = _known(original, samples.inputs[name], place, values)
+            notes += [found] if isinstance(found, str) else []
+            rules += [found] if isinstance(found, dict) else []
+    return {"rules": [*rules, *_limits(original, samples)], "notes": notes}
+
+
+class _Original:
+    """The open original, asked with one value in place of the samples' own.
+
+    Attributes:
+        is_slow: A call took much longer than the usual one: what is asked for next may take all memory.
+        lengths: Sizes of dimensions that may differ from request to request.
+    """
+
+    def __init__(self, session: Session, batch: Batch) -> None:
+        self.session, self._batch = session, batch
+        began = time.perf_counter()
+        session.run(batch)
+        self._usual_s = time.perf_counter() - began
+        self.is_slow = False
+        self.lengths = {
+            batch[spec.name].shape[axis]
+            for spec in session.signature.inputs
+            for axis, size in enumerate(spec.shape)
+            if axis > 0 and isinstance(size, str) and spec.name in batch
+        }
+
+    def refusal(self, place: tuple[str, int | None], value: Any) -> str:
+        """Why it refuses this value there; empty where it takes it.
+
+        Args:
+            place: Name of an input with the column, or the number of an element; None for one in the middle.
+        """
+        name, element = place
+        return self._refusal({name: _with(self._batch[name], element, value)})
+
+    def refuses_any(self, values: Mapping[str, int]) -> bool:
+        """Whether it refuses one of these values, each in all of an input; or takes long over them."""
+        changed = {name: np.full_like(self._batch[name], value) for name, value in values.items()}
+        return bool(self._refusal(changed)) or self.is_slow
+
+    def _refusal(self, changed: Batch) -> str:
+        began = time.perf_counter()
+        found = refusal_of(self.session, {**self._batch, **changed})
+        took_s = time.perf_counter() - began
+        self.is_slow = self.is_slow or took_s > max(1.0, _TOO_SLOW * self._usual_s)
+        return found
+
+    def taken_of(self, place: tuple[str, int | None], values: Sequence[Any]) -> list[Any]:
+        """Those of the values that it takes, by halves: mostly it takes all of them."""
+        rows = np.arange(len(values)) % len(next(iter(self._batch.values())))
+        given = {name: np.ascontiguousarray(array[rows]) for name, array in self._batch.items()}
+        given[place[0]] = _with(given[place[0]], place[1], values)
+        if not refusal_of(self.session, given):
+            return list(values)
+        if len(values) == 1:
+            return []
+        half = len(values) // 2
+        return [*self.taken_of(place, values[:half]), *self.taken_of(place, values[half:])]
+
+
+def _with(array: Array, element: int | None, value: Any) -> Array:
+    """A copy with that value (or one for each row) in that element of each row, by default the middle one."""
+    changed = array.astype(object) if array.dtype.kind in "US" else array.copy()
+    flat = changed.reshape(len(changed), -1)
+    flat[:, flat.shape[1] // 2 if element is None else element] = value
+    return changed
+
+
+def _known(
+    original: _Original, own: Array, place: tuple[str, int | None], values: Sequence[Any]
+) -> dict[str, Any] | str | None:
+    """The rule of one column of categories; None where the original takes any, and a note where it does not and which
+    it takes is not known."""
+    texts = own.dtype.kind not in "biuf"
+    values = [value for value in values if isinstance(value, str if texts else int | float) and value == value]
+    new = "a category that nobody knows" if texts else 2 * max([0, *values]) + 1
+    if not (refusal := original.refusal(place, new if texts else own.dtype.type(new))):
+        return None
+    kind = re.search(r"\((\w+): ", refusal)  # not its sentence, which names the value that was asked for
+    reason = _ANY_OTHER + (f" ({kind[1]})" if kind else "")
+    where = repr(place[0]) + (f", column {place[1]}" if place[1] is not None else "")
+    if len(values) > _MOST_VALUES:
+        return f"{where} has {len(values)} categories, and any other value is answered too, which the original refuses"
+    stored = [value if texts else own.dtype.type(value).item() for value in values]
+    column = {value for value in own.reshape(len(own), -1)[:, place[1] or 0].tolist() if value == value}
+    taken = original.taken_of(place, stored) if column <= set(stored) else []
+    if not column <= set(taken):
+        return f"the original refuses some values of {where}, and which is not known: they are answered"
+    columns = None if place[1] is None else [place[1]]
+    return {"input": place[0], "columns": columns, "values": taken, "reason": reason}
+
+
+def _limits(original: _Original, samples: Samples) -> list[dict[str, Any]]:
+    """The rules of inputs of whole numbers."""
+    inputs = [
+        spec.name
+        for spec in original.session.signature.inputs
+        if spec.name in samples.inputs
+        and samples.inputs[spec.name].dtype.kind in "iu"
+        and samples.inputs[spec.name].size
+        and not spec.name.startswith(CACHE_INPUTS)
+    ]
+    if not inputs:
+        return []
+    far = [sign * step for step in _STEPS for sign in (1, -1)]
+    if not any(original.refuses_any({name: _held(value, samples.inputs[name]) for name in inputs}) for value in far):
+        return []
+    rules = []
+    for name in inputs:
+        rules += _limits_of(original, name, samples.inputs[name])
+    return rules
+
+
+def _held(value: int, array: Array) -> int:
+    """The number, or the one next to it that the array's type holds."""
+    limits = np.iinfo(array.dtype.name)
+    return min(max(value, int(limits.min)), int(limits.max))
+
+
+def _limits_of(original: _Original, name: str, own: Array) -> list[dict[str, Any]]:
+    """The rules of one input: of its columns, or of all of it."""
+    flat = own.reshape(len(own), -1)
+    width = flat.shape[1]
+    if own.ndim != 2 or width > _MOST_COLUMNS or width == 1:
+        found = _range(original, (name, None), flat)
+        if found is None:
+            return []
+        others = sorted({int(place) for place in np.linspace(0, width - 1, _PLACES)}) if width > 1 else []
+        return [_rule(name, None, found)] if all(_same(original, (name, place), found) for place in others) else []
+    ranges: list[tuple[int | None, int | None, str] | None] = []
+    for column in range(width):
+        place, before = (name, column), ranges[-1] if ranges else None
+        known = before is not None and _same(original, place, before)
+        ranges.append(before if known else _range(original, place, flat[:, column]))
+    alike: dict[tuple[int | None, int | None, str], list[int]] = {}
+    for column, found in enumerate(ranges):
+        if found is not None:
+            alike.setdefault(found, []).append(column)
+    return [_rule(name, None if len(columns) == width else columns, limits) for limits, columns in alike.items()]
+
+
+def _rule(name: str, columns: list[int] | None, limits: tuple[int | None, int | None, str]) -> dict[str, Any]:
+    reason = limits[2].replace("the original refuses it", _ANY_OTHER)
+    return {"input": name, "columns": columns, "least": limits[0], "most": limits[1], "reason": reason}
+
+
+def _range(original: _Original, place: tuple[str, int | None], own: Array) -> tuple[int | None, int | None, str] | None:
+    """From where to where it takes whole numbers, and why no others; None where there is no limit, or it refuses there
+    what the samples hold elsewhere."""
+    low, high = int(own.min()), int(own.max())
+    if original.refusal(place, low) or original.refusal(place, high):
+        return None
+    least, why_less = _last(original, place, low, -1, own)
+    most, why_more = _last(original, place, high, 1, own)
+    if most is not None and {most, most + 1} & original.lengths:
+        most = None  # such as the number of valid tokens in a row: a longer request takes more
+    return None if least is None and most is None else (least, most, why_more or why_less)
+
+
+def _last(
+    original: _Original, place: tuple[str, int | None], start: int, sign: int, own: Array
+) -> tuple[int | None, str]:
+    """The last number that it takes, from `start` on in that direction, and why it refuses the next; None where it
+    takes all."""
+    taken, refused, reason = start, None, ""
+    for step in _STEPS:
+        value = _held(sign * step, own)
+        if (value - taken) * sign <= 0:
+            continue
+        reason = original.refusal(place, value)
+        if original.is_slow:
+            return None, ""
+        if reason:
+            refused = value
+            break
+        taken = value
+    if refused is None:
+        return None, ""
+    while abs(refused - taken) > 1:
+        middle = (taken + refused) // 2
+        if said := original.refusal(place, middle):
+            refused, reason = middle, said
+        else:
+            taken = middle
+    return taken, reason
+
+
+def _same(original: _Original, place: tuple[str, int | None], limits: tuple[int | None, int | None, str]) -> bool:
+    """Whether it has the same limits at another place."""
+    for limit, sign in ((limits[0], -1), (limits[1], 1)):
+        if limit is not None and (original.refusal(place, limit) or not original.refusal(place, limit + sign)):
+            return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------- in the parent
+
+
+def ask_original(worker: Worker, source: SourceModel, samples: SampleSet, batch_size: int, into: Path) -> TakenAnswers:
+    """What the original, which the worker has open on the CPU, takes. (On a GPU a number beyond a table can end the
+    process, or is answered with what lies there.)
+
+    Args:
+        into: A folder for its answers, and for the samples that they answer.
+
+    Raises:
+        SourceError: It ends its process over a value that it does not take.
+    """
+    try:
+        found = worker.call("find_taken_values", source=source, samples=samples, batch_size=batch_size)
+    except WorkerError as error:
+        if not error.worker_is_gone:
+            raise
+        raise SourceError(
+            f"the original ended its process while it was asked which whole numbers it takes: {error.problem}",
+            fix="let it check its inputs: a number beyond its tables must be an error, not a crash",
+        ) from error
+    rules = tuple(found["rules"])
+    answers = TakenAnswers(rules=rules, notes=tuple(found["notes"]), batch_size=batch_size)
+    own = open_samples(samples)
+    negative = tuple(
+        number
+        for number, rule in enumerate(rules)
+        if (rule.get("least") or 0) < 0 <= int(_at(own.inputs[rule["input"]], rule["columns"]).min())
+    )
+    if not negative:
+        return answers
+    made = robustness.write_samples(_negative_samples(own, rules, negative), samples, into / "taken")
+    outputs = try_predict(worker, made, batch_size, into / "taken-answers")
+    if isinstance(outputs, CompileStageError):
+        return replace(answers, asked=negative)
+    return replace(answers, asked=negative, samples=made, outputs=outputs)
+
+
+def _at(array: Array, columns: Sequence[int] | None) -> Array:
+    return array if columns is None else array[:, list(columns)]
+
+
+def _negative_samples(samples: Samples, rules: Sequence[Mapping[str, Any]], asked: Sequence[int]) -> dict[str, Array]:
+    """Real samples with -1 in `_ROWS` of them and with the smallest number in as many, for each rule."""
+    rows = np.arange(2 * _ROWS * len(asked)) % samples.count
+    batch = {name: np.ascontiguousarray(array[rows]) for name, array in samples.inputs.items()}
+    for number, index in enumerate(asked):
+        rule, first = rules[index], 2 * _ROWS * number
+        own = batch[rule["input"]]
+        column = rule["columns"][0] if rule["columns"] else None
+        for value in (-1, rule["least"]):
+            own[first : first + _ROWS] = _with(own[first : first + _ROWS], column, value)
+            first += _ROWS
+    return batch
+
+
+def check_taken(worker: Worker, gates: Sequence[Gate], asked: TakenAnswers, seed: int) -> Check:
+    """Whether the artifact, which the worker has open, answers negative numbers as the original does. It never fails:
+    its gate says which values the published model takes.
+
+    Args:
+        gates: Those that few rows without labels can be judged by.
+    """
+    unlike = _unlike(worker, gates, asked, seed)
+    rules = [
+        {**rule, "least": 0, "reason": unlike[number]} if number in unlike else dict(rule)
+        for number, rule in enumerate(asked.rules)
+    ]
+    said = [f"{place_text(rule)} takes {taken_text(rule)}: {rule['reason']}" for rule in rules]
+    gate = Gate(metric=TAKEN, limit=0.0, direction="at_most", options={"rules": rules})
+    reason = "; ".join([*said, *asked.notes]) or "no whole number and no category is refused"
+    return Check(gate=gate, outcome=Outcome.PASS, measured=0.0, reason=reason)
+
+
+def _unlike(worker: Worker, gates: Sequence[Gate], asked: TakenAnswers, seed: int) -> dict[int, str]:
+    """The rules whose negative numbers it answers otherwise, and how."""
+    if not asked.asked:
+        return {}
+    if asked.samples is None or asked.outputs is None:
+        return dict.fromkeys(asked.asked, "the original's answer to negative numbers can't be compared")
+    with temporary_folder("taken") as folder:
+        written = try_predict(worker, asked.samples, asked.batch_size, folder)
+        if isinstance(written, CompileStageError):
+            return dict.fromkeys(asked.asked, f"the compiled model does not take it ({written.problem})")
+        own, original = open_outputs(written), open_outputs(asked.outputs)
+        found = {}
+        for number, index in enumerate(asked.asked):
+            rows = slice(2 * _ROWS * number, 2 * _ROWS * (number + 1))
+            mine, theirs = ({name: array[rows] for name, array in side.items()} for side in (own, original))
+            if refuse_call(gates, mine, theirs, asked.batch_size, seed):
+                found[index] = UNLIKE
+        return found
