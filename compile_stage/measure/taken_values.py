@@ -34,9 +34,9 @@ _STEPS = (1, 2**8, 2**16, 2**24, 2**31 - 1)
 """What is asked for on the way out from the samples' own numbers. What takes the last has no limit."""
 
 _MOST_COLUMNS = 64
-"""Of a matrix whose columns are asked for one by one; in a wider one all must have the same limits."""
+"""Of a matrix whose columns are asked for one by one where they have not all the same limits."""
 
-_PLACES = 8  # of a wider one that are looked at
+_PLACES = 4  # of an input that are looked at to see that: each takes four calls
 
 _MOST_VALUES = 10_000
 """Categories of one column that the manifest lists."""
@@ -223,12 +223,12 @@ def _limits_of(original: _Original, name: str, own: Array) -> list[dict[str, Any
     """The rules of one input: of its columns, or of all of it."""
     flat = own.reshape(len(own), -1)
     width = flat.shape[1]
-    if own.ndim != 2 or width > _MOST_COLUMNS or width == 1:
-        found = _range(original, (name, None), flat)
-        if found is None:
-            return []
-        others = sorted({int(place) for place in np.linspace(0, width - 1, _PLACES)}) if width > 1 else []
-        return [_rule(name, None, found)] if all(_same(original, (name, place), found) for place in others) else []
+    found = _range(original, (name, None), flat)
+    places = sorted({int(place) for place in np.linspace(0, width - 1, _PLACES)}) if width > 1 else []
+    if found is not None and all(_same(original, (name, place), found) for place in places):
+        return [_rule(name, None, found)]
+    if own.ndim != 2 or not 1 < width <= _MOST_COLUMNS:
+        return []
     ranges: list[tuple[int | None, int | None, str] | None] = []
     for column in range(width):
         place, before = (name, column), ranges[-1] if ranges else None

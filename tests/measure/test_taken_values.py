@@ -108,6 +108,14 @@ def test_each_column_has_the_limits_of_its_own_table(tmp_path: Path, monkeypatch
     )
 
 
+def test_one_larger_table_among_many_is_seen_by_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the limits of the columns that were looked at would hold for it too, and good requests be refused."""
+    tables = (90, 90, 900, 90, 90, 90, 90, 90)
+    model = Model(tables)
+    check = check_of(model, model, samples_of(tmp_path, model, tables), tmp_path, monkeypatch)
+    assert rules_of(check) == [([0, 1, 3, 4, 5, 6, 7], 0, 89), ([2], 0, 899)]
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32"])
 def test_no_number_is_asked_for_that_the_type_can_not_hold(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
