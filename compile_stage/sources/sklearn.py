@@ -169,6 +169,12 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     if not hasattr(estimator, "predict"):
         return f"{type(estimator).__name__} has no predict()"
     signature = _signature(estimator, source)
+    categorical = (getattr(step, "is_categorical_", None) for step in _steps(estimator))
+    if any(columns is not None and any(columns) for columns in categorical):
+        return (
+            "skl2onnx converts no categorical_features of a HistGradientBoosting model: encode these columns in a step "
+            "before it (OneHotEncoder, OrdinalEncoder), and fit it without categorical_features"
+        )
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):
         return f"its pyfunc answers with {method}(), which is not compiled: log it with pyfunc_predict_fn='predict'" + (

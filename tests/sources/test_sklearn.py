@@ -375,6 +375,17 @@ def test_an_estimator_without_converter_is_named(tmp_path: Path) -> None:
     assert "LabelSpreading has no converter" in (SklearnSource().refuse(source, PICKLES) or "")
 
 
+def test_categorical_features_of_a_histogram_model_are_refused(tmp_path: Path) -> None:
+    """Broken: the converter takes categories for numbers, and the run ends with a cosine near 0."""
+    random = np.random.default_rng(0)
+    rows = np.stack([random.normal(size=200), random.integers(0, 6, 200)], axis=1)
+    model = HistGradientBoostingClassifier(max_iter=5, categorical_features=[1]).fit(rows, rows[:, 1] % 2 == 0)
+    source = save(tmp_path / "m", model, rows, serialization_format="cloudpickle")
+    reason = SklearnSource().refuse(source, PICKLES)
+    assert reason is not None
+    assert "categorical_features" in reason
+
+
 def test_missing_files_are_refused(tmp_path: Path) -> None:
     source = save(tmp_path / "model", CLASSIFIERS["logistic"]())
     next(Path(source.path).glob("model.*")).unlink()
