@@ -256,8 +256,9 @@ def _exists(path: Path) -> bool:
 
 
 def validations(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> list[dict[str, Any]]:
-    """What was found of this very artifact on other machines, as `write_validation` wrote it. A file that was changed,
-    or speaks of another artifact or of another machine than its name says, counts for nothing.
+    """What was found of this very publication on other machines, as `write_validation` wrote it. A file that was
+    changed, or speaks of another artifact, of another publication's key (another policy or source) or of another
+    machine than its name says, counts for nothing.
 
     Args:
         trust: With it, only what somebody signed whom it names counts.
@@ -277,6 +278,8 @@ def validations(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         of_this = sound and validation["artifact"] == manifest["artifact"]["digest"]
+        # The same artifact, under another policy or of another source, is another publication.
+        of_this = of_this and validation.get("key") == manifest.get("key")
         of_this = of_this and validation.get("variant", "") == manifest.get("variant", "")
         if of_this and validation["schema"] == VALIDATION_SCHEMA:
             whole.append(validation)

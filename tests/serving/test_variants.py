@@ -112,6 +112,7 @@ def test_a_validation_of_this_machine_proves_its_variant_and_no_other(family: An
 
     def attach(variant: str, *, passed: bool, p50_s: float) -> None:
         found = {
+            "key": f"sha256:{variant}",
             "variant": variant,
             "artifact": whole["artifact"]["digest"],
             "hardware": plain(HERE),
@@ -135,7 +136,14 @@ def test_a_validation_of_this_machine_proves_its_variant_and_no_other(family: An
     attach("draft", passed=False, p50_s=1e-4)
     with pytest.raises(IntegrityError, match="its validation on this machine failed"):
         choose(whole, model_dir)
+    attach("draft", passed=True, p50_s=1e-4)
     (file,) = model_dir.glob("validations/*--draft.json")
+    said = json.loads(file.read_text())
+    of_another_policy = {name: value for name, value in said.items() if name != "digest"} | {"key": "sha256:other"}
+    write_validation(of_another_policy, file.parent)
+    with pytest.raises(IntegrityError, match="not validated on this machine"):
+        choose(whole, model_dir)
+    attach("draft", passed=True, p50_s=1e-4)
     file.rename(file.with_name(f"{HERE.fingerprint}.json"))
     with pytest.raises(IntegrityError, match="not validated on this machine"):
         choose(whole, model_dir)
