@@ -190,10 +190,15 @@ class MLflowRegistry(Registry):
             folder = Path(scratch) / "validations"
             folder.mkdir()
             shutil.copy2(validation, folder)
-            source = client.get_model_version(
-                receipt.name, receipt.version
-            ).source  # models:/m-..., since that is what was published
-            client.log_model_artifacts(source.rpartition("/")[2], scratch)
+            version = client.get_model_version(receipt.name, receipt.version)
+            # A version that was copied has the files of the one that was published, and no logged model of its own.
+            if not (model_id := mlflow_source.origin_id(client, version, receipt.uri)):
+                raise RegistryError(
+                    "no validation can be attached to it: it was registered from plain files",
+                    fix="validate the version that compile-stage published",
+                    where=receipt.uri,
+                )
+            client.log_model_artifacts(model_id, scratch)
             for key, value in prefixed(tags).items():
                 client.set_model_version_tag(receipt.name, receipt.version, key, value)
 

@@ -375,15 +375,29 @@ def _aliased(client: Any, uri: str, name: str, alias: str) -> str:
 
 
 def _origin(client: Any, version: Any, uri: str) -> Any:
-    """The logged model behind a version, through copies of versions; None when it was registered from plain files."""
+    """The logged model behind a version; None when it was registered from plain files, or may not be read."""
+    model_id = origin_id(client, version, uri)
+    return _logged_model(client, model_id) if model_id else None
+
+
+def origin_id(client: Any, version: Any, uri: str) -> str:
+    """The id of the logged model behind a version, through copies of versions; empty when it was registered from plain
+    files.
+
+    Args:
+        uri: Of the version, for messages.
+
+    Raises:
+        RegistryError: It is a copy of what is no longer there.
+    """
     for _ in range(_COPIES):
         if version.model_id:
-            return _logged_model(client, version.model_id)
+            return str(version.model_id)
         path = str(version.source).removeprefix("models:/")
         if _MODEL_ID.fullmatch(path):
-            return _logged_model(client, path)
+            return path
         if not str(version.source).startswith("models:/"):
-            return None
+            return ""
         name, _, number = path.rpartition("/")
         with trouble(uri, missing=f"it is a copy of {version.source}, which is no longer there"):
             version = client.get_model_version(name, number)

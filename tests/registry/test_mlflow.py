@@ -87,6 +87,20 @@ def test_a_copied_version_is_followed_to_the_logged_model(
     assert source.logged_model_id == uri.removeprefix("models:/")
 
 
+def test_a_validation_of_a_copied_version_is_attached_to_its_files(
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    """Broken: `validate` of a version that was copied would measure for minutes, and then attach nothing."""
+    receipt = registry.push(make_bundle("net-compiled", "a"), source, {})
+    client().copy_model_version(receipt.uri, "net-prod")
+    copied = registry.published("models:/net-prod/1")
+    file = tmp_path / "x86_64-1.json"
+    file.write_text("{}")
+    registry.attest(copied, file, {"validated.x86_64-1": "passed"})
+    assert (registry.fetch(copied.uri, tmp_path / "fetched") / "validations" / file.name).is_file()
+    assert registry.published(copied.uri).tags["compile_stage.validated.x86_64-1"] == "passed"
+
+
 def test_the_digest_is_of_the_payload_not_of_ids_and_times(
     registry: MLflowRegistry, log_model: LogModel, tmp_path: Path
 ) -> None:
