@@ -24,6 +24,7 @@ from compile_stage.registry.mlflow_retries import (
     RetryingClient,
     UnreachableError,
     failed_on_the_way,
+    is_foreign_404,
     repeated_call,
     within,
 )
@@ -189,7 +190,14 @@ def _probe(uri: str) -> None:
 def _explained(error: Any, place: str, missing: str) -> RegistryError:
     code, text = str(error.error_code), _sentence(error)
     status = getattr(error, "get_http_status_code", lambda: 500)()
-    if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND", "ENDPOINT_NOT_FOUND") or status == 404:
+    if is_foreign_404(error):  # of the model that was asked for, this says nothing
+        return UnreachableError(
+            "the registry can't be reached: the server knows no MLflow at this address (404)",
+            fix="check MLFLOW_TRACKING_URI, also the path in it (https://HOST/PATH), and what is in front of the "
+            "server; or the server is too old for what was asked",
+            where=f"{place}, at {where()}",
+        )
+    if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND") or status == 404:
         return RegistryError(
             missing or text,
             fix="check the name and MLFLOW_TRACKING_URI; the registry's page lists what there is",

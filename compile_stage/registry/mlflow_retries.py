@@ -176,18 +176,26 @@ def repeatable(operation: Callable[P, R]) -> Callable[P, R]:
 
 
 def failed_on_the_way(error: Exception) -> bool:
-    """True for an error of the network, a gateway (500, 502, 503, 504) or a server that was too busy, and where two
-    clients set a tag for the first time at once: MLflow inserts both, and the database refuses the later. False where
-    the registry itself answered."""
+    """True for an error of the network, a gateway (500, 502, 503, 504, a 404 of its own) or a server that was too busy,
+    and where two clients set a tag for the first time at once: MLflow inserts both, and the database refuses the later.
+    False where the registry itself answered."""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, UnreachableError | json.JSONDecodeError):  # given up, or cut off
         return True
     if not isinstance(error, MlflowException):
         return type(error).__module__.partition(".")[0] in ("requests", "urllib3")
-    if error.error_code == "TEMPORARILY_UNAVAILABLE" or any(word in str(error) for word in _BOTH_WROTE):
+    if error.error_code == "TEMPORARILY_UNAVAILABLE" or is_foreign_404(error):
+        return True
+    if any(word in str(error) for word in _BOTH_WROTE):
         return True
     return error.error_code == "INTERNAL_ERROR" and any(word in str(error) for word in _TROUBLE)
+
+
+def is_foreign_404(error: Exception) -> bool:
+    """True for a 404 that is not MLflow's: of a gateway that has no server behind it at the moment, or of a server that
+    has MLflow under another path. MLflow itself says RESOURCE_DOES_NOT_EXIST of what it lacks."""
+    return getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND"
 
 
 def _repeated(call: Callable[[], R], may_pass: Callable[[Exception], bool], patience_s: float, *, least: int = 1) -> R:

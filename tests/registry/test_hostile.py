@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import CompileStageError, IntegrityError, RegistryError, SourceError
 from compile_stage.registry import dataset_sources, mlflow_connection, mlflow_retries
 from compile_stage.registry.folder import FolderRegistry
@@ -292,6 +293,28 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(tmp_path: Path, monkeypatc
         with pytest.raises(RegistryError, match=r"there is no|no such thing"):
             MLflowRegistry().current("net", "prod") or MLflowRegistry().resolve("models:/net/1", tmp_path)
     assert len(asked) >= 3
+
+
+def test_a_gateways_own_404_is_asked_again_and_says_nothing_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: while a gateway had no server behind it, or with a path missing in the address, a version that is there
+    would be called missing, and a rollback would tell people to promote another one."""
+    asked = 0
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal asked
+        asked += 1
+        handler.send_response(404)
+        handler.end_headers()
+        handler.wfile.write(b"<html>404 page not found</html>")
+
+    monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.0, 0.0))
+    with serving(answer) as uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with pytest.raises(RegistryError, match=r"knows no MLflow at this address \(404\)") as caught:
+            MLflowRegistry().published("models:/net/1")
+    assert asked > 1
+    assert caught.value.code == Code.REGISTRY_UNREACHABLE
+    assert "MLFLOW_TRACKING_URI, also the path in it" in caught.value.fix
 
 
 def test_an_operation_that_failed_in_its_last_call_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
