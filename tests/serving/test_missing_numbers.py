@@ -14,6 +14,8 @@ from tiny_bundle import save_bundle
 from compile_stage.core.environment import hardware
 from compile_stage.serving.manifest import VALIDATIONS, missing_of, read_manifest, write_validation
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, where it is imported for the first time
+
 SECOND = {"refused": [{"input": "x", "columns": [1], "reason": "the original refuses it"}]}
 WHOLE = {"refused": [{"input": "x", "columns": None, "reason": "the original refuses it"}]}
 
