@@ -7,6 +7,7 @@ is continued by itself, as the pipeline does, so no padding is in its way.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -184,9 +185,19 @@ def _row(ids: Sequence[int]) -> Array:
 
 
 def _whole(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not float(value).is_integer():
+    if not (number := _number(value, name)).is_integer():
         raise InputRefusedError(f"{name} is a whole number, not {value!r}")
-    return int(value)
+    return int(number)
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise InputRefusedError(f"{name} is a number, not {value!r}") from error
+    if isinstance(value, bool | str) or not math.isfinite(number):
+        raise InputRefusedError(f"{name} is a number, not {value!r}")
+    return number
 
 
 def _choice(settings: Mapping[str, Any]) -> Choose:
@@ -196,10 +207,18 @@ def _choice(settings: Mapping[str, Any]) -> Choose:
 
     if not settings.get("do_sample"):
         return greedy
-    temperature = float(settings.get("temperature") or 1.0)
-    top_k, top_p = settings.get("top_k", _TOP_K), float(settings.get("top_p") or 1.0)
-    if not temperature > 0 or not 0 < top_p <= 1:
-        raise InputRefusedError("temperature is above 0, and top_p above 0 and at most 1")
+    # None is what nobody says. 0 is a value: no temperature of the draw, and a share that the likeliest alone has.
+    temperature, top_p = (
+        1.0 if settings.get(name) is None else _number(settings[name], name) for name in ("temperature", "top_p")
+    )
+    top_k = settings.get("top_k", _TOP_K)
+    most = None if top_k is None else _whole(top_k, "top_k")
+    if temperature <= 0:
+        raise InputRefusedError("temperature is above 0 where tokens are drawn: for the likeliest say do_sample: false")
+    if not 0 <= top_p <= 1:
+        raise InputRefusedError("top_p is a share, from 0 to 1")
+    if most is not None and most < 0:
+        raise InputRefusedError("top_k is above 0, or 0 for all tokens")
     random = np.random.default_rng()
 
     def draw(logits: Array, _: Array) -> Array:
@@ -207,11 +226,11 @@ def _choice(settings: Mapping[str, Any]) -> Choose:
 
     def shares(row: Any) -> Any:
         order = np.argsort(-row, kind="stable")
-        kept = order[: _whole(top_k, "top_k")] if top_k else order
+        kept = order[:most] if most else order
         likely = np.exp((row[kept] - row[kept[0]]) / temperature)
         likely /= likely.sum()
         before = np.cumsum(likely) - likely
-        likely[before >= top_p] = 0
+        likely[1:][before[1:] >= top_p] = 0  # one is always left, as in transformers
         full = np.zeros(len(row))
         full[kept] = likely / likely.sum()
         return full

@@ -231,6 +231,33 @@ def test_a_text_ends_at_its_stop_and_not_beyond_the_networks_places(source: Sour
         ours(["x"], {"num_beams": 4})
 
 
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"temperature": 0}, "say do_sample: false"),
+        ({"temperature": "hot"}, "temperature is a number"),
+        ({"temperature": float("nan")}, "temperature is a number"),
+        ({"top_p": 1.5}, "top_p is a share"),
+        ({"top_k": -1}, "top_k is above 0"),
+        ({"max_new_tokens": "many"}, "max_new_tokens is a number"),
+        ({"max_length": float("inf")}, "max_length is a number"),
+    ],
+)
+def test_settings_of_a_draw_are_taken_at_their_word(served: Any, setting: dict[str, Any], reason: str) -> None:
+    """Broken: a temperature of 0, which asks for the likeliest token, is read as none and draws any; or what is no
+    number ends in a traceback of Python's."""
+    ours, _ = served
+    with pytest.raises(InputRefusedError, match=reason):
+        ours(["What is "], {"do_sample": True, "max_new_tokens": None, **setting})
+
+
+def test_a_share_of_nothing_leaves_the_likeliest_token(served: Any) -> None:
+    """Broken: top_p: 0, with which the original writes the likeliest token, draws among all of them."""
+    ours, theirs = served
+    drawn = {"do_sample": True, "temperature": 100.0, "top_k": 0, "top_p": 0.0, "max_new_tokens": 12}
+    assert ours(["What is "], drawn) == ours(["What is "], {"max_new_tokens": 12}) == theirs(["What is "], drawn)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["llama"], indirect=True)
 def test_large_weights_lie_beside_the_graph(
