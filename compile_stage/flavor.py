@@ -36,7 +36,7 @@ from compile_stage.core import plugins
 from compile_stage.core.errors import IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.tensors import Signature
 from compile_stage.core.uris import is_uri
-from compile_stage.serving.generation import opened_as_called
+from compile_stage.serving.generation import opened_as_called, whole_prompts
 from compile_stage.serving.largest import LargestShapes
 from compile_stage.serving.manifest import (
     DATA_NAME,
@@ -191,12 +191,28 @@ class CompiledModel:
 
     def generate(self, ids: Array, new_tokens: int, **settings: Any) -> list[list[int]]:
         """Of a language model: what it writes after prompts [batch, tokens] of one length
-        (`compile_stage.serving.generation.GenerationSession.generate`). Raises UsageError of any other model."""
+        (`compile_stage.serving.generation.GenerationSession.generate`), in batches that were proven, as `run`.
+
+        Raises:
+            UsageError: It is no language model; or these are no prompts; or they need more places than the network has,
+                as far as that is known; or so many were not proven, and parts may not be answered by themselves.
+        """
         if not hasattr(self._session, "generate"):
             raise UsageError("this model is no language model, so it generates nothing; call run")
-        with self._lock:
-            tokens: list[list[int]] = self._session.generate(ids, new_tokens, **settings)
-        return tokens
+        prompts = whole_prompts(ids)
+        longest = (self.manifest.get("answer", {}).get("text") or {}).get("longest")
+        if longest is not None and prompts.shape[1] + new_tokens > longest + 1:  # the last token is written, not read
+            raise UsageError(
+                f"the prompts have {prompts.shape[1]} tokens and {new_tokens} new ones are asked for, and the model "
+                f"has places for {longest}"
+            )
+
+        def write(rows: Array) -> list[list[int]]:
+            with self._lock:
+                tokens: list[list[int]] = self._session.generate(rows, new_tokens, **settings)
+            return tokens
+
+        return write(prompts) if self._batches is None else self._batches.run_lists(write, prompts)
 
     def close(self) -> None:
         """Give the runtime's memory back. A second call does nothing."""

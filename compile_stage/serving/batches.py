@@ -73,13 +73,24 @@ class ProvenBatches:
         rows = len(next(iter(batch.values())))
         if self.takes(rows):
             return dict(run(batch))
+        self._demand_parts(rows)
+        return self._joined(run, batch, rows)
+
+    def run_lists(self, run: Callable[[Array], list[list[int]]], rows: Array) -> list[list[int]]:
+        """As `run`, of rows `[rows, ...]`, at least one, of which each has a list as its answer."""
+        if self.takes(len(rows)):
+            return run(rows)
+        self._demand_parts(len(rows))
+        parts = self.parts(len(rows))
+        return [one for start, end, size in parts for one in run(_filled(rows[start:end], size))[: end - start]]
+
+    def _demand_parts(self, rows: int) -> None:
         if not self.splits:
             raise UsageError(
                 f"a batch of {rows} was not proven: batches of {_listed(self.sizes)} were, and this model is not run "
                 "in parts, since nothing shows that the original's answer to a row is independent of the other rows",
                 fix="name that size in the target's batch_sizes and run compile-stage again",
             )
-        return self._joined(run, batch, rows)
 
     def _joined(self, run: Callable[[Batch], Batch], batch: Batch, rows: int) -> dict[str, Array]:
         import numpy as np

@@ -54,6 +54,23 @@ def greedy(logits: Array, _: Array) -> Array:
     return np.asarray(np.argmax(logits, axis=-1), np.int64)
 
 
+def whole_prompts(ids: Any) -> Array:
+    """Prompts as int64 [batch, tokens]. Raises UsageError where they are anything else, or there is none: a runtime may
+    end the process over a batch without a row."""
+    import numpy as np
+
+    try:
+        tokens = np.asarray(ids)
+    except ValueError as error:  # rows of different lengths
+        raise UsageError("prompts are of one length in one call", fix="call it for each length") from error
+    if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or not tokens.size:
+        raise UsageError(
+            f"prompts are whole numbers [batch, tokens], at least one token each, and these are {tokens.dtype}"
+            f"{list(tokens.shape)}"
+        )
+    return tokens.astype(np.int64, copy=False)
+
+
 class GenerationSession:
     """A session whose call is a whole generation with given tokens: `input_ids` int64 [batch, prompt + new] → `logits`
     float32 [batch, new, vocabulary].
@@ -101,14 +118,14 @@ class GenerationSession:
         self, ids: Array, new_tokens: int, *, stops: Sequence[int] = (), choose: Choose = greedy
     ) -> list[list[int]]:
         """Up to `new_tokens` tokens after the prompts [batch, tokens], all of one length and without padding; a row
-        ends behind its first token of `stops`."""
+        ends behind its first token of `stops`. Raises UsageError for what `whole_prompts` refuses."""
         import numpy as np
 
-        tokens = np.asarray(ids, np.int64)
+        tokens = whole_prompts(ids)
         written: list[list[int]] = [[] for _ in tokens]
         if new_tokens < 1:
             return written
-        ended, ends = np.zeros(len(tokens), bool), set(stops)
+        ended, ends, prompt = np.zeros(len(tokens), bool), set(stops), tokens.shape[1]
         logits, cache = self._step(tokens, 0, None)
         while True:
             chosen = choose(logits, tokens)
@@ -117,7 +134,7 @@ class GenerationSession:
                     written[row].append(int(token))
                     ended[row] = int(token) in ends
             tokens = np.concatenate([tokens, chosen[:, None]], axis=1)
-            if ended.all() or tokens.shape[1] - ids.shape[1] >= new_tokens:
+            if ended.all() or tokens.shape[1] - prompt >= new_tokens:
                 return written
             logits, cache = self._step(tokens[:, -1:], tokens.shape[1] - 1, cache)
 

@@ -118,6 +118,43 @@ def test_what_was_not_proven_is_answered_with_400(tmp_path: Path) -> None:
             native.run(wrong)
 
 
+class Writer:
+    """A language model's session that ends each prompt with its own first token, in the proven sizes only."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def generate(self, ids: Any, new_tokens: int) -> list[list[int]]:
+        self.seen.append(len(ids))
+        return [[int(row[0])] * new_tokens for row in ids]
+
+
+def test_prompts_are_continued_in_batches_that_were_proven(tmp_path: Path) -> None:
+    """Broken: a language model would write in a batch that was never compared with the original, mix up its prompts, or
+    write beyond its places; and a call without a prompt would reach the runtime, which ends the server over it."""
+    places = {"text": {"longest": 16}}
+    with flavor.load_model(str(save_bundle(tmp_path, batches=BATCHES, answer=places))) as model:
+        model._session = session = Writer()  # type: ignore[assignment]
+        ids = np.arange(19)[:, None] * np.ones((1, 5), np.int64)
+        assert model.generate(ids, 3) == [[number] * 3 for number in range(19)]
+        assert session.seen == [8, 8, 4]
+        assert model.generate([[7, 8]], 15) == [[7] * 15]  # type: ignore[arg-type]
+        for wrong, new, words in (
+            (ids[:0], 3, r"these are int64\[0, 5\]"),
+            (np.zeros((2, 0), np.int64), 3, "at least one token"),
+            (ids + 0.7, 3, "whole numbers"),
+            (np.arange(3), 3, "whole numbers"),
+            ([[1, 2], [3]], 3, "one length"),
+            ([[7, 8]], 16, "places for 16"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                model.generate(wrong, new)  # type: ignore[arg-type]
+        assert len(session.seen) == 4
+    proven = ProvenBatches([1, 8], splits=False)
+    with pytest.raises(UsageError, match="a batch of 3 was not proven"):
+        proven.run_lists(lambda rows: [[0]] * len(rows), rows(3))
+
+
 def test_what_an_earlier_version_published_is_served_as_before(tmp_path: Path) -> None:
     """Broken: models that are served today would be refused, or slower, after an update of compile-stage."""
     path = save_bundle(tmp_path)

@@ -107,6 +107,8 @@ def test_a_session_without_a_way_for_the_cache_is_given_arrays(
     with compiler.open(artifact, 1) as session:
         by_arrays, by_steps = (GenerationSession(one, GENERATION) for one in (OnlyRun(session), session))
         one, other = (each.run({"input_ids": window})["logits"] for each in (by_arrays, by_steps))
+        with pytest.raises(UsageError, match="at least one token"):
+            by_steps.generate(window[:0], 2)  # a whole process ends where ONNX Runtime is asked for that
     np.testing.assert_array_equal(one, other)
 
 
