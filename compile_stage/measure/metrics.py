@@ -47,6 +47,7 @@ from compile_stage.measure.structure import (
 from compile_stage.measure.task_intervals import Amount, TaskResult, mean_interval, of_too_few
 from compile_stage.measure.tasks import HIGHER_IS_BETTER, measure_task, scored_output
 from compile_stage.measure.tokens import (
+    IGNORED,
     TEXT_METRICS,
     TOKEN_METRICS,
     Tokens,
@@ -114,7 +115,7 @@ def check_outputs(
     comparison = _Comparison(candidate, baseline, labels, batch_size, seed, numbered)
     rough = next((gate for gate in gates if gate.metric == RESEMBLES), None)
     gates, without = fitting([gate for gate in gates if gate.metric != RESEMBLES], baseline, labels)
-    checks = [comparison.samples(samples)]
+    checks = [comparison.samples(samples, gates)]
     checks = [replace(checks[0], reason="; ".join([checks[0].reason, *without]))]
     if comparison.count == 0:
         return (*checks, *(comparison.not_run(gate, "there are no samples") for gate in gates))
@@ -177,15 +178,31 @@ class _Comparison:
 
     # ------------------------------------------------------------------------------------------------------ structure
 
-    def samples(self, compared: ComparedSamples) -> Check:
+    def samples(self, compared: ComparedSamples, gates: Sequence[Gate]) -> Check:
         min_samples, distinct = compared.min_samples, self.count if compared.distinct is None else compared.distinct
         gate = Gate(metric="samples", limit=float(min_samples), direction="at_least")
         independent = min(self.amount.independent, distinct)
         if problem := samples_problem(self.amount, distinct, min_samples, real=compared.real):
             return self._check(gate, Outcome.NOT_RUN, float(independent), problem)
+        known = self._prompts_looked_at(gates)
+        if known is not None and known < min_samples:
+            problem = (
+                f"of {self.amount.real} {known} have a token that is looked at (a label other than {IGNORED}), fewer "
+                f"than the {min_samples} that the policy asks for (data.min_samples)"
+            )
+            return self._check(gate, Outcome.NOT_RUN, float(known), problem)
         some = "" if distinct == self.count else f", {distinct} of them different ones that the baseline answers"
         reason = f"{self.amount.real}{some}, at least {min_samples} are asked for"
         return self._check(gate, Outcome.PASS, float(independent), reason)
+
+    def _prompts_looked_at(self, gates: Sequence[Gate]) -> int | None:
+        """How many prompts, or groups of them, the metrics of language models look at; None where all of them, or where
+        there is no such metric."""
+        asked = any(gate.metric in (*TOKEN_METRICS, *TEXT_METRICS) for gate in gates)
+        if not asked or self.labels is None or not any(is_text(self.labels, b) for b in self.baseline.values()):
+            return None
+        known = np.asarray(self.labels != IGNORED).any(axis=1)
+        return int(known.sum()) if self.groups is None else len(np.unique(self.groups[known]))
 
     def structure(self) -> Iterator[Check]:
         yield self._outputs()

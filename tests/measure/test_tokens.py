@@ -74,7 +74,7 @@ GATES = (KL, TOP1, PERPLEXITY, ACCURACY)
 
 def judged(candidate: np.ndarray, labels: np.ndarray | None = LABELS, gates=GATES, groups=None) -> dict[str, Check]:
     """The check of each metric."""
-    samples = ComparedSamples(min_samples=8, real=True, labels=labels)
+    samples = ComparedSamples(min_samples=8, real=True, labels=labels, groups=groups)
     checks = check_outputs(gates, {"logits": candidate}, {"logits": BASE}, samples, batch_size=1, seed=0)
     return {check.gate.metric: check for check in checks}
 
@@ -163,6 +163,23 @@ def test_what_is_not_of_the_text_is_left_out() -> None:
         compare_tokens(BASE, BASE, np.full_like(LABELS, IGNORED))
     with pytest.raises(NotMeasurableError, match="no tokens of a vocabulary"):
         compare_tokens(BASE, BASE, LABELS + WORDS)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "groups", "known"), [(7, None, 7), (8, None, None), (20, np.arange(PROMPTS) // 3, 7)]
+)
+def test_prompts_without_a_token_to_look_at_are_no_samples(prompts: int, groups, known: int | None) -> None:
+    """Broken: an artifact passes whose answers were looked at in two prompts of 48, where the policy asks for 8."""
+    few = np.where(np.arange(PROMPTS)[:, None] < prompts, LABELS, IGNORED)
+    candidate = BASE.copy()
+    candidate[prompts:] = 0
+    checks = judged(candidate, few, groups=groups)
+    if known is None:
+        assert checks["samples"].outcome is checks["token_kl"].outcome is Outcome.PASS
+        return
+    assert {checks[gate.metric].outcome for gate in GATES} == {Outcome.NOT_RUN}
+    assert checks["samples"].outcome is Outcome.NOT_RUN
+    assert f"{known} have a token that is looked at" in checks["samples"].reason
 
 
 def test_labels_of_something_else_are_no_text() -> None:
