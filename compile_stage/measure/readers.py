@@ -190,7 +190,25 @@ def _frame(spec: DataSpec, path: Path) -> dict[str, Rows]:
             fix='pip install "compile-stage[parquet]"',
             where=str(path),
         ) from error
+    if path.suffix == ".csv":
+        frame = _with_words_as_written(path, frame)
     return {str(name): Rows.of(_column(spec, str(name), frame[name])) for name in frame.columns}
+
+
+def _with_words_as_written(path: Path, frame: Any) -> Any:
+    """The frame with the words in its columns of text that pandas takes for no value: "NA" is Namibia's code, "None" a
+    class of some. An empty cell stays one, and so does such a word among numbers."""
+    import pandas
+
+    places = [
+        place
+        for place, (_, column) in enumerate(frame.items())
+        if column.dtype.kind == "O" and column.isna().any() and all(isinstance(c, str) for c in column.dropna())
+    ]
+    if not places:
+        return frame
+    words = pandas.read_csv(path, usecols=places, dtype=str, keep_default_na=False, na_values=[""])
+    return frame.assign(**{name: words[name] for name in frame.columns[places]})
 
 
 def _column(spec: DataSpec, name: str, series: Any) -> Array:

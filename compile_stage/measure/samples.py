@@ -378,9 +378,11 @@ def _save_groups(spec: DataSpec, rows: Rows, indices: NDArray[np.int64], into: P
             fix="correct data.groups in the policy",
             where=spec.source,
         )
-    if groups.dtype.kind == "f" and (missing := int(np.count_nonzero(np.isnan(groups)))):
+    unknown = np.isnat(groups) if groups.dtype.kind == "M" else groups != groups  # a NaN is not equal to itself
+    if missing := int(np.count_nonzero(unknown)):
         raise PolicyError(
-            f"{missing} of the {len(groups)} samples have no group: {spec.groups!r} is NaN there",
+            f"{missing} of the {len(groups)} samples have no group: {spec.groups!r} is "
+            f"{'NaT' if groups.dtype.kind == 'M' else 'NaN'} there",
             fix="give each of them its group, or one of its own, or leave them out of the file",
             where=spec.source,
         )

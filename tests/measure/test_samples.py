@@ -107,11 +107,28 @@ def test_a_group_that_is_missing_or_no_single_value_is_refused(tmp_path: Path) -
     x = np.zeros((4, 3), np.float32)
     for groups, says in (
         (np.array([0.0, 1.0, np.nan, 1.0]), "1 of the 4 samples have no group"),
+        (np.array(["2026-01-05", "NaT", "NaT", "2026-01-06"], "M8[D]"), "2 of the 4 samples have no group"),
         (x, "one number or text"),
     ):
         source = DataSpec(source=npz(tmp_path, features=x, g=groups), groups="g")
         with pytest.raises(PolicyError, match=says):
             prepare(source, TABLE, tmp_path / "s", seed=0)
+
+
+def test_words_of_a_csv_are_those_that_it_has(tmp_path: Path) -> None:
+    """Broken: a class or a group that is called None or NA is read as an empty cell, which the file does not have."""
+    path = tmp_path / "data.csv"
+    path.write_text("a,b,c,y,land\n1,2,3,None,NA\n1,NA,4,yes,DE\n2,3,4,null,FR\n")
+    source = DataSpec(source=f"file:{path}", labels="y", groups="land", max_samples=40)
+    made = prepare(source, TABLE, tmp_path / "s", seed=0)
+    opened = open_samples(made)
+    assert opened.labels is not None
+    assert opened.labels.tolist() == ["None", "yes", "null"]
+    assert made.groups == 3
+    assert np.isnan(next(iter(opened.inputs.values()))[1, 1])  # a number that is not there
+    path.write_text("a,b,c,y,land\n1,2,3,None,NA\n1,2,4,,DE\n2,3,4,yes,FR\n")
+    with pytest.raises(PolicyError, match="'y' has 1 empty cells"):
+        prepare(source, TABLE, tmp_path / "t", seed=0)
 
 
 def test_a_column_too_many_may_be_the_groups_under_another_name(tmp_path: Path) -> None:
