@@ -330,7 +330,8 @@ def _of_labels(
         # An answer that is neither 0 nor 1 is one that is not 1.
         value = f1_score(truth == positive, predicted == positive, zero_division=0)
     else:
-        value = f1_score(truth, predicted, average=average, zero_division=0)
+        # A class that only one of the two models names would count as one with an F1 of 0, in its average alone.
+        value = f1_score(truth, predicted, labels=np.unique(truth), average=average, zero_division=0)
     hot_truth, hot_predicted = (np.eye(len(classes))[codes] for codes in (truth, predicted))
 
     def of(weights: F64) -> F64:
@@ -339,7 +340,7 @@ def _of_labels(
         scores = np.divide(2 * hits, total, out=np.zeros_like(hits), where=total > 0)
         if average == "binary":
             return np.asarray(scores[:, positive])
-        share = support if average == "weighted" else (total > 0).astype(np.float64)
+        share = support if average == "weighted" else (support > 0).astype(np.float64)
         return np.asarray((scores * share).sum(axis=1) / share.sum(axis=1))
 
     influence = _influence_on_f1(hot_truth.sum(axis=0), hot_predicted.sum(axis=0), average, positive)
@@ -354,7 +355,7 @@ def _influence_on_f1(support: F64, predicted: F64, average: str, positive: int) 
         wrong_hit = np.where(total > 0, 1 / (total + 1), 0.0)
     if average == "binary":
         return float(max(lost_hit[positive], wrong_hit[positive]))
-    share = support / support.sum() if average == "weighted" else 1 / np.count_nonzero(total > 0)
+    share = support / support.sum() if average == "weighted" else (support > 0) / np.count_nonzero(support)
     return float(np.max(share * lost_hit) + np.max(share * wrong_hit))
 
 

@@ -80,6 +80,22 @@ def test_f1_is_the_same_average_of_both_models() -> None:
     assert result.value > 0.1
 
 
+@pytest.mark.parametrize("confidence", [None, 0.95])
+def test_f1_is_the_mean_of_the_same_classes_of_both_models(confidence: float | None) -> None:
+    """Broken: a class that no label has, and that the original names a few times, is one with an F1 of 0 in its mean
+    alone: a candidate that loses 12 points gets better by 12, and one that first names such a class loses 24."""
+    base, own = TRUTH.copy(), TRUTH.copy()
+    base[:8], own[8:48] = 3, (TRUTH[8:48] + 1) % 3
+    labels = {"labels": [0, 1, 2], "average": "macro"}
+    result = measure_task(gate("f1", 0.01, confidence=confidence), own, base, TRUTH, seed=0)
+    assert result.baseline == pytest.approx(sk.f1_score(TRUTH, base, **labels))
+    assert result.candidate == pytest.approx(sk.f1_score(TRUTH, own, **labels))
+    assert result.value > 0.1
+    back = measure_task(gate("f1", 0.05, confidence=confidence), base, TRUTH, TRUTH, seed=0)
+    assert 0 < back.value < 0.02
+    assert confidence is None or (back.interval is not None and back.interval.high < 0.05)
+
+
 def test_a_probability_that_rounds_above_one_is_no_logit() -> None:
     """Broken: one score of 1.0000001 among probabilities, and all of them are read as logits: above 0 all are positive,
     so a candidate that calls every sample positive loses nothing."""
