@@ -115,9 +115,7 @@ _ALL = (
     ),
     Metric("agreement", "discrete", "share of equal elements: for labels, tokens and texts", "at_least"),
     _task("accuracy", "share of right labels", "higher"),
-    _task(
-        "f1", "F1 of class 1 where the labels are 0 and 1, else the macro average over the labels' classes", "higher"
-    ),
+    _task("f1", "F1 of class 1 where the labels are 0 and 1, else the mean over the labels' classes", "higher"),
     _task("class_recall", "share of a class's right answers that are lost, the class that loses most", "higher"),
     _task("roc_auc", "area under the ROC curve; one against the rest for several classes", "higher"),
     _task("log_loss", "mean of -ln(probability of the true label)", "lower"),
