@@ -39,11 +39,12 @@ def fitting(gates: Sequence[Gate], baseline: Mapping[str, Array], labels: Array 
     """
     texts = any(is_text(labels, output) for output in baseline.values())
     classes = labels is None or classifies(baseline, np.asarray(labels))
+    why = "the samples have no text as labels"
+    if labels is not None and not texts:
+        why = f"the labels are {labels.dtype}{list(labels.shape)}, and not the tokens of an output"
     without = {
         "the labels are no classes of an output": [g for g in gates if g.options.get(CLASSES_ONLY) and not classes],
-        "the samples have no text as labels": [
-            g for g in gates if g.options.get(LANGUAGE_MODELS_ONLY) and g.metric in TEXT_METRICS and not texts
-        ],
+        why: [g for g in gates if g.options.get(LANGUAGE_MODELS_ONLY) and g.metric in TEXT_METRICS and not texts],
     }
     kept = [gate for gate in gates if not any(gate in left_out for left_out in without.values())]
     return kept, [

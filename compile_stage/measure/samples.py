@@ -25,7 +25,7 @@ from compile_stage.core.tensors import Signature
 from compile_stage.measure import rounding
 from compile_stage.measure.fitting import check_shape, convert
 from compile_stage.measure.readers import Rows, SampleRequest, Table, read
-from compile_stage.measure.windows import Windows, cut, with_new_tokens_as_labels
+from compile_stage.measure.windows import Windows, cut, demand_known, with_new_tokens_as_labels
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
@@ -87,6 +87,8 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
             given[tensor.name], rounded[tensor.name] = _as_given(as_read, array), array
         del as_read  # no more than one input is held twice
         check_shape(spec, tensor, array.shape, request.shapes.get(tensor.name), symbols)
+        if model.windows is not None:
+            demand_known(request, array)
         if array.dtype.kind == "f" and (strange := int(np.count_nonzero(~np.isfinite(array)))):
             notes.append(f"input {tensor.name!r} has {strange} values that are NaN or infinite")
         np.save(into / files[tensor.name], array, allow_pickle=False)

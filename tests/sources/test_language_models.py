@@ -167,6 +167,12 @@ def test_texts_become_windows_with_their_last_tokens_as_labels(
     )
     with pytest.raises(PolicyError, match="none of the 3 texts has 900 tokens"):
         prepare(longer, tmp_path / "none", model)
+    ids = np.array(opened.inputs["input_ids"])
+    ids[1, 3] = 9000
+    np.savez(tmp_path / "ids.npz", input_ids=ids)
+    foreign = replace(request, spec=DataSpec(source=f"file:{tmp_path}/ids.npz"))
+    with pytest.raises(PolicyError, match="the token 9000, and the model knows 0 to 256"):  # no fault of the model
+        prepare(foreign, tmp_path / "foreign", model)
 
 
 def test_what_a_language_model_can_not_have_is_refused(source: SourceModel, exporter: Any, tmp_path: Path) -> None:
