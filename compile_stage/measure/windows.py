@@ -62,12 +62,15 @@ def with_new_tokens_as_labels(request: SampleRequest, table: Table) -> Table:
 
 def demand_known(request: SampleRequest, ids: Array) -> None:
     """Raise PolicyError where a sample [samples, tokens] has a token that the model does not know: the original ends
-    with an index error at it, as if the model were at fault."""
+    with an index error at it, as if the model were the cause."""
     vocabulary = request.signature.outputs[0].shape[-1]
-    unknown = ids[(ids < 0) | (ids >= vocabulary)] if isinstance(vocabulary, int) else ids[:0].ravel()
+    if not isinstance(vocabulary, int):
+        return
+    tokens = np.asarray(ids, np.int64)
+    unknown = tokens[(tokens < 0) | (tokens >= vocabulary)]
     if unknown.size:
         raise PolicyError(
-            f"the samples have the token {int(unknown[0])}, and the model knows 0 to {int(vocabulary) - 1}",
+            f"the samples have the token {unknown[0]}, and the model knows 0 to {vocabulary - 1}",
             fix="make the tokens with the model's own tokenizer, or give the texts themselves as a column `text`",
             where=request.spec.source,
         )
