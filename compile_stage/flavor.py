@@ -18,10 +18,12 @@ serves where compile-stage is not installed: there must be MLflow, NumPy and the
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -90,6 +92,9 @@ __all__ = [
 class CompiledModel:
     """A published model, open and ready to run. Safe for several threads; close it, or use it as a context manager.
 
+    In a process that was forked from the one that loaded it, the first call opens the artifact anew, where the backend
+    can do that, and is refused otherwise.
+
     Attributes:
         manifest: What was published; of a version that holds several artifacts, the manifest of the one that is open.
         variant: The id of that one (docs/variants.md); empty where the version holds one artifact.
@@ -107,10 +112,11 @@ class CompiledModel:
         variant: str | None = None,
     ) -> None:
         data = data_folder(model_dir)
-        trust = trust_of_environment()
+        self._trust = trust = trust_of_environment()
         if trust is not None:
             verify_model(data.parent, trust)  # before anything of it is read
         self.manifest: Mapping[str, Any] = check_integrity(data)
+        self._digest = self.manifest["digest"]
         _demand_trust(self.manifest, trust, data)
         mode = on_hardware_mismatch or self.manifest.get("on_hardware_mismatch", "error")
         self.variant = self.variant_reason = ""
@@ -123,24 +129,73 @@ class CompiledModel:
         threads = threads if threads is not None else self.manifest.get("threads", 1)
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise UsageError(f"threads must be a whole number from 1, not {threads!r}")
-        self._stack = ExitStack()
-        self._downloaded = self._stack.enter_context(ExitStack())  # ends last: the runtime may have mapped the files
-        with ExitStack() as opening:
-            artifact = artifact_of(self.manifest, data, _folder_for(self.manifest, opening))
-            backend = _backend(artifact.backend, self.manifest)
-            session = opening.enter_context(opened_as_called(backend, artifact, threads))
-            self._stack.push(opening.pop_all())
-        self._session = session
-        # A session promises nothing about threads, and one call already uses all the compute threads it was given.
-        self._lock = threading.Lock()
-        self._end = weakref.finalize(self, self._stack.close)  # for those who never close it
-        self.signature: Signature = self._session.signature
+        self._data, self._threads = data, threads
+        self._lock: threading.Lock
+        self._begin()
+        with self._lock:
+            self.signature: Signature = self._opened().signature
         self._batches = batches_of(self.manifest, data, trust)
         self._largest = LargestShapes.of(self.manifest)
         self.refused_values = refused_values_of(self.manifest, data, trust)
-        self._data = data
         self._processor: Processor | None = None
         self._defaults: Mapping[str, Any] = {}  # of the processor's params, in place of the manifest's
+        _OPEN.add(self)
+
+    def _begin(self) -> None:
+        """Without a session, and with nothing that has to end."""
+        self._session: Any = None
+        self._forked = False
+        self._stack = ExitStack()
+        self._downloaded = self._stack.enter_context(ExitStack())  # ends last: the runtime may have mapped the files
+        # A session promises nothing about threads, and one call already uses all the compute threads it was given.
+        self._lock = threading.Lock()
+        self._end = weakref.finalize(self, self._stack.close)  # for those who never close it
+
+    def _opened(self) -> Any:
+        """The session, opened where there is none. The lock must be held."""
+        if self._session is None:
+            if not self._end.alive:
+                raise UsageError("this model is closed: load it anew")
+            with ExitStack() as opening:
+                artifact = artifact_of(self.manifest, self._data, _folder_for(self.manifest, opening))
+                backend = _backend(artifact.backend, self.manifest)
+                if self._forked:
+                    self._demand_reopening(backend)
+                self._session = opening.enter_context(opened_as_called(backend, artifact, self._threads))
+                self._stack.push(opening.pop_all())
+        return self._session
+
+    def _demand_reopening(self, backend: Backend) -> None:
+        """Raise UsageError for a backend that a forked process can't use, IntegrityError for other files than those
+        that were loaded."""
+        if not backend.capabilities.reopens_after_fork:
+            raise UsageError(
+                f"this process was forked from the one that loaded the model, and {backend.name} can't run here: its "
+                "threads stayed there",
+                fix="load the model in each process, after the fork (gunicorn: without --preload; multiprocessing: the "
+                "start method spawn)",
+            )
+        if self._trust is not None:
+            verify_model(self._data.parent, self._trust)
+        if check_integrity(self._data)["digest"] != self._digest:
+            raise IntegrityError(
+                "the model was replaced after it was loaded", fix="load it anew", where=str(self._data.parent)
+            )
+
+    def _leave_behind(self) -> None:
+        """In a process that was just forked from the one that opened the model.
+
+        The runtime's threads are not here: a call would wait for them for ever, and so would the end of the session.
+        Nothing of it is used or ended here, and no file is deleted, since they are the other process's. Another thread
+        may have held the lock.
+        """
+        if self._end.detach() is None:  # closed before
+            self._lock = threading.Lock()
+            return
+        _keep_for_good(self._stack)
+        _keep_for_good(self._session)
+        self._begin()
+        self._forked = True
 
     @property
     def processor(self) -> Processor | None:
@@ -165,7 +220,7 @@ class CompiledModel:
         batches = self._batches
         if batches is None or batches.takes(_rows(batch)):
             with self._lock:
-                outputs: Batch = self._session.run(batch)
+                outputs: Batch = self._opened().run(batch)
             return outputs
         return self._in_parts(batches, self.run, batch)
 
@@ -173,14 +228,15 @@ class CompiledModel:
     def first(self) -> Callable[[Batch], Batch] | None:
         """Of a language model, what answers as `run` does, for the first new token alone (`serving.generation`); None
         for any other model."""
-        return self._first if hasattr(self._session, "first") else None
+        with self._lock:
+            return self._first if hasattr(self._opened(), "first") else None
 
     def _first(self, batch: Batch) -> Batch:
         self._largest.demand(batch)
         batches = self._batches
         if batches is None or batches.takes(_rows(batch)):
             with self._lock:
-                outputs: Batch = self._session.first(batch)
+                outputs: Batch = self._opened().first(batch)
             return outputs
         return self._in_parts(batches, self._first, batch)
 
@@ -197,7 +253,9 @@ class CompiledModel:
             UsageError: It is no language model; or these are no prompts; or they need more places than the network has,
                 as far as that is known; or so many were not proven, and parts may not be answered by themselves.
         """
-        if not hasattr(self._session, "generate"):
+        with self._lock:
+            writes = hasattr(self._opened(), "generate")
+        if not writes:
             raise UsageError("this model is no language model, so it generates nothing; call run")
         prompts = whole_prompts(ids)
         longest = (self.manifest.get("answer", {}).get("text") or {}).get("longest")
@@ -209,7 +267,7 @@ class CompiledModel:
 
         def write(rows: Array) -> list[list[int]]:
             with self._lock:
-                tokens: list[list[int]] = self._session.generate(rows, new_tokens, **settings)
+                tokens: list[list[int]] = self._opened().generate(rows, new_tokens, **settings)
             return tokens
 
         return write(prompts) if self._batches is None else self._batches.run_lists(write, prompts)
@@ -230,6 +288,24 @@ class CompiledModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_OPEN: weakref.WeakSet[CompiledModel] = weakref.WeakSet()
+"""The models of this process."""
+
+
+def _leave_all_behind() -> None:
+    for model in list(_OPEN):
+        model._leave_behind()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_leave_all_behind)
+
+
+def _keep_for_good(held: object) -> None:
+    """Never let it end, not with the process either: a runtime that ends waits for its threads."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
 def _rows(batch: Batch) -> int:

@@ -95,6 +95,7 @@ class OnnxRuntime(Backend):
         cross_compiles=True,
         offers_tuning_options=True,
         caches=True,
+        reopens_after_fork=True,
         profiler="compile_stage.backends.onnxruntime_profile:profile_artifact",
     )
     default_provider: ClassVar[str] = providers.CPU
@@ -323,7 +324,10 @@ class OnnxRuntimeOpenVino(OnnxRuntime):
 
     name: ClassVar[str] = "onnxruntime-openvino"
     capabilities: ClassVar[BackendCapabilities] = replace(
-        OnnxRuntime.capabilities, runtime=("onnxruntime-openvino",), distributions=("onnxruntime-openvino",)
+        OnnxRuntime.capabilities,
+        runtime=("onnxruntime-openvino",),
+        distributions=("onnxruntime-openvino",),
+        reopens_after_fork=False,  # never run so
     )
     default_provider: ClassVar[str] = providers.OPENVINO
 

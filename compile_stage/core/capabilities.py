@@ -85,6 +85,8 @@ class BackendCapabilities(Capabilities):
             compiled there before, to the byte, so that it can be made again alone.
         runs_anywhere: An fp32 artifact is the graph as it was exported, which the runtime fits to the machine that
             opens it: what `publish.elsewhere: portable-fp32` loads where no variant is proven.
+        reopens_after_fork: A process that was forked from one with an open session can open its own and run it. False
+            for a runtime whose threads sessions share: it would wait for ever for those that stayed in the parent.
     """
 
     forms: tuple[str, ...]
@@ -104,6 +106,7 @@ class BackendCapabilities(Capabilities):
     artifact_is_code: bool = True
     follows_others: bool = False
     runs_anywhere: bool = False
+    reopens_after_fork: bool = False
 
     def why_lacking(self, precision: str) -> str:
         """Why it has no scheme for a precision; empty when it does not say."""
