@@ -144,6 +144,11 @@ def compare(a: RunResult | str | os.PathLike[str], b: RunResult | str | os.PathL
 
 def _inputs(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Difference]:
     policies = [_values(document) for document in (before, after)]
+    for name in sorted(
+        {target["name"] for target in before["targets"]} ^ {target["name"] for target in after["targets"]}
+    ):
+        counts = [_taken_out(policy, f"targets.{name}.") for policy in policies]
+        yield from differences("policy", *({f"targets.{name}": f"{count} values"} if count else {} for count in counts))
     for one in differences("policy", *policies):
         # Of a list or map that is empty on one side, the entries on the other are reported: "none" would be wrong.
         if not any(key.startswith((f"{one.what}.", f"{one.what}[")) for policy in policies for key in policy):
@@ -165,6 +170,14 @@ def _inputs(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Dif
     known = packages[0].keys() | packages[1].keys()
     shared = chains[0].keys() & chains[1].keys() - known  # a backend that is new is among the candidates
     yield from differences("toolchain", *({name: chain[name] for name in shared} for chain in chains))
+
+
+def _taken_out(values: dict[str, Any], beginning: str) -> int:
+    """How many values lay there: of a target that one run has alone, they say nothing one by one."""
+    found = [path for path in values if path.startswith(beginning)]
+    for path in found:
+        del values[path]
+    return len(found)
 
 
 def _values(document: Mapping[str, Any]) -> dict[str, Any]:

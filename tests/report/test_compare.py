@@ -130,6 +130,23 @@ def test_a_list_that_got_its_first_entry_is_not_said_to_be_none(result: RunResul
     assert [one.what for one in found.inputs] == ["waivers[0].gate"]
 
 
+def test_the_values_of_a_target_that_is_new_are_counted(result: RunResult) -> None:
+    """Broken: who adds a target reads a hundred lines of its settings before what changed in the others."""
+    (first, *_) = result.targets
+    new = replace(first, policy=replace(first.policy, target=replace(first.policy.target, name="added")))
+    values = [value(f"targets.{name}.threads", 2) for name in (first.policy.target.name, "added")]
+    before = replace(result, policy_values=(*values[:1], value("name", "a")))
+    after = replace(
+        result,
+        targets=(*result.targets, new),
+        policy_values=(*values, value("targets.added.device", "cpu"), value("name", "b")),
+    )
+    for runs, said in (((before, after), (None, "2 values")), ((after, before), ("2 values", None))):
+        found = [one for one in compare(*runs).inputs if one.kind == "policy"]
+        assert [one.what for one in found] == ["targets.added", "name"]
+        assert (found[0].before, found[0].after) == said
+
+
 def test_the_text_is_as_before(result: RunResult, golden: Callable[[str, str], None]) -> None:
     """Broken: what people read, or paste into a pull request, changed unseen; or a line is wider than a terminal."""
     found = one_option(result)
