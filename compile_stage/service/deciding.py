@@ -15,7 +15,7 @@ from compile_stage.core import alias_history, plugins
 from compile_stage.core.errors import CompileStageError, RegistryError
 from compile_stage.core.records import RegisteredVersion
 from compile_stage.policy.folder import PolicyFolder
-from compile_stage.service.queue import Look, Queue
+from compile_stage.service.queue import Job, Look, Queue
 from compile_stage.service.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -42,6 +42,17 @@ def needed(
     registry = plugins.load("registries", settings.registry)
     meant = policies.meant_for(version, lambda: registry.flavor(version.uri))
     return [("run", file.policy.name) for file in meant if file.policy is not None]
+
+
+def is_needed(job: Job, settings: Settings, policies: PolicyFolder) -> bool:
+    """Whether a promotion is still asked for: while it waited for its turn or its retry, somebody may have promoted the
+    version by hand, gone back from it, or taken the approval away. True where the registry can't be asked, so that the
+    attempt itself says why."""
+    try:
+        version = plugins.load("registries", settings.registry).version(job.name, job.version)
+        return version is not None and (job.kind, job.subject) in needed(version, settings, policies)
+    except CompileStageError:
+        return True
 
 
 def _had_alias(version: RegisteredVersion, alias: str, settings: Settings) -> bool:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from compile_stage.core.attempt import EXIT_FILE, LOG_FILE
-from compile_stage.core.errors import EXIT_INTERRUPTED
+from compile_stage.core.errors import EXIT_INTERRUPTED, EXIT_OK
 from compile_stage.core.redaction import redacted
 from compile_stage.policy.folder import PolicyFolder
+from compile_stage.service.deciding import is_needed
 from compile_stage.service.queue import LOST_S, Job, Queue
 from compile_stage.service.settings import Settings, environment_of_runs
 
@@ -70,6 +71,10 @@ class Worker:
             command = command_of(job, self._settings, self._policies)
         except LookupError as error:
             self._queue.ended(job, 2, 0.0, str(error))
+            return
+        if job.kind == "promote" and not is_needed(job, self._settings, self._policies):
+            _log.info("job %d: the promotion is not asked for any more", job.id)
+            self._queue.ended(job, EXIT_OK, 0.0, "not asked for any more: promoted by hand, or no longer approved")
             return
         _log.info("job %d, attempt %d: %s", job.id, job.attempt, " ".join(command))
         started = time.time()

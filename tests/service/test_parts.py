@@ -19,8 +19,9 @@ from service.conftest import PATIENCE_S, SECRET
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import RegisteredVersion
 from compile_stage.policy.folder import PolicyFolder
+from compile_stage.service import runs
 from compile_stage.service.alerts import alert
-from compile_stage.service.deciding import Decider, needed
+from compile_stage.service.deciding import Decider, is_needed, needed
 from compile_stage.service.deliveries import signature
 from compile_stage.service.polling import Poller
 from compile_stage.service.queue import Job, Queue
@@ -180,6 +181,26 @@ def test_an_approved_version_that_had_the_alias_already_is_not_promoted_again(
     settings = Settings(policies, tmp_path / "state", aliases=("go",))
     found = {one.version: needed(one, settings, PolicyFolder(policies)) for one in registry.versions()}
     assert found == {"1": [], "2": [], "3": [], "4": [("promote", "prod:ann")]}
+    waiting = [Job(1, "promote", "m", version, "prod:ann", 2, 1) for version in "1234"]
+    assert [is_needed(job, settings, PolicyFolder(policies)) for job in waiting] == [False, False, False, True]
+    client.delete_model_version_tag("m", "4", "by")
+    assert not is_needed(waiting[3], settings, PolicyFolder(policies)), "the approval was taken away while it waited"
+
+
+def test_a_promotion_that_waited_while_somebody_promoted_by_hand_is_not_started(
+    policies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a promotion that waits for its retry moves the alias back to what a rollback took away meanwhile."""
+    settings = Settings(policies, tmp_path / "state", command=("never-started",))
+    queue = Queue(Store(f"sqlite:///{tmp_path}/jobs.db"), "test")
+    queue.add("promote", "m", "1", "prod:ann")
+    monkeypatch.setattr(runs, "is_needed", lambda *_: False)
+    stop = threading.Event()
+    worker = runs.Worker(settings, queue, PolicyFolder(policies), ("promote",), after=lambda *_: stop.set())
+    monkeypatch.setattr(queue, "ended", lambda *given: (ended.append(given[1:]), stop.set()))
+    ended: list[tuple[object, ...]] = []
+    worker.work(stop)
+    assert ended == [(0, 0.0, "not asked for any more: promoted by hand, or no longer approved")]
 
 
 def test_a_search_finds_what_was_not_delivered_and_leaves_alone_what_was_there(
