@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 from tiny_bundle import save_bundle
 
 from compile_stage.core.environment import hardware
-from compile_stage.serving.manifest import VALIDATIONS, missing_of, read_manifest, write_validation
+from compile_stage.serving.manifest import VALIDATIONS, read_manifest, refused_values_of, write_validation
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, where it is imported for the first time
 
@@ -73,8 +73,8 @@ def test_what_a_validation_on_this_machine_found_counts(tmp_path: Path) -> None:
         "artifact": manifest["artifact"]["digest"], "hardware": here, "fingerprint": here.fingerprint, "passed": True,
         "missing": WHOLE, "runtime": {}, "at": "2026-11-23",
     }  # fmt: skip
-    assert missing_of(manifest, path) is None
+    assert refused_values_of(manifest, path).missing is None
     write_validation(found, path / VALIDATIONS)
-    rule = missing_of(manifest, path)
+    rule = refused_values_of(manifest, path).missing
     assert rule is not None
     assert rule.refuse({"x": with_nan(3)}) is not None
