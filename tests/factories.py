@@ -192,8 +192,8 @@ def states(candidates: Sequence[Candidate]) -> dict[str, str]:
 
 
 def prepare(spec: DataSpec, signature: Signature, into: Path, *, seed: int, **given: Any) -> SampleSet:
-    """The samples of `spec` in the folder `into`; what is `given` belongs to the request (shapes, dataset) or comes
-    from the model."""
-    asked = {name: given.pop(name) for name in ("shapes", "dataset") if name in given}
+    """The samples of `spec` in the folder `into`; what is `given` belongs to the request (shapes, dataset,
+    keep_given) or comes from the model."""
+    asked = {name: given.pop(name) for name in ("shapes", "dataset", "keep_given") if name in given}
     request = SampleRequest(spec=spec, signature=signature, seed=seed, **asked)
     return samples.prepare(request, into, samples.FromModel(**given))

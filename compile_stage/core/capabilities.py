@@ -127,6 +127,8 @@ class SourceCapabilities(Capabilities):
         program_extra: The extra of compile-stage that brings them.
         reads_raw_samples: Samples are what people give to the model's predict(), and the network's inputs are seen
             while that answers them (`Exporter.network_inputs`). Then predict() is compared as a whole too.
+        computes_wider: Its models compute in a wider type than their networks' inputs have, float64, so the original is
+            asked with the samples as they are, and not rounded (`Exporter.open_as_given`).
         gates: Demanded of every candidate, beside those of the policy, which win where they name the same metric. What
             its models are for, and closeness of numbers alone does not show.
     """
@@ -136,6 +138,7 @@ class SourceCapabilities(Capabilities):
     program_requires: tuple[str, ...] = ()
     program_extra: str = ""
     reads_raw_samples: bool = False
+    computes_wider: bool = False
     gates: tuple[Gate, ...] = ()
 
 

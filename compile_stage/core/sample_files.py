@@ -1,7 +1,8 @@
 """How samples lie on disk, for everybody who reads them: validation, lowerings, and backends that calibrate themselves.
 
 A folder holds one `.npy` for each input below `inputs/` (axis 0 is the sample), `labels.npy` when there are labels,
-`groups.npy` when samples come in groups (the number of each sample's group, from 0), and `samples.json`:
+`groups.npy` when samples come in groups (the number of each sample's group, from 0), `given/` where numbers were
+rounded that the original does not round (`as_given`), and `samples.json`:
 
     {"inputs": {tensor name: file}, "labels": true | false, "count": 256}
 
@@ -11,6 +12,7 @@ The index is what names are looked up in: a tensor may be called what no file ca
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,9 @@ LABELS, GROUPS = "labels.npy", "groups.npy"
 RAW = "raw"
 """Folder with what predict() was given, a `.npy` for each column and `columns.json`: where the network's inputs were
 made of it."""
+GIVEN = "given"
+"""Folder with the same samples as they were before they were rounded to the types of the network's inputs, laid out as
+samples are: where the original answers those (`SourceCapabilities.computes_wider`)."""
 _INDEX = "samples.json"
 
 
@@ -65,6 +70,12 @@ def write_inputs_alone(index: str, folder: Path) -> None:
     (folder / _INDEX).write_text(index)
 
 
+def as_given(samples: SampleSet) -> SampleSet | None:
+    """The same samples, by number, before they were rounded, for the original alone; None where nothing was."""
+    folder = Path(samples.path) / GIVEN
+    return replace(samples, path=str(folder), has_labels=False, groups=0) if folder.is_dir() else None
+
+
 def digest_of_samples(samples: SampleSet) -> str:
     """The digest of a set's files, which is its `SampleSet.digest`. Raises IntegrityError when they can't be read."""
     inputs, labels = read_index(samples)
@@ -78,6 +89,8 @@ def digest_of_samples(samples: SampleSet) -> str:
             content["groups"] = digest_file(Path(samples.path) / GROUPS)
         if (raw := Path(samples.path) / RAW).is_dir():
             content["raw"] = digest_tree(raw)
+        if (given := Path(samples.path) / GIVEN).is_dir():
+            content["given"] = digest_tree(given)
     except OSError as error:
         raise IntegrityError(f"the samples can't be read back: {error}", where=samples.path) from error
     return digest_of(content)

@@ -6,7 +6,7 @@ the model that it has open is in `engine.open_model`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,7 +171,6 @@ def _read_by_source(model: SourceModel, wanted: DataSpec) -> FromModel:
         network_inputs=network_inputs,
         reader=reader,
         columns=lambda: exporter.prediction_format(model).get("columns"),
-        unrounded=exporter.unrounded_predict(model),
     )
 
 
@@ -254,6 +253,38 @@ def open_source(source: Any, target: Any) -> dict[str, Any]:
     return open_model(lambda: exporter.open(model, baseline_target(where)))
 
 
+def open_as_given(source: Any, target: Any) -> dict[str, Any]:
+    """The same of a source that `computes_wider`, to be given samples as they are (`core.sample_files.GIVEN`)."""
+    model, where = revive(SourceModel, source), revive(Target, target)
+    exporter = plugins.load("sources", model.flavor)
+    return open_model(lambda: exporter.open_as_given(model, baseline_target(where)))
+
+
+def find_rounded(source: Any, samples: Any, given: Any) -> list[dict[str, Any]]:
+    """Which columns' rounding changes the answers of the original, which `open_as_given` opened, and of how many
+    samples: `{"column", "samples"}` each, the one that changes most first.
+
+    Args:
+        samples, given: Rounded, and as they are.
+    """
+    from compile_stage.measure.rounding import blamed
+    from compile_stage.measure.samples import open_samples
+
+    rounded, whole = (open_samples(revive(SampleSet, one)).inputs for one in (samples, given))
+    model = revive(SourceModel, source)
+    names = plugins.load("sources", model.flavor).prediction_format(model).get("columns") or ()
+    return [
+        {"column": _column_name(name, column, names), "samples": count}
+        for name, column, count in blamed(open_session().run, whole, rounded)
+    ]
+
+
+def _column_name(input_name: str, column: int | None, names: Sequence[str]) -> str:
+    if column is None:
+        return repr(input_name)
+    return repr(names[column]) if column < len(names) else f"column {column}"
+
+
 def open_artifact(artifact: Any, threads: int) -> dict[str, Any]:
     """Open a compiled artifact; it stays open until another is opened."""
     built = revive(Artifact, artifact)
@@ -310,6 +341,8 @@ CALLS: dict[str, Callable[..., Any]] = {
         mix,
         compile_model,
         open_source,
+        open_as_given,
+        find_rounded,
         open_artifact,
         open_served,
         predict,

@@ -71,6 +71,8 @@ class SampleRequest:
         seed: Chooses which `max_samples` are taken when there are more; they keep their order.
         shapes: What the policy promises of dynamic inputs; samples outside are refused.
         dataset: The file of an `mlflow-dataset`, which was fetched.
+        keep_given: Keep the samples as they were too, where they are rounded to the types of the inputs
+            (`core.sample_files.GIVEN`).
     """
 
     spec: DataSpec
@@ -78,6 +80,7 @@ class SampleRequest:
     seed: int
     shapes: Mapping[str, ShapeRange] = field(default_factory=dict)
     dataset: str | None = None
+    keep_given: bool = False
 
 
 def read(request: SampleRequest, example: Batch | None) -> Table:

@@ -20,7 +20,7 @@ from compile_stage.core.digest import digest_file, digest_of
 from compile_stage.core.records import Check, Gate, Outcome, SampleSet
 from compile_stage.core.sample_files import write_index
 from compile_stage.measure.elementwise import F64
-from compile_stage.measure.samples import Samples, tensor_files
+from compile_stage.measure.samples import Samples, open_samples, tensor_files
 from compile_stage.measure.tolerance import worst
 
 if TYPE_CHECKING:
@@ -222,6 +222,14 @@ def write_samples(batch: Mapping[str, Array], like: SampleSet, into: Path) -> Sa
     write_index(into, files, labels=False, count=count)
     digest = digest_of({name: digest_file(into / file) for name, file in files.items()})
     return SampleSet(path=str(into), digest=digest, count=count, real=like.real, source=like.source)
+
+
+def round_samples(made: SampleSet, like: SampleSet) -> SampleSet:
+    """What was made of samples as they were given (`core.sample_files.GIVEN`), in its folder, in the types that the
+    network takes, which are those of `like`."""
+    types = {name: array.dtype for name, array in open_samples(like).inputs.items()}
+    batch = {name: np.array(array).astype(types[name]) for name, array in open_samples(made).inputs.items()}
+    return write_samples(batch, like, Path(made.path))
 
 
 def answered(outputs: Mapping[str, Array]) -> NDArray[np.bool_]:

@@ -1,13 +1,14 @@
-"""Samples that were rounded to the network's type: whether the original still answers as it does to them as they are.
+"""What becomes of the original's answers where samples are rounded to the type of the network's inputs.
 
-The original is compared with an artifact on the rounded samples. What the rounding itself does to its answers, no gate
-sees: a time stamp of 1.7e9 loses its last two minutes in float32, on both sides alike.
+An artifact takes float32. An original that computes in float64 answers a time stamp of 1.7e9 by its last two minutes,
+which float32 loses. So it is asked with the samples as they are, artifacts with the rounded ones, and the gates judge
+the difference. Here is what tells a reader where it comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,57 +16,76 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
 
-Ask = Callable[[Mapping[str, "Array"]], "Sequence[Array]"]
+Ask = Callable[["Batch"], Mapping[str, "Array"]]
 
 _APART = 1e-3
 """Of the range of a column of answers. FP32 may be off by as much of the largest answer (`tolerances.fp32.max_rel`)."""
 
-_FEW = 0.01
-"""Of the samples. Of a model of trees a sample may lie so near to a threshold that it takes another branch."""
-
 _MOST_COLUMNS = 64
-"""Each is rounded alone to find the one that does it."""
+"""Each is rounded alone to find those that do it."""
+
+_SHOWN = 3
+
+HELP = (
+    "train it on the difference of a time or a large number from a constant, on an id as text, and trees and bins on "
+    "columns in float32 (frame.astype('float32')), with the signature of these"
+)
 
 
-def differing(ask: Ask, given: Batch, rounded: Batch) -> tuple[int, bool]:
-    """How many samples the original answers otherwise once they are rounded, and whether these are more than a few;
-    none where it takes one of both only.
+def changed(before: Mapping[str, Array], after: Mapping[str, Array]) -> int:
+    """How many samples have another answer in `after`, of any output: another label or text, or a number that is off by
+    more than 0.1 % of its column's range.
 
     Args:
-        ask: What the original answers to inputs in the type that they have.
+        before, after: Output name → array, axis 0 being the sample.
+    """
+    rows = np.zeros(len(next(iter(before.values()))), bool)
+    for name, one in before.items():
+        rows |= _apart(np.asarray(one), np.asarray(after[name]))
+    return int(np.count_nonzero(rows))
+
+
+def blamed(ask: Ask, given: Batch, rounded: Batch) -> list[tuple[str, int | None, int]]:
+    """Inputs, the column where it is a matrix of several, and how many samples have another answer where that alone is
+    rounded; the most first, and without those that change none.
+
+    Args:
+        ask: What the original answers to inputs in the types that they have.
         given: Each input as the source of samples has it.
         rounded: As the network gets it.
     """
-    try:
-        before, after = ask(given), ask(rounded)
-    except Exception:  # noqa: BLE001 - what it does not take, the validation says
-        return 0, False
-    return _count(before, after)
+    before = ask(dict(given))
+    found = [(name, column, changed(before, ask(batch))) for name, column, batch in _one_rounded(given, rounded)]
+    return sorted((one for one in found if one[2]), key=lambda one: -one[2])
 
 
-def _count(before: Sequence[Array], after: Sequence[Array]) -> tuple[int, bool]:
-    rows = np.zeros(len(before[0]), bool)
-    for one, other in zip(before, after, strict=True):
-        rows |= _apart(np.asarray(one), np.asarray(other))
-    count = int(np.count_nonzero(rows))
-    return count, count > max(1.0, _FEW * len(rows))
-
-
-def blamed(ask: Ask, given: Batch, rounded: Batch) -> tuple[str, int | None] | None:
-    """The input, and of a matrix the column, whose rounding alone changes the answers of more than a few samples; None
-    where none does alone. The original takes both, as `differing` found."""
-    before = ask(given)
+def _one_rounded(given: Batch, rounded: Batch) -> Iterator[tuple[str, int | None, Batch]]:
     for name, array in rounded.items():
-        if array.dtype.kind != "f" or given[name] is array:
+        if array.dtype == given[name].dtype:
             continue
-        columns = range(array.shape[1]) if array.ndim == 2 and array.shape[1] <= _MOST_COLUMNS else [None]
-        for column in columns:
-            tried = array if column is None else np.array(given[name])
-            if column is not None:
-                tried[:, column] = array[:, column]
-            if _count(before, ask({**given, name: tried}))[1]:
-                return name, column if array.ndim == 2 and array.shape[1] > 1 else None
-    return None
+        if array.ndim != 2 or not 1 < array.shape[1] <= _MOST_COLUMNS:
+            yield name, None, {**given, name: array}
+            continue
+        for column in range(array.shape[1]):
+            tried = np.array(given[name])
+            tried[:, column] = array[:, column]
+            yield name, column, {**given, name: tried}
+
+
+def in_words(count: int, samples: int, columns: Sequence[Mapping[str, Any]]) -> str:
+    """What rounding does to the original's answers, as a sentence.
+
+    Args:
+        count: Of samples with another answer.
+        columns: `{"column", "samples"}` of those whose rounding alone does it, the most first.
+    """
+    named = ", ".join(f"{one['column']} ({one['samples']})" for one in columns[:_SHOWN])
+    more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
+    by = f", by the rounding of {named}{more}" if named else ""
+    return (
+        f"the original answers {count} of {samples} samples ({count / samples:.1%}) otherwise once they are rounded to "
+        f"float32, as a compiled model takes them{by}"
+    )
 
 
 def _apart(one: Array, other: Array) -> NDArray[np.bool_]:

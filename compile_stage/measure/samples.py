@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -17,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.core.digest import canonical_json
-from compile_stage.core.errors import IntegrityError, PolicyError, SourceError
+from compile_stage.core.errors import IntegrityError, PolicyError
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import DataSpec, SampleSet
-from compile_stage.core.sample_files import GROUPS, LABELS, RAW, digest_of_samples, read_index, write_index
+from compile_stage.core.sample_files import GIVEN, GROUPS, LABELS, RAW, digest_of_samples, read_index, write_index
 from compile_stage.core.tensors import Signature
-from compile_stage.measure import rounding
 from compile_stage.measure.fitting import check_shape, convert
 from compile_stage.measure.readers import Rows, SampleRequest, Table, read
 from compile_stage.measure.windows import Windows, cut, demand_known, with_new_tokens_as_labels
@@ -45,8 +45,6 @@ class FromModel:
         reader: Of a source that reads text, so that samples may be texts.
         columns: The data frame's columns that make up a single input, in order; None where the model names none.
         windows: Of a language model: texts, and a number of tokens → of each text its windows of so many.
-        unrounded: Inputs in the type that the samples have → what the original answers to them; None where it rounds
-            them itself.
     """
 
     example: Batch | None = None
@@ -54,7 +52,6 @@ class FromModel:
     reader: TextReader | None = None
     columns: Callable[[], Sequence[str] | None] | None = None
     windows: Windows | None = None
-    unrounded: rounding.Ask | None = None
 
 
 def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
@@ -62,8 +59,7 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
 
     Raises:
         PolicyError: the data can't be read, is empty, or does not fit the model; the message says which input and why.
-        SourceError: the model has no input example, or answers otherwise to what its network's type makes of the
-            samples.
+        SourceError: the model has no input example.
     """
     spec, signature, seed = request.spec, request.signature, request.seed
     table = read(request, model.example)
@@ -78,13 +74,17 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
     files = {name: f"inputs/{file}" for name, file in tensor_files([t.name for t in signature.inputs]).items()}
     (into / "inputs").mkdir(parents=True, exist_ok=True)
     symbols: dict[str, tuple[str, int]] = {}
-    given: dict[str, Array] = {}
-    rounded: dict[str, Array] = {}
+    given = into / GIVEN if request.keep_given and table.real else None
+    rounded = False
     for tensor, rows in zip(signature.inputs, chosen.inputs, strict=True):
         as_read = rows()
         array = convert(spec, tensor, as_read, notes)
-        if model.unrounded is not None and table.real:
-            given[tensor.name], rounded[tensor.name] = _as_given(as_read, array), array
+        if given is not None:
+            kept = _as_given(as_read, array)
+            rounded |= kept is not array
+            (given / "inputs").mkdir(parents=True, exist_ok=True)
+            np.save(given / files[tensor.name], kept, allow_pickle=False)
+            del kept
         del as_read  # no more than one input is held twice
         check_shape(spec, tensor, array.shape, request.shapes.get(tensor.name), symbols)
         if model.windows is not None:
@@ -92,8 +92,10 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
         if array.dtype.kind == "f" and (strange := int(np.count_nonzero(~np.isfinite(array)))):
             notes.append(f"input {tensor.name!r} has {strange} values that are NaN or infinite")
         np.save(into / files[tensor.name], array, allow_pickle=False)
-    if model.unrounded is not None and any(given[name] is not rounded[name] for name in given):
-        notes += _demand_alike_unrounded(spec, model.unrounded, given, rounded, model.columns or (lambda: None))
+    if given is not None and rounded:
+        write_index(given, files, labels=False, count=len(chosen.indices))
+    elif given is not None:
+        rmtree(given)
     if table.labels is not None:
         _save_labels(spec, table.labels, chosen.indices, into)
     groups = _save_groups(spec, table.groups, chosen.indices, into) if table.groups is not None else 0
@@ -117,32 +119,6 @@ def _as_given(rows: Array, converted: Array) -> Array:
         return converted
     rows = rows.reshape(converted.shape)
     return converted if np.array_equal(rows, converted, equal_nan=True) else rows
-
-
-def _demand_alike_unrounded(
-    spec: DataSpec, ask: rounding.Ask, given: Batch, rounded: Batch, columns: Callable[[], Sequence[str] | None]
-) -> list[str]:
-    """Raise SourceError where the original answers otherwise to the samples as they are than to the rounded ones, which
-    every artifact is compared on; a note where that is so of a few."""
-    count, many = rounding.differing(ask, given, rounded)
-    if not count:
-        return []
-    samples = len(next(iter(given.values())))
-    said = f"the original answers {count} of {samples} samples otherwise once they are rounded to float32"
-    if not many:
-        return [f"{said}, as a compiled model takes them: it may branch at a value that float32 rounds"]
-    found = rounding.blamed(ask, given, rounded)
-    which = "its columns"
-    if found is not None:
-        name, column = found
-        names = (columns() if column is not None else None) or ()
-        which = repr(name) if column is None else repr(names[column]) if column < len(names) else f"column {column}"
-    raise SourceError(
-        f"{said}, as a compiled model takes them: {which} loses digits that they depend on",
-        fix="where it is a time or a large number, train the model on its difference from a constant; where it is an "
-        "id, on text; of trees and bins, on columns in float32 (frame.astype('float32')), with the signature of these",
-        where=spec.source,
-    )
 
 
 def _through_predict(

@@ -352,6 +352,21 @@ def _negative_samples(samples: Samples, rules: Sequence[Mapping[str, Any]], aske
     return batch
 
 
+def rounded_taken(asked: TakenAnswers, samples: SampleSet) -> TakenAnswers:
+    """With categories in the types of `samples`, which artifacts and the published model take, where the original was
+    asked in wider ones."""
+    types = {name: array.dtype for name, array in open_samples(samples).inputs.items()}
+
+    def rounded(rule: Mapping[str, Any]) -> Mapping[str, Any]:
+        of = types[rule["input"]]
+        if "values" not in rule or of.kind not in "biuf":
+            return rule
+        return {**rule, "values": [of.type(value).item() for value in rule["values"]]}
+
+    made = None if asked.samples is None else robustness.round_samples(asked.samples, samples)
+    return replace(asked, rules=tuple(map(rounded, asked.rules)), samples=made)
+
+
 def check_taken(worker: Worker, gates: Sequence[Gate], asked: TakenAnswers, seed: int) -> Check:
     """Whether the artifact, which the worker has open, answers negative numbers as the original does. It never fails:
     its gate says which values the published model takes.

@@ -25,6 +25,7 @@ from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.sample import compare_samples
 from compile_stage.steps.select import select
 from compile_stage.steps.sync_tuning_records import pull_records, pull_shared_records
+from compile_stage.steps.validate import rounding_notes
 from compile_stage.steps.write_texts import write_texts
 
 
@@ -75,6 +76,7 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, opened: Open
     notes = pull_records(context, plan.source, jobs)
     notes += pull_shared_records(context, jobs)
     notes += confidence_notes(jobs, inputs.validation.independent, inputs.validation.unit)
+    notes += rounding_notes(inputs.reference)
     target = TargetRun(context, plan, policy, inputs)
     of_samples: list[str] = []
 

@@ -4,9 +4,9 @@ policy allows them."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Array, Batch
+    from compile_stage.core.tensors import Batch
 
 _BOOSTER = "lightgbm.basic.Booster"
 _WRAPPERS = (
@@ -44,7 +44,7 @@ class LightGBMSource(Exporter):
     requires = ("lightgbm", "onnxmltools")
     extra = "lightgbm"
     framework = "LightGBM"
-    capabilities = SourceCapabilities()
+    capabilities = SourceCapabilities(computes_wider=True)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:
@@ -58,24 +58,11 @@ class LightGBMSource(Exporter):
         except SourceError as error:
             return error.problem
 
-    @contextmanager
-    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
-        model = _load(source)
-        signature = _signature(model, source)
-        booster = _booster(model)
+    def open(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
+        return _open(source, target)
 
-        def call(arrays: Sequence[Any]) -> Sequence[Any]:
-            # The wrappers' own predict does this and checks the input once more.
-            found = booster.predict(arrays[0], num_threads=target.threads, num_iteration=_rounds(model))
-            if signature.outputs[0].name != tabular.LABEL:
-                return [found]
-            import numpy as np
-
-            table = found if found.ndim > 1 else np.stack([1.0 - found, found], axis=1)
-            return [model.classes_.take(table.argmax(axis=1)), table]
-
-        with tabular.limited_threads(target.threads):
-            yield SourceSession(signature, call)
+    def open_as_given(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
+        return _open(source, target, as_given=True)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         from onnxmltools import convert_lightgbm
@@ -102,15 +89,6 @@ class LightGBMSource(Exporter):
     def example(self, source: SourceModel) -> Batch | None:
         return mlmodel.named_example(source, _signature(_load(source), source), as_given=True)
 
-    def unrounded_predict(self, source: SourceModel) -> Callable[[Batch], Sequence[Array]]:
-        loaded = cache(lambda: _load(source))
-
-        def predict(inputs: Batch) -> Sequence[Array]:
-            model, (rows,) = loaded(), tabular.as_predict_gets(source, inputs).values()
-            return [_booster(model).predict(rows, num_iteration=_rounds(model))]
-
-        return predict
-
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         model = _load(source)
         output = _signature(model, source).outputs[0].name
@@ -118,6 +96,26 @@ class LightGBMSource(Exporter):
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("lightgbm", "onnxmltools", "skops", "onnx")
+
+
+@contextmanager
+def _open(source: SourceModel, target: Target, *, as_given: bool = False) -> Iterator[Session]:
+    model = _load(source)
+    signature = _signature(model, source)
+    booster = _booster(model)
+
+    def call(arrays: Sequence[Any]) -> Sequence[Any]:
+        # The wrappers' own predict does this and checks the input once more.
+        found = booster.predict(arrays[0], num_threads=target.threads, num_iteration=_rounds(model))
+        if signature.outputs[0].name != tabular.LABEL:
+            return [found]
+        import numpy as np
+
+        table = found if found.ndim > 1 else np.stack([1.0 - found, found], axis=1)
+        return [model.classes_.take(table.argmax(axis=1)), table]
+
+    with tabular.limited_threads(target.threads):
+        yield SourceSession(signature, call, partial(tabular.as_predict_gets, source) if as_given else None)
 
 
 def _file(source: SourceModel) -> Path:

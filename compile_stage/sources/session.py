@@ -24,11 +24,19 @@ class SourceSession:
         signature: Inputs and outputs, in the order in which `call` takes and gives them.
         call: Arrays in the order of the inputs → arrays in the order of the outputs. What it returns is copied, because
             frameworks hand out views of buffers that they use again.
+        as_given: What becomes of the inputs where numbers are not converted to the types of the signature
+            (`Exporter.open_as_given`).
     """
 
-    def __init__(self, signature: Signature, call: Callable[[Arrays], Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        call: Callable[[Arrays], Sequence[Any]],
+        as_given: Callable[[Batch], Batch] | None = None,
+    ) -> None:
         self._signature = signature
         self._call = call
+        self._as_given = as_given
 
     @property
     def signature(self) -> Signature:
@@ -47,7 +55,12 @@ class SourceSession:
         absent = [spec.name for spec in self._signature.inputs if spec.name not in batch]
         if absent:
             raise SourceError(f"the samples lack the model's input {', '.join(absent)}; they have {', '.join(batch)}")
-        arrays = [_as_dtype(batch[spec.name], spec.dtype) for spec in self._signature.inputs]
+        given = batch if self._as_given is None else self._as_given(batch)
+        converts = self._as_given is None
+        arrays = [
+            _as_dtype(given[spec.name], spec.dtype) if converts or spec.dtype == "str" else given[spec.name]
+            for spec in self._signature.inputs
+        ]
         answers = self._call(arrays)
         return {
             spec.name: np.array(answer, dtype=spec.dtype)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Array, Batch
+    from compile_stage.core.tensors import Batch
 
 # Their `predict` is the class of highest probability, by their own code. For these the baseline computes the
 # probabilities once and takes the labels from them, as a skilled user would; calling both methods would make every
@@ -39,7 +39,7 @@ class SklearnSource(Exporter):
     requires = ("sklearn", "skl2onnx", "skops")
     extra = "sklearn"
     framework = "scikit-learn"
-    capabilities = SourceCapabilities()
+    capabilities = SourceCapabilities(computes_wider=True)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         path = _file(source)
@@ -52,27 +52,11 @@ class SklearnSource(Exporter):
         except SourceError as error:
             return error.problem
 
-    @contextmanager
-    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
-        estimator = _load(source)
-        _limit_jobs(estimator, target.threads)
-        signature = _signature(estimator, source)
-        as_frame = _framer(estimator, signature, source)
-        likeliest = _LABEL_IS_LIKELIEST.fullmatch(type(_last_step(estimator)).__name__) is not None
-        with tabular.limited_threads(target.threads), warnings.catch_warnings():
-            # The model may have been fitted on a data frame; the baseline gets the bare matrix, which is faster.
-            warnings.filterwarnings("ignore", message="X does not have valid feature names")
+    def open(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
+        return _open(source, target)
 
-            def call(arrays: Sequence[Any]) -> Sequence[Any]:
-                rows = as_frame(arrays)
-                if len(signature.outputs) == 1:
-                    return [estimator.predict(rows).reshape(_target_shape(signature, len(arrays[0])))]
-                found = estimator.predict_proba(rows)
-                if likeliest:
-                    return [estimator.classes_.take(found.argmax(axis=1)), found]
-                return [estimator.predict(rows), found]
-
-            yield SourceSession(signature, call)
+    def open_as_given(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
+        return _open(source, target, as_given=True)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         estimator = _load(source)
@@ -95,22 +79,6 @@ class SklearnSource(Exporter):
         if _has_columns(signature):
             return _example_columns(source, signature, as_given=True)
         return mlmodel.named_example(source, signature, as_given=True)
-
-    def unrounded_predict(self, source: SourceModel) -> Callable[[Batch], Sequence[Array]]:
-        loaded = cache(lambda: _load(source))
-
-        def predict(inputs: Batch) -> Sequence[Array]:
-            estimator = loaded()
-            signature = _signature(estimator, source)
-            rows = _framer(estimator, signature, source, as_given=True)(
-                list(tabular.as_predict_gets(source, inputs).values())
-            )
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="X does not have valid feature names")
-                found = [estimator.predict(rows)]
-                return [*found, estimator.predict_proba(rows)] if len(signature.outputs) > 1 else found
-
-        return predict
 
     def categories(self, source: SourceModel) -> Mapping[str, Mapping[int, Sequence[Any]]]:
         from compile_stage.sources.encoders import known_categories
@@ -140,6 +108,29 @@ class SklearnSource(Exporter):
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("scikit-learn", "skl2onnx", "onnx")
+
+
+@contextmanager
+def _open(source: SourceModel, target: Target, *, as_given: bool = False) -> Iterator[Session]:
+    estimator = _load(source)
+    _limit_jobs(estimator, target.threads)
+    signature = _signature(estimator, source)
+    as_frame = _framer(estimator, signature, source, as_given=as_given)
+    likeliest = _LABEL_IS_LIKELIEST.fullmatch(type(_last_step(estimator)).__name__) is not None
+    with tabular.limited_threads(target.threads), warnings.catch_warnings():
+        # The model may have been fitted on a data frame; the baseline gets the bare matrix, which is faster.
+        warnings.filterwarnings("ignore", message="X does not have valid feature names")
+
+        def call(arrays: Sequence[Any]) -> Sequence[Any]:
+            rows = as_frame(arrays)
+            if len(signature.outputs) == 1:
+                return [estimator.predict(rows).reshape(_target_shape(signature, len(arrays[0])))]
+            found = estimator.predict_proba(rows)
+            if likeliest:
+                return [estimator.classes_.take(found.argmax(axis=1)), found]
+            return [estimator.predict(rows), found]
+
+        yield SourceSession(signature, call, partial(tabular.as_predict_gets, source) if as_given else None)
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from compile_stage.sources.session import SourceSession
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from compile_stage.core.tensors import Array, Batch
+    from compile_stage.core.tensors import Batch
 
 _OPSET = 17
 
@@ -40,7 +40,7 @@ class StatsmodelsSource(Exporter):
     requires = ("statsmodels",)
     extra = "statsmodels"
     framework = "statsmodels"
-    capabilities = SourceCapabilities()
+    capabilities = SourceCapabilities(computes_wider=True)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:
@@ -58,21 +58,11 @@ class StatsmodelsSource(Exporter):
             return error.problem
         return None
 
-    @contextmanager
-    def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
-        fitted = _load(source)
-        columns = _weights(fitted, source)[2]
+    def open(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
+        return _open(source, target)
 
-        def call(arrays: Sequence[Any]) -> Sequence[Any]:
-            import numpy as np
-            import pandas as pd
-
-            # A formula looks for its columns by name; else the matrix is the fastest that statsmodels has.
-            rows = pd.DataFrame(arrays[0], columns=columns) if _formula(fitted) is not None else arrays[0]
-            return [np.asarray(fitted.predict(rows), np.float32)]
-
-        with tabular.limited_threads(target.threads):
-            yield SourceSession(_signature(columns), call)
+    def open_as_given(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
+        return _open(source, target, as_given=True)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         import numpy as np
@@ -108,25 +98,28 @@ class StatsmodelsSource(Exporter):
     def example(self, source: SourceModel) -> Batch | None:
         return mlmodel.named_example(source, _signature(_weights(_load(source), source)[2]), as_given=True)
 
-    def unrounded_predict(self, source: SourceModel) -> Callable[[Batch], Sequence[Array]]:
-        loaded = cache(lambda: _load(source))
-
-        def predict(inputs: Batch) -> Sequence[Array]:
-            import numpy as np
-            import pandas as pd
-
-            fitted, (rows,) = loaded(), tabular.as_predict_gets(source, inputs).values()
-            columns = _weights(fitted, source)[2]
-            given = pd.DataFrame(rows, columns=columns) if _formula(fitted) is not None else rows
-            return [np.asarray(fitted.predict(given))]
-
-        return predict
-
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         return {**tabular.prediction_format(source, [tabular.PREDICTION]), "kind": "series"}
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("statsmodels", "patsy", "onnx")
+
+
+@contextmanager
+def _open(source: SourceModel, target: Target, *, as_given: bool = False) -> Iterator[Session]:
+    fitted = _load(source)
+    columns = _weights(fitted, source)[2]
+
+    def call(arrays: Sequence[Any]) -> Sequence[Any]:
+        import numpy as np
+        import pandas as pd
+
+        # A formula looks for its columns by name; else the matrix is the fastest that statsmodels has.
+        rows = pd.DataFrame(arrays[0], columns=columns) if _formula(fitted) is not None else arrays[0]
+        return [np.asarray(fitted.predict(rows), np.float32)]
+
+    with tabular.limited_threads(target.threads):
+        yield SourceSession(_signature(columns), call, partial(tabular.as_predict_gets, source) if as_given else None)
 
 
 def _file(source: SourceModel) -> Path:

@@ -22,6 +22,7 @@ from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, GateError, WorkerError
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Candidate, Plan, PredictSpeedup, TargetResult
+from compile_stage.core.sample_files import as_given
 from compile_stage.measure import stats
 from compile_stage.measure.whole_predict import SPEEDUP
 
@@ -89,6 +90,7 @@ class PredictComparison:
     def _measured(self, target: TargetResult, load: Callable[[], Worker]) -> PredictSpeedup:
         compliance, source = self.plan.policy.compliance, self.plan.source
         where, samples = baseline_target(target.policy.target), target.samples["validation"]
+        samples = as_given(samples) or samples  # what people send: both round it as they do
         winner = target.winner
         assert winner is not None
         assert winner.artifact is not None

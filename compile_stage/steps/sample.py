@@ -68,7 +68,10 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
         "shapes": request.shapes,
     }
     key["source"] = source.identity  # its tokenizer and its classes' names make numbers of texts and labels
-    raw = plugins.load("sources", source.flavor).capabilities.reads_raw_samples  # its own code makes samples of rows
+    capabilities = plugins.load("sources", source.flavor).capabilities
+    raw = capabilities.reads_raw_samples  # its own code makes samples of rows
+    if role == "validation" and capabilities.computes_wider:
+        request, key["given"] = replace(request, keep_given=True), True
     foreign = bool(plugins.third_party("sources", source.flavor))
     if raw or foreign:
         key["through"] = plugins.cache_identity("sources", source.flavor)
@@ -97,7 +100,7 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
                 into.mkdir()
         return prepare(into, source)
 
-    stored = context.cached("sample/3", role, key, make)
+    stored = context.cached("sample/4", role, key, make)
     chosen: SampleSet = revive(SampleSet, stored.value)
     if role == "validation" and spec.groups is not None and chosen.real and not chosen.groups:
         word = "queries" if spec.whole_groups else "groups"

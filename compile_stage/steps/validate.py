@@ -1,4 +1,9 @@
-"""Artifact against the FP32 baseline, on real samples → verdict."""
+"""Artifact against the FP32 baseline, on real samples → verdict.
+
+An original that computes in a wider type than its network's inputs have is asked with the samples as they are.
+Artifacts take them rounded, as their published predict() does with what people send, so the gates see what rounding
+does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from compile_stage.core import plugins
 from compile_stage.core.cache import Cached
 from compile_stage.core.context import Context, cache_key
 from compile_stage.core.digest import canonical_json, digest_tree, revive
-from compile_stage.core.errors import IntegrityError, SourceError, WorkerError
+from compile_stage.core.errors import CompileStageError, IntegrityError, SourceError, WorkerError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import (
@@ -30,7 +35,7 @@ from compile_stage.core.records import (
     Verdict,
     record,
 )
-from compile_stage.core.sample_files import RAW, digest_of_samples
+from compile_stage.core.sample_files import GIVEN, RAW, as_given, digest_of_samples
 from compile_stage.measure.behaviour import calls_to_compare
 from compile_stage.measure.beyond import Beyond, ask_original, check_calls, check_other_samples, not_looked_at
 
@@ -45,7 +50,10 @@ class Reference:
     """What the original model answers.
 
     Attributes:
-        outputs: Output name → `.npy` file, axis 0 being the sample.
+        outputs: Output name → `.npy` file, axis 0 being the sample: the answers to the samples as they are.
+        rounded: The same to the samples in the types of the network's inputs, where they had to be rounded and the
+            original takes them unrounded; None where `outputs` are these.
+        rounding: How many samples it answers otherwise then, and which columns do it, as a sentence; empty where none.
         corners: The same at each corner of the policy's shapes that the samples do not have themselves, and between
             them.
         path: The folder of all these files, whose digest it is.
@@ -57,6 +65,8 @@ class Reference:
     """
 
     outputs: Mapping[str, str]
+    rounded: Mapping[str, str] | None
+    rounding: str
     corners: tuple[Mapping[str, Any], ...]
     digest: str
     batch_size: int
@@ -106,24 +116,68 @@ def reference(
         from compile_stage.measure.samples import open_samples
 
         worker.call("open_source", source=source, target=target)
-        outputs, sample_s = _predicted(worker, samples, batch_size, into)
+        answers, sample_s = _predicted(worker, samples, batch_size, into)
         corners = worker.call(
             "predict_corners", samples=samples, shapes=target.shapes, batch_sizes=batch_sizes, into=str(into)
         )
+        asked, outputs, rounding = _asked_as_given(worker, source, target, samples, answers, batch_size, into)
         distinct = count_distinct(open_samples(samples), open_outputs(outputs))
         made: dict[str, Any] = {
             "outputs": _below(outputs, into),
+            "rounded": _below(answers, into) if asked is not samples else None,
+            "rounding": rounding,
             "corners": [{**c, "outputs": _below(c["outputs"], into)} for c in corners],
             "sample_s": sample_s,
             "distinct": distinct,
             "beyond": None,
         }
         if samples.real and min(samples.independent, distinct) >= data.min_samples:
-            made["beyond"] = ask_original(worker, source, samples, data, target, outputs, into).below(into)
+            beyond = ask_original(worker, source, asked, data, target, outputs, into)
+            made["beyond"] = (beyond if asked is samples else _for_artifacts(beyond, samples)).below(into)
         worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
         return made
 
-    return _placed(context.cached("reference/9", "", key, make), batch_size)
+    return _placed(context.cached("reference/10", "", key, make), batch_size)
+
+
+def _asked_as_given(
+    worker: Worker,
+    source: SourceModel,
+    target: Target,
+    samples: SampleSet,
+    answers: dict[str, str],
+    batch_size: int,
+    into: Path,
+) -> tuple[SampleSet, dict[str, str], str]:
+    """The samples that the original is asked with, its answers to them, and what their rounding changes: the samples as
+    they were given where they were rounded and it takes them so, else `samples` and `answers`. The worker has the
+    original open for them."""
+    given = as_given(samples)
+    if given is None:
+        return samples, answers, ""
+    from compile_stage.measure import rounding
+    from compile_stage.measure.predict import open_outputs, try_predict
+
+    worker.call("open_as_given", source=source, target=target)
+    found = try_predict(worker, given, batch_size, into / GIVEN)
+    if isinstance(found, CompileStageError):  # it takes float32 alone
+        worker.call("open_source", source=source, target=target)
+        return samples, answers, ""
+    count = rounding.changed(open_outputs(found), open_outputs(answers))
+    columns = worker.call("find_rounded", source=source, samples=samples, given=given) if count else []
+    return given, dict(found), rounding.in_words(count, samples.count, columns) if count else ""
+
+
+def _for_artifacts(beyond: Beyond, samples: SampleSet) -> Beyond:
+    """With what was made of the samples as they were given in the types of `samples`, which artifacts take."""
+    from compile_stage.measure.robustness import round_samples
+    from compile_stage.measure.taken_values import rounded_taken
+
+    kinds = tuple(replace(kind, samples=round_samples(kind.samples, samples)) for kind in beyond.kinds)
+    missing = beyond.missing
+    if missing.samples is not None:
+        missing = replace(missing, samples=round_samples(missing.samples, samples))
+    return replace(beyond, kinds=kinds, missing=missing, taken=rounded_taken(beyond.taken, samples))
 
 
 def _predicted(worker: Worker, samples: SampleSet, batch_size: int, into: Path) -> tuple[dict[str, str], float]:
@@ -139,9 +193,11 @@ def _predicted(worker: Worker, samples: SampleSet, batch_size: int, into: Path) 
 
 def _placed(stored: Cached, batch_size: int) -> Reference:
     """The reference with the paths of its files in the cache."""
-    here, beyond = Path(stored.path), stored.value["beyond"]
+    here, beyond, rounded = Path(stored.path), stored.value["beyond"], stored.value["rounded"]
     return Reference(
         outputs=_above(stored.value["outputs"], here),
+        rounded=_above(rounded, here) if rounded is not None else None,
+        rounding=stored.value["rounding"],
         corners=tuple({**c, "outputs": _above(c["outputs"], here)} for c in stored.value["corners"]),
         digest=stored.digest,
         path=stored.path,
@@ -150,6 +206,13 @@ def _placed(stored: Cached, batch_size: int) -> Reference:
         distinct=stored.value["distinct"],
         beyond=revive(Beyond, beyond).above(here) if beyond is not None else None,
     )
+
+
+def rounding_notes(reference: Reference) -> tuple[str, ...]:
+    """What a reader of the run should know of rounded samples."""
+    if not reference.rounding:
+        return ()
+    return (f"{reference.rounding}; artifacts are compared with its answers to the samples as they are",)
 
 
 @record
@@ -276,8 +339,18 @@ def _beyond(
         return
     # What is waived has said so: here a gate shows what is wrong with other calls and other samples alone.
     sound = that_held(gates, checks)
-    yield from check_calls(worker, job, sound, beyond, samples, data.seed)
-    yield from check_other_samples(worker, job, sound, beyond, samples, data)
+    for check in check_calls(worker, job, sound, beyond, samples, data.seed):
+        yield _or_rounding(check, validation.reference.rounding)
+    for check in check_other_samples(worker, job, sound, beyond, samples, data):
+        yield _or_rounding(check, validation.reference.rounding)
+
+
+def _or_rounding(check: Check, rounding: str) -> Check:
+    """Of other calls and samples nobody knows the original's answers to rounded ones, so rounding is no more than a
+    possible cause."""
+    if check.outcome is not Outcome.FAIL or not rounding:
+        return check
+    return replace(check, reason=f"{check.reason}; rounding may be the cause: {rounding}")
 
 
 def validated_before(context: Context, job: Job, artifact: Artifact, validation: ValidationSet) -> bool:
@@ -340,18 +413,46 @@ def _at_batch_size(
             return (replace(_not_run(_OUTPUTS, error.problem), batch_size=batch_size),), ()
         validation.demand_unchanged()
         opened = open_samples(samples)
-        own, original = open_outputs(written), open_outputs(validation.reference.outputs)
+        reference = validation.reference
+        own, original = open_outputs(written), open_outputs(reference.outputs)
         compared = ComparedSamples(
             min_samples=data.min_samples,
             real=samples.real,
             labels=opened.labels,
             groups=opened.groups,
-            distinct=validation.reference.distinct,
+            distinct=reference.distinct,
         )
         checks = check_outputs(gates, own, original, compared, batch_size=batch_size, seed=data.seed)
+        failed = [check for check in checks if check.outcome is Outcome.FAIL and check.gate in gates]
+        if failed and reference.rounding and reference.rounded is not None:
+            beside = check_outputs(
+                [check.gate for check in failed], own, open_outputs(reference.rounded), compared,
+                batch_size=batch_size, seed=data.seed,
+            )  # fmt: skip
+            checks = _told_of_rounding(checks, beside, reference.rounding)
         claim = (check_claim(own, original, batch_size),) if job.scheme.precision == "fp32" else ()
         errors = errors_of(own, original) if batch_size == job.target.batch_sizes[0] else ()
         return (*checks, *claim), errors
+
+
+def _told_of_rounding(checks: tuple[Check, ...], beside: tuple[Check, ...], rounding: str) -> tuple[Check, ...]:
+    """With its cause at each gate that is missed, and held beside the original's answers to the rounded samples.
+
+    Args:
+        beside: The gates that are missed, beside those answers.
+    """
+    from compile_stage.measure.rounding import HELP
+
+    held = [(check.gate, check.output) for check in beside if check.outcome is Outcome.PASS]
+    because = (
+        f"the cause is rounding: beside the original's answers to rounded samples it holds, and {rounding}: {HELP}"
+    )
+    return tuple(
+        replace(check, reason=f"{check.reason}; {because}")
+        if check.outcome is Outcome.FAIL and (check.gate, check.output) in held
+        else check
+        for check in checks
+    )
 
 
 def _at_corners(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet) -> list[Check]:

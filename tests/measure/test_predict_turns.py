@@ -135,7 +135,7 @@ def compared(raises: dict[str, BaseException]) -> PredictSpeedup | None:
             job=SimpleNamespace(gates=()),
         ),
         policy=SimpleNamespace(target=where),
-        samples={"validation": SimpleNamespace(digest="")},
+        samples={"validation": SimpleNamespace(digest="", path="")},
         original=None,
         predictions=None,
     )

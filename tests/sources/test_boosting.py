@@ -10,6 +10,7 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+from factories import target
 from mlflow.models import infer_signature
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
@@ -344,6 +345,7 @@ def test_lightgbm_is_asked_about_numbers_that_float32_rounds(tmp_path: Path) -> 
     model = lightgbm.train(settings, lightgbm.Dataset(rows, label=rows[:, 0] % 60), 3)
     mlflow.lightgbm.save_model(model, tmp_path / "times", pip_requirements=["lightgbm"])
     source, exporter = source_of(tmp_path / "times", "lightgbm"), plugins.load("sources", "lightgbm")
-    answers = exporter.unrounded_predict(source)({"X": rows})
-    assert answers is not None
-    np.testing.assert_array_equal(answers[0], model.predict(rows))
+    with exporter.open_as_given(source, target()) as session:
+        answers = session.run({"X": rows})
+    np.testing.assert_array_equal(answers["prediction"], model.predict(rows).astype(np.float32))
+    assert np.any(answers["prediction"] != model.predict(rows.astype(np.float32)).astype(np.float32))

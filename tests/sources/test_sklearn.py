@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pandas as pd
 import pytest
+from factories import target
 from mlflow.models import infer_signature
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
@@ -518,28 +519,30 @@ def test_the_original_is_asked_about_numbers_that_float32_rounds(tmp_path: Path)
     example = exporter.example(source)
     assert example is not None
     np.testing.assert_array_equal(example["X"], frame)
-    answers = exporter.unrounded_predict(source)(example)
-    assert answers is not None
-    np.testing.assert_array_equal(answers[1], model.predict_proba(frame))
-    rounded = exporter.unrounded_predict(source)({"X": example["X"].astype(np.float32)})
-    assert rounded is not None
-    assert np.abs(rounded[1] - answers[1]).max() > 0.01
+    with exporter.open_as_given(source, target()) as session:
+        answers = session.run(example)
+        rounded = session.run({"X": example["X"].astype(np.float32)})
+    np.testing.assert_array_equal(answers["label"], model.predict(frame))
+    np.testing.assert_array_equal(answers["probabilities"], model.predict_proba(frame).astype(np.float32))
+    assert np.abs(rounded["probabilities"] - answers["probabilities"]).max() > 0.01
+    with exporter.open(source, target()) as session:
+        np.testing.assert_array_equal(session.run(example)["probabilities"], rounded["probabilities"])
 
 
 def test_columns_that_the_signature_has_in_float32_are_rounded_for_the_original_too(tmp_path: Path) -> None:
-    """Broken: a model that was fitted on float32 columns is refused for float64 samples, of which MLflow gives it
-    float32, so that the advice of the refusal does not help."""
+    """Broken: a model that was fitted on float32 columns fails by float64 samples, of which MLflow gives it float32, so
+    that the advice of the report does not help."""
     frame = CANCER.data.astype(np.float32)
     model = HistGradientBoostingClassifier(max_iter=5).fit(frame, Y)
     exporter, wide = SklearnSource(), {"X": CANCER.data.to_numpy()}
     source = save(tmp_path / "narrow", model, frame, serialization_format="cloudpickle")
-    answers = exporter.unrounded_predict(source)(wide)
-    assert answers is not None
-    np.testing.assert_array_equal(answers[1], model.predict_proba(frame))
+    with exporter.open_as_given(source, target()) as session:
+        answers = session.run(wide)
+    np.testing.assert_array_equal(answers["probabilities"], model.predict_proba(frame).astype(np.float32))
     mixed = infer_signature(frame.astype({COLUMNS[0]: np.float64}), model.predict(frame))
     source = save(tmp_path / "mixed", model, frame, serialization_format="cloudpickle", signature=mixed)
     given = frame.astype(np.float64)
     given[COLUMNS[0]] = CANCER.data[COLUMNS[0]]
-    answers = exporter.unrounded_predict(source)(wide)
-    assert answers is not None
-    np.testing.assert_array_equal(answers[1], model.predict_proba(given))
+    with exporter.open_as_given(source, target()) as session:
+        answers = session.run(wide)
+    np.testing.assert_array_equal(answers["probabilities"], model.predict_proba(given).astype(np.float32))

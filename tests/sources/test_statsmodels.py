@@ -11,6 +11,7 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+from factories import target
 from mlflow.models import infer_signature
 
 from compile_stage.core.records import Compliance, SourceModel
@@ -110,8 +111,12 @@ def test_pickles_are_refused_unless_the_policy_allows_them(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["matrix", "formula"])
 def test_the_original_is_asked_about_numbers_that_float32_rounds(kind: str, tmp_path: Path) -> None:
     """Broken: the original gets rounded numbers where it is asked what their rounding changes."""
-    fit, rows = MODELS[kind]
-    source, given = save(tmp_path / kind, fit(), rows), rows.to_numpy(np.float64)
-    answers = StatsmodelsSource().unrounded_predict(source)({"X": given})
-    assert answers is not None
-    np.testing.assert_allclose(answers[0], fit().predict(rows), rtol=1e-13)
+    rows = pd.DataFrame({"one": 1.0, "time": 2.0**26 + np.arange(100) * 7.0})
+    late = rows.assign(late=np.arange(100.0))
+    fitted = sm.OLS(late.late, rows).fit() if kind == "matrix" else smf.ols("late ~ one + time - 1", late).fit()
+    source, given = save(tmp_path / kind, fitted, rows), {"X": rows.to_numpy()}
+    with StatsmodelsSource().open_as_given(source, target()) as session:
+        answers = session.run(given)
+    np.testing.assert_array_equal(answers["prediction"], np.asarray(fitted.predict(rows), np.float32))
+    with StatsmodelsSource().open(source, target()) as session:
+        assert np.abs(session.run(given)["prediction"] - answers["prediction"]).max() > 0.3

@@ -46,6 +46,11 @@ class Exporter(Plugin, Protocol):
         host's memory, and returns when they are there: what has only been started must not be timed. Raises SourceError
         when the device is not here; never falls back to another one."""
 
+    def open_as_given(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
+        """Of a source that declares `computes_wider`: as `open`, with a session that rounds no input to the type of the
+        signature where predict() does not. Nothing is timed with it."""
+        raise SourceError(f"a {self.framework} model rounds its inputs itself", where=source.uri)
+
     @abstractmethod
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Write `into/model.onnx` (batch symbolic where the model can) and describe it. Input and output names and
@@ -83,13 +88,6 @@ class Exporter(Plugin, Protocol):
          "params": {"output_margin": False}}       params of predict() that the model's own code takes, each with the
                                                   one value that is compiled; none where this is missing
         """
-
-    def unrounded_predict(self, source: SourceModel) -> Callable[[Batch], Sequence[Array]] | None:
-        """Inputs in a wider type than the network's, such as columns in float64 → what the original's predict() answers
-        to them, in the order of the outputs; None where it rounds them to that type itself. Asked of the policy's
-        samples, since what is compared with an artifact is answers to rounded ones. The model is loaded in the first
-        call: most samples lose nothing."""
-        return None
 
     def categories(self, source: SourceModel) -> Mapping[str, Mapping[int, Sequence[Any]]]:
         """Input → column → the categories that the original's encoders know there, of those that may refuse others. The
