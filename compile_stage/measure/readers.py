@@ -72,7 +72,7 @@ class SampleRequest:
         shapes: What the policy promises of dynamic inputs; samples outside are refused.
         dataset: The file of an `mlflow-dataset`, which was fetched.
         keep_given: Keep the samples as they were too, where they are rounded to the types of the inputs
-            (`core.sample_files.GIVEN`).
+            (`core.sample_files.GIVEN`); whole numbers may be rounded then as well.
     """
 
     spec: DataSpec

@@ -22,7 +22,7 @@ from compile_stage.core.errors import IntegrityError, PolicyError
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import DataSpec, SampleSet
 from compile_stage.core.sample_files import GIVEN, GROUPS, LABELS, RAW, digest_of_samples, read_index, write_index
-from compile_stage.core.tensors import Signature
+from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.measure.fitting import check_shape, convert
 from compile_stage.measure.readers import Rows, SampleRequest, Table, read
 from compile_stage.measure.windows import Windows, cut, demand_known, with_new_tokens_as_labels
@@ -78,6 +78,8 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
     rounded = False
     for tensor, rows in zip(signature.inputs, chosen.inputs, strict=True):
         as_read = rows()
+        if request.keep_given:
+            as_read = _without_whole(as_read, tensor)
         array = convert(spec, tensor, as_read, notes)
         if given is not None:
             kept = _as_given(as_read, array)
@@ -111,6 +113,17 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
         groups=groups,
     )
     return replace(written, digest=digest_of_samples(written))
+
+
+def _without_whole(rows: Array, tensor: TensorSpec) -> Array:
+    """Whole numbers as float64, which computes them as the original does, for an input of floats; as they are where
+    float64 has not all of them, and `convert` refuses what the network can't take."""
+    if rows.dtype.kind not in "iu" or not tensor.dtype.startswith("float"):
+        return rows
+    limit = 2**53
+    if rows.size and not (-limit <= int(rows.min()) and int(rows.max()) <= limit):
+        return rows
+    return rows.astype(np.float64)
 
 
 def _as_given(rows: Array, converted: Array) -> Array:

@@ -70,7 +70,7 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
     key["source"] = source.identity  # its tokenizer and its classes' names make numbers of texts and labels
     capabilities = plugins.load("sources", source.flavor).capabilities
     raw = capabilities.reads_raw_samples  # its own code makes samples of rows
-    if role == "validation" and capabilities.computes_wider:
+    if capabilities.computes_wider:
         request, key["given"] = replace(request, keep_given=True), True
     foreign = bool(plugins.third_party("sources", source.flavor))
     if raw or foreign:

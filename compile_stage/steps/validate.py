@@ -423,36 +423,45 @@ def _at_batch_size(
             distinct=reference.distinct,
         )
         checks = check_outputs(gates, own, original, compared, batch_size=batch_size, seed=data.seed)
-        failed = [check for check in checks if check.outcome is Outcome.FAIL and check.gate in gates]
+        failed = [check.gate for check in checks if check.outcome is Outcome.FAIL and check.gate in gates]
         if failed and reference.rounding and reference.rounded is not None:
-            beside = check_outputs(
-                [check.gate for check in failed], own, open_outputs(reference.rounded), compared,
-                batch_size=batch_size, seed=data.seed,
-            )  # fmt: skip
-            checks = _told_of_rounding(checks, beside, reference.rounding)
+            rounded = open_outputs(reference.rounded)
+            beside, alone = (
+                check_outputs(failed, *pair, compared, batch_size=batch_size, seed=data.seed)
+                for pair in ((own, rounded), (rounded, original))
+            )
+            checks = _told_of_rounding(checks, beside, alone, reference.rounding)
         claim = (check_claim(own, original, batch_size),) if job.scheme.precision == "fp32" else ()
         errors = errors_of(own, original) if batch_size == job.target.batch_sizes[0] else ()
         return (*checks, *claim), errors
 
 
-def _told_of_rounding(checks: tuple[Check, ...], beside: tuple[Check, ...], rounding: str) -> tuple[Check, ...]:
-    """With its cause at each gate that is missed, and held beside the original's answers to the rounded samples.
+def _told_of_rounding(
+    checks: tuple[Check, ...], beside: tuple[Check, ...], alone: tuple[Check, ...], rounding: str
+) -> tuple[Check, ...]:
+    """With rounding as the cause of what is missed, where it is, and where it may be.
 
     Args:
-        beside: The gates that are missed, beside those answers.
+        beside: What the artifact's answers miss beside the original's to the rounded samples.
+        alone: What those miss beside the original's to the samples as they are.
     """
     from compile_stage.measure.rounding import HELP
 
     held = [(check.gate, check.output) for check in beside if check.outcome is Outcome.PASS]
-    because = (
-        f"the cause is rounding: beside the original's answers to rounded samples it holds, and {rounding}: {HELP}"
-    )
-    return tuple(
-        replace(check, reason=f"{check.reason}; {because}")
-        if check.outcome is Outcome.FAIL and (check.gate, check.output) in held
-        else check
-        for check in checks
-    )
+    missed = [(check.gate, check.output) for check in alone if check.outcome is Outcome.FAIL]
+
+    def told(check: Check) -> Check:
+        if check.outcome is not Outcome.FAIL:
+            return check
+        if (check.gate, check.output) in held:
+            because = "the cause is rounding: beside the original's answers to rounded samples it holds"
+        elif (check.gate, check.output) in missed:
+            because = "rounding may be the cause: the original's own answers to rounded samples miss it too"
+        else:
+            return check
+        return replace(check, reason=f"{check.reason}; {because}, and {rounding}: {HELP}")
+
+    return tuple(told(check) for check in checks)
 
 
 def _at_corners(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet) -> list[Check]:

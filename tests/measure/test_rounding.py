@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from factories import prepare
 
+from compile_stage.core.errors import PolicyError
 from compile_stage.core.records import DataSpec
 from compile_stage.core.sample_files import as_given, digest_of_samples, inputs_alone
 from compile_stage.core.tensors import Signature, TensorSpec
@@ -58,6 +59,22 @@ def test_samples_that_differ_in_lost_digits_alone_are_other_samples(tmp_path: Pa
         found = prepare(spec, TABLE, tmp_path / str(number), seed=0, keep_given=True)
         digests.add(digest_of_samples(found))
     assert len(digests) == 2
+
+
+def test_whole_numbers_are_rounded_like_others(tmp_path: Path) -> None:
+    """Broken: a table of ids is refused, with the advice to give float32; whoever follows it compares rounded ids, and
+    people send whole ones."""
+    ids = 2**25 + np.arange(200)
+    spec = written(tmp_path, id=ids, kind=ids % 3)
+    found = prepare(spec, TABLE, tmp_path / "out", seed=0, keep_given=True)
+    given = as_given(found)
+    assert given is not None
+    np.testing.assert_array_equal(open_samples(given).inputs["X"][:, 0], ids)
+    with pytest.raises(PolicyError, match="which float32 can't"):
+        prepare(spec, TABLE, tmp_path / "float32", seed=0)
+    spec = written(tmp_path, id=2**53 + 1 + np.arange(200), kind=ids % 3)
+    with pytest.raises(PolicyError, match="which float32 can't"):
+        prepare(spec, TABLE, tmp_path / "float64", seed=0, keep_given=True)
 
 
 @pytest.mark.parametrize("columns", [{"size": SIZES, "time": np.float64(np.float32(TIMES))}, {"size": SIZES}])

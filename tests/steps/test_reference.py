@@ -10,9 +10,9 @@ import factories
 import numpy as np
 
 from compile_stage.core.errors import SourceError
-from compile_stage.core.records import Data, DataSpec, SampleSet
+from compile_stage.core.records import Check, Data, DataSpec, Gate, Outcome, SampleSet
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.steps.validate import Reference, reference, rounding_notes
+from compile_stage.steps.validate import Reference, _told_of_rounding, reference, rounding_notes
 
 SIGNATURE = Signature(inputs=(TensorSpec(name="X", dtype="float32", shape=("batch", 2)),), outputs=())
 
@@ -67,3 +67,25 @@ def test_an_original_that_refuses_the_wider_type_is_asked_with_rounded_samples(t
     assert rounding_notes(found) == ()
     assert worker.opened == "open_source"
     assert np.load(found.outputs["y"])[-1] != 49
+
+
+def test_a_missed_gate_says_whether_rounding_is_its_cause() -> None:
+    """Broken: a reader looks for an error of the compiler where the samples lose digits; or is told of rounding where
+    it is the compiler's."""
+
+    def check(metric: str, outcome: Outcome) -> Check:
+        gate = Gate(metric=metric, limit=0.1, direction="at_most")
+        return Check(gate=gate, outcome=outcome, measured=1.0, reason="off", output="y")
+
+    metrics = ("max_rel", "max_abs", "mean_abs")
+    found = _told_of_rounding(
+        (*(check(metric, Outcome.FAIL) for metric in metrics), check("cosine", Outcome.PASS)),
+        (check("max_rel", Outcome.PASS), check("max_abs", Outcome.FAIL), check("mean_abs", Outcome.FAIL)),
+        (check("max_rel", Outcome.FAIL), check("max_abs", Outcome.FAIL), check("mean_abs", Outcome.PASS)),
+        "5 of 8 samples are answered otherwise",
+    )
+    sure, may, other, held = (one.reason for one in found)
+    assert "; the cause is rounding: " in sure
+    assert "5 of 8 samples" in sure
+    assert "; rounding may be the cause: " in may
+    assert (other, held) == ("off", "off")
