@@ -51,9 +51,6 @@ class Reference:
 
     Attributes:
         outputs: Output name → `.npy` file, axis 0 being the sample: the answers to the samples as they are.
-        rounded: The same to the samples in the types of the network's inputs, where they had to be rounded and the
-            original takes them unrounded; None where `outputs` are these.
-        rounding: How many samples it answers otherwise then, and which columns do it, as a sentence; empty where none.
         corners: The same at each corner of the policy's shapes that the samples do not have themselves, and between
             them.
         path: The folder of all these files, whose digest it is.
@@ -62,11 +59,12 @@ class Reference:
         distinct: How many samples differ, and have a finite answer.
         beyond: What it answers in other calls and to other samples; None where the samples prove nothing, so that no
             artifact is asked either.
+        rounded: Its answers to the samples in the types of the network's inputs, where they had to be rounded and the
+            original takes them unrounded; None where `outputs` are these.
+        rounding: How many samples it answers otherwise then, and which columns do it, as a sentence; empty where none.
     """
 
     outputs: Mapping[str, str]
-    rounded: Mapping[str, str] | None
-    rounding: str
     corners: tuple[Mapping[str, Any], ...]
     digest: str
     batch_size: int
@@ -74,6 +72,8 @@ class Reference:
     path: str
     distinct: int
     beyond: Beyond | None
+    rounded: Mapping[str, str] | None = None
+    rounding: str = ""
 
 
 def reference(
