@@ -12,6 +12,22 @@ def known_categories(estimator: Any) -> Mapping[int, Sequence[Any]]:
     return dict(_found(estimator, range(getattr(estimator, "n_features_in_", 0))))
 
 
+def refuse_rounded(estimator: Any) -> str | None:
+    """The reason when an encoder knows a number that float32 has not: it would know none of the rounded ones."""
+    import numpy as np
+
+    names = getattr(estimator, "feature_names_in_", ())
+    for column, values in known_categories(estimator).items():
+        for value in values:
+            if isinstance(value, int | float) and np.isfinite(value) and float(np.float32(value)) != value:
+                name = repr(str(names[column])) if column < len(names) else str(column)
+                return (
+                    f"its encoder knows the category {value!r} of column {name}, which float32 rounds, and a compiled "
+                    "model takes numbers in float32: train it on that column as text"
+                )
+    return None
+
+
 def _found(step: Any, columns: Sequence[int]) -> list[tuple[int, Sequence[Any]]]:
     """Args: columns: The model's columns that the step is given, in order."""
     if hasattr(step, "steps"):

@@ -17,7 +17,7 @@ from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.sources import graph, mlmodel, saved, tabular
+from compile_stage.sources import encoders, graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
@@ -81,10 +81,8 @@ class SklearnSource(Exporter):
         return mlmodel.named_example(source, signature, as_given=True)
 
     def categories(self, source: SourceModel) -> Mapping[str, Mapping[int, Sequence[Any]]]:
-        from compile_stage.sources.encoders import known_categories
-
         estimator = _load(source)
-        known = known_categories(estimator)
+        known = encoders.known_categories(estimator)
         if not known:
             return {}
         signature = _signature(estimator, source)
@@ -166,6 +164,8 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
             "skl2onnx converts no categorical_features of a HistGradientBoosting model: encode these columns in a step "
             "before it (OneHotEncoder, OrdinalEncoder), and fit it without categorical_features"
         )
+    if reason := encoders.refuse_rounded(estimator):
+        return reason
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):
         return f"its pyfunc answers with {method}(), which is not compiled: log it with pyfunc_predict_fn='predict'" + (
@@ -245,17 +245,31 @@ def _signature(estimator: Any, source: SourceModel) -> Signature:
 
 
 def _answer(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceModel, method: str = "predict") -> Any:
-    """What it answers to two rows of zeros, or of the example where an encoder may refuse zeros; for the shape and the
-    type of its answers."""
+    """What it answers to two rows of zeros, or to the example where an encoder refuses zeros; for the shape and the
+    type of its answers. Raises SourceError where it refuses both."""
     import numpy as np
 
     signature = Signature(inputs=inputs, outputs=())
-    rows = [np.zeros((2, int(inputs[0].shape[1])), np.float32)]
-    if _has_columns(signature):
-        rows = list(_example_columns(source, signature).values())
+    ask = getattr(estimator, method)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
-        return np.asarray(getattr(estimator, method)(_framer(estimator, signature, source)(rows)))
+        if _has_columns(signature):
+            return np.asarray(
+                ask(_framer(estimator, signature, source)(list(_example_columns(source, signature).values())))
+            )
+        as_frame = _framer(estimator, signature, source)
+        try:
+            return np.asarray(ask(as_frame([np.zeros((2, int(inputs[0].shape[1])), np.float32)])))
+        except ValueError as error:  # an encoder that knows no 0
+            example = mlmodel.named_example(source, signature, as_given=True)
+            if example is None:
+                raise SourceError(
+                    f"it refuses rows of zeros ({mlmodel.first_line(error)}), and was logged without an input example",
+                    fix="log it with input_example=..., some rows that it takes",
+                    where=source.uri,
+                ) from error
+            as_frame = _framer(estimator, signature, source, as_given=True)
+            return np.asarray(ask(as_frame(list(example.values()))))
 
 
 def _inputs(estimator: Any, source: SourceModel, features: int) -> tuple[TensorSpec, ...]:

@@ -387,6 +387,18 @@ def test_categorical_features_of_a_histogram_model_are_refused(tmp_path: Path) -
     assert "categorical_features" in reason
 
 
+@pytest.mark.parametrize(("category", "refused"), [(0.1, True), (2**24 + 1, True), (0.5, False), (7, False)])
+def test_categories_that_float32_rounds_are_refused(category: float, refused: bool, tmp_path: Path) -> None:
+    """Broken: the run ends with the encoder's own error about a category that it knows, and no advice that helps."""
+    rows = np.random.default_rng(0).choice([category, 1.0], (100, 1))
+    model = make_pipeline(OrdinalEncoder(), Ridge()).fit(rows, rows[:, 0])
+    source = save(tmp_path / "m", model, rows, serialization_format="cloudpickle")
+    reason = SklearnSource().refuse(source, PICKLES)
+    assert bool(reason) is refused, reason
+    if reason is not None:
+        assert f"the category {float(category)!r} of column 0, which float32 rounds" in reason
+
+
 def test_missing_files_are_refused(tmp_path: Path) -> None:
     source = save(tmp_path / "model", CLASSIFIERS["logistic"]())
     next(Path(source.path).glob("model.*")).unlink()
