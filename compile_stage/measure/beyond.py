@@ -105,7 +105,7 @@ def ask_original(
     answers = worker.call("make_calls", samples=samples, calls=calls, into=str(into / "calls"))
     kinds = _other_samples(worker, samples, data, batch_sizes, outputs, into)
     of_missing = missing_numbers.ask_original(worker, samples, min(batch_sizes), into)
-    taken = taken_values.TakenAnswers()
+    taken = taken_values.TakenAnswers(rules=None, notes=(f"not asked: the original runs on {target.device}",))
     if target.device == "cpu":
         taken = taken_values.ask_original(worker, source, samples, min(batch_sizes), into)
     return Beyond(calls=tuple(calls), answers=answers, kinds=tuple(kinds), missing=of_missing, taken=taken)

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,15 @@ _STEPS = (1, 2**8, 2**16, 2**24, 2**31 - 1)
 _MOST_COLUMNS = 64
 """Of a matrix whose columns are asked for one by one where they have not all the same limits."""
 
-_PLACES = 4  # of an input that are looked at to see that: each takes four calls
+_SHORT = 32  # elements of an axis that are each looked at to see that, in four calls
+
+_PLACES = 4  # of a longer one
+
+_OTHER_ROWS = 2
+"""Samples in which a limit must hold too. One that does not is a relation, such as a start before an end."""
+
+_BEYOND = (1, 2, 4, 16)
+"""How far beyond a limit is asked for. Where the original takes one of these, it takes some numbers, and no range."""
 
 _MOST_VALUES = 10_000
 """Categories of one column that the manifest lists."""
@@ -55,7 +64,7 @@ class TakenAnswers:
     """What the original says.
 
     Attributes:
-        rules: As the manifest lists them.
+        rules: As the manifest lists them; None where it was not asked.
         notes: What could not be found out.
         asked: The numbers of the rules for which the original takes negative numbers, and the samples have none. Some
             originals count these from the end of their table.
@@ -63,7 +72,7 @@ class TakenAnswers:
         outputs: Output name → `.npy` file: its answers.
     """
 
-    rules: tuple[Mapping[str, Any], ...] = ()
+    rules: tuple[Mapping[str, Any], ...] | None = ()
     notes: tuple[str, ...] = ()
     asked: tuple[int, ...] = ()
     samples: SampleSet | None = None
@@ -92,9 +101,7 @@ def find_taken(
     Returns:
         `rules`, as the manifest lists them, and `notes`.
     """
-    rows = np.arange(batch_size) % samples.count
-    batch = {name: np.ascontiguousarray(array[rows]) for name, array in samples.inputs.items()}
-    original = _Original(session, batch)
+    original = _Original(session, samples, batch_size)
     rules, notes = [], []
     for name, columns in categories.items():
         for column, values in columns.items():
@@ -110,21 +117,61 @@ class _Original:
 
     Attributes:
         is_slow: A call took much longer than the usual one: what is asked for next may take all memory.
-        lengths: Sizes of dimensions that may differ from request to request.
     """
 
-    def __init__(self, session: Session, batch: Batch) -> None:
-        self.session, self._batch = session, batch
+    def __init__(self, session: Session, samples: Samples, batch_size: int) -> None:
+        self.session = session
+        self._batch = _rows(samples, 0, batch_size)
         began = time.perf_counter()
-        session.run(batch)
+        session.run(self._batch)
         self._usual_s = time.perf_counter() - began
         self.is_slow = False
-        self.lengths = {
-            batch[spec.name].shape[axis]
+        starts = {int(start) for start in np.linspace(0, samples.count - 1, _OTHER_ROWS + 1)} - {0}
+        self._others = [_rows(samples, start, batch_size) for start in sorted(starts)]
+        self.dynamic = {
+            spec.name: [axis for axis, size in enumerate(spec.shape) if axis > 0 and isinstance(size, str)]
             for spec in session.signature.inputs
-            for axis, size in enumerate(spec.shape)
-            if axis > 0 and isinstance(size, str) and spec.name in batch
         }
+
+    @cached_property
+    def _lengths(self) -> set[int]:
+        """Sizes of dimensions that may differ from request to request."""
+        return {
+            self._batch[name].shape[axis] for name, axes in self.dynamic.items() if name in self._batch for axis in axes
+        }
+
+    @cached_property
+    def _other_length(self) -> Batch | None:
+        """The batch with these of half the size, or of twice the size; None where it takes neither."""
+        for factor in (0.5, 2.0):
+            batch = dict(self._batch)
+            for name, axes in self.dynamic.items():
+                for axis in axes if name in batch else ():
+                    size = batch[name].shape[axis]
+                    batch[name] = np.take(batch[name], np.arange(max(1, int(factor * size))) % size, axis=axis)
+            resized = any(batch[name].shape != array.shape for name, array in self._batch.items())
+            if resized and not refusal_of(self.session, batch):
+                return batch
+        return None
+
+    def is_limit(self, place: tuple[str, int | None], limit: int, sign: int) -> bool:
+        """Whether that is the last number that it takes in that direction in other requests too."""
+        own = self._batch[place[0]]
+        beyond = [value for step in _BEYOND if (value := _held(limit + sign * step, own)) != limit]
+        if not all(self.refusal(place, value) for value in beyond[1:]):
+            return False
+        others = list(self._others)
+        if self._lengths and sign > 0:
+            if self._other_length is not None:
+                others.append(self._other_length)
+            elif {limit, limit + 1} & self._lengths:  # such as the number of valid tokens in a row
+                return False
+        name, element = place
+        return all(
+            not refusal_of(self.session, {**batch, name: _with(batch[name], element, limit)})
+            and refusal_of(self.session, {**batch, name: _with(batch[name], element, limit + sign)})
+            for batch in others
+        )
 
     def refusal(self, place: tuple[str, int | None], value: Any) -> str:
         """Why it refuses this value there; empty where it takes it.
@@ -158,6 +205,11 @@ class _Original:
             return []
         half = len(values) // 2
         return [*self.taken_of(place, values[:half]), *self.taken_of(place, values[half:])]
+
+
+def _rows(samples: Samples, start: int, count: int) -> Batch:
+    rows = (start + np.arange(count)) % samples.count
+    return {name: np.ascontiguousarray(array[rows]) for name, array in samples.inputs.items()}
 
 
 def _with(array: Array, element: int | None, value: Any) -> Array:
@@ -224,10 +276,9 @@ def _limits_of(original: _Original, name: str, own: Array) -> list[dict[str, Any
     flat = own.reshape(len(own), -1)
     width = flat.shape[1]
     found = _range(original, (name, None), flat)
-    places = sorted({int(place) for place in np.linspace(0, width - 1, _PLACES)}) if width > 1 else []
-    if found is not None and all(_same(original, (name, place), found) for place in places):
+    if found is not None and all(_same(original, (name, place), found) for place in _places(original, name, own)):
         return [_rule(name, None, found)]
-    if own.ndim != 2 or not 1 < width <= _MOST_COLUMNS:
+    if own.ndim != 2 or not 1 < width <= _MOST_COLUMNS or original.dynamic[name]:
         return []
     ranges: list[tuple[int | None, int | None, str] | None] = []
     for column in range(width):
@@ -239,6 +290,19 @@ def _limits_of(original: _Original, name: str, own: Array) -> list[dict[str, Any
         if found is not None:
             alike.setdefault(found, []).append(column)
     return [_rule(name, None if len(columns) == width else columns, limits) for limits, columns in alike.items()]
+
+
+def _places(original: _Original, name: str, own: Array) -> list[int]:
+    """Elements of a row that stand for all: some of a long axis, or of one of any size, and each of a short one, which
+    may be columns with a table each."""
+    shape, places = own.shape[1:], set()
+    for axis, size in enumerate(shape):
+        short = size <= _SHORT and axis + 1 not in original.dynamic[name]
+        at = [dimension // 2 for dimension in shape]
+        for index in range(size) if short else np.linspace(0, size - 1, _PLACES).astype(int):
+            at[axis] = int(index)
+            places.add(int(np.ravel_multi_index(at, shape)))
+    return sorted(places) if len(places) > 1 else []
 
 
 def _rule(name: str, columns: list[int] | None, limits: tuple[int | None, int | None, str]) -> dict[str, Any]:
@@ -254,8 +318,8 @@ def _range(original: _Original, place: tuple[str, int | None], own: Array) -> tu
         return None
     least, why_less = _last(original, place, low, -1, own)
     most, why_more = _last(original, place, high, 1, own)
-    if most is not None and {most, most + 1} & original.lengths:
-        most = None  # such as the number of valid tokens in a row: a longer request takes more
+    least = None if least is not None and not original.is_limit(place, least, -1) else least
+    most = None if most is not None and not original.is_limit(place, most, 1) else most
     return None if least is None and most is None else (least, most, why_more or why_less)
 
 
@@ -374,6 +438,9 @@ def check_taken(worker: Worker, gates: Sequence[Gate], asked: TakenAnswers, seed
     Args:
         gates: Those that few rows without labels can be judged by.
     """
+    if asked.rules is None:
+        gate = Gate(metric=TAKEN, limit=0.0, direction="at_most")
+        return Check(gate=gate, outcome=Outcome.PASS, measured=0.0, reason="; ".join(asked.notes))
     unlike = _unlike(worker, gates, asked, seed)
     rules = [
         {**rule, "least": 0, "reason": unlike[number]} if number in unlike else dict(rule)

@@ -96,7 +96,7 @@ def place_text(rule: Mapping[str, Any]) -> str:
 def proven_taken(verdict: Verdict | None) -> dict[str, Any] | None:
     """What a manifest, or a validation, says under `taken_values`; None where nobody looked."""
     for check in verdict.checks if verdict is not None else ():
-        if check.gate.metric == TAKEN:
+        if check.gate.metric == TAKEN and "rules" in check.gate.options:
             return {"rules": list(check.gate.options["rules"])}
     return None
 

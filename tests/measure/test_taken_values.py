@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from compile_stage.core.digest import plain as to_plain
+from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError, WorkerError
 from compile_stage.core.records import Check, DataSpec, Gate, SampleSet, Verdict
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.engine import calls, open_model
 from compile_stage.measure.samples import open_samples
-from compile_stage.measure.taken_values import ask_original, check_taken, find_taken
+from compile_stage.measure.taken_values import TakenAnswers, ask_original, check_taken, find_taken
 from compile_stage.serving.taken_values import proven_taken
 
 GATES = (Gate(metric="max_abs", limit=1e-3, direction="at_most"),)
@@ -209,6 +210,91 @@ def test_a_limit_that_is_the_length_of_the_request_is_none(tmp_path: Path) -> No
     samples = factories.prepare(spec, Counts.signature, tmp_path / "samples", seed=0)
     (rule,) = find_taken(Counts(), open_samples(samples), 1, {})["rules"]  # type: ignore[arg-type]
     assert (rule["input"], rule["least"], rule["most"]) == ("valid", 1, None)
+
+
+class Demands:
+    """A session of whole numbers, and one of floats `x`, that raises where its condition does not hold."""
+
+    def __init__(self, shapes: dict[str, tuple[int | str, ...]], holds: Callable[[Any], Any]) -> None:
+        self.signature = Signature(
+            inputs=tuple(
+                TensorSpec(name=name, dtype="float32" if name == "x" else "int64", shape=("batch", *shape))
+                for name, shape in shapes.items()
+            ),
+            outputs=(TensorSpec(name="y", dtype="float32", shape=("batch",)),),
+        )
+        self._holds = holds
+
+    def run(self, batch: Any) -> Any:
+        if not np.all(self._holds(batch)):
+            message = "no"
+            raise ValueError(message)
+        return {"y": np.zeros(len(next(iter(batch.values()))), np.float32)}
+
+
+def limits_in(tmp_path: Path, model: Demands, **inputs: Any) -> list[tuple[Any, Any, Any, Any]]:
+    tmp_path.mkdir(exist_ok=True)
+    np.savez(tmp_path / "data.npz", **inputs)
+    spec = DataSpec(source=f"file:{tmp_path}/data.npz")
+    samples = factories.prepare(spec, model.signature, tmp_path / "samples", seed=0)
+    rules = find_taken(model, open_samples(samples), 1, {})["rules"]  # type: ignore[arg-type]
+    return [(rule["input"], rule["columns"], rule["least"], rule["most"]) for rule in rules]
+
+
+def test_what_depends_on_another_input_is_no_limit(tmp_path: Path) -> None:
+    """Broken: a start beyond the end of the first sample would be refused in every request."""
+    random = np.random.default_rng(0)
+    start, end = random.integers(20, size=32), random.integers(30, 100, size=32)
+    model = Demands({"start": (), "end": ()}, lambda batch: batch["start"] < batch["end"])
+    assert limits_in(tmp_path, model, start=start, end=end) == []
+    model = Demands({"span": (2,)}, lambda batch: batch["span"][:, 0] < batch["span"][:, 1])
+    assert limits_in(tmp_path / "b", model, span=np.stack([start, end], axis=1)) == []
+
+
+def test_a_limit_that_follows_from_the_length_is_none_and_one_of_its_size_is_kept(tmp_path: Path) -> None:
+    """Broken: a longer request, which has more places, would be refused; or ids beyond a table be answered."""
+    x, place = np.ones((16, 40), np.float32), np.arange(16) % 15
+    model = Demands(
+        {"x": ("time",), "place": ()}, lambda batch: (batch["place"] >= 0) & (batch["place"] < batch["x"].shape[1] // 2)
+    )
+    assert limits_in(tmp_path, model, x=x, place=place) == [("place", None, 0, None)]
+    ids = np.random.default_rng(0).integers(40, size=(16, 40))
+    model = Demands({"ids": ("time",)}, lambda batch: (batch["ids"] >= 0) & (batch["ids"] < 40))
+    assert limits_in(tmp_path / "b", model, ids=ids) == [("ids", None, 0, 39)]
+
+
+def test_one_larger_table_among_some_columns_is_seen_without_samples_of_it(tmp_path: Path) -> None:
+    """Broken: a rare code of that column would be refused."""
+    tables, ids = np.array([90, 90, 90, 90, 90, 100, 90]), np.random.default_rng(0).integers(20, size=(32, 7))
+    model = Demands({"ids": (7,)}, lambda batch: (batch["ids"] >= 0) & (batch["ids"] < tables))
+    assert limits_in(tmp_path, model, ids=ids) == [("ids", [0, 1, 2, 3, 4, 6], 0, 89), ("ids", [5], 0, 99)]
+    steps = np.repeat(ids[:, None, :4], 12, axis=1)
+    model = Demands({"ids": (12, 4)}, lambda batch: (batch["ids"] >= 0) & (batch["ids"] < [90, 90, 100, 90]))
+    assert limits_in(tmp_path / "b", model, ids=steps) == []
+
+
+def test_columns_of_a_matrix_of_any_width_have_no_rule_of_their_own(tmp_path: Path) -> None:
+    """Broken: a narrower request has no such column, and predict() would end with an IndexError."""
+    tables, ids = np.array([90, 50, 70, 80]), np.random.default_rng(0).integers(20, size=(32, 4))
+    model = Demands(
+        {"ids": ("time",)}, lambda batch: (batch["ids"] >= 0) & (batch["ids"] < tables[: batch["ids"].shape[1]])
+    )
+    assert limits_in(tmp_path, model, ids=ids) == [("ids", None, 0, None)]
+
+
+def test_codes_with_gaps_are_no_range(tmp_path: Path) -> None:
+    """Broken: a code beyond a gap that the samples lack would be refused."""
+    model = Demands({"code": ()}, lambda batch: np.isin(batch["code"], [1, 5, 9]))
+    assert limits_in(tmp_path, model, code=np.tile([1, 5], 8)) == [("code", None, 1, None)]
+
+
+def test_where_nobody_asked_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a validation on a GPU would say that every number is taken, and undo what the manifest lists."""
+    nobody = TakenAnswers(rules=None, notes=("not asked: the original runs on cuda",))
+    check = check_taken(Here(Model(), monkeypatch), GATES, revive(TakenAnswers, to_plain(nobody)), seed=0)  # type: ignore[arg-type]
+    assert check.reason == "not asked: the original runs on cuda"
+    assert check.measured == 0.0, "a verdict with it is read again"
+    assert proven_taken(Verdict(checks=(check,))) is None
 
 
 class Encoder:
