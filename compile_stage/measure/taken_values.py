@@ -37,7 +37,7 @@ _STEPS = (1, 2**8, 2**16, 2**24, 2**31 - 1)
 _MOST_COLUMNS = 64
 """Of a matrix whose columns are asked for one by one where they have not all the same limits."""
 
-_SHORT = 32  # elements of an axis that are each looked at to see that, in four calls
+_SHORT = 32  # elements of an axis that are each looked at to see that, in two calls
 
 _PLACES = 4  # of a longer one
 
@@ -173,11 +173,12 @@ class _Original:
             for batch in others
         )
 
-    def refusal(self, place: tuple[str, int | None], value: Any) -> str:
+    def refusal(self, place: tuple[str, int | list[int] | None], value: Any) -> str:
         """Why it refuses this value there; empty where it takes it.
 
         Args:
-            place: Name of an input with the column, or the number of an element; None for one in the middle.
+            place: Name of an input with the column, or the number of an element or of several; None for one in the
+                middle.
         """
         name, element = place
         return self._refusal({name: _with(self._batch[name], element, value)})
@@ -212,8 +213,9 @@ def _rows(samples: Samples, start: int, count: int) -> Batch:
     return {name: np.ascontiguousarray(array[rows]) for name, array in samples.inputs.items()}
 
 
-def _with(array: Array, element: int | None, value: Any) -> Array:
-    """A copy with that value (or one for each row) in that element of each row, by default the middle one."""
+def _with(array: Array, element: int | list[int] | None, value: Any) -> Array:
+    """A copy with that value (or one for each row) in that element of each row, by default the middle one. Of several
+    elements each gets the value."""
     changed = array.astype(object) if array.dtype.kind in "US" else array.copy()
     flat = changed.reshape(len(changed), -1)
     flat[:, flat.shape[1] // 2 if element is None else element] = value
@@ -276,7 +278,7 @@ def _limits_of(original: _Original, name: str, own: Array) -> list[dict[str, Any
     flat = own.reshape(len(own), -1)
     width = flat.shape[1]
     found = _range(original, (name, None), flat)
-    if found is not None and all(_same(original, (name, place), found) for place in _places(original, name, own)):
+    if found is not None and _same_at_all(original, name, _places(original, name, own), found):
         return [_rule(name, None, found)]
     if own.ndim != 2 or not 1 < width <= _MOST_COLUMNS or original.dynamic[name]:
         return []
@@ -349,6 +351,18 @@ def _last(
         else:
             taken = middle
     return taken, reason
+
+
+def _same_at_all(original: _Original, name: str, places: list[int], limits: tuple[int | None, int | None, str]) -> bool:
+    """`_same` at each of these places. That it takes the limits is asked for at all of them at once: mostly it does."""
+    for limit, sign in ((limits[0], -1), (limits[1], 1)):
+        if limit is None or not places:
+            continue
+        if original.refusal((name, places), limit) and any(original.refusal((name, at), limit) for at in places):
+            return False
+        if not all(original.refusal((name, at), limit + sign) for at in places):
+            return False
+    return True
 
 
 def _same(original: _Original, place: tuple[str, int | None], limits: tuple[int | None, int | None, str]) -> bool:
