@@ -16,6 +16,7 @@ from compile_stage.core.errors import SourceError, WorkerError
 from compile_stage.core.records import Check, DataSpec, Gate, SampleSet, Verdict
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.engine import calls, open_model
+from compile_stage.measure import taken_values
 from compile_stage.measure.samples import open_samples
 from compile_stage.measure.taken_values import TakenAnswers, ask_original, check_taken, find_taken
 from compile_stage.serving.taken_values import proven_taken
@@ -286,6 +287,30 @@ def test_codes_with_gaps_are_no_range(tmp_path: Path) -> None:
     """Broken: a code beyond a gap that the samples lack would be refused."""
     model = Demands({"code": ()}, lambda batch: np.isin(batch["code"], [1, 5, 9]))
     assert limits_in(tmp_path, model, code=np.tile([1, 5], 8)) == [("code", None, 1, None)]
+
+
+@pytest.mark.parametrize("pauses", [1, 1000])
+def test_a_number_that_takes_long_ends_the_search_and_a_pause_of_the_machine_does_not(
+    pauses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a number could take all memory, and the check say that none is refused; or a busy machine lose a rule."""
+    clock = {"now": 0.0, "pauses": float(pauses)}
+    monkeypatch.setattr(taken_values.time, "perf_counter", lambda: clock["now"])
+
+    def holds(batch: Any) -> Any:
+        if batch["ids"].max() >= 256 and clock["pauses"] > 0:
+            clock["pauses"] -= 1
+            clock["now"] += 5.0
+        return batch["ids"] < 1000
+
+    model = Demands({"ids": ()}, holds)
+    np.savez(tmp_path / "data.npz", ids=np.arange(32))
+    spec = DataSpec(source=f"file:{tmp_path}/data.npz")
+    samples = factories.prepare(spec, model.signature, tmp_path / "samples", seed=0)
+    found = find_taken(model, open_samples(samples), 1, {})  # type: ignore[arg-type]
+    assert [rule["most"] for rule in found["rules"]] == ([999] if pauses == 1 else [])
+    assert [note for note in found["notes"] if "much longer" in note] == found["notes"]
+    assert len(found["notes"]) == (pauses > 1)
 
 
 def test_where_nobody_asked_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
