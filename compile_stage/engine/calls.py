@@ -175,9 +175,9 @@ def _read_by_source(model: SourceModel, wanted: DataSpec) -> FromModel:
 
 
 def find_taken_values(source: Any, samples: Any, batch_size: int) -> dict[str, Any]:
-    """Which whole numbers and categories the open original takes (`measure.taken_values`)."""
+    """Which whole numbers and categories the open original takes (`measure.taken_search`)."""
     from compile_stage.measure.samples import open_samples
-    from compile_stage.measure.taken_values import find_taken
+    from compile_stage.measure.taken_search import find_taken
 
     model = revive(SourceModel, source)
     categories = plugins.load("sources", model.flavor).categories(model)

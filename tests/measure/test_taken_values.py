@@ -16,9 +16,10 @@ from compile_stage.core.errors import SourceError, WorkerError
 from compile_stage.core.records import Check, DataSpec, Gate, SampleSet, Verdict
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.engine import calls, open_model
-from compile_stage.measure import taken_values
+from compile_stage.measure import taken_search
 from compile_stage.measure.samples import open_samples
-from compile_stage.measure.taken_values import TakenAnswers, ask_original, check_taken, find_taken
+from compile_stage.measure.taken_search import find_taken
+from compile_stage.measure.taken_values import TakenAnswers, ask_original, check_taken
 from compile_stage.serving.taken_values import proven_taken
 
 GATES = (Gate(metric="max_abs", limit=1e-3, direction="at_most"),)
@@ -295,7 +296,7 @@ def test_a_number_that_takes_long_ends_the_search_and_a_pause_of_the_machine_doe
 ) -> None:
     """Broken: a number could take all memory, and the check say that none is refused; or a busy machine lose a rule."""
     clock = {"now": 0.0, "pauses": float(pauses)}
-    monkeypatch.setattr(taken_values.time, "perf_counter", lambda: clock["now"])
+    monkeypatch.setattr(taken_search.time, "perf_counter", lambda: clock["now"])
 
     def holds(batch: Any) -> Any:
         if batch["ids"].max() >= 256 and clock["pauses"] > 0:
