@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compile_stage.core.errors import PolicyError, UsageError
+from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
 from compile_stage.core.records import Policy, RegisteredVersion
 from compile_stage.core.shipped import policy_file
 from compile_stage.fleet.journal import PlannedJob
@@ -83,17 +83,30 @@ def select(registry: Any, pattern: str, policies: list[PolicyFile], skipped: Ski
         if version.published:
             skipped.published += 1
             continue
-        meant = [file for file in policies if file.policy is not None and _meant(registry, file.policy, version)]
+        meant = _meant_for(registry, policies, version)
         if not meant:
             skipped.without_policy += 1
-        _demand_apart(version, meant)
         for file in meant:
             if file.policy is not None:
                 yield _job(version, file.policy, file.path)
 
 
-def _meant(registry: Any, policy: Policy, version: RegisteredVersion) -> bool:
-    return applies(policy, version, lambda: str(registry.flavor(version.uri)))
+def _meant_for(registry: Any, policies: list[PolicyFile], version: RegisteredVersion) -> list[PolicyFile]:
+    """The policies that are meant for a version. Where its flavor can't be read (its files are gone, say), those too
+    that name flavors and take in all else of it: the job's run says what is wrong, and no other job hears of it."""
+    meant, known = list[PolicyFile](), list[PolicyFile]()
+    for file in policies:
+        if file.policy is None:
+            continue
+        try:
+            if not applies(file.policy, version, lambda: str(registry.flavor(version.uri))):
+                continue
+            known.append(file)
+        except CompileStageError:  # the flavor is asked for last, so the rest takes the version in
+            pass
+        meant.append(file)
+    _demand_apart(version, known)
+    return meant
 
 
 def _job(version: RegisteredVersion, policy: Policy, path: Path) -> PlannedJob:

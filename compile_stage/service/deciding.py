@@ -29,6 +29,9 @@ def needed(
 
     Args:
         alias: One that a delivery reported, though it may have moved on since.
+
+    Raises:
+        CompileStageError: The registry does not say it: the files of this version may be gone.
     """
     if version.published:
         tag, asked = version.approval
@@ -86,6 +89,7 @@ class Decider:
         registry = plugins.load("registries", self._settings.registry)
         try:
             version = registry.version(look.name, look.version)
+            jobs = needed(version, self._settings, self._policies, look.alias) if version is not None else []
         except RegistryError as error:
             _log.warning("models:/%s/%s can't be looked at: %s", look.name, look.version, error.problem)
             self._queue.postpone(look, error.problem)
@@ -94,6 +98,9 @@ class Decider:
             _log.warning("models:/%s/%s is not looked at: %s", look.name, look.version, error.problem)
             self._queue.looked(look, [])
             return
-        jobs = needed(version, self._settings, self._policies, look.alias) if version is not None else []
+        except Exception as error:  # noqa: BLE001 - it would be the oldest for ever, and no other be looked at
+            _log.exception("models:/%s/%s can't be looked at", look.name, look.version)
+            self._queue.postpone(look, f"{type(error).__name__}: {error}")
+            return
         if self._queue.looked(look, jobs):
             _log.info("models:/%s/%s: %s", look.name, look.version, ", ".join(f"{kind} {of}" for kind, of in jobs))

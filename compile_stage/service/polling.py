@@ -59,9 +59,14 @@ class Poller:
         return found
 
     def _look_if_new(self, version: RegisteredVersion) -> bool:
-        jobs: Iterable[tuple[str, str]] = needed(version, self._settings, self._policies)
-        if all(self._queue.has(kind, version.name, version.version, subject) for kind, subject in jobs):
+        if self._queue.is_awaited(version.name, version.version):
             return False
+        try:
+            jobs: Iterable[tuple[str, str]] = needed(version, self._settings, self._policies)
+            if all(self._queue.has(kind, version.name, version.version, subject) for kind, subject in jobs):
+                return False
+        except CompileStageError as error:  # one whose files are gone, say, keeps no other from being found
+            _log.warning("%s can't be looked at: %s", version.uri, error.problem)
         self._queue.look_at(version.name, version.version, "poll")
         return True
 

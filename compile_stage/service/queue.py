@@ -107,6 +107,13 @@ class Queue:
             _add_look(connection, name, version, alias, event)
         self._notify()
 
+    def is_awaited(self, name: str, version: str) -> bool:
+        """True while a version is to be looked at, also where that was postponed."""
+        looks = table("looks")
+        same = looks.select().where((looks.c.name == name) & (looks.c.version == version))
+        with self._store.transaction() as connection:
+            return connection.execute(same).first() is not None
+
     def next_look(self) -> Look | None:
         """The oldest version that is due; it stays until `looked` or `postpone`."""
         looks = table("looks")

@@ -120,6 +120,25 @@ def test_a_fleet_is_what_the_policies_are_meant_for(
     assert "fleet plan" not in str(of_all.value.fix), "which is the command that has just been given"
 
 
+def test_a_model_whose_flavor_cannot_be_read_ends_no_fleet(embedded: str, tmp_path: Path) -> None:
+    """Broken: one model whose files are gone would end a fleet of thousands before it began."""
+    from mlflow import MlflowClient
+
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    for name in ("gone", "there"):
+        register(MlflowClient(), name)  # which registers no files
+    write(policies, "a", applies_to="{names: ['gone'], flavors: [onnx]}", promote='{alias: "prod"}')
+    write(policies, "b", applies_to="{names: ['gone'], flavors: [sklearn]}", promote='{alias: "prod"}')
+    write(policies, "c", applies_to="{names: ['there']}")
+    found = api.fleet_plan("*", policies)
+    assert [(job["uri"], job["policy"]) for job in found["jobs"]] == [
+        ("models:/gone/1", "a"),
+        ("models:/gone/1", "b"),
+        ("models:/there/1", "c"),
+    ]
+
+
 @pytest.mark.parametrize("pattern", ["", "@x", "a@", "models:/a/1"])
 def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     """Broken: a typing mistake would select nothing, or everything."""

@@ -239,6 +239,31 @@ def test_a_search_finds_what_was_not_delivered_and_leaves_alone_what_was_there(
     store.close()
 
 
+def test_a_version_whose_files_are_gone_keeps_no_other_from_being_found(
+    register: Callable[..., None], policies: Path, tmp_path: Path
+) -> None:
+    """Broken: after one version whose flavor can't be read, no version is found by the search, and none that a delivery
+    reports is looked at, for ever."""
+    from mlflow import MlflowClient
+
+    (policies / "onnx.yaml").write_text(named("onnx", applies_to="{names: [a], flavors: [onnx]}"))
+    (policies / "cpu.yaml").write_text(named("cpu", applies_to="{names: [b]}"))
+    settings = Settings(policies, tmp_path / "state", aliases=("go",), backlog=True)
+    for name in "ab":
+        register(name, 1)
+        MlflowClient().set_registered_model_alias(name, "go", "1")
+    store = Store(settings.database_url)
+    queue, folder = Queue(store, "here"), PolicyFolder(policies)
+    poller, decider = Poller(settings, queue, folder), Decider(settings, queue, folder)
+    assert poller.poll() == 2
+    while (look := queue.next_look()) is not None:
+        decider.decide(look)
+    assert [(row["name"], row["subject"]) for row in queue.rows("jobs", 9)] == [("b", "cpu")]
+    assert poller.poll() == 0, "it waits already, and is not added once more by every search"
+    assert [row["name"] for row in queue.rows("looks", 9)] == ["a"], "it is looked at again later"
+    store.close()
+
+
 class Receiver(BaseHTTPRequestHandler):
     """Refuses the first request, takes the others."""
 
