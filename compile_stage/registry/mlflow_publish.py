@@ -25,7 +25,7 @@ from compile_stage.registry.mlflow_connection import is_code, single_writer, tro
 from compile_stage.registry.mlflow_datasets import measured_on, validation_dataset
 from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version
 from compile_stage.registry.mlflow_source import demand_listed
-from compile_stage.registry.mlflow_versions import receipt_of, remove_doubles, taken_away, versions_of
+from compile_stage.registry.mlflow_versions import model_of, receipt_of, remove_doubles, taken_away, versions_of
 from compile_stage.registry.model_files import (
     DAMAGED,
     DIGEST_TAG,
@@ -197,6 +197,7 @@ def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, 
         if same and refuse_version(f"models:/{model.model_id}", model.tags, bundle) is None:
             return model
     _clear_away(client, held, writer)
+    _clear_away_unpublished(client, runs, held, writer)
     model = client.create_logged_model(
         runs.experiment_id,
         name=_logged_model_name(bundle),
@@ -224,6 +225,20 @@ def _clear_away(client: Any, models: Sequence[Any], writer: str) -> None:
     """Delete the uploads among them that nobody will finish."""
     for model in models:
         if model.status != "READY" and _is_abandoned(model, writer):
+            client.delete_logged_model(model.model_id)
+
+
+def _clear_away_unpublished(client: Any, runs: Runs, models: Sequence[Any], writer: str) -> None:
+    """Delete the finished uploads among them that an earlier holder of this place made no version of, since it was
+    killed. They hold what it measured, which this bundle measured anew.
+
+    Where the run has ended, there was a version, and what becomes of its files is for people to say."""
+    left = [model for model in models if model.status == "READY" and model.tags.get(_WRITER_TAG) == writer]
+    if not left or client.get_run(runs.child).info.status != "RUNNING":
+        return
+    used = {model_of(version) for version in client.search_model_versions(f"run_id = '{runs.child}'")}
+    for model in left:
+        if model.model_id not in used:
             client.delete_logged_model(model.model_id)
 
 

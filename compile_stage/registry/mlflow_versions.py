@@ -22,14 +22,14 @@ def remove_doubles(client: Any, versions: Sequence[Any]) -> None:
             continue
         try:
             client.delete_model_version(other.name, other.version)
-            if (model := _model_of(other)) and model != _model_of(first):
+            if (model := model_of(other)) and model != model_of(first):
                 client.delete_logged_model(model)
         except MlflowException as error:  # that machine lives, and was faster
             if not is_code(error, "RESOURCE_DOES_NOT_EXIST"):
                 raise
 
 
-def _model_of(version: Any) -> str:
+def model_of(version: Any) -> str:
     """The id of the logged model that a version was made of; MLflow fills `model_id` in some of its answers only."""
     path = str(version.source).removeprefix("models:/")
     return str(version.model_id or (path if path.startswith("m-") else ""))

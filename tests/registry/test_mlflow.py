@@ -588,6 +588,37 @@ def test_an_upload_that_was_begun_twice_leaves_one_model(
     assert [model.status for model in held] == ["READY"]
 
 
+def test_an_upload_that_a_killed_run_finished_and_the_next_measured_anew_is_cleared_away(
+    embedded: str, unique: str, log_model: Any, make_bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: each kill between the upload and the version leaves a model for ever, since the next run's has other
+    figures; or one that a version was made of, and that was found damaged, is deleted with them."""
+    from mlflow import MlflowClient
+
+    registry, client = MLflowRegistry(), MlflowClient()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    first, second, third = (make_bundle(f"{unique}-compiled", content=content) for content in ("1", "2", "3"))
+
+    def held() -> list[str]:
+        experiments = [one.experiment_id for one in client.search_experiments()]
+        found = client.search_logged_models(experiments, filter_string=f"tags.`compile_stage.key` = '{first.key}'")
+        return sorted(model.tags["compile_stage.digest"] for model in found)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "create_model_version", killed)
+        with pytest.raises(KeyboardInterrupt):
+            registry.push(first, source, {})
+    assert held() == [first.digest]
+    receipt = registry.push(second, source, {})
+    assert held() == [second.digest]
+    client.delete_model_version_tag(receipt.name, receipt.version, "compile_stage.digest")  # so it counts as damaged
+    registry.push(third, source, {})
+    assert held() == sorted([second.digest, third.digest])
+
+
 @pytest.mark.parametrize("how", ["cut off", "changed"])
 def test_a_file_that_the_way_damaged_once_damages_no_version(
     how: str,
