@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import stat
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
@@ -42,8 +45,9 @@ def print_text(text: str) -> None:
 
 
 def outlive_reader(stream: IO[str]) -> IO[str]:
-    """The same stream, for a reader that may go (`head`, a pager): what is written then goes nowhere, so that a command
-    ends with the exit code that it would have. Characters that its encoding lacks are escaped.
+    """The same stream, for a reader that may go (`head`, a pager, a terminal that is closed): what is written then goes
+    nowhere, so that a command ends with the exit code that it would have. Characters that its encoding lacks are
+    escaped.
 
     A stream that is no file, as in a test, is returned as it is.
     """
@@ -66,5 +70,9 @@ class _Unread(io.FileIO):
     def write(self, data: Buffer) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            # A closed terminal answers EIO, and is none any more to `isatty`; of a file that is the disk's trouble.
+            closed = error.errno == errno.EIO and stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
+            if error.errno != errno.EPIPE and not closed:
+                raise
             return memoryview(data).nbytes

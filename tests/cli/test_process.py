@@ -146,6 +146,18 @@ def test_a_wrong_policy_whose_mistakes_nobody_reads_is_still_wrong(policy: Path)
     assert done.returncode == 2
 
 
+def test_a_command_whose_terminal_was_closed_keeps_its_exit_code(policy: Path) -> None:
+    """Broken: a run in the background of a session that ended (`disown`) would publish, and end with 120."""
+    for text, code in ((POLICY_TEXT, 0), (POLICY_TEXT.replace("precisions", "precision"), 2)):
+        policy.write_text(text)
+        terminal, process_side = os.openpty()
+        os.close(terminal)
+        with os.fdopen(process_side, "wb") as closed:
+            command = [sys.executable, "-m", "compile_stage", "lint", str(policy)]
+            done = subprocess.run(command, stdout=closed, stderr=closed, check=False)
+        assert done.returncode == code
+
+
 @pytest.mark.parametrize("command", ["lint", "explain"])
 def test_a_terminal_that_lacks_a_letter_does_not_end_a_command(command: str, policy: Path) -> None:
     """A model's or a file's name must not end a run with an encoding error."""
