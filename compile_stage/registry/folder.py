@@ -180,7 +180,7 @@ class FolderRegistry(Registry):
                     return held
                 _retag(home, held.version, {KEY_TAG: DAMAGED + bundle.key})
                 note = replaced_note(held.uri, reason)
-            version = str(max((int(v) for v in _versions(home)), default=0) + 1)
+            version = str(max(map(int, _taken(home)), default=0) + 1)
             tags = prefixed(
                 {"source": source.uri, "source_digest": source.digest, "target": bundle.target}
                 | {**bundle.tags, "key": bundle.key, "digest": bundle.digest}
@@ -406,6 +406,15 @@ def _root_beside(source: SourceModel) -> Path:
 
 def _versions(home: Path) -> list[str]:
     return [path.name for path in home.iterdir() if path.name.isdigit()] if home.is_dir() else []
+
+
+def _taken(home: Path) -> set[str]:
+    """The numbers that no new version may get: of the versions, and of those that somebody deleted while an alias
+    pointed to them, or may be rolled back to them. The alias would be at what nobody promoted."""
+    versions, aliases = set(_versions(home)), _aliases(home)
+    tags = [_tags(home, version).get(alias_history.previous_tag(alias)) for version in versions for alias in aliases]
+    before = {version for tag in tags for version in alias_history.parse(tag).versions}
+    return versions | set(aliases.values()) | set(filter(alias_history.is_version, before))
 
 
 def _find(home: Path, key: str) -> Receipt | None:

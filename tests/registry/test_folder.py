@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,25 @@ def test_four_processes_that_push_the_same_make_one_version(
     assert sorted(created) == [False, False, False, True]
     home = tmp_path / "models" / "compiled-models" / "net-compiled"
     assert [p.name for p in home.iterdir() if p.name.isdigit()] == ["1"]
+
+
+def test_the_number_of_a_deleted_version_is_not_given_again_while_an_alias_leads_there(
+    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle
+) -> None:
+    """Broken: whoever deletes a bad version has the next one, which nobody promoted, take its alias; or a rollback goes
+    to it."""
+    first, second, third = (registry.push(make_bundle("net", key), source, {}) for key in "abc")
+    for receipt in (first, third, second):
+        registry.promote(receipt, "prod")
+    shutil.rmtree(third.uri.removeprefix("folder:"))
+    fourth = registry.push(make_bundle("net", "d"), source, {})
+    assert fourth.version == "4", "a rollback of version 2 leads to version 3"
+    registry.promote(fourth, "prod")
+    shutil.rmtree(fourth.uri.removeprefix("folder:"))
+    assert registry.push(make_bundle("net", "e"), source, {}).version == "5"
+    now = registry.current(first.name, "prod")
+    assert now is not None
+    assert now.version == "4", "it is gone, and the alias still says so"
 
 
 @pytest.mark.parametrize(
