@@ -51,9 +51,12 @@ class Poller:
         if known is None:
             # What was promoted long before anybody watched is not compiled by surprise.
             before = versions if not self._settings.backlog else []
-            self._queue.remember_known((one.name, one.version) for one in before)
-            known = {(one.name, one.version) for one in before}
-        found = sum(map(self._look_if_new, (one for one in versions if (one.name, one.version) not in known)))
+            self._queue.remember_known(map(_key, before), (_key(one) for one in before if not _is_asked_for(one)))
+            known = set(map(_key, before))
+        # What waited then, for an alias or for its approval, is found once it has it.
+        idle = self._queue.idle()
+        fresh = (one for one in versions if _key(one) not in known or (_key(one) in idle and _is_asked_for(one)))
+        found = sum(map(self._look_if_new, fresh))
         self._requalify_if_due()
         self.succeeded_at, self.problem = time.time(), ""
         return found
@@ -74,6 +77,15 @@ class Poller:
         """One job for each period, whatever was restarted meanwhile."""
         if (period_s := self._settings.requalify_s) > 0:
             self._queue.add("requalify", "", "", time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(_slot(period_s))))
+
+
+def _key(version: RegisteredVersion) -> tuple[str, str]:
+    return version.name, version.version
+
+
+def _is_asked_for(version: RegisteredVersion) -> bool:
+    """True where somebody gave a version an alias, or, of a published one, the approval that it waits for."""
+    return version.tags.get(version.approval[0], "") != "" if version.published else bool(version.aliases)
 
 
 def _slot(period_s: float) -> float:

@@ -218,11 +218,14 @@ class Queue:
 
     # ------------------------------------------------------------------------------------------------ the first start
 
-    def remember_known(self, versions: Iterable[tuple[str, str]]) -> None:
-        """Note the versions that were there before the service first searched."""
+    def remember_known(self, versions: Iterable[tuple[str, str]], idle: Iterable[tuple[str, str]] = ()) -> None:
+        """Note the versions that were there before the service first searched, and those of them of which nobody had
+        asked anything."""
         with self._store.transaction() as connection:
             for name, version in versions:
                 insert_once(connection, "known", name=name, version=version)
+            for name, version in idle:
+                insert_once(connection, "idle", name=name, version=version)
             insert_once(connection, "counts", label="first search", value=1)
 
     def known(self) -> set[tuple[str, str]] | None:
@@ -231,6 +234,11 @@ class Queue:
         with self._store.transaction() as connection:
             looked = connection.execute(counts.select().where(counts.c.label == "first search")).first()
             return {(row.name, row.version) for row in connection.execute(known.select())} if looked else None
+
+    def idle(self) -> set[tuple[str, str]]:
+        """Those of the known versions of which nobody had asked anything then."""
+        with self._store.transaction() as connection:
+            return {(row.name, row.version) for row in connection.execute(table("idle").select())}
 
     # ------------------------------------------------------------------------------------------------------- reading
 

@@ -21,7 +21,8 @@ _BUSY_S = 30  # a writer waits so long for another; each holds the database for 
 def tables() -> MetaData:
     """`deliveries`: ids that were taken. `refusals`: the last that were not. `counts`: for the metrics. `looks`:
     versions to look at. `jobs`: what is to be run, each kind of work on each version once. `attempts`: how each start
-    of a job ended. `known`: versions that were there before the first start."""
+    of a job ended. `known`: versions that were there before the first start; `idle`: those of them that had neither an
+    alias nor an approval."""
     from sqlalchemy import Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint
 
     metadata = MetaData()
@@ -55,12 +56,13 @@ def tables() -> MetaData:
         Column("job", Integer, primary_key=True), Column("attempt", Integer, primary_key=True),
         Column("kind", String(16)), Column("exit_code", Integer), Column("seconds", Float), Column("ended_at", Float),
     )  # fmt: skip
-    Table(
-        "known",
-        metadata,
-        Column("name", String(256), primary_key=True),
-        Column("version", String(20), primary_key=True),
-    )
+    for name in ("known", "idle"):
+        Table(
+            name,
+            metadata,
+            Column("name", String(256), primary_key=True),
+            Column("version", String(20), primary_key=True),
+        )
     return metadata
 
 
