@@ -145,7 +145,11 @@ def open_published(
             signed_by = verify_model(folder, trust)
         except IntegrityError as error:  # which names the folder that it was fetched into
             raise IntegrityError(error.problem, fix=error.fix, where=uri_or_bundle) from error
-    manifest = check_integrity(folder, beside=True)
+    try:
+        manifest = check_integrity(folder, beside=True)
+    except IntegrityError as error:  # as above: that folder is gone when somebody reads it
+        where = error.where.replace(str(folder), uri_or_bundle)
+        raise IntegrityError(error.problem, fix=error.fix, where=where, code=error.code) from error
     check_tags(manifest, tags, uri_or_bundle)
     published = Published(
         uri=uri_or_bundle,

@@ -73,6 +73,16 @@ def test_a_run_publishes_anew_what_was_damaged(
     assert (published / "1" / "model").is_dir(), "it must stay, so that people can look at it"
 
 
+@pytest.mark.parametrize("file", ["requirements.txt", "MLmodel"])
+def test_what_is_damaged_is_named_by_its_version(published: Path, file: str) -> None:
+    """Broken: the error names the temporary folder that the version was fetched into, and in the log of a pipeline that
+    verifies many nobody sees which is damaged."""
+    (published / "1" / "model" / file).write_text("x: [")
+    with pytest.raises(IntegrityError) as caught:
+        api.verify(f"folder:{published}/1", revalidate=False)
+    assert caught.value.where.startswith(f"folder:{published}/1")
+
+
 @pytest.mark.parametrize("how", ["changed", "a tag", "gone"])
 def test_a_rollback_to_what_is_damaged_is_refused(published: Path, how: str) -> None:
     """Broken: going back, which is for when production is broken, would put something worse in its place."""
