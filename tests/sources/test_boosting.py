@@ -130,7 +130,7 @@ def test_lightgbm_boosters(tmp_path: Path, prove: Proof, objective: str) -> None
     prove_answer(source, rows_of(data)[:50])
 
 
-@pytest.mark.parametrize("kind", ["numbers", "text", "regressor", "early"])
+@pytest.mark.parametrize("kind", ["numbers", "text", "truth", "unsigned", "regressor", "early"])
 def test_lightgbm_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
     data = NUMBER if kind == "regressor" else TWO
@@ -143,7 +143,12 @@ def test_lightgbm_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
         stop = [lightgbm.early_stopping(2, verbose=False)]
         model.fit(rows[:300], wanted[:300], eval_set=[(rows[300:], wanted[300:])], callbacks=stop)
     else:
-        labels = np.array(["benign", "malign"])[wanted] if kind == "text" else wanted
+        labels = {
+            "text": np.array(["benign", "malign"])[wanted],
+            "truth": wanted > 0,
+            "unsigned": wanted.astype("uint8"),
+        }
+        labels = labels.get(kind, wanted)
         model = lightgbm.LGBMClassifier(**options).fit(rows, labels)
     source = save(tmp_path / "model", "lightgbm", model, rows, skops_trusted_types=TRUSTED)
     made = prove(source, {"X": rows}, sizes=(1, 200))
