@@ -23,6 +23,9 @@ _ARCHITECTURES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64", "arm6
 _PREFIX = "compile-stage/"
 MLSERVER = "1.7.1"
 """The version that was run."""
+UVLOOP = "uvloop<0.22"
+"""MLServer asks for any version, and each of its worker processes ends at once with a later one: they have no event
+loop unless they make it."""
 
 
 def write(version: Version, options: ExportOptions, folder: Path) -> Written:
@@ -44,7 +47,9 @@ def write(version: Version, options: ExportOptions, folder: Path) -> Written:
         start=[
             f"# first bring {BUNDLE}/ to {options.storage_uri}",
             f"kubectl apply -f {SERVICE}",
-            "mlserver start .    # the same without a cluster",
+            "# the same without a cluster",
+            f"pip install {_packages()} -r {BUNDLE}/requirements.txt",
+            "mlserver start .",
         ],
         differs=[*common_differences(version), *_differences(version, options)],
     )
@@ -91,12 +96,17 @@ def yaml_lines(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{key}: {json.dumps(item)}"
 
 
+def _packages() -> str:
+    """MLServer and its runtime for MLflow, as words of a shell."""
+    return f"mlserver=={MLSERVER} mlserver-mlflow=={MLSERVER} '{UVLOOP}'"
+
+
 def _dockerfile(version: Version) -> str:
     python = ".".join(str(version.manifest.get("python", "3.11")).split(".")[:2])
     return (
         f"FROM python:{python}-slim\n"
         f"COPY {BUNDLE}/requirements.txt {BUNDLE}/constraints.tx[t] /\n"  # the second is not there always
-        f"RUN pip install --no-cache-dir mlserver=={MLSERVER} mlserver-mlflow=={MLSERVER} -r /requirements.txt\n"
+        f"RUN pip install --no-cache-dir {_packages()} -r /requirements.txt\n"
         "RUN useradd --create-home --uid 1000 serving\n"
         "USER 1000\n"
         'CMD ["mlserver", "start", "/mnt/models"]\n'

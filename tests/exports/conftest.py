@@ -185,11 +185,11 @@ def closed_registry(tmp_path: Path) -> Iterator[Registry]:
 
 
 @pytest.fixture(scope="session")
-def server_environment() -> Callable[[str, Path], Path]:
+def server_environment() -> Callable[..., Path]:
     """Makes the environment of a server, once, in the folder that COMPILE_STAGE_ORCHESTRATORS names, with the packages
-    of a bundle; gives the folder of its programs."""
+    of a bundle and those that the export names too; gives the folder of its programs."""
 
-    def make(name: str, requirements: Path) -> Path:
+    def make(name: str, requirements: Path, *more: str) -> Path:
         root = os.environ.get("COMPILE_STAGE_ORCHESTRATORS")
         if root is None:
             pytest.skip(
@@ -197,11 +197,11 @@ def server_environment() -> Callable[[str, Path], Path]:
                 "from the package index, in COMPILE_STAGE_ORCHESTRATORS"
             )
         pins = re.findall(rf"^{name}\S*==\S+", PINS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        folder = Path(root).absolute() / pins[0].replace("==", "-")
+        folder = Path(root).absolute() / re.sub(r"[^\w.]+", "-", "-".join([pins[0], *more]))
         if not (folder / "made").exists():
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
             pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-            subprocess.run([*pip, *pins, "-r", str(requirements)], check=True)
+            subprocess.run([*pip, *pins, *more, "-r", str(requirements)], check=True)
             (folder / "made").touch()
         return folder / "bin"
 

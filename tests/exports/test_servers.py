@@ -22,6 +22,7 @@ import yaml
 from exports_of import exported
 
 from compile_stage import api
+from compile_stage.exports.kserve import UVLOOP
 from compile_stage.serving.manifest import check_integrity
 from compile_stage.serving.missing_numbers import MissingNumbers
 from compile_stage.serving.refused_values import RefusedValues
@@ -87,6 +88,8 @@ def test_an_inference_service_says_what_was_proven(kserve: Any) -> None:
     check_integrity(Path(kserve.folder) / "bundle", beside=True)
     dockerfile = (Path(kserve.folder) / "Dockerfile").read_text()
     assert "COPY bundle/requirements.txt" in dockerfile
+    assert f"'{UVLOOP}'" in dockerfile
+    assert f"'{UVLOOP}'" in (Path(kserve.folder) / "README.md").read_text()
     assert any("`Dockerfile` makes one. It was not built" in line for line in kserve.differs)
 
 
@@ -146,13 +149,14 @@ def test_kserves_own_classes_know_every_field(kserve: Any, server_environment: A
 def test_mlserver_answers_as_the_version_does(
     versions: Any, kserve: Any, server_environment: Any, start_server: Any, tmp_path: Path
 ) -> None:
-    """Broken: KServe's runtime for MLflow models could not load the bundle, or answer otherwise."""
+    """Broken: KServe's runtime for MLflow models could not load the bundle in its worker process, or answer
+    otherwise."""
     out = shutil.copytree(kserve.folder, tmp_path / "served")
-    programs = server_environment("mlserver", out / "bundle" / "requirements.txt")
+    programs = server_environment("mlserver", out / "bundle" / "requirements.txt", UVLOOP)
     ports = start_server.ports(3)
     variables = {
         "MLSERVER_HOST": "127.0.0.1", "MLSERVER_HTTP_PORT": str(ports[0]), "MLSERVER_GRPC_PORT": str(ports[1]),
-        "MLSERVER_METRICS_PORT": str(ports[2]), "MLSERVER_PARALLEL_WORKERS": "0",
+        "MLSERVER_METRICS_PORT": str(ports[2]),
     }  # fmt: skip
     base = f"http://127.0.0.1:{ports[0]}/v2/models/perceptron-compiled"
     start_server([str(programs / "mlserver"), "start", "."], out, f"{base}/ready", variables)
