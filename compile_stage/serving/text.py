@@ -238,14 +238,22 @@ def _text(record: Any, number: int, task: str) -> Any:
 
 
 def _unquoted(texts: list[Text]) -> list[Text]:
-    """MLflow's scoring server hands dicts on as their source text, and its pyfunc reads all rows of a data frame as
-    Python literals where each is one; a pair comes as {'text': ..., 'text_pair': ...}."""
+    """MLflow's scoring server hands dicts on as their source text, and null as "None"; its pyfunc reads all rows of a
+    data frame as Python literals where each is one; a pair comes as {'text': ..., 'text_pair': ...}.
+
+    Raises:
+        InputRefusedError: All are literals, and one is None, which the original refuses.
+    """
+    if not all(isinstance(text, str) for text in texts):
+        return texts
+    try:
+        values: list[Any] = [ast.literal_eval(str(text)) for text in texts]
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return texts
+    if None in values:
+        raise InputRefusedError(f"text {values.index(None)} is missing (null): send a text in its place")
     found: list[Text] = []
-    for text in texts:
-        try:
-            value: Any = ast.literal_eval(text) if isinstance(text, str) else None
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return texts
+    for value in values:
         if isinstance(value, Mapping) and set(value) <= _PAIR and "text" in value:
             value = (value["text"], value["text_pair"]) if "text_pair" in value else value["text"]
         if not all(isinstance(part, str) for part in (value if isinstance(value, tuple) else (value,))):
