@@ -60,19 +60,19 @@ def run_with(
 def replace_run(code: Path, run: str) -> None:
     """Put another statement in place of the one that runs the session, in the loader below `code`."""
     file = code / "flavor.py"
-    honest = "outputs: Batch = self._session.run(batch)"
+    honest = "outputs: Batch = self._opened().run(batch)"
     assert honest in file.read_text()
     file.write_text(file.read_text().replace(honest, run))
 
 
 def negate(code: Path) -> None:
     """All answers with the other sign."""
-    replace_run(code, "return {n: -v for n, v in self._session.run(batch).items()}")
+    replace_run(code, "return {n: -v for n, v in self._opened().run(batch).items()}")
 
 
 def sleep(code: Path) -> None:
     """Each call takes 5 ms more."""
-    replace_run(code, "import time; time.sleep(0.005); return self._session.run(batch)")
+    replace_run(code, "import time; time.sleep(0.005); return self._opened().run(batch)")
 
 
 @pytest.mark.parametrize(
