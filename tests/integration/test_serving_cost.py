@@ -56,7 +56,7 @@ def test_the_winner_is_served_under_load(small_model: Path, write_policy: Callab
     assert load.points[0].server_cpu_s
     assert load.energy
     winner, bundle = target.winner, target.bundle
-    assert winner is not None
+    assert winner is not None, result.problem
     assert winner.verdict is not None
     (check,) = [check for check in winner.verdict.checks if check.gate.metric == "throughput_at_p99"]
     assert bundle is not None
