@@ -18,6 +18,7 @@ from compile_stage.exports.options import ExportOptions
 from compile_stage.exports.triton_config import PYTHON, Choice, choose, configure, pays
 from compile_stage.exports.version import Version, plain_name
 from compile_stage.serving.manifest import refused_values_of
+from compile_stage.serving.refused_values import RefusedValues
 from compile_stage.serving.taken_values import place_text, taken_text
 
 CONFIG = "config.pbtxt"
@@ -71,12 +72,13 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
             f"Triton's backend {choice.backend} brings its own version of the runtime; proven was {named}. Nothing "
             "compares them: Triton does not know our loader."
         )
-    if choice.backend != PYTHON and (refused := _refused_missing(version)):
+    values = refused_values_of(version.manifest, version.published.folder, version.published.trust)
+    if choice.backend != PYTHON and (refused := _refused_missing(values)):
         said.append(
             f"A missing number (NaN) in {refused} is computed with: predict() refuses it there, since the original "
             "does or answers it otherwise, and Triton's backend can't. Refuse it before the request is sent."
         )
-    if choice.backend != PYTHON and (taken := _taken(version)):
+    if choice.backend != PYTHON and (taken := _taken(values)):
         said.append(
             f"{taken}: predict() refuses others, since the original does, and Triton's backend can't. Refuse them "
             "before the request is sent."
@@ -93,22 +95,21 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
     return said
 
 
-def _refused_missing(version: Version) -> str:
+def _refused_missing(values: RefusedValues) -> str:
     """Where predict() refuses a NaN, such as `input 'x' (columns 0, 2)`; empty where it does nowhere."""
-    rule = refused_values_of(version.manifest, version.published.folder, version.published.trust).missing
     places = []
-    for name, entries in (rule.refused if rule is not None else {}).items():
+    for name, entries in (values.missing.refused if values.missing is not None else {}).items():
         columns = sorted({column for listed, _ in entries if listed is not None for column in listed})
         whole = any(listed is None for listed, _ in entries)
         places.append(f"input {name!r}" + ("" if whole else f" (columns {', '.join(map(str, columns))})"))
     return " and ".join(places)
 
 
-def _taken(version: Version) -> str:
+def _taken(values: RefusedValues) -> str:
     """Which whole numbers and categories are taken, such as `input 'ids' takes whole numbers from 0 to 99`; empty where
     all are."""
-    rule = refused_values_of(version.manifest, version.published.folder, version.published.trust).taken
-    return "; ".join(f"{place_text(one)} takes {taken_text(one)}" for one in (rule.rules if rule is not None else ()))
+    rules = values.taken.rules if values.taken is not None else ()
+    return "; ".join(f"{place_text(rule)} takes {taken_text(rule)}" for rule in rules)
 
 
 def _batches_said(version: Version, choice: Choice, largest: int) -> list[str]:

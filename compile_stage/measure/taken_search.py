@@ -256,8 +256,8 @@ def _limits_of(original: _Original, name: str, own: Array) -> list[dict[str, Any
 
 
 def _places(original: _Original, name: str, own: Array) -> list[int]:
-    """Elements of a row that stand for all: some of a long axis, or of one of any size, and each of a short one, which
-    may be columns with a table each."""
+    """Elements of a row that are looked at for all: some of a long axis, or of one of any size, and each of a short
+    one, which may be columns with a table each."""
     shape, places = own.shape[1:], set()
     for axis, size in enumerate(shape):
         short = size <= _SHORT and axis + 1 not in original.dynamic[name]

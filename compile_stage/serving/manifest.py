@@ -329,8 +329,7 @@ def write_validation(validation: Mapping[str, Any], folder: Path, envelope: Mapp
 def batches_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> ProvenBatches | None:
     """The batch sizes that were proven on such a machine as this, else those that the manifest names; None where it
     names none. `trust` as in `validations`."""
-    attached = (data_folder(model_dir).parent / VALIDATIONS).is_dir()
-    validation = passed_here(manifest, model_dir, trust, hardware()) if attached else None
+    validation = _attached_here(manifest, model_dir, trust)
     proven = ProvenBatches.of(validation) if validation is not None else None
     return proven or ProvenBatches.of(manifest)
 
@@ -338,8 +337,14 @@ def batches_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust 
 def refused_values_of(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None) -> RefusedValues:
     """Which values are refused, by what was found on such a machine as this, else by the manifest. `trust` as in
     `validations`."""
+    return RefusedValues.of(manifest, _attached_here(manifest, model_dir, trust))
+
+
+def _attached_here(manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None) -> Mapping[str, Any] | None:
+    """The validation that was attached for such a machine as this; None where there is none. This machine is not looked
+    at where nothing is attached."""
     attached = (data_folder(model_dir).parent / VALIDATIONS).is_dir()
-    return RefusedValues.of(manifest, passed_here(manifest, model_dir, trust, hardware()) if attached else None)
+    return passed_here(manifest, model_dir, trust, hardware()) if attached else None
 
 
 def refuse_machine(

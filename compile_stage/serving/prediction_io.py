@@ -101,11 +101,8 @@ def _demand_taken(batch: Batch, refused: RefusedValues | None, columns: list[str
                     f"from {-most:.3g} to {most:.3g}, or call compile_stage.flavor.load_model(URI).run, which takes "
                     "infinite values"
                 )
-    if refused is None:
-        return
-    for rule in (None if finite else refused.missing, refused.taken):
-        if rule is not None and (reason := rule.refuse(batch, columns)) is not None:
-            raise InputRefusedError(reason)
+    if refused is not None and (reason := refused.refuse(batch, columns, is_finite=finite)) is not None:
+        raise InputRefusedError(reason)
 
 
 def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:

@@ -35,13 +35,14 @@ class RefusedValues:
             MissingNumbers.of(said) or MissingNumbers.of(manifest), TakenValues.of(said) or TakenValues.of(manifest)
         )
 
-    def refuse(self, batch: Batch, columns: Sequence[str] | None = None) -> str | None:
+    def refuse(self, batch: Batch, columns: Sequence[str] | None = None, *, is_finite: bool = False) -> str | None:
         """None when the batch holds no value that is refused, or the first reason.
 
         Args:
             columns: Names of the columns of a single input, for the message.
+            is_finite: It is known to hold no NaN.
         """
-        for rule in (self.missing, self.taken):
+        for rule in (None if is_finite else self.missing, self.taken):
             if rule is not None and (reason := rule.refuse(batch, columns)) is not None:
                 return reason
         return None

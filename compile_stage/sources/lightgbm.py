@@ -71,7 +71,7 @@ class LightGBMSource(Exporter):
         model = _load(source)
         wanted = _signature(model, source)
         demand_shapes(wanted, shapes, source)
-        if getattr(getattr(model, "classes_", None), "dtype", None) is not None and model.classes_.dtype.kind in "bu":
+        if wanted.outputs[0].name == tabular.LABEL and model.classes_.dtype.kind in "bu":
             model._classes = model.classes_.astype("int64")  # the converter takes other labels for text
         try:
             with warnings.catch_warnings():
