@@ -34,11 +34,13 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure.metrics import held_waivers
 from compile_stage.measure.readers import SampleRequest
+from compile_stage.measure.reference import Reference
 from compile_stage.pipeline.time_left import TimeLeft
 from compile_stage.steps.export import export, other_forms
+from compile_stage.steps.reference import reference
 from compile_stage.steps.rewrite import rewrite
 from compile_stage.steps.sample import sample
-from compile_stage.steps.validate import Reference, ValidationSet, reference
+from compile_stage.steps.validate import ValidationSet
 
 
 def source_limits(budget: Budget, source: SourceModel, data: Data, policy_files: Sequence[str] = ()) -> WorkerLimits:

@@ -22,10 +22,10 @@ from compile_stage.pipeline.tried_settings import tried_settings
 from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits
 from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.judge import judge_performance
+from compile_stage.steps.reference import rounding_notes
 from compile_stage.steps.sample import compare_samples
 from compile_stage.steps.select import select
 from compile_stage.steps.sync_tuning_records import pull_records, pull_shared_records
-from compile_stage.steps.validate import rounding_notes
 from compile_stage.steps.write_texts import write_texts
 
 

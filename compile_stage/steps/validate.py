@@ -1,24 +1,17 @@
-"""Artifact against the FP32 baseline, on real samples → verdict.
-
-An original that computes in a wider type than its network's inputs have is asked with the samples as they are.
-Artifacts take them rounded, as their published predict() does with what people send, so the gates see what rounding
-does.
-"""
+"""Artifact against the FP32 baseline, on real samples → verdict."""
 
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import Cached
 from compile_stage.core.context import Context, cache_key
 from compile_stage.core.digest import canonical_json, digest_tree, revive
-from compile_stage.core.errors import CompileStageError, IntegrityError, SourceError, WorkerError
+from compile_stage.core.errors import IntegrityError, SourceError, WorkerError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import (
@@ -31,188 +24,16 @@ from compile_stage.core.records import (
     OutputErrors,
     SampleSet,
     SourceModel,
-    Target,
     Verdict,
     record,
 )
-from compile_stage.core.sample_files import GIVEN, RAW, as_given, digest_of_samples
-from compile_stage.measure.behaviour import calls_to_compare
-from compile_stage.measure.beyond import Beyond, ask_original, check_calls, check_other_samples, not_looked_at
+from compile_stage.core.sample_files import RAW, digest_of_samples
+from compile_stage.measure.beyond import check_calls, check_other_samples, not_looked_at
+from compile_stage.measure.reference import Reference
 
 _STEP = "validate/12"
-_LONG_S = 10.0  # for the original to answer all samples; two more calls in the largest batch would take seconds
 _PREDICT_ROUNDS = 31  # pairs of calls of predict()
 _OUTPUTS = Gate(metric="outputs", limit=0.0, direction="at_most")  # how many outputs may be lost, renamed or misshapen
-
-
-@record
-class Reference:
-    """What the original model answers.
-
-    Attributes:
-        outputs: Output name → `.npy` file, axis 0 being the sample: the answers to the samples as they are.
-        corners: The same at each corner of the policy's shapes that the samples do not have themselves, and between
-            them.
-        path: The folder of all these files, whose digest it is.
-        sample_s: Seconds that a call takes for each of its samples: an idea, no measurement. Of a warm call, or, where
-            all samples took long, their mean.
-        distinct: How many samples differ, and have a finite answer.
-        beyond: What it answers in other calls and to other samples; None where the samples prove nothing, so that no
-            artifact is asked either.
-        rounded: Its answers to the samples in the types of the network's inputs, where they had to be rounded and the
-            original takes them unrounded; None where `outputs` are these.
-        rounding: How many samples it answers otherwise then, and which columns do it, as a sentence; empty where none.
-    """
-
-    outputs: Mapping[str, str]
-    corners: tuple[Mapping[str, Any], ...]
-    digest: str
-    batch_size: int
-    sample_s: float
-    path: str
-    distinct: int
-    beyond: Beyond | None
-    rounded: Mapping[str, str] | None = None
-    rounding: str = ""
-
-
-def reference(
-    context: Context,
-    worker: Worker,
-    source: SourceModel,
-    samples: SampleSet,
-    data: Data,
-    target: Target,
-) -> Reference:
-    """Run the original over all samples once, at the largest batch size, since it is mostly the slowest of all:
-    artifacts must agree with it at every batch size.
-
-    Args:
-        data: What the policy says of samples: the seed, and how many are made beside them.
-        target: Its device is where the original runs (`core.baseline.reference_target`).
-    """
-    calls = calls_to_compare(samples.count, target.batch_sizes, data.seed)
-    batch_sizes = list(target.batch_sizes)
-    batch_size = max(batch_sizes)
-    key = {
-        "source": source.identity,
-        "samples": samples.digest,
-        "batch_size": batch_size,
-        "batch_sizes": batch_sizes,
-        "calls": calls,
-        "min_samples": data.min_samples,
-        "seed": data.seed,
-        "robustness": data.robustness.samples if data.robustness else 0,
-        "shapes": target.shapes,
-        "threads": target.threads,
-        "device": target.device,
-        "made_by": plugins.cache_identity("sources", source.flavor),
-        "hardware": context.hardware,
-    }
-
-    def make(into: Path) -> dict[str, Any]:
-        from compile_stage.measure.distinct import count_distinct
-        from compile_stage.measure.predict import open_outputs
-        from compile_stage.measure.samples import open_samples
-
-        worker.call("open_source", source=source, target=target)
-        answers, sample_s = _predicted(worker, samples, batch_size, into)
-        corners = worker.call(
-            "predict_corners", samples=samples, shapes=target.shapes, batch_sizes=batch_sizes, into=str(into)
-        )
-        asked, outputs, rounding = _asked_as_given(worker, source, target, samples, answers, batch_size, into)
-        distinct = count_distinct(open_samples(samples), open_outputs(outputs))
-        made: dict[str, Any] = {
-            "outputs": _below(outputs, into),
-            "rounded": _below(answers, into) if asked is not samples else None,
-            "rounding": rounding,
-            "corners": [{**c, "outputs": _below(c["outputs"], into)} for c in corners],
-            "sample_s": sample_s,
-            "distinct": distinct,
-            "beyond": None,
-        }
-        if samples.real and min(samples.independent, distinct) >= data.min_samples:
-            beyond = ask_original(worker, source, asked, data, target, outputs, into)
-            made["beyond"] = (beyond if asked is samples else _for_artifacts(beyond, samples)).below(into)
-        worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
-        return made
-
-    return _placed(context.cached("reference/10", "", key, make), batch_size)
-
-
-def _asked_as_given(
-    worker: Worker,
-    source: SourceModel,
-    target: Target,
-    samples: SampleSet,
-    answers: dict[str, str],
-    batch_size: int,
-    into: Path,
-) -> tuple[SampleSet, dict[str, str], str]:
-    """The samples that the original is asked with, its answers to them, and what their rounding changes: the samples as
-    they were given where they were rounded and it takes them so, else `samples` and `answers`. The worker has the
-    original open for them."""
-    given = as_given(samples)
-    if given is None:
-        return samples, answers, ""
-    from compile_stage.measure import rounding
-    from compile_stage.measure.predict import open_outputs, try_predict
-
-    worker.call("open_as_given", source=source, target=target)
-    found = try_predict(worker, given, batch_size, into / GIVEN)
-    if isinstance(found, CompileStageError):  # it takes float32 alone
-        worker.call("open_source", source=source, target=target)
-        return samples, answers, ""
-    count = rounding.changed(open_outputs(found), open_outputs(answers))
-    columns = worker.call("find_rounded", source=source, samples=samples, given=given) if count else []
-    return given, dict(found), rounding.in_words(count, samples.count, columns) if count else ""
-
-
-def _for_artifacts(beyond: Beyond, samples: SampleSet) -> Beyond:
-    """With what was made of the samples as they were given in the types of `samples`, which artifacts take."""
-    from compile_stage.measure.robustness import round_samples
-    from compile_stage.measure.taken_values import rounded_taken
-
-    kinds = tuple(replace(kind, samples=round_samples(kind.samples, samples)) for kind in beyond.kinds)
-    missing = beyond.missing
-    if missing.samples is not None:
-        missing = replace(missing, samples=round_samples(missing.samples, samples))
-    return replace(beyond, kinds=kinds, missing=missing, taken=rounded_taken(beyond.taken, samples))
-
-
-def _predicted(worker: Worker, samples: SampleSet, batch_size: int, into: Path) -> tuple[dict[str, str], float]:
-    """The files of the outputs, and what a warm call takes in seconds for each sample."""
-    began = time.monotonic()
-    outputs: dict[str, str] = worker.call("predict", samples=samples, batch_size=batch_size, into=str(into))
-    took_s = time.monotonic() - began
-    if took_s >= _LONG_S:  # the start of the first call is hardly any of it
-        return outputs, took_s / max(1, samples.count)
-    turn = worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=0.0)
-    return outputs, min(turn) / batch_size
-
-
-def _placed(stored: Cached, batch_size: int) -> Reference:
-    """The reference with the paths of its files in the cache."""
-    here, beyond, rounded = Path(stored.path), stored.value["beyond"], stored.value["rounded"]
-    return Reference(
-        outputs=_above(stored.value["outputs"], here),
-        rounded=_above(rounded, here) if rounded is not None else None,
-        rounding=stored.value["rounding"],
-        corners=tuple({**c, "outputs": _above(c["outputs"], here)} for c in stored.value["corners"]),
-        digest=stored.digest,
-        path=stored.path,
-        batch_size=batch_size,
-        sample_s=stored.value["sample_s"],
-        distinct=stored.value["distinct"],
-        beyond=revive(Beyond, beyond).above(here) if beyond is not None else None,
-    )
-
-
-def rounding_notes(reference: Reference) -> tuple[str, ...]:
-    """What a reader of the run should know of rounded samples."""
-    if not reference.rounding:
-        return ()
-    return (f"{reference.rounding}; artifacts are compared with its answers to the samples as they are",)
 
 
 @record
@@ -430,13 +251,13 @@ def _at_batch_size(
                 check_outputs(failed, *pair, compared, batch_size=batch_size, seed=data.seed)
                 for pair in ((own, rounded), (rounded, original))
             )
-            checks = _told_of_rounding(checks, beside, alone, reference.rounding)
+            checks = _name_rounding(checks, beside, alone, reference.rounding)
         claim = (check_claim(own, original, batch_size),) if job.scheme.precision == "fp32" else ()
         errors = errors_of(own, original) if batch_size == job.target.batch_sizes[0] else ()
         return (*checks, *claim), errors
 
 
-def _told_of_rounding(
+def _name_rounding(
     checks: tuple[Check, ...], beside: tuple[Check, ...], alone: tuple[Check, ...], rounding: str
 ) -> tuple[Check, ...]:
     """With rounding as the cause of what is missed, where it is, and where it may be.
@@ -450,7 +271,7 @@ def _told_of_rounding(
     held = [(check.gate, check.output) for check in beside if check.outcome is Outcome.PASS]
     missed = [(check.gate, check.output) for check in alone if check.outcome is Outcome.FAIL]
 
-    def told(check: Check) -> Check:
+    def named(check: Check) -> Check:
         if check.outcome is not Outcome.FAIL:
             return check
         if (check.gate, check.output) in held:
@@ -461,7 +282,7 @@ def _told_of_rounding(
             return check
         return replace(check, reason=f"{check.reason}; {because}, and {rounding}: {HELP}")
 
-    return tuple(told(check) for check in checks)
+    return tuple(named(check) for check in checks)
 
 
 def _at_corners(worker: Worker, job: Job, gates: tuple[Gate, ...], validation: ValidationSet) -> list[Check]:
@@ -543,11 +364,3 @@ def _located(checks: tuple[Check, ...], gates: tuple[Gate, ...]) -> Verdict:
 
 def _not_run(gate: Gate, reason: str) -> Check:
     return Check(gate=gate, outcome=Outcome.NOT_RUN, measured=None, reason=reason)
-
-
-def _below(files: Mapping[str, str], root: Path) -> dict[str, str]:
-    return {name: Path(path).relative_to(root).as_posix() for name, path in files.items()}
-
-
-def _above(files: Mapping[str, str], root: Path) -> dict[str, str]:
-    return {name: str(root / path) for name, path in files.items()}

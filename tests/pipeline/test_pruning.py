@@ -14,13 +14,13 @@ from factories import artifact, measurement, passed, run_context, target, target
 
 from compile_stage.core.errors import SourceError, WorkerError
 from compile_stage.core.records import Candidate, Gate, Job, Measurement, SampleSet, Waiver
+from compile_stage.measure.reference import Reference
 from compile_stage.measure.timing import FAR_SLOWER
 from compile_stage.pipeline import pruning
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.option_tuning import Tuning, lay_out
 from compile_stage.pipeline.pruning import WORTH_S, quick_comparison, to_validate
 from compile_stage.steps.select import select
-from compile_stage.steps.validate import Reference
 
 TARGET = target(backends=("auto",), batch_sizes=(2, 8))
 POLICY = target_policy(TARGET)

@@ -12,7 +12,9 @@ import numpy as np
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Check, Data, DataSpec, Gate, Outcome, SampleSet
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.steps.validate import Reference, _told_of_rounding, reference, rounding_notes
+from compile_stage.measure.reference import Reference
+from compile_stage.steps.reference import reference, rounding_notes
+from compile_stage.steps.validate import _name_rounding
 
 SIGNATURE = Signature(inputs=(TensorSpec(name="X", dtype="float32", shape=("batch", 2)),), outputs=())
 
@@ -78,7 +80,7 @@ def test_a_missed_gate_says_whether_rounding_is_its_cause() -> None:
         return Check(gate=gate, outcome=outcome, measured=1.0, reason="off", output="y")
 
     metrics = ("max_rel", "max_abs", "mean_abs")
-    found = _told_of_rounding(
+    found = _name_rounding(
         (*(check(metric, Outcome.FAIL) for metric in metrics), check("cosine", Outcome.PASS)),
         (check("max_rel", Outcome.PASS), check("max_abs", Outcome.FAIL), check("mean_abs", Outcome.FAIL)),
         (check("max_rel", Outcome.FAIL), check("max_abs", Outcome.FAIL), check("mean_abs", Outcome.PASS)),

@@ -1,0 +1,174 @@
+"""The original over all samples → what every artifact is compared with.
+
+One that computes in a wider type than its network's inputs have is asked with the samples as they are. Artifacts take
+them rounded, as their published predict() does with what people send, so the gates see what rounding does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compile_stage.core import plugins
+from compile_stage.core.cache import Cached
+from compile_stage.core.context import Context
+from compile_stage.core.digest import revive
+from compile_stage.core.errors import CompileStageError
+from compile_stage.core.ports import Worker
+from compile_stage.core.records import Data, SampleSet, SourceModel, Target
+from compile_stage.core.sample_files import GIVEN, as_given
+from compile_stage.measure.behaviour import calls_to_compare
+from compile_stage.measure.beyond import Beyond, ask_original
+from compile_stage.measure.reference import Reference
+
+_LONG_S = 10.0  # for the original to answer all samples; two more calls in the largest batch would take seconds
+
+
+def reference(
+    context: Context,
+    worker: Worker,
+    source: SourceModel,
+    samples: SampleSet,
+    data: Data,
+    target: Target,
+) -> Reference:
+    """Run the original over all samples once, at the largest batch size, since it is mostly the slowest of all:
+    artifacts must agree with it at every batch size.
+
+    Args:
+        data: What the policy says of samples: the seed, and how many are made beside them.
+        target: Its device is where the original runs (`core.baseline.reference_target`).
+    """
+    calls = calls_to_compare(samples.count, target.batch_sizes, data.seed)
+    batch_sizes = list(target.batch_sizes)
+    batch_size = max(batch_sizes)
+    key = {
+        "source": source.identity,
+        "samples": samples.digest,
+        "batch_size": batch_size,
+        "batch_sizes": batch_sizes,
+        "calls": calls,
+        "min_samples": data.min_samples,
+        "seed": data.seed,
+        "robustness": data.robustness.samples if data.robustness else 0,
+        "shapes": target.shapes,
+        "threads": target.threads,
+        "device": target.device,
+        "made_by": plugins.cache_identity("sources", source.flavor),
+        "hardware": context.hardware,
+    }
+
+    def make(into: Path) -> dict[str, Any]:
+        from compile_stage.measure.distinct import count_distinct
+        from compile_stage.measure.predict import open_outputs
+        from compile_stage.measure.samples import open_samples
+
+        worker.call("open_source", source=source, target=target)
+        answers, sample_s = _predicted(worker, samples, batch_size, into)
+        corners = worker.call(
+            "predict_corners", samples=samples, shapes=target.shapes, batch_sizes=batch_sizes, into=str(into)
+        )
+        asked, outputs, rounding = _asked_as_given(worker, source, target, samples, answers, batch_size, into)
+        distinct = count_distinct(open_samples(samples), open_outputs(outputs))
+        made: dict[str, Any] = {
+            "outputs": _below(outputs, into),
+            "rounded": _below(answers, into) if asked is not samples else None,
+            "rounding": rounding,
+            "corners": [{**c, "outputs": _below(c["outputs"], into)} for c in corners],
+            "sample_s": sample_s,
+            "distinct": distinct,
+            "beyond": None,
+        }
+        if samples.real and min(samples.independent, distinct) >= data.min_samples:
+            beyond = ask_original(worker, source, asked, data, target, outputs, into)
+            made["beyond"] = (beyond if asked is samples else _for_artifacts(beyond, samples)).below(into)
+        worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
+        return made
+
+    return _placed(context.cached("reference/10", "", key, make), batch_size)
+
+
+def _asked_as_given(
+    worker: Worker,
+    source: SourceModel,
+    target: Target,
+    samples: SampleSet,
+    answers: dict[str, str],
+    batch_size: int,
+    into: Path,
+) -> tuple[SampleSet, dict[str, str], str]:
+    """The samples that the original is asked with, its answers to them, and what their rounding changes: the samples as
+    they were given where they were rounded and it takes them so, else `samples` and `answers`. The worker has the
+    original open for them."""
+    given = as_given(samples)
+    if given is None:
+        return samples, answers, ""
+    from compile_stage.measure import rounding
+    from compile_stage.measure.predict import open_outputs, try_predict
+
+    worker.call("open_as_given", source=source, target=target)
+    found = try_predict(worker, given, batch_size, into / GIVEN)
+    if isinstance(found, CompileStageError):  # it takes float32 alone
+        worker.call("open_source", source=source, target=target)
+        return samples, answers, ""
+    count = rounding.changed(open_outputs(found), open_outputs(answers))
+    columns = worker.call("find_rounded", source=source, samples=samples, given=given) if count else []
+    return given, dict(found), rounding.in_words(count, samples.count, columns) if count else ""
+
+
+def _for_artifacts(beyond: Beyond, samples: SampleSet) -> Beyond:
+    """With what was made of the samples as they were given in the types of `samples`, which artifacts take."""
+    from compile_stage.measure.robustness import round_samples
+    from compile_stage.measure.taken_values import rounded_taken
+
+    kinds = tuple(replace(kind, samples=round_samples(kind.samples, samples)) for kind in beyond.kinds)
+    missing = beyond.missing
+    if missing.samples is not None:
+        missing = replace(missing, samples=round_samples(missing.samples, samples))
+    return replace(beyond, kinds=kinds, missing=missing, taken=rounded_taken(beyond.taken, samples))
+
+
+def _predicted(worker: Worker, samples: SampleSet, batch_size: int, into: Path) -> tuple[dict[str, str], float]:
+    """The files of the outputs, and what a warm call takes in seconds for each sample."""
+    began = time.monotonic()
+    outputs: dict[str, str] = worker.call("predict", samples=samples, batch_size=batch_size, into=str(into))
+    took_s = time.monotonic() - began
+    if took_s >= _LONG_S:  # the start of the first call is hardly any of it
+        return outputs, took_s / max(1, samples.count)
+    turn = worker.call("quick_turn", samples=samples, batch_size=batch_size, seconds=0.0)
+    return outputs, min(turn) / batch_size
+
+
+def _placed(stored: Cached, batch_size: int) -> Reference:
+    """The reference with the paths of its files in the cache."""
+    here, beyond, rounded = Path(stored.path), stored.value["beyond"], stored.value["rounded"]
+    return Reference(
+        outputs=_above(stored.value["outputs"], here),
+        rounded=_above(rounded, here) if rounded is not None else None,
+        rounding=stored.value["rounding"],
+        corners=tuple({**c, "outputs": _above(c["outputs"], here)} for c in stored.value["corners"]),
+        digest=stored.digest,
+        path=stored.path,
+        batch_size=batch_size,
+        sample_s=stored.value["sample_s"],
+        distinct=stored.value["distinct"],
+        beyond=revive(Beyond, beyond).above(here) if beyond is not None else None,
+    )
+
+
+def rounding_notes(reference: Reference) -> tuple[str, ...]:
+    """What a reader of the run should know of rounded samples."""
+    if not reference.rounding:
+        return ()
+    return (f"{reference.rounding}; artifacts are compared with its answers to the samples as they are",)
+
+
+def _below(files: Mapping[str, str], root: Path) -> dict[str, str]:
+    return {name: Path(path).relative_to(root).as_posix() for name, path in files.items()}
+
+
+def _above(files: Mapping[str, str], root: Path) -> dict[str, str]:
+    return {name: str(root / path) for name, path in files.items()}
