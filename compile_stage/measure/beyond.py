@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from compile_stage.core.ports import Worker
 from compile_stage.core.records import Check, Data, Gate, Job, Outcome, SampleSet, SourceModel, Target, record
 from compile_stage.measure import missing as missing_numbers
 from compile_stage.measure import robustness, taken_values
+from compile_stage.measure.answered_samples import AnsweredSamples, ask
 from compile_stage.measure.behaviour import calls_to_compare, judge_calls, parts_of
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.predict import open_outputs, try_predict
@@ -26,16 +27,12 @@ class OtherSamples:
     """One kind of `measure.robustness`.
 
     Attributes:
-        batch_size: In which the original answered them.
-        outputs: Output name → `.npy` file of the original's answers.
         rows: Those that have a finite answer.
         steady: Only the whole output is judged: the answers lie out of the calibrated ranges, or hardly differ.
     """
 
     kind: str
-    batch_size: int
-    samples: SampleSet
-    outputs: Mapping[str, str]
+    answered: AnsweredSamples
     rows: tuple[int, ...]
     steady: bool
 
@@ -71,16 +68,24 @@ class Beyond:
             return {name: move(path) for name, path in outputs.items()}
 
         answers = [outputs and files(outputs) for outputs in self.answers["answers"]]
-        kinds = (
-            replace(kind, samples=replace(kind.samples, path=move(kind.samples.path)), outputs=files(kind.outputs))
-            for kind in self.kinds
-        )
+        return replace(self._with(lambda answered: answered.moved(move)), answers={**self.answers, "answers": answers})
+
+    def rounded(self, like: SampleSet) -> Beyond:
+        """With samples in the types of `like`, which artifacts take, where the original was asked in wider ones."""
+        found = self._with(lambda answered: answered.rounded(like))
+        return replace(found, taken=taken_values.with_rounded_rules(found.taken, like))
+
+    def _with(self, change: Callable[[AnsweredSamples], AnsweredSamples]) -> Beyond:
+        """With all samples changed so."""
+
+        def changed(answered: AnsweredSamples | None) -> AnsweredSamples | None:
+            return change(answered) if answered is not None else None
+
         return replace(
             self,
-            answers={**self.answers, "answers": answers},
-            kinds=tuple(kinds),
-            missing=self.missing.moved(move),
-            taken=self.taken.moved(move),
+            kinds=tuple(replace(kind, answered=change(kind.answered)) for kind in self.kinds),
+            missing=replace(self.missing, answered=changed(self.missing.answered)),
+            taken=replace(self.taken, answered=changed(self.taken.answered)),
         )
 
 
@@ -121,21 +126,19 @@ def _other_samples(
     reference = open_outputs(outputs)
     count = min(data.robustness.samples, max(10, samples.count // 4))
     for kind, batch in robustness.other_samples(open_samples(samples), count, data.seed).items():
-        made = robustness.write_samples(batch, samples, into / "robustness" / kind)
-        batch_size = max((size for size in batch_sizes if size <= 2 * made.count), default=min(batch_sizes))
-        # Not below the samples' folder: that is handed to whoever runs the candidate.
-        folder = into / "robustness-answers" / kind
-        answered = try_predict(worker, made, batch_size, folder)
-        if isinstance(answered, CompileStageError):
+        rows_made = len(next(iter(batch.values())))
+        batch_size = max((size for size in batch_sizes if size <= 2 * rows_made), default=min(batch_sizes))
+        answered = ask(
+            worker, batch, samples, batch_size, into / "robustness" / kind, into / "robustness-answers" / kind
+        )
+        if answered is None:
             continue
-        answers = open_outputs(answered)
+        answers = open_outputs(answered.outputs)
         rows = tuple(int(row) for row in robustness.answered(answers).nonzero()[0])
         if rows:
             finite = {name: array[list(rows)] for name, array in answers.items()}
             steady = kind in robustness.BEYOND_RANGES or not robustness.moves_as_much(finite, reference)
-            yield OtherSamples(
-                kind=kind, batch_size=batch_size, samples=made, outputs=answered, rows=rows, steady=steady
-            )
+            yield OtherSamples(kind=kind, answered=answered, rows=rows, steady=steady)
 
 
 def check_calls(
@@ -162,18 +165,19 @@ def check_other_samples(
     if data.robustness is None:
         return
     for other in beyond.kinds:
-        rows = list(other.rows)
+        rows, theirs = list(other.rows), other.answered
         with temporary_folder("robustness") as folder:
-            written = try_predict(worker, other.samples, other.batch_size, folder)
+            written = try_predict(worker, theirs.samples, theirs.batch_size, folder)
             if isinstance(written, CompileStageError):
                 yield robustness.refused_kind(other.kind, data.robustness.factor, len(rows), written.problem)
                 continue
             own, original = (
-                {name: array[rows] for name, array in open_outputs(files).items()} for files in (written, other.outputs)
+                {name: array[rows] for name, array in open_outputs(files).items()}
+                for files in (written, theirs.outputs)
             )
             suited = elementwise_gates(gates, has_labels=samples.has_labels, few_rows=other.steady)
             judged = [
-                check_outputs(wanted, own, original, SINGLE_CALL, batch_size=other.batch_size, seed=data.seed)
+                check_outputs(wanted, own, original, SINGLE_CALL, batch_size=theirs.batch_size, seed=data.seed)
                 for wanted in (suited, robustness.usual_gates(suited, other.kind, job.scheme.precision))
                 if wanted
             ]

@@ -6,7 +6,6 @@ What does not hold is no failure of an artifact: the published model refuses a N
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,7 @@ from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Session, Worker
 from compile_stage.core.records import Check, Gate, Outcome, SampleSet, record
 from compile_stage.core.tensors import CACHE_INPUTS, TensorSpec
-from compile_stage.measure import robustness
-from compile_stage.measure.behaviour import refuse_call
+from compile_stage.measure.answered_samples import AnsweredSamples, are_apart, ask
 from compile_stage.measure.predict import open_outputs, try_predict
 from compile_stage.measure.samples import open_samples
 from compile_stage.serving.missing_numbers import MISSING
@@ -57,23 +55,13 @@ class MissingAnswers:
     Attributes:
         refused: Where it refuses them, as the manifest lists it.
         places: Where it takes them.
-        samples: With a NaN at each place, and at last at all of them; None where there is no place, or its answers
-            can't be compared.
-        outputs: Output name → `.npy` file: its answers to these.
+        answered: Samples with a NaN at each place, and at last at all of them; None where there is no place, or its
+            answers can't be compared.
     """
 
     refused: tuple[Mapping[str, Any], ...] = ()
     places: tuple[Place, ...] = ()
-    samples: SampleSet | None = None
-    batch_size: int = 1
-    outputs: Mapping[str, str] | None = None
-
-    def moved(self, move: Any) -> MissingAnswers:
-        """With other paths."""
-        if self.samples is None or self.outputs is None:
-            return self
-        outputs = {name: move(path) for name, path in self.outputs.items()}
-        return replace(self, samples=replace(self.samples, path=move(self.samples.path)), outputs=outputs)
+    answered: AnsweredSamples | None = None
 
 
 # -------------------------------------------------------------------------------------------------- in the worker
@@ -152,11 +140,9 @@ def ask_original(worker: Worker, samples: SampleSet, batch_size: int, into: Path
     places = _places(found)
     if not places:
         return MissingAnswers(refused=refused)
-    made = robustness.write_samples(_samples(open_samples(samples), places), samples, into / "missing")
-    outputs = try_predict(worker, made, batch_size, into / "missing-answers")
-    if isinstance(outputs, CompileStageError):
-        return MissingAnswers(refused=refused, places=places)
-    return MissingAnswers(refused=refused, places=places, samples=made, batch_size=batch_size, outputs=outputs)
+    made = _samples(open_samples(samples), places)
+    answered = ask(worker, made, samples, batch_size, into / "missing", into / "missing-answers")
+    return MissingAnswers(refused=refused, places=places, answered=answered)
 
 
 def check_missing(worker: Worker, gates: Sequence[Gate], asked: MissingAnswers, seed: int) -> Check:
@@ -182,21 +168,19 @@ def _unlike(worker: Worker, gates: Sequence[Gate], asked: MissingAnswers, seed: 
     """The places where it does not, as the manifest lists them."""
     if not asked.places:
         return []
-    if asked.samples is None or asked.outputs is None:
+    if (theirs := asked.answered) is None:
         return _merged([(place, "the original's answer can't be compared") for place in asked.places])
     with temporary_folder("missing") as folder:
-        written = try_predict(worker, asked.samples, asked.batch_size, folder)
+        written = try_predict(worker, theirs.samples, theirs.batch_size, folder)
         if isinstance(written, CompileStageError):
             refusal = f"the compiled model does not take it ({written.problem})"
             return _merged([(place, refusal) for place in asked.places])
-        own, original = open_outputs(written), open_outputs(asked.outputs)
+        own, original = open_outputs(written), open_outputs(theirs.outputs)
 
         def apart(rows: slice) -> bool:
-            """Whether the answers to these rows are others."""
-            mine, theirs = ({name: array[rows] for name, array in side.items()} for side in (own, original))
-            return bool(refuse_call(gates, mine, theirs, asked.batch_size, seed))
+            return are_apart(gates, own, original, rows, theirs.batch_size, seed)
 
-        together = slice(max(place.rows[1] for place in asked.places), asked.samples.count)
+        together = slice(max(place.rows[1] for place in asked.places), theirs.samples.count)
         if len(asked.places) > 1 and apart(together):
             return _merged([(place, UNLIKE) for place in asked.places])
         return _merged([(place, UNLIKE) for place in asked.places if apart(slice(*place.rows))])

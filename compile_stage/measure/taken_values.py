@@ -16,8 +16,7 @@ from compile_stage.core.errors import CompileStageError, SourceError, WorkerErro
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Check, Gate, Outcome, SampleSet, SourceModel, record
-from compile_stage.measure import robustness
-from compile_stage.measure.behaviour import refuse_call
+from compile_stage.measure.answered_samples import AnsweredSamples, are_apart, ask
 from compile_stage.measure.missing import UNLIKE
 from compile_stage.measure.predict import open_outputs, try_predict
 from compile_stage.measure.samples import open_samples
@@ -41,23 +40,14 @@ class TakenAnswers:
         notes: What could not be found out.
         asked: The numbers of the rules for which the original takes negative numbers, and the samples have none. Some
             originals count these from the end of their table.
-        samples: With -1 and with the smallest number, for each of these; None where there is none.
-        outputs: Output name → `.npy` file: its answers.
+        answered: Samples with -1 and with the smallest number, for each of these; None where there is none, or its
+            answers can't be compared.
     """
 
     rules: tuple[Mapping[str, Any], ...] | None = ()
     notes: tuple[str, ...] = ()
     asked: tuple[int, ...] = ()
-    samples: SampleSet | None = None
-    batch_size: int = 1
-    outputs: Mapping[str, str] | None = None
-
-    def moved(self, move: Any) -> TakenAnswers:
-        """With other paths."""
-        if self.samples is None or self.outputs is None:
-            return self
-        outputs = {name: move(path) for name, path in self.outputs.items()}
-        return replace(self, samples=replace(self.samples, path=move(self.samples.path)), outputs=outputs)
+    answered: AnsweredSamples | None = None
 
 
 def ask_original(worker: Worker, source: SourceModel, samples: SampleSet, batch_size: int, into: Path) -> TakenAnswers:
@@ -80,7 +70,7 @@ def ask_original(worker: Worker, source: SourceModel, samples: SampleSet, batch_
             fix="let it check its inputs: a number beyond its tables must be an error, not a crash",
         ) from error
     rules = tuple(found["rules"])
-    answers = TakenAnswers(rules=rules, notes=tuple(found["notes"]), batch_size=batch_size)
+    answers = TakenAnswers(rules=rules, notes=tuple(found["notes"]))
     own = open_samples(samples)
     negative = tuple(
         number
@@ -89,11 +79,9 @@ def ask_original(worker: Worker, source: SourceModel, samples: SampleSet, batch_
     )
     if not negative:
         return answers
-    made = robustness.write_samples(_negative_samples(own, rules, negative), samples, into / "taken")
-    outputs = try_predict(worker, made, batch_size, into / "taken-answers")
-    if isinstance(outputs, CompileStageError):
-        return replace(answers, asked=negative)
-    return replace(answers, asked=negative, samples=made, outputs=outputs)
+    made = _negative_samples(own, rules, negative)
+    answered = ask(worker, made, samples, batch_size, into / "taken", into / "taken-answers")
+    return replace(answers, asked=negative, answered=answered)
 
 
 def _at(array: Array, columns: Sequence[int] | None) -> Array:
@@ -114,9 +102,9 @@ def _negative_samples(samples: Samples, rules: Sequence[Mapping[str, Any]], aske
     return batch
 
 
-def rounded_taken(asked: TakenAnswers, samples: SampleSet) -> TakenAnswers:
-    """With categories in the types of `samples`, which artifacts and the published model take, where the original was
-    asked in wider ones."""
+def with_rounded_rules(asked: TakenAnswers, samples: SampleSet) -> TakenAnswers:
+    """With categories in the types of `samples`, which the published model takes, where the original was asked in wider
+    ones."""
     types = {name: array.dtype for name, array in open_samples(samples).inputs.items()}
 
     def rounded(rule: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,10 +113,7 @@ def rounded_taken(asked: TakenAnswers, samples: SampleSet) -> TakenAnswers:
             return rule
         return {**rule, "values": [of.type(value).item() for value in rule["values"]]}
 
-    if asked.rules is None:
-        return asked
-    made = None if asked.samples is None else robustness.round_samples(asked.samples, samples)
-    return replace(asked, rules=tuple(map(rounded, asked.rules)), samples=made)
+    return asked if asked.rules is None else replace(asked, rules=tuple(map(rounded, asked.rules)))
 
 
 def check_taken(worker: Worker, gates: Sequence[Gate], asked: TakenAnswers, seed: int) -> Check:
@@ -156,17 +141,16 @@ def _unlike(worker: Worker, gates: Sequence[Gate], asked: TakenAnswers, seed: in
     """The rules whose negative numbers it answers otherwise, and how."""
     if not asked.asked:
         return {}
-    if asked.samples is None or asked.outputs is None:
+    if (theirs := asked.answered) is None:
         return dict.fromkeys(asked.asked, "the original's answer to negative numbers can't be compared")
     with temporary_folder("taken") as folder:
-        written = try_predict(worker, asked.samples, asked.batch_size, folder)
+        written = try_predict(worker, theirs.samples, theirs.batch_size, folder)
         if isinstance(written, CompileStageError):
             return dict.fromkeys(asked.asked, f"the compiled model does not take it ({written.problem})")
-        own, original = open_outputs(written), open_outputs(asked.outputs)
+        own, original = open_outputs(written), open_outputs(theirs.outputs)
         found = {}
         for number, index in enumerate(asked.asked):
             rows = slice(2 * _ROWS * number, 2 * _ROWS * (number + 1))
-            mine, theirs = ({name: array[rows] for name, array in side.items()} for side in (own, original))
-            if refuse_call(gates, mine, theirs, asked.batch_size, seed):
+            if are_apart(gates, own, original, rows, theirs.batch_size, seed):
                 found[index] = UNLIKE
         return found

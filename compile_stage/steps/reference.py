@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +83,11 @@ def reference(
         }
         if samples.real and min(samples.independent, distinct) >= data.min_samples:
             beyond = ask_original(worker, source, asked, data, target, outputs, into)
-            made["beyond"] = (beyond if asked is samples else _for_artifacts(beyond, samples)).below(into)
+            made["beyond"] = (beyond if asked is samples else beyond.rounded(samples)).below(into)
         worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
         return made
 
-    return _placed(context.cached("reference/10", "", key, make), batch_size)
+    return _placed(context.cached("reference/11", "", key, make), batch_size)
 
 
 def _asked_as_given(
@@ -117,18 +116,6 @@ def _asked_as_given(
     count = rounding.changed(open_outputs(found), open_outputs(answers))
     columns = worker.call("find_rounded", source=source, samples=samples, given=given) if count else []
     return given, dict(found), rounding.in_words(count, samples.count, columns) if count else ""
-
-
-def _for_artifacts(beyond: Beyond, samples: SampleSet) -> Beyond:
-    """With what was made of the samples as they were given in the types of `samples`, which artifacts take."""
-    from compile_stage.measure.robustness import round_samples
-    from compile_stage.measure.taken_values import rounded_taken
-
-    kinds = tuple(replace(kind, samples=round_samples(kind.samples, samples)) for kind in beyond.kinds)
-    missing = beyond.missing
-    if missing.samples is not None:
-        missing = replace(missing, samples=round_samples(missing.samples, samples))
-    return replace(beyond, kinds=kinds, missing=missing, taken=rounded_taken(beyond.taken, samples))
 
 
 def _predicted(worker: Worker, samples: SampleSet, batch_size: int, into: Path) -> tuple[dict[str, str], float]:
