@@ -427,6 +427,17 @@ def by_round(timing: Timing) -> list[tuple[float, ...]]:
     return [timing.latency_s[end - calls : end] for end, calls in zip(ends, timing.turns, strict=True)]
 
 
+def cpu_by_start(timing: Timing) -> dict[int, float]:
+    """CPU seconds of a call in each start; empty where they, or the starts, were not noted."""
+    if len(timing.cpu_s) != len(timing.turns) or len(timing.processes) != len(timing.turns):
+        return {}
+    seconds, calls = dict.fromkeys(timing.processes, 0.0), dict.fromkeys(timing.processes, 0)
+    for start, of_turn_s, number in zip(timing.processes, timing.cpu_s, timing.turns, strict=True):
+        seconds[start] += of_turn_s
+        calls[start] += number
+    return {start: seconds[start] / calls[start] for start in seconds if calls[start]}
+
+
 # ---------------------------------------------------------------------------------------------------------- percentiles
 
 

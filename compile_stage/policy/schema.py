@@ -144,7 +144,8 @@ class Serving(Section):
 
 class Select(Section):
     """Which passing candidate wins. Ties within the noise go to the simpler one (higher precision, fewer steps), if it
-    is at most 5 % slower by its figure."""
+    is at most 5 % slower by its figure. Of two as precise and as fast, one that takes at most 3/4 of the other's CPU
+    time wins."""
 
     prefer: Literal["latency", "throughput", "memory", "size"] = Field(description="What is compared.")
 

@@ -18,9 +18,15 @@ SIMPLER_AT = 1.05
 noise hides on a machine that changes its speed can be more than anybody would give for a simpler artifact."""
 
 
+LESS_CPU = 0.75
+"""Times the CPU time of the simplest that one must take, in each start that both were part of, to win in its place. A
+small model on two threads may be as fast as on one, whose second core is free for other requests."""
+
+
 def select(candidates: Sequence[Candidate], policy: TargetPolicy) -> Selection:
     """The best passing candidate by the policy's preference; among those that tie with it within the noise, and are at
-    most 5 % behind it by their figures, the simplest. Nobody loses to one that is neither simpler nor ahead."""
+    most 5 % behind it by their figures, the simplest. Nobody loses to one that is neither simpler nor ahead. Of those
+    as precise as the simplest and as fast, one that takes at most 3/4 of its CPU time wins in its place."""
     passing = [candidate for candidate in candidates if candidate.has_passed]
     ranking = _rank(passing, policy) if passing else None
     placed = [_placed(candidate, ranking, policy) for candidate in candidates]
@@ -42,13 +48,15 @@ class _Ranking:
     costs: Of each passing candidate, by its job's id; lower is better, in the unit of the policy's preference.
     leader: The candidate with the lowest cost.
     tied: It, and all that tie with it within the noise, and the winner.
-    winner: The simplest of these, or one as simple that is ahead of it.
+    winner: The simplest of these, or one as simple that is ahead of it, or one that takes less CPU time than it.
+    simplest: Who would have won without regard to CPU time.
     """
 
     costs: Mapping[str, float]
     leader: Candidate
     tied: tuple[Candidate, ...]
     winner: Candidate
+    simplest: Candidate
 
 
 def _rank(passing: Sequence[Candidate], policy: TargetPolicy) -> _Ranking:
@@ -61,8 +69,40 @@ def _rank(passing: Sequence[Candidate], policy: TargetPolicy) -> _Ranking:
     ahead = [
         c for c in passing if _complexity(c) <= _complexity(simplest) and costs[c.job.id] <= costs[simplest.job.id]
     ]
-    winner = min(ahead, key=lambda c: (_complexity(c), costs[c.job.id]))
-    return _Ranking(costs=costs, leader=leader, tied=tied if winner in tied else (*tied, winner), winner=winner)
+    simplest = min(ahead, key=lambda c: (_complexity(c), costs[c.job.id]))
+    tied = tied if simplest in tied else (*tied, simplest)
+    winner = _takes_less_cpu(simplest, tied, policy, costs)
+    return _Ranking(costs=costs, leader=leader, tied=tied, winner=winner, simplest=simplest)
+
+
+def _takes_less_cpu(
+    simplest: Candidate, tied: Sequence[Candidate], policy: TargetPolicy, costs: Mapping[str, float]
+) -> Candidate:
+    """The one that takes the least CPU time of those that are as precise as the simplest, no slower by their figures,
+    and take far less than it does; else the simplest."""
+    if policy.prefer in ("size", "memory"):
+        return simplest
+    shares = {
+        other.job.id: share
+        for other in tied
+        if _complexity(other)[:2] == _complexity(simplest)[:2]
+        and costs[other.job.id] <= (1 + stats.RESOLUTION) * costs[simplest.job.id]
+        and (share := _cpu_share(other, simplest, policy)) is not None
+        and share <= LESS_CPU
+    }
+    return min((other for other in tied if other.job.id in shares), key=lambda c: shares[c.job.id], default=simplest)
+
+
+def _cpu_share(own: Candidate, other: Candidate, policy: TargetPolicy) -> float | None:
+    """CPU time of a call over that of the other, the largest of the starts that both were part of; None where these
+    are too few to show how processes differ."""
+    best = stats.deciding_timing(other.measurement, policy)
+    mine = own.measurement.timing(best.batch_size) if own.measurement and best else None
+    if mine is None or best is None:
+        return None
+    own_s, other_s = stats.cpu_by_start(mine), stats.cpu_by_start(best)
+    shares = [own_s[start] / other_s[start] for start in own_s.keys() & other_s.keys() if other_s[start] > 0]
+    return max(shares) if len(shares) >= stats.FEW_PROCESSES else None
 
 
 def _longest(candidates: Sequence[Candidate]) -> dict[int, Timing]:
@@ -132,6 +172,10 @@ def _placed(candidate: Candidate, ranking: _Ranking | None, policy: TargetPolicy
         return candidate
     if candidate is ranking.winner:
         return candidate.in_state("won", _why_won(candidate, ranking, policy))
+    if candidate is ranking.simplest:
+        share = _cpu_share(ranking.winner, candidate, policy) or LESS_CPU
+        why = f"ties with the winner in {policy.prefer} within the noise, and takes {1 / share:.2g} times its CPU time"
+        return candidate.in_state("lost", why)
     if candidate in ranking.tied:
         simpler = _complexity(ranking.winner) < _complexity(candidate)
         why = (
@@ -179,7 +223,12 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
     under = f"; under {len(waivers)} waiver(s): {', '.join(w.gate for w in waivers)}" if waivers else ""
     passes = "passes every gate that is not waived" if waivers else "passes every gate"
     best = f"best {policy.prefer}"
-    if candidate is not ranking.leader:
+    if candidate is not ranking.simplest:
+        share = _cpu_share(candidate, ranking.simplest, policy) or LESS_CPU
+        best = (
+            f"as good in {policy.prefer} as {_named(ranking.simplest)} within the noise, at {share:.0%} of its CPU time"
+        )
+    elif candidate is not ranking.leader:
         count, first = len(ranking.tied), _named(ranking.leader)
         best = f"the simplest of {count} that tie in {policy.prefer} within the noise (the best figure has {first})"
     if timing is None or timing.speedup is None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import date
 
 import numpy as np
+import pytest
 from factories import BASELINE_S, artifact, job, measurement, target, target_policy, timing, verdict
 
 from compile_stage.core.records import Candidate, Failure, Gate, TargetPolicy, Verdict, Waiver
@@ -124,6 +125,41 @@ def test_a_tie_is_told_as_what_decided_it() -> None:
     (lost,) = (reason for job, reason in told.reasons.items() if job != told.winner)
     assert "neither is simpler" in lost
     assert "the winner is the simpler" in select(judged(first, safe), POLICY).reasons[first.job.id]
+
+
+def started(one: Candidate, cpu_s: float, *, starts: int = 4, suffix: str = "") -> Candidate:
+    """The same, measured in so many starts of five rounds each, with so much CPU time in a call of 10 in each round."""
+    assert one.measurement is not None
+    (found,) = one.measurement.timings
+    times = replace(found, cpu_s=(10 * cpu_s,) * 20, processes=tuple(n * starts // 20 for n in range(20)))
+    of = replace(one.job, id=f"{one.job.id}{suffix}", tuning_options=("half-threads",) if suffix else ())
+    return replace(one, job=of, measurement=replace(one.measurement, timings=(times,)))
+
+
+def test_of_two_that_are_as_fast_one_that_takes_half_the_cpu_time_wins() -> None:
+    """Broken: a small model would be served on two threads that are as fast as one, and the second core is lost."""
+    plain, half = started(candidate("int8", 3.0), 2e-3), started(candidate("int8", 2.99), 1e-3, suffix="-half")
+    chosen = select(judged(plain, half), POLICY)
+    assert chosen.winner == half.job.id
+    assert "at 50% of its CPU time" in chosen.reason
+    assert "takes 2 times its CPU time" in chosen.reasons[plain.job.id]
+
+
+@pytest.mark.parametrize(
+    ("other", "policy"),
+    [
+        (started(candidate("fp32", 2.99), 1.6e-3, suffix="-half"), POLICY),
+        (started(candidate("fp32", 2.9), 1e-3, suffix="-half"), POLICY),
+        (started(candidate("fp32", 2.99), 1e-3, starts=2, suffix="-half"), POLICY),
+        (started(candidate("int8", 3.0), 1e-3, suffix="-half"), POLICY),
+        (started(candidate("fp32", 2.99), 1e-3, suffix="-half"), replace(POLICY, prefer="memory")),
+    ],
+    ids=["little less", "slower", "too few starts", "less precise", "memory is preferred"],
+)
+def test_cpu_time_decides_between_equals_alone(other: Candidate, policy: TargetPolicy) -> None:
+    """Broken: latency or precision would be given away for CPU time, which the policy did not ask for."""
+    plain = started(candidate("fp32", 3.0), 2e-3)
+    assert select(judged(plain, other, policy=policy), policy).winner == plain.job.id
 
 
 def test_preference_for_size_looks_at_bytes() -> None:
