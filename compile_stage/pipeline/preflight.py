@@ -90,7 +90,7 @@ class _Checks:
         """
         target = jobs[0].target
         device = reference_target(self.source.flavor, target, jobs, self.context.hardware).device
-        signature = self._signature(device, target.shapes)
+        signature = self._signature(device, target)
         demand_batch_sizes(self.source, signature, target)
         demand_shapes(signature, target.shapes, self.source)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
@@ -106,12 +106,14 @@ class _Checks:
                 reasons |= {job.id: f"it needs calibration samples: {error.problem}" for job in calibrated}
         return reasons
 
-    def _signature(self, device: str, shapes: Mapping[str, ShapeRange]) -> Signature:
+    def _signature(self, device: str, target: Target) -> Signature:
         """From opening the original where a run would, so that a plan refuses what has no such device; for the shapes
-        that are asked for, since they open dimensions of some sources."""
+        and the lengths that the target asks for: shapes open dimensions of some sources, and a language model's lengths
+        say whether it has so many places, and how many tokens a sample has."""
         made_by = plugins.cache_identity("sources", self.source.flavor)
-        key = {"source": self.source.identity, "made_by": made_by, "device": device, "shapes": shapes}
-        where = Target(name="", device=device, shapes=shapes)
+        asked: dict[str, Any] = {"shapes": target.shapes, "generation": target.generation}
+        key = {"source": self.source.identity, "made_by": made_by, "device": device, **asked}
+        where = Target(name="", device=device, **asked)
 
         def make(_: Path) -> Any:
             return self.worker.call("open_source", source=self.source, target=where)["signature"]
