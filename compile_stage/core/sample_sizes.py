@@ -71,18 +71,27 @@ def _in_force(gates: Iterable[Gate]) -> list[Gate]:
     return [gate for gate in gates if gate.output is not None or gate.metric not in named]
 
 
-_PARTS = {"ndcg": 1.0, "coco_map": 1.0, "wer": 1.0, "ece": 2.0, "spearman": 6.0}
-"""Metric → how much of it one sample of n may carry, times n (docs/proof.md). For nDCG a sample is a query, for words
-it is the average one."""
+_PARTS = {
+    "ndcg": 1.0,
+    "coco_map": 1.0,
+    "wer": 1.0,
+    "ece": 2.0,
+    "spearman": 6.0,
+    "token_accuracy": 1.0,
+    "token_top1_agreement": 1.0,
+}
+"""Metric → how much of it one sample of n may carry, times n (docs/proof.md). For nDCG a sample is a query, for tokens
+a prompt; for words it is the average one."""
 
 
 def _few_changes(jobs: Iterable[Job], count: int | None, unit: str) -> Iterator[str]:
     """What a bootstrap can't tell: where next to no answer changes, so many samples are needed as nothing changed."""
     for gate in (gate for job in jobs for gate in _in_force(job.gates) if gate.metric in _PARTS):
-        if gate.confidence is None or "drop" not in gate.options:
+        lost = 1 - gate.limit if gate.direction == "at_least" else gate.limit if "drop" in gate.options else None
+        if gate.confidence is None or lost is None:
             continue
         part = 1.0 if gate.options.get("per_query") else _PARTS[gate.metric]
-        needed = samples_for_drop(gate.limit / part, gate.confidence)
+        needed = samples_for_drop(lost / part, gate.confidence)
         if needed is None:
             yield too_few_samples(gate, None, count or 0, unit)
         elif count is None or count < needed:
@@ -109,7 +118,8 @@ def too_few_samples(gate: Gate, needed: int | None, count: int, what: str = "sam
     """One sentence: what the gate's confidence needs, and what to do."""
     asked = f"{gate.metric}: a limit of {gate.limit:g} at a confidence of {gate.confidence:g}"
     if needed is None:
-        return f"{asked} can't be shown by any number of {what}: give a limit above 0, or say confidence: null"
+        possible = "below 1" if gate.direction == "at_least" else "above 0"
+        return f"{asked} can't be shown by any number of {what}: give a limit {possible}, or say confidence: null"
     return (
         f"{asked} needs at least {needed:,} {what}, and there are {count:,}: "
         "validate on more, or say confidence: null to look at the mean alone"

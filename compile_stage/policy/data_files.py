@@ -11,10 +11,13 @@ import ast
 import csv
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path as FilePath
 
+from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.error_codes import Code
+from compile_stage.core.language_models import LANGUAGE_METRICS
 from compile_stage.core.sample_sizes import samples_for_drop
 from compile_stage.core.table_files import MAX_HEADER_BYTES, MAX_LINE_BYTES, demand_bounded_csv
 from compile_stage.policy.checks import data_file
@@ -32,6 +35,7 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     csv.Error,
 )
+_INPUT_IDS = "input_ids"  # the array of a language model's windows, where a file holds these and no texts
 _SO_NONE_PASSES = "so no candidate can pass"
 
 
@@ -40,11 +44,11 @@ class Contents:
     """Of a data file.
 
     Attributes:
-        rows: How many samples it holds, counted up to what was asked for.
+        rows: How many samples it holds, counted up to what was asked for; None where that is not known.
         names: Of its arrays or columns.
     """
 
-    rows: int
+    rows: int | None
     names: tuple[str, ...]
 
 
@@ -78,7 +82,9 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
         except _UNREADABLE as error:
             yield Problem(source.place, show_path(path), f"{file} can't be read: {error}", code=Code.DATA_FILE)
             continue
-        if role == "validation" and contents.rows < minimum:
+        if not _rows_are_samples(tree, contents):
+            contents = replace(contents, rows=None)
+        if role == "validation" and contents.rows is not None and contents.rows < minimum:
             wrong = f"{file} holds {contents.rows} samples, fewer than data.min_samples ({minimum}), {_SO_NONE_PASSES}"
             yield Problem(
                 source.place, show_path(path), wrong, "name a file with more samples", code=Code.TOO_FEW_SAMPLES
@@ -94,6 +100,19 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
             yield Problem(
                 labels.place, show_path(("data", role, "labels")), wrong, f"it has {held}", code=Code.NO_LABELS
             )
+
+
+def _rows_are_samples(tree: Node, contents: Contents) -> bool:
+    """False for the texts of a language model, as far as the policy says that it is for one: each is cut into windows
+    of tokens, and every window is a sample."""
+    if _INPUT_IDS in contents.names:
+        return True
+    own: list[Node | None] = []
+    for target, settings in tree.items("targets"):
+        own += [node for _, node in settings.items("generation")]
+        for precision, _ in settings.items("tolerances"):
+            own += [tree.get("targets", target, "tolerances", precision, metric) for metric in LANGUAGE_METRICS]
+    return all(node is None or node.value is None or node.place.is_shipped for node in own)
 
 
 def _groups_that_are_not_there(tree: Node, file: str, contents: Contents) -> Iterator[Problem]:
@@ -122,41 +141,68 @@ class _Limit:
     path: Path
     needed: int | None
 
+    @property
+    def metric(self) -> str:
+        return str(self.path[-1])
+
+    @property
+    def unit(self) -> str:
+        return "samples" if self.metric == "accuracy" else "prompts"
+
 
 def _limits_with_confidence(tree: Node) -> list[_Limit]:
     limits: dict[tuple[str, int | None], _Limit] = {}
     for target, settings in tree.items("targets"):
-        for precision in dict.fromkeys(str(node.value) for node in settings.elements("precisions")):
+        asked = dict.fromkeys([*(str(node.value) for node in settings.elements("precisions")), SOURCE_PRECISION])
+        for precision, metric in product(asked, _LIMITS):
             base: Path = ("targets", target, "tolerances", precision)
             of_outputs: list[Path] = [(*base, "outputs", output) for output, _ in tree.items(*base, "outputs")]
-            named = [path for path in of_outputs if (own := tree.get(*path, "accuracy")) and own.value is not None]
-            # Labels are those of one output: where it is named, the general limit looks at none.
+            named = [path for path in of_outputs if (own := tree.get(*path, metric)) and own.value is not None]
+            # Labels, and logits of tokens, are those of one output: where it is named, the general limit looks at none.
             for path in named or [base]:
-                node = tree.get(*path, "accuracy")
-                limit = _limit_of(node, (*path, "accuracy")) if node is not None and node.is_map else None
+                node = tree.get(*path, metric)
+                limit = _LIMITS[metric](node, (*path, metric)) if node is not None and node.is_map else None
                 if limit is not None:
                     limits.setdefault((str(limit.node.place), limit.needed), limit)
     return list(limits.values())
 
 
-def _limit_of(node: Node, path: Path) -> _Limit | None:
-    confidence = node.get("confidence")
+def _limit_on_drop(node: Node, path: Path) -> _Limit | None:
     drops = [child for key in ("max_drop", "max_relative_drop") if (child := node.get(key)) is not None]
-    drop = next((child.value for child in drops if child.value is not None), None)
+    return _limit(node, path, next((child.value for child in drops if child.value is not None), None))
+
+
+def _limit_on_same_tokens(node: Node, path: Path) -> _Limit | None:
+    share = node.get("limit")
+    same = share.value if share is not None else None
+    return _limit(node, path, 1 - same if isinstance(same, int | float) else None)
+
+
+def _limit(node: Node, path: Path, drop: object) -> _Limit | None:
+    """`drop`: the largest that the limit allows; None where nothing is limited."""
+    confidence = node.get("confidence")
     if confidence is None or not isinstance(confidence.value, float) or not isinstance(drop, int | float):
         return None
     return _Limit(node, path, samples_for_drop(float(drop), confidence.value))
 
 
+_LIMITS: Mapping[str, Callable[[Node, Path], _Limit | None]] = {
+    "accuracy": _limit_on_drop,
+    "token_accuracy": _limit_on_drop,
+    "token_top1_agreement": _limit_on_same_tokens,
+}
+
+
 def _never_shown(limits: list[_Limit]) -> Iterator[Problem]:
     for limit in limits:
         if limit.needed is None:
-            wrong = "no number of samples shows a drop of at most 0 with a confidence, so it is never shown"
+            same = limit.metric == "token_top1_agreement"
+            asked = "that all tokens are the same" if same else "a drop of at most 0"
             yield Problem(
                 limit.node.place,
                 show_path(limit.path),
-                wrong,
-                "a limit above 0, or confidence: null",
+                f"no number of {limit.unit} shows {asked} with a confidence, so it is never shown",
+                f"a limit {'below 1' if same else 'above 0'}, or confidence: null",
                 code=Code.TOO_FEW_SAMPLES,
             )
 
@@ -169,19 +215,21 @@ def _too_few_to_show(tree: Node, limits: list[_Limit], rows: int | None, file: s
     for limit in limits:
         if limit.needed is None or min(taken.value, taken.value if rows is None else rows) >= limit.needed:
             continue
-        few_taken = f"{taken.value} samples are taken (max_samples)" if taken.value < limit.needed else ""
-        few_held = f"{file} holds {rows} samples" if rows is not None and rows < limit.needed else ""
+        few_taken = f"{taken.value} {limit.unit} are taken (max_samples)" if taken.value < limit.needed else ""
+        few_held = f"{file} holds {rows} {limit.unit}" if rows is not None and rows < limit.needed else ""
         holds = f"{few_held}, and at most {few_taken}" if few_held and few_taken else few_held or few_taken
+        # Where prompts differ, each a little, a bootstrap shows the limit with fewer.
+        when = "" if limit.metric == "accuracy" else " where fewer than 10 prompts change"
         wrong = (
-            f"{holds}, and {limit.path[3]} accuracy needs at least {limit.needed} to be shown at its confidence, "
-            "so it would be NOT_RUN"
+            f"{holds}, and {limit.path[3]} {limit.metric} needs at least {limit.needed} to be shown at its confidence"
+            f"{when}, so it would be NOT_RUN"
         )
         here = limit.node.place if not limit.node.place.is_shipped else (source if few_held else taken).place
         yield Problem(
             here,
             show_path(limit.path),
             wrong,
-            "more samples, a wider limit, or confidence: null",
+            f"more {limit.unit}, a wider limit, or confidence: null",
             code=Code.TOO_FEW_SAMPLES,
         )
 

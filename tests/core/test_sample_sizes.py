@@ -37,6 +37,21 @@ def test_a_note_says_how_many_samples_a_limit_needs() -> None:
     assert confidence_notes([job("int8", replace(ACCURACY, confidence=None))], 100) == ()
 
 
+def test_a_note_says_how_many_prompts_the_same_tokens_need() -> None:
+    """Broken: who asks for 99 % of the same tokens with a confidence hears of the 299 prompts after the run, in which
+    fp32, whose tokens are all the same, does not pass."""
+    same = Gate(metric="token_top1_agreement", limit=0.99, direction="at_least", confidence=0.95)
+    (few,) = confidence_notes([job("fp32", same)], 100)
+    assert few == (
+        "token_top1_agreement: a limit of 0.99 at a confidence of 0.95 needs about 299 samples where fewer than 10 "
+        "answers change; there are 100"
+    )
+    assert confidence_notes([job("fp32", same)], 299) == ()
+    assert confidence_notes([job("fp32", replace(same, confidence=None))], 100) == ()
+    (never,) = confidence_notes([job("fp32", replace(same, limit=1.0))], 100)
+    assert "can't be shown by any number of samples: give a limit below 1" in never
+
+
 def test_a_limit_that_an_outputs_own_takes_the_place_of_is_not_noted() -> None:
     """Broken: a run begins with a number of samples that nothing will ask for."""
     narrow = replace(ACCURACY, limit=0.001)

@@ -95,6 +95,36 @@ def test_of_accuracy_only_the_limit_in_force_is_judged_and_said_once(write) -> N
     )
 
 
+def test_lint_warns_of_too_few_prompts_for_the_same_tokens(write) -> None:
+    """Broken: who asks for 99 % of the same tokens with a confidence hears after the run that it takes 299 prompts; or
+    is told of the few texts of a file, each of which is many prompts."""
+    np.savez("ids.npz", input_ids=np.zeros((298, 96), np.int64))
+    path = write(
+        "targets: {t: {precisions: [int8]}}\ndata: {validation: {source: 'file:ids.npz'}}\n"
+        "tolerances: {int8: {token_top1_agreement: {limit: 0.99, confidence: 0.95}}}"
+    )
+    (warning,) = warnings(path)
+    says = (
+        f"p.yaml:6:43: targets.t.tolerances.int8.token_top1_agreement: {Path('ids.npz').resolve()} holds 298 prompts, "
+        "and int8 token_top1_agreement needs at least 299 to be shown at its confidence where fewer than 10 prompts "
+        "change, so it would be NOT_RUN; more prompts, a wider limit, or confidence: null"
+    )
+    assert warning == says
+    assert warnings(path, ["tolerances.int8.token_top1_agreement.limit=0.98"]) == []
+    assert warnings(path, ["tolerances.int8.token_top1_agreement.confidence=null"]) == []
+    (never,) = warnings(path, ["tolerances.int8.token_top1_agreement.limit=1"])
+    assert "no number of prompts shows that all tokens are the same" in never
+    assert "a limit below 1" in never
+    (of_fp32,) = warnings(path, ["tolerances.int8=null", "tolerances.fp32.token_accuracy=0.01"])
+    assert "fp32 token_accuracy needs at least 299" in of_fp32, "fp32 is tried whether or not it is named"
+
+    pd.DataFrame({"text": ["many tokens"] * 10}).to_csv("texts.csv", index=False)
+    texts = "data.validation.source=file:texts.csv"
+    assert warnings(path, [texts]) == []
+    (fewer,) = warnings(path, [texts, "data.validation.max_samples=200"])
+    assert "200 prompts are taken (max_samples), and int8 token_top1_agreement needs at least 299" in fewer
+
+
 def test_lint_warns_of_groups_that_are_not_there(write) -> None:
     """Broken: the first who hears that the column is called otherwise is the one who waited for the run."""
     save(Path("val.npz"), 40)
