@@ -160,7 +160,7 @@ class _Tuner:
             if option.name not in kept:
                 why = refused[option.name] or reason or describe_setting(option.name, found)
                 step = OptimizationStep(kind=option.kind, name=option.name, accepted=False, options=option.options)
-                steps.append(replace(step, reason=why))
+                steps.append(replace(step, reason=why, tried=option.name in (found.alone or {})))
         return steps, accepted
 
     def _refuse(self, option: TuningOption, below: Candidate) -> str | None:
@@ -182,7 +182,7 @@ class _Tuner:
         step = OptimizationStep(kind=options[-1].kind, name=name, accepted=False, options=merged)
         for option in options:
             if (reason := self._refuse(option, below)) is not None:
-                return replace(step, reason=reason), None
+                return replace(step, reason=reason, tried=False), None
         job, lowered = below.job, below.portable
         for option in options:
             job = tuned_job(job, option)
@@ -244,14 +244,15 @@ def lay_out(
         name="",
         accepted=baseline is not None,
         reason="" if baseline is not None else "not measured: no candidate passed every tolerance",
+        tried=baseline is not None,
     )
     by_id = {candidate.job.id: candidate for candidate in candidates}
     base = by_id.get(tuning.base)
     if base is None:
-        return original, OptimizationStep(kind="graph", name="", accepted=False, reason=tuning.reason)
+        return original, OptimizationStep(kind="graph", name="", accepted=False, reason=tuning.reason, tried=False)
     steps = [original, *_steps_to(base, tuning.why, candidates), *tuning.steps]
     if tuning.reason:
-        steps.append(OptimizationStep(kind="memory", name="", accepted=False, reason=tuning.reason))
+        steps.append(OptimizationStep(kind="memory", name="", accepted=False, reason=tuning.reason, tried=False))
     size = policy.target.batch_sizes[0]
     before, laid_out = _timing(baseline, size), []
     timings = [timing for c in candidates if (timing := _timing(c.measurement, size)) is not None]
@@ -276,7 +277,7 @@ def _steps_to(base: Candidate, chosen: str, candidates: Sequence[Candidate]) -> 
     fp32 = next((c.job for c in candidates if c.job.backend == backend and c.job.scheme.precision == "fp32"), None)
     if fp32 is None:
         graph = OptimizationStep(
-            kind="graph", name="fp32", accepted=False, reason=f"{backend} has no fp32 candidate here"
+            kind="graph", name="fp32", accepted=False, reason=f"{backend} has no fp32 candidate here", tried=False
         )
     else:
         graph = OptimizationStep(
@@ -285,7 +286,7 @@ def _steps_to(base: Candidate, chosen: str, candidates: Sequence[Candidate]) -> 
     if scheme.precision == "fp32":
         lower = any(c.job.scheme.precision != "fp32" for c in candidates)
         why = f"options are tuned on fp32: {chosen}" if lower else "no other precision was compiled"
-        return [graph, OptimizationStep(kind="precision", name="", accepted=False, reason=why)]
+        return [graph, OptimizationStep(kind="precision", name="", accepted=False, reason=why, tried=False)]
     why = f"{chosen}; {base.note}" if base.note else chosen
     return [graph, OptimizationStep(kind="precision", name=scheme.name, job_id=base.job.id, reason=why)]
 

@@ -30,6 +30,7 @@ class OptionTuningRow:
     what: str
     job_id: str
     accepted: bool
+    tried: bool
     reason: str
     options: JsonMap
     p50_s: float | None = None
@@ -46,7 +47,7 @@ class OptionTuningRow:
         of most settings; `not tried`; empty for what was accepted."""
         if self.accepted:
             return ""
-        return "rejected" if self.job_id or self.reason.startswith("rejected:") else "not tried"
+        return "rejected" if self.tried else "not tried"
 
 
 def option_tuning_rows(result: RunResult, target: TargetResult) -> tuple[OptionTuningRow, ...]:
@@ -64,6 +65,7 @@ def option_tuning_rows(result: RunResult, target: TargetResult) -> tuple[OptionT
                 what=result.baseline_framework if step.kind == "original" else step.name,
                 job_id=step.job_id,
                 accepted=step.accepted,
+                tried=step.tried,
                 reason=step.reason,
                 options=step.options,
                 p50_s=summary.median_s(summary.timing_at(measured, target.policy.target.batch_sizes[0])),
@@ -90,7 +92,7 @@ def option_tuning_line(result: RunResult, target: TargetResult) -> str:
         for row in accepted
     )
     parts = [steps or "nothing was accepted"]
-    if rejected := sum(row.outcome == "rejected" for row in rows):
+    if rejected := sum(row.outcome == "rejected" for row in rows if row.kind in ("memory", "tuning")):
         parts.append(f"{numbers.count(rejected, 'option')} rejected")
     if target.selection.winner is not None and not any(row.state == "won" for row in accepted):
         parts.append("the winner is none of these")

@@ -212,11 +212,17 @@ def _step(step: JsonMap) -> OptimizationStep:
         name="" if step["kind"] == "original" else step["name"],
         job_id=step["job_id"] or "",
         accepted=step["climbed"],
+        tried=step["tried"] if "tried" in step else _was_tried(step),
         reason=step["reason"] or "",
         options=step["options"],
         speedup=step["speedup"],
         speedup_interval=_pair(step["speedup_interval"]),
     )
+
+
+def _was_tried(step: JsonMap) -> bool:
+    """Of a step in a file that has no field for it: such files say so of a setting in the reason alone."""
+    return step["climbed"] or step["job_id"] is not None or (step["reason"] or "").startswith("rejected:")
 
 
 def _bundle(bundle: JsonMap | None, target: str) -> Bundle | None:

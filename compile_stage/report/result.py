@@ -200,6 +200,7 @@ def _tuning_row(row: OptionTuningRow) -> dict[str, Any]:
         "name": row.what,
         "job_id": row.job_id or None,
         "climbed": row.accepted,
+        "tried": row.tried,
         "reason": row.reason or None,
         "options": row.options,
         "p50_s": row.p50_s,

@@ -320,7 +320,9 @@ def with_option_tuning() -> TargetResult:
             reason="rejected: cosine is 0.2",
             options={"config": {"lie": "1"}},
         ),
-        OptimizationStep(kind="tuning", name="late", accepted=False, reason="not tried: nothing is left of the budget"),
+        OptimizationStep(
+            kind="tuning", name="late", accepted=False, reason="nothing is left of the budget", tried=False
+        ),
     )
     return dataclasses.replace(
         target, candidates=(stand, fp32, *target.candidates[2:], tuned), selection=selection, ladder=steps

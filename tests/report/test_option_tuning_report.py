@@ -18,6 +18,7 @@ from compile_stage.pipeline.settings_search import describe_setting
 from compile_stage.report.html import render_html
 from compile_stage.report.markdown import render_markdown
 from compile_stage.report.option_tuning import option_tuning_line, option_tuning_rows
+from compile_stage.report.reading import read_result, result_of
 from compile_stage.report.result import result_json_schema, result_text
 
 TUNED = "digits-cnn-1--cpu-server--openvino--int8-sym--memory-lean"
@@ -104,9 +105,37 @@ def test_a_setting_that_was_measured_in_the_search_is_not_said_to_be_untried(tun
     searched = OptimizationStep(
         kind="memory", name="arena", accepted=False, reason=describe_setting("arena", found), options={"arena": False}
     )
-    late = replace(searched, name="late", reason=describe_setting("late", found))
+    late = replace(searched, name="late", reason=describe_setting("late", found), tried=False)
     changed = replace(target, ladder=(*target.ladder[:4], searched, late))
     rows = {row.what: row for row in option_tuning_rows(tuned, changed)}
     assert (rows["arena"].outcome, rows["late"].outcome, rows["lean"].outcome) == ("rejected", "not tried", "")
     assert option_tuning_line(tuned, changed).endswith("; 1 option rejected")
     assert "| arena (rejected) |" in render_markdown(replace(tuned, targets=(changed,)))
+
+
+def test_whether_a_step_was_tried_does_not_hang_on_its_words(tuned: RunResult, tmp_path: Path) -> None:
+    """Broken: another wording of a reason makes "not tried" of what was measured, in this run's reports or in those
+    that are made again from result.json; or a precision that failed counts as an option."""
+    target = tuned.targets[0]
+    measured = OptimizationStep(kind="memory", name="arena", accepted=False, reason="no combination was better")
+    missed = replace(target.ladder[2], accepted=False, reason="accuracy: lost 0.2")
+    changed = replace(tuned, targets=(replace(target, ladder=(*target.ladder[:2], missed, measured)),))
+    (tmp_path / "result.json").write_text(result_text(changed))
+    for result in (changed, read_result(tmp_path / "result.json")):
+        rows = option_tuning_rows(result, result.targets[0])
+        assert [row.outcome for row in rows] == ["", "", "rejected", "rejected"]
+        assert option_tuning_line(result, result.targets[0]).endswith(
+            "; 1 option rejected; the winner is none of these"
+        )
+
+
+def test_a_file_without_the_field_says_the_same_as_when_it_was_written(tuned: RunResult) -> None:
+    """Broken: the report of a version that was published before says "not tried" of what it says was rejected."""
+    target = tuned.targets[0]
+    searched = OptimizationStep(kind="memory", name="arena", accepted=False, reason="rejected: no better")
+    document = json.loads(result_text(replace(tuned, targets=(replace(target, ladder=(*target.ladder, searched)),))))
+    for step in document["targets"][0]["ladder"]:
+        del step["tried"]
+    result = result_of(document)
+    rows = option_tuning_rows(result, result.targets[0])
+    assert [row.outcome for row in rows] == ["", "", "", "", "rejected", "not tried", "rejected"]

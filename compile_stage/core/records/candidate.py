@@ -137,6 +137,7 @@ class OptimizationStep:
         name: A scheme's or a tuning option's; empty for the original.
         job_id: Its candidate's; empty for the original, and where nothing was tried.
         accepted: False for what was tried and dropped, or not tried: then it is not one that the next is compared with.
+        tried: It was compiled or measured, by itself or in the search over combinations.
         reason: One sentence: why it was kept, or not.
         options: Those that it lays over the step before.
         speedup: Median latency of the accepted step before / its own, at the batch size that selection looks at, from
@@ -152,3 +153,4 @@ class OptimizationStep:
     options: JsonMap = field(default_factory=dict)
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
+    tried: bool = True
