@@ -9,7 +9,7 @@ import click
 from compile_stage.cli.options import example as _example
 from compile_stage.cli.options import json_option as _json
 from compile_stage.cli.options import roots_option as _roots
-from compile_stage.cli.output import print_json, print_text
+from compile_stage.cli.output import print_json, print_text, write_file
 from compile_stage.core import errors
 
 
@@ -57,9 +57,9 @@ def compare(
             print_text(text.render_policy_text(changed))
         return errors.EXIT_OK
     found = api.compare(before, after)
-    for file, render in ((markdown, text.render_markdown), (html, text.render_html)):
+    for option, file, render in (("--markdown", markdown, text.render_markdown), ("--html", html, text.render_html)):
         if file is not None:
-            file.write_text(render(found), encoding="utf-8")
+            write_file(file, render(found), option)
     if as_json:
         print_json(comparison.comparison_document(found))
     else:

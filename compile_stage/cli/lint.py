@@ -12,7 +12,7 @@ from compile_stage.cli.options import example as _example
 from compile_stage.cli.options import quiet_option as _quiet
 from compile_stage.cli.options import roots_option as _roots
 from compile_stage.cli.options import sets_option as _sets
-from compile_stage.cli.output import print_text
+from compile_stage.cli.output import print_text, write_file
 from compile_stage.core import errors
 from compile_stage.core.errors import UsageError
 from compile_stage.core.spelling import did_you_mean
@@ -66,8 +66,7 @@ def init(
     if not to_file:
         print_text(text)
         return errors.EXIT_OK
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
+    write_file(output, text, "-o")
     click.echo(f"wrote {output}")
     for finding in findings(output):
         click.echo(_line(finding), err=True)

@@ -8,11 +8,12 @@ import json
 import os
 import stat
 import sys
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from compile_stage.core.errors import CompileStageError, PolicyError
+from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -42,6 +43,17 @@ def print_text(text: str) -> None:
     """To standard output, at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def write_file(file: Path, text: str, option: str) -> None:
+    """What an option asks to be written; folders that are not there are made. Raises UsageError, which names the
+    option, where it can't be."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = f"it can't be written: {error.strerror}"
+        raise UsageError(problem, where=str(file), fix=f"name another {option}") from error
 
 
 def outlive_reader(stream: IO[str]) -> IO[str]:

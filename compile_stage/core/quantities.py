@@ -25,10 +25,21 @@ def quantity(value: float) -> str:
 
 
 def told_apart(value: float, limit: float) -> tuple[str, str]:
-    """A value and its limit in words, with as many digits as it takes to see that they are not the same."""
+    """A value and its limit in words, with as many digits as it takes to see which is the larger."""
     texts = quantity(value), quantity(limit) if quantity(limit).startswith("1 −") else f"{limit:g}"
     digits = 5
-    while texts[0] == texts[1] and value != limit and digits <= 17:
+    while not in_order(texts, value, limit) and digits <= 17:
         texts = f"{value:.{digits}g}", f"{limit:.{digits}g}"
         digits += 1
     return texts
+
+
+def in_order(texts: tuple[str, str], value: float, limit: float) -> bool:
+    """Whether two texts say of a value and its limit which is the larger, as rounding may not."""
+    if math.isnan(value) or value == limit:
+        return True
+    try:
+        shown = float(texts[0]), float(texts[1])
+    except ValueError:  # `1 − 4e-14`, `∞`
+        return texts[0] != texts[1]
+    return (shown[0] > shown[1]) if value > limit else (shown[0] < shown[1])

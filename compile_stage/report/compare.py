@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from compile_stage.core.digest import plain
+from compile_stage.core.quantities import told_apart
 from compile_stage.core.records import RunResult, record
 from compile_stage.report import numbers
 from compile_stage.report.reading import read_document
@@ -347,8 +348,14 @@ def figure_text(figure: Figure) -> str:
     return (
         f"{figure.candidate}: {word} beyond the noise{through}: {numbers.ratio(figure.before)} -> "
         f"{numbers.ratio(figure.after)} over the original, {numbers.ratio(figure.ratio)} of before "
-        f"({numbers.span(figure.interval)})"
+        f"({' to '.join(_beside_one(end) for end in figure.interval)})"
     )
+
+
+def _beside_one(end: float) -> str:
+    """An interval's end that two decimals would make 1 has more: that 1 lies outside is what is said."""
+    text = f"{end:.2f}"
+    return told_apart(end, 1)[0] if text == "1.00" else text
 
 
 def _timings(candidate: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from compile_stage.core.quantities import told_apart
+from compile_stage.core.quantities import in_order, told_apart
 from compile_stage.core.records import (
     Candidate,
     Check,
@@ -404,15 +404,19 @@ def _missed_by(candidate: Candidate) -> list[Check]:
 
 
 def measured_text(check: Check) -> str:
-    """`0.9991`, `14.2 dB`, `not measured`."""
+    """`0.9991`, `14.2 dB`, `not measured`; with as many digits as tell it from the limit, which it would else seem to
+    hold, or to miss."""
     if check.measured is None:
         return "not measured"
-    return _with_unit(check.measured, check.gate.unit)
+    return _labelled(_beside_each_other(check.measured, check.gate.limit)[0], check.gate.unit)
 
 
 def limit_text(check: Check) -> str:
     """`at most 0.01`, `at least 20 dB`."""
-    return f"{check.gate.direction.replace('_', ' ')} {_with_unit(check.gate.limit, check.gate.unit)}"
+    limit = check.gate.limit
+    shown = limit if check.measured is None else check.measured
+    text = _labelled(_beside_each_other(shown, limit)[1], check.gate.unit)
+    return f"{check.gate.direction.replace('_', ' ')} {text}"
 
 
 def error_text(check: Check | None) -> str:
@@ -488,8 +492,9 @@ def _speedup(row: Row) -> float:
     return row.timing.speedup if row.timing is not None and row.timing.speedup is not None else 0.0
 
 
-def _with_unit(value: float, unit: str) -> str:
-    return _labelled(numbers.quantity(value), unit)
+def _beside_each_other(value: float, limit: float) -> tuple[str, str]:
+    texts = numbers.quantity(value), numbers.quantity(limit)
+    return texts if in_order(texts, value, limit) else told_apart(value, limit)
 
 
 def _labelled(text: str, unit: str) -> str:

@@ -45,6 +45,20 @@ def test_a_regression_has_its_exit_code_only_where_it_is_asked_for(
     assert json.loads(capsys.readouterr().out)["changed"] is False
 
 
+def test_a_file_that_can_not_be_written_is_named_with_its_option(
+    two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a traceback and "a bug of ours" for a folder that is not there, and a pull request without a comment."""
+    assert run("compare", *two, "--markdown", tmp_path / "new" / "folder" / "c.md") == 0
+    assert (tmp_path / "new" / "folder" / "c.md").read_text().startswith("## Comparison")
+    (tmp_path / "file").touch()
+    capsys.readouterr()
+    assert run("compare", *two, "--html", tmp_path / "file" / "c.html") == 2
+    said = capsys.readouterr().err
+    assert f"error: {tmp_path / 'file' / 'c.html'}: it can't be written: " in said
+    assert "fix: name another --html" in said
+
+
 def test_what_is_no_result_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken: a wrong path would end in a traceback."""
     assert run("compare", tmp_path, tmp_path) == 2

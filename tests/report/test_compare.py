@@ -12,7 +12,7 @@ import pytest
 from compile_stage.core.records import PolicyValue, RunResult
 from compile_stage.core.records.serving import Layout, ServedLoad, ServingCost
 from compile_stage.report import comparison_text as text
-from compile_stage.report.compare import Comparison, compare, comparison_document
+from compile_stage.report.compare import Comparison, compare, comparison_document, figure_text
 
 
 def changed_winner(result: RunResult, factor: float, **more: Any) -> RunResult:
@@ -308,3 +308,21 @@ def test_speeds_without_a_batch_size_of_both_runs_are_not_compared(result: RunRe
     assert "openvino--int8-sym: measured at other batch sizes (1 -> 16, 8): speeds are not compared" in target.notes
     assert "openvino--int8-sym: predict() was given other numbers of rows (1 -> 16): it is not compared" in target.notes
     assert target.unchanged_text == "no difference in what can be compared"
+
+
+def test_an_interval_that_does_not_hold_1_is_not_shown_as_one_that_does(result: RunResult) -> None:
+    """Broken: "slower beyond the noise" stands beside an interval that ends at 1.00."""
+    target = result.targets[0]
+    winner = target.candidates[0]
+    assert winner.measurement is not None
+    ends = {"speedup": 6.5, "speedup_interval": (6.499, 6.501)}
+    exact = replace(
+        winner,
+        measurement=replace(winner.measurement, timings=tuple(replace(t, **ends) for t in winner.measurement.timings)),
+    )
+    before = replace(result, targets=(replace(target, candidates=(exact, *target.candidates[1:])), *result.targets[1:]))
+    figures = [figure for one in compare(before, changed_winner(before, 0.997)).targets for figure in one.figures]
+    (slower,) = [figure for figure in figures if figure.verdict == "worse"]
+    assert slower.interval is not None
+    assert 0.995 < slower.interval[1] < 1
+    assert figure_text(slower).endswith("1.00× of before (0.9968 to 0.9972)")

@@ -241,6 +241,23 @@ def test_what_is_too_uncertain_under_load_is_served_for_longer(
     assert any(reason == "what it serves under load is too uncertain to pass" for _, reason in told) == is_unsure
 
 
+def test_what_misses_its_limit_by_little_does_not_seem_to_hold_it(factory: ModuleType) -> None:
+    """Broken: a table, or a test in CI, says "failed: cosine 0.99, at least 0.99"."""
+    good = factory.good_checks(0.999)[0]
+    gate = dataclasses.replace(good.gate, limit=0.99)
+    for measured, outcome, shown in (
+        (0.98996, Outcome.FAIL, ("0.98996", "at least 0.99")),
+        (0.989999, Outcome.FAIL, ("0.989999", "at least 0.99")),
+        (0.99, Outcome.PASS, ("0.99", "at least 0.99")),
+        (0.9991, Outcome.PASS, ("0.9991", "at least 0.99")),
+        (None, Outcome.NOT_RUN, ("not measured", "at least 0.99")),
+    ):
+        check = dataclasses.replace(good, gate=gate, measured=measured, outcome=outcome)
+        assert (summary.measured_text(check), summary.limit_text(check)) == shown
+    fine = dataclasses.replace(good, gate=dataclasses.replace(gate, limit=0.123456), measured=0.123454)
+    assert (summary.measured_text(fine), summary.limit_text(fine)) == ("0.12345", "at least 0.12346")
+
+
 def test_processes_are_counted_of_the_fewest_to_the_most(factory: ModuleType) -> None:
     """If it failed, the head of a report would say "1 process of each" where one candidate of two was started again."""
     policy = factory.cpu_server()
