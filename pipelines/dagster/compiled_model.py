@@ -77,7 +77,7 @@ def compiled_model(
                 "result.json": dg.MetadataValue.path(str(result_file.absolute())),
                 "junit.xml": dg.MetadataValue.path(str((folder / "junit.xml").absolute())),
             },
-            check_results=[check for target in result["targets"] for check in checks_of(target)],
+            check_results=list(checks_of(result)),
         )
 
     return run_stage
@@ -88,19 +88,34 @@ def check_name(target: str, gate: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_]', '_', target)}_{gate}"
 
 
-def checks_of(target: dict[str, Any]) -> Iterator[dg.AssetCheckResult]:
-    """The gates of a target in result.json: a candidate's answers are near enough to the original's; one is fast and
-    small enough; one passes all and was chosen. Of a target that is not required, a missed gate is a warning."""
+def checks_of(result: dict[str, Any]) -> Iterator[dg.AssetCheckResult]:
+    """The gates of each target in result.json: a candidate's answers are near enough to the original's; one of these is
+    fast and small enough; one passes all, was chosen, and was published and promoted as the policy wants. Of a target
+    that is not required, a missed gate is a warning. Where the run failed, a check that blocks does not pass."""
+    failed = result["status"] != "passed"
+    # Without a required target the run needs a winner in any of them.
+    needed = [target for target in result["targets"] if target["required"]] or result["targets"]
+    # Winners that could not be published or promoted: the run failed, though nothing lacks one.
+    stopped = result["problem"] if failed and all(target["winner"] for target in needed) else None
+    for target in result["targets"]:
+        blocks = target["required"] or (failed and target in needed)
+        severity = dg.AssetCheckSeverity.ERROR if blocks else dg.AssetCheckSeverity.WARN
+        yield from _checks_of(target, severity, stopped if target in needed else None)
+
+
+def _checks_of(
+    target: dict[str, Any], severity: dg.AssetCheckSeverity, stopped: str | None
+) -> Iterator[dg.AssetCheckResult]:
+    """`stopped`: what kept the winner from being published or promoted, or None."""
     checked = {one["job_id"]: one["verdict"]["checks"] for one in target["candidates"] if one["verdict"] is not None}
-    gates = {
-        "answers": {job: [c for c in checks if c["metric"] not in PERFORMANCE] for job, checks in checked.items()},
-        "performance": {job: [c for c in checks if c["metric"] in PERFORMANCE] for job, checks in checked.items()},
-    }
-    severity = dg.AssetCheckSeverity.ERROR if target["required"] else dg.AssetCheckSeverity.WARN
-    for gate, looked_at in gates.items():
+    answers = {job: [c for c in checks if c["metric"] not in PERFORMANCE] for job, checks in checked.items()}
+    # What answers otherwise was not measured, so it misses no limit on speed.
+    right = [job for job, checks in answers.items() if _hold(checks)]
+    performance = {job: [c for c in checked[job] if c["metric"] in PERFORMANCE] for job in right}
+    for gate, looked_at in (("answers", answers), ("performance", performance)):
         yield dg.AssetCheckResult(
             check_name=check_name(target["name"], gate),
-            passed=any(all(c["outcome"] == "pass" or c["waiver"] for c in checks) for checks in looked_at.values()),
+            passed=any(_hold(checks) for checks in looked_at.values()),
             severity=severity,
             metadata={
                 job: [f"{c['metric']}: {c['outcome']}, {c['reason']}" for c in checks]
@@ -109,11 +124,15 @@ def checks_of(target: dict[str, Any]) -> Iterator[dg.AssetCheckResult]:
         )
     yield dg.AssetCheckResult(
         check_name=check_name(target["name"], "winner"),
-        passed=target["winner"] is not None,
+        passed=target["winner"] is not None and stopped is None,
         severity=severity,
         metadata={
             "winner": str(target["winner"]),
             "published": str((target["receipt"] or {}).get("uri")),
-            "reason": str(target["reason"]),
+            "reason": str(stopped or target["reason"]),
         },
     )
+
+
+def _hold(checks: list[dict[str, Any]]) -> bool:
+    return all(check["outcome"] == "pass" or check["waiver"] for check in checks)

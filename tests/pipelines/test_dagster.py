@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,49 @@ def test_a_failed_gate_stops_what_depends_on_the_asset(materialize, tmp_path, re
     assert ended["checks"]["small_performance"] == ended["checks"]["small_winner"] == [False, "ERROR"]
     assert "deployed" not in ended["made"]
     assert (tmp_path / "kept reports" / "result.json").is_file()
+
+
+STAGE = """\
+#!{python}
+import pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+out.mkdir(parents=True)
+out.joinpath("result.json").write_text({result!r})
+out.joinpath("report.md").write_text("")
+sys.exit(3)
+"""
+
+
+@pytest.mark.orchestrators
+@pytest.mark.parametrize(
+    ("required", "winner", "metrics", "missed"),
+    [
+        (True, "a", ["speedup"], {"winner"}),  # it was published, and the alias was not moved
+        (False, "a", ["speedup"], {"winner"}),
+        (False, None, ["accuracy"], {"answers", "performance", "winner"}),
+    ],
+)
+def test_a_run_that_failed_stops_what_depends_on_the_asset(
+    materialize, tmp_path, monkeypatch, required, winner, metrics, missed
+):
+    """Broken: the stage ends with 3, since a winner may not take its alias or since no target has one, and all checks
+    pass or only warn: what depends on the asset is deployed."""
+    checks = [{"metric": one, "outcome": "pass" if winner else "fail", "waiver": None, "reason": ""} for one in metrics]
+    target = {
+        "name": "small", "required": required, "winner": winner, "reason": None, "receipt": None,
+        "candidates": [{"job_id": "a", "verdict": {"checks": checks}}],
+    }  # fmt: skip
+    problem = "the alias stays: it is slower"
+    result = {"status": "failed", "problem": problem, "source": {"uri": "models:/m/1"}, "targets": [target]}
+    stage = tmp_path / "stage"
+    stage.write_text(STAGE.format(python=sys.executable, result=json.dumps(result)), encoding="utf-8")
+    stage.chmod(0o755)
+    monkeypatch.setenv("COMPILE_STAGE", str(stage))
+    ended, said = materialize("models:/m/1", "policy.yaml", "small")
+    assert not ended["success"], said
+    assert "deployed" not in ended["made"]
+    assert {name for name, (passed, _) in ended["checks"].items() if not passed} == {f"small_{one}" for one in missed}
+    assert {severity for _, severity in ended["checks"].values()} == {"ERROR"}
 
 
 @pytest.mark.orchestrators
