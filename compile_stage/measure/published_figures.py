@@ -55,20 +55,24 @@ def _waived_words(chosen: Candidate) -> list[str]:
 
 
 def metrics_of(winner: Candidate) -> dict[str, float]:
-    """Every measured error, latencies in milliseconds, throughput, memory and size, as a registry shows them."""
+    """Every measured error, latencies in milliseconds, throughput, memory and size, as a registry shows them.
+
+    An unstable speedup is none of them: a registry sorts and compares by single figures, and it has none.
+    """
     metrics: dict[str, float] = {}
     for check in winner.verdict.checks if winner.verdict else ():
-        if check.measured is not None and check.batch_size is not None:
+        if check.measured is not None and check.batch_size is not None and check.gate.metric != "speedup":
             name = ".".join(filter(None, (check.gate.metric, check.output, f"batch_{check.batch_size}")))
             metrics[name.replace(":", "_")] = check.measured
     for timing in winner.measurement.timings if winner.measurement else ():
-        median_s, p95_s = stats.median(timing.latency_s), percentile(timing, GATED)
-        metrics[f"latency_p50_ms.batch_{timing.batch_size}"] = median_s * 1e3
+        median_s, p95_s = percentile(timing, 0.5), percentile(timing, GATED)
+        if median_s is not None:  # as in result.json: a few calls can't carry it
+            metrics[f"latency_p50_ms.batch_{timing.batch_size}"] = median_s * 1e3
         if p95_s is not None:  # fewer than 59 independent calls can't carry it
             metrics[f"latency_p95_ms.batch_{timing.batch_size}"] = p95_s * 1e3
-        if median_s > 0:
+        if median_s:
             metrics[f"throughput_per_s.batch_{timing.batch_size}"] = timing.batch_size / median_s
-        if timing.speedup is not None:
+        if timing.speedup is not None and timing.stable:
             metrics[f"speedup.batch_{timing.batch_size}"] = timing.speedup
     if winner.measurement:
         metrics["peak_memory_mb"] = winner.measurement.peak_memory_bytes / 1e6

@@ -105,10 +105,11 @@ def _sarif(findings: Sequence[Finding]) -> str:
 def _sarif_place(finding: Finding) -> dict[str, Any]:
     from urllib.parse import quote
 
-    place: dict[str, Any] = {"artifactLocation": {"uri": quote(_relative(finding.file))}}
-    if finding.line:
-        place["region"] = {"startLine": finding.line, "startColumn": finding.column}
-    return place
+    # GitHub wants a line of each result: what has none, such as a file that is not there, gets the first.
+    return {
+        "artifactLocation": {"uri": quote(_relative(finding.file))},
+        "region": {"startLine": max(1, finding.line), "startColumn": max(1, finding.column)},
+    }
 
 
 def _relative(file: str) -> str:

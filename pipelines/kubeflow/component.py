@@ -37,7 +37,8 @@ def compile_model(
         tracking_uri: MLflow tracking server; empty leaves it to the environment of the image.
         result: Receives result.json.
         report: Receives report.html.
-        metrics: Receives each winner's speed-up over the original model, as `TARGET.speedup_batch_SIZE`.
+        metrics: Receives each winner's speed-up over the original model, as `TARGET.speedup_batch_SIZE`, where it was
+            stable: else only a range is known.
 
     Returns:
         status: passed, failed or refused. exit_code: as documented for the command line. winners: target → job id or
@@ -80,7 +81,8 @@ def compile_model(
         for candidate in target["candidates"]:
             if candidate["state"] == "won":
                 for batch_size, timing in candidate["timing"]["by_batch"].items():
-                    metrics.log_metric(f"{target['name']}.speedup_batch_{batch_size}", timing["speedup"])
+                    if timing["stable"]:
+                        metrics.log_metric(f"{target['name']}.speedup_batch_{batch_size}", timing["speedup"])
     outputs = namedtuple("Outputs", ["status", "exit_code", "winners", "published"])
     return outputs(
         content["status"],

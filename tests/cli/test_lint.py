@@ -91,6 +91,13 @@ def test_json_holds_warnings_of_a_valid_policy_and_ends_with_0(
     assert [(found["level"], found["code"]) for found in document["findings"]] == [("warning", "CS0114")]
 
 
+def test_a_finding_without_a_line_has_the_first_in_sarif(capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: GitHub refuses the whole file of a policy that is not there, since a result has no line."""
+    assert leave("lint", "nowhere.yaml", "--format", "sarif") == 2
+    [found] = json.loads(capsys.readouterr().out)["runs"][0]["results"]
+    assert found["locations"][0]["physicalLocation"]["region"] == {"startLine": 1, "startColumn": 1}
+
+
 @pytest.mark.parametrize("form", ["json", "github", "gitlab", "sarif"])
 def test_a_good_policy_gives_an_empty_document(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken: the next step of a job, which reads the document, fails on a policy that is right."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from compile_stage.core.records import Candidate, Check, Gate, Outcome, Verdict, Waiver
-from compile_stage.measure.published_figures import summary_of
+from compile_stage.measure.published_figures import metrics_of, summary_of
+from compile_stage.report.result import timing_summary
 from tests import factories
 
 _WAIVER = Waiver(gate="max_abs", target="cpu", reason="new sensor", owner="vision", expires="2027-01-31")
@@ -60,3 +61,24 @@ def test_a_waiver_that_was_not_needed_is_not_named() -> None:
     winner = _winner(_check("max_abs", Outcome.PASS, "max_abs is 0 <= 0.01", waived=_WAIVER))
 
     assert "waiver" not in summary_of(factories.source(), factories.target_policy(), winner)
+
+
+def test_an_unstable_speedup_is_no_metric_of_a_registry() -> None:
+    """Broken: runs are sorted by a figure of which every report says that only a range is known."""
+    check = _check("speedup", Outcome.PASS, "1.5 times the baseline's speed")
+    for stable in (True, False):
+        timing = factories.timing(speedup=1.5, speedup_interval=(1.1, 2.1), stable=stable)
+        measured = factories.measurement(timings=(timing,))
+        metrics = metrics_of(dataclasses.replace(_winner(check), measurement=measured))
+        assert metrics.get("speedup.batch_1") == (1.5 if stable else None)
+        assert metrics["latency_p50_ms.batch_1"] > 0
+
+
+def test_what_result_json_leaves_out_is_no_metric_of_a_registry() -> None:
+    """Broken: the registry has a median and a throughput of three calls, and result.json says that they carry none."""
+    for calls, known in ((3, False), (12, True)):
+        timing = factories.timing(rounds=calls)
+        metrics = metrics_of(dataclasses.replace(_winner(), measurement=factories.measurement(timings=(timing,))))
+        summary = timing_summary(timing)
+        assert ("latency_p50_ms.batch_1" in metrics) is (summary["p50_s"] is not None) is known
+        assert ("throughput_per_s.batch_1" in metrics) is (summary["throughput_per_s"] is not None) is known

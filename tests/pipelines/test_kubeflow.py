@@ -96,7 +96,11 @@ def test_a_local_run_compiles_a_real_model(components, local_runs, registered):
     result = json.loads(Path(task.outputs["result"].path).read_text(encoding="utf-8"))
     assert result["targets"][0]["winner"] == task.outputs["winners"]["small"]
     assert "<html" in Path(task.outputs["report"].path).read_text(encoding="utf-8")
-    assert task.outputs["metrics"].metadata["small.speedup_batch_1"] > 0
+    [winner] = [one for one in result["targets"][0]["candidates"] if one["state"] == "won"]
+    by_batch = winner["timing"]["by_batch"]
+    assert task.outputs["metrics"].metadata == {
+        f"small.speedup_batch_{size}": timing["speedup"] for size, timing in by_batch.items() if timing["stable"]
+    }
 
 
 def test_a_failed_gate_is_an_output(components, local_runs, registered):
