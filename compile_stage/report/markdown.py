@@ -39,7 +39,7 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
     yield [
         f"## {_MARKS[result.status]} {_cell(f'{source.name} {source.version}'.rstrip())}: {result.status}",
         "",
-        _cell(summary.headline(result)),
+        "  \n".join(map(_cell, summary.headline(result).splitlines())),  # each of a run's problems is a line
         "",
         *(f"> ⚠️ {_cell(warning)}" for warning in policy.warnings),
         *([""] if policy.warnings else []),

@@ -53,7 +53,10 @@ def _histogram(figures: Figures) -> str:
         for bound, so_many in zip(BUCKETS_S, within, strict=True):
             lines.append(f"{name}_bucket{_labels({'kind': kind, 'le': f'{bound:g}'})} {so_many}")
         lines.append(f"{name}_bucket{_labels({'kind': kind, 'le': '+Inf'})} {count}")
-        lines += [f"{name}_sum{_labels({'kind': kind})} {seconds:g}", f"{name}_count{_labels({'kind': kind})} {count}"]
+        lines += [
+            f"{name}_sum{_labels({'kind': kind})} {seconds:.15g}",
+            f"{name}_count{_labels({'kind': kind})} {count}",
+        ]
     return "\n".join(lines) + "\n"
 
 

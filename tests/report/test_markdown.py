@@ -38,3 +38,12 @@ def test_it_fits_where_it_is_posted(factory: ModuleType) -> None:
 def test_synthetic_data_is_called_so(result: RunResult) -> None:
     samples = {"validation": dataclasses.replace(result.samples["validation"], real=False)}
     assert "**synthetic** samples" in render_markdown(dataclasses.replace(result, samples=samples))
+
+
+def test_each_of_a_runs_problems_is_a_line(result: RunResult) -> None:
+    """Broken: "at most 1.1 allowed fix: promote.max_slowdown", two problems and what to do as one sentence."""
+    failed = dataclasses.replace(
+        result, status="failed", exit_code=3, problem="the alias stays\n  fix: wait\n<b>too slow"
+    )
+    text = render_markdown(failed)
+    assert "\nthe alias stays  \nfix: wait  \n&lt;b&gt;too slow" in text

@@ -13,7 +13,7 @@ from compile_stage.core.errors import StorageError
 from compile_stage.service import queue as queue_module
 from compile_stage.service.deliveries import Delivery, Refused
 from compile_stage.service.metrics import BUCKETS_S, exposition
-from compile_stage.service.queue import Queue
+from compile_stage.service.queue import Figures, Queue
 from compile_stage.service.store import Store
 
 
@@ -166,3 +166,11 @@ def test_a_database_that_can_not_be_opened_is_named_without_its_password() -> No
     with pytest.raises(StorageError, match="the queue's database can't be opened") as error:
         Store("postgresql+psycopg2://user:hunter2@127.0.0.1:1/none")
     assert "hunter2" not in str(error.value)
+
+
+def test_a_long_sum_of_seconds_keeps_its_last_digits() -> None:
+    """Broken: after two weeks of runs the sum of their seconds grows in steps of 10 s, and a rate of it is wrong."""
+    durations = [("run", 9, 1234567.25, *(0 for _ in BUCKETS_S))]
+    figures = Figures(deliveries={}, looks=0, jobs=[], exits=[], durations=durations)
+    text = exposition(figures, {}, 0.0, poll_failed=False)
+    assert 'attempt_seconds_sum{kind="run"} 1234567.25' in text
