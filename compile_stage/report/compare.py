@@ -257,8 +257,10 @@ def _served(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _kind(candidate: Mapping[str, Any]) -> str:
-    """What a candidate is beside its model's version, which a job's id begins with."""
-    return str(candidate["job_id"]).partition("--")[2].partition("--")[2] or str(candidate["job_id"])
+    """What a candidate is beside its model's version and target, which a job's id begins with: their names may hold two
+    dashes too."""
+    backend, job_id = f"--{candidate['backend']}--", str(candidate["job_id"])
+    return f"{backend}{job_id.partition(backend)[2]}".removeprefix("--") if backend in job_id else job_id
 
 
 def _winners(

@@ -13,6 +13,8 @@ from compile_stage.core.records import PolicyValue, RunResult
 from compile_stage.core.records.serving import Layout, ServedLoad, ServingCost
 from compile_stage.report import comparison_text as text
 from compile_stage.report.compare import Comparison, compare, comparison_document, figure_text
+from compile_stage.report.reading import result_of
+from compile_stage.report.result import result_text
 
 
 def changed_winner(result: RunResult, factor: float, **more: Any) -> RunResult:
@@ -326,3 +328,15 @@ def test_an_interval_that_does_not_hold_1_is_not_shown_as_one_that_does(result: 
     assert slower.interval is not None
     assert 0.995 < slower.interval[1] < 1
     assert figure_text(slower).endswith("1.00× of before (0.9968 to 0.9972)")
+
+
+def test_candidates_of_two_versions_are_one_whatever_dashes_the_model_has(result: RunResult) -> None:
+    """Broken: of a model `team--fraud--eu` every candidate of another version is new, and no speed is compared."""
+    versions = []
+    for version in ("1", "2"):
+        document = json.loads(result_text(result).replace("digits-cnn-1--", f"team--fraud--eu-{version}--"))
+        versions.append(result_of(document))
+    found = compare(*versions)
+    changes = [change for target in found.targets for change in target.changes]
+    assert not any("not in the second run" in change or ": new, " in change for change in changes)
+    assert any(figure.interval is not None for target in found.targets for figure in target.figures)
