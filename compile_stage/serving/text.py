@@ -207,7 +207,8 @@ def read_texts(data: Any, task: str) -> list[Text]:
     if not records:
         raise InputRefusedError("there is no text")
     texts = [_text(record, number, task) for number, record in enumerate(records)]
-    return _unquoted(texts) if framed and task == "text-classification" else texts
+    unnamed = framed and not isinstance(next(iter(data.columns), ""), str)
+    return _unquoted(texts) if unnamed and task == "text-classification" else texts
 
 
 def _records(data: Mapping[str, Any]) -> list[Any]:
@@ -226,23 +227,31 @@ def _text(record: Any, number: int, task: str) -> Any:
         record = record[0]
     if isinstance(record, Mapping):
         if task == "text-classification" and set(record) == _PAIR:
-            record = (record["text"], record["text_pair"])
+            record = (_cell(record["text"]), _cell(record["text_pair"]))
         elif task == "text-classification" and len(record) > 1:
             raise InputRefusedError(f"text {number} has the keys {', '.join(map(str, record))}, not text and text_pair")
         else:
-            record = next(iter(record.values()))
+            record = _cell(next(iter(record.values())))
     values = record if isinstance(record, tuple) else (record,)
     if not all(isinstance(value, str) for value in values):
         raise InputRefusedError(f"text {number} is no text, but {type(record).__name__}")
     return record
 
 
+def _cell(value: Any) -> Any:
+    """A text that MLflow's scoring server put into an array, or a client into a list, of one; all else as it is."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
 def _unquoted(texts: list[Text]) -> list[Text]:
     """MLflow's scoring server hands dicts on as their source text, and null as "None"; its pyfunc reads all rows of a
-    data frame as Python literals where each is one; a pair comes as {'text': ..., 'text_pair': ...}.
+    data frame whose columns have no names as Python literals where each is one; a pair comes as {'text': ...,
+    'text_pair': ...}. Numbers and the like, with which the original fails, are taken for texts.
 
     Raises:
-        InputRefusedError: All are literals, and one is None, which the original refuses.
+        InputRefusedError: All are literals, and one is None, which the original refuses; or is a tuple, or a dict with
+            more than a text and its pair, of which the original answers a part.
     """
     if not all(isinstance(text, str) for text in texts):
         return texts
@@ -253,9 +262,12 @@ def _unquoted(texts: list[Text]) -> list[Text]:
     if None in values:
         raise InputRefusedError(f"text {values.index(None)} is missing (null): send a text in its place")
     found: list[Text] = []
-    for value in values:
-        if isinstance(value, Mapping) and set(value) <= _PAIR and "text" in value:
-            value = (value["text"], value["text_pair"]) if "text_pair" in value else value["text"]
+    for number, value in enumerate(values):
+        if isinstance(value, tuple) or (isinstance(value, Mapping) and "text" in value and not set(value) <= _PAIR):
+            raise InputRefusedError(f"text {number} is a {type(value).__name__}: send a text, or text and text_pair")
+        if isinstance(value, Mapping) and "text" in value:
+            pair = value.get("text_pair")
+            value = value["text"] if pair is None else (value["text"], pair)
         if not all(isinstance(part, str) for part in (value if isinstance(value, tuple) else (value,))):
             return texts
         found.append(value)

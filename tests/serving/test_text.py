@@ -68,6 +68,12 @@ class Network:
         (pd.DataFrame(["'a'", "'b'"]), ["a", "b"]),
         (pd.DataFrame(["'a'", "b"]), ["'a'", "b"]),
         (pd.DataFrame(["1", "2"]), ["1", "2"]),
+        (pd.DataFrame({"text": ["'a'", "'b'"]}), ["'a'", "'b'"]),  # as under any name, also for the original
+        (pd.DataFrame({"text": ["None"]}), ["None"]),
+        (pd.DataFrame(["{'text': 'a', 'text_pair': None}"]), ["a"]),
+        (pd.DataFrame([{"text": np.array("a")}]), ["a"]),  # of dicts, by the scoring server
+        (pd.DataFrame([{"text": np.array("a"), "text_pair": np.array("b")}]), [("a", "b")]),
+        (pd.DataFrame({"text": [["a"], ["b"]]}), ["a", "b"]),
     ],
 )
 def test_texts_come_in_many_forms(data: Any, texts: list[Any]) -> None:
@@ -76,7 +82,18 @@ def test_texts_come_in_many_forms(data: Any, texts: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [[], 3, [1, 2], pd.DataFrame({"a": [1.5]}), [["a", "b"]], {"a": ["x"], "b": ["y", "z"]}]
+    "data",
+    [
+        [],
+        3,
+        [1, 2],
+        pd.DataFrame({"a": [1.5]}),
+        [["a", "b"]],
+        {"a": ["x"], "b": ["y", "z"]},
+        pd.DataFrame({"text": [["a", "b"]]}),
+        pd.DataFrame(["('a', 'b')"]),  # the original answers the first alone
+        pd.DataFrame(["{'text': 'a', 'lang': 'en'}"]),  # and leaves the rest out here
+    ],
 )
 def test_what_is_no_text_is_refused_in_words(data: Any) -> None:
     """Broken: numbers in place of text end in a traceback of the tokenizer, which a server answers with 500."""
@@ -88,8 +105,8 @@ def test_what_is_no_text_is_refused_in_words(data: Any) -> None:
 def test_a_null_that_mlflow_made_a_text_of_is_refused_as_by_the_original(texts: list[str]) -> None:
     """Broken: a request with null for its text is answered with a label, where the original's is an error."""
     with pytest.raises(InputRefusedError, match=r"is missing \(null\)"):
-        read_texts(pd.DataFrame({"text": texts}), "text-classification")
-    assert read_texts(pd.DataFrame({"text": ["good", "None"]}), "text-classification") == ["good", "None"]
+        read_texts(pd.DataFrame(texts), "text-classification")
+    assert read_texts(pd.DataFrame(["good", "None"]), "text-classification") == ["good", "None"]
 
 
 @pytest.mark.parametrize(
