@@ -11,9 +11,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compile_stage.serving.prediction_io import InputRefusedError
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+    from jinja2.parser import Parser
 
 CHAT, COMPLETIONS = "llm/v1/chat", "llm/v1/completions"
 FIELDS = {CHAT: "messages", COMPLETIONS: "prompt"}
@@ -59,6 +63,7 @@ def render(messages: Any, template: str, tokens: Mapping[str, str]) -> str:
         InputRefusedError: It is no list of messages, or the template does not take it.
     """
     from jinja2 import TemplateError
+    from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     given = list(messages.tolist() if hasattr(messages, "tolist") else messages)
@@ -68,15 +73,25 @@ def render(messages: Any, template: str, tokens: Mapping[str, str]) -> str:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
+    class Marked(Extension):
+        """`{% generation %}...{% endgeneration %}` marks what a model learns to write; it renders as what it holds."""
+
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[Marked, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals |= {"raise_exception": refuse, "strftime_now": datetime.now().strftime}
     try:
         return environment.from_string(template).render(
-            messages=[dict(message) for message in given], tools=None, documents=None, add_generation_prompt=True,
-            **tokens,
+            # Without what is null, which transformers takes out: a template would write "None".
+            messages=[{key: value for key, value in message.items() if value is not None} for message in given],
+            tools=None, documents=None, add_generation_prompt=True, **tokens,
         )  # fmt: skip
     except (TemplateError, TypeError) as error:
         raise InputRefusedError(f"the model's chat template does not take these messages: {error}") from error

@@ -44,10 +44,10 @@ class GenerationProcessor:
     Args:
         folder: Holds `tokenizer.json`.
         how: The manifest's `answer.text`: `settings` of a generation where nobody says otherwise; `defaults` of
-            predict()'s params; `stops`, ids of tokens that end a text; `longest`, the largest number of tokens that the
-            network has places for, or None; `cleans_up`, whether the tokenizer takes out spaces that it finds
-            superfluous. Of one of MLflow's inference tasks also `inference_task`, `model`, the original's name,
-            `tidies`, whether its tokenizer takes out such spaces where it is asked to, and for conversations
+            predict()'s params; `stops`, ids of tokens that end a text; `start`, the id of the token that an empty
+            prompt is continued from, or None; `longest`, the largest number of tokens that the network has places for,
+            or None; `cleans_up`, whether the tokenizer takes out spaces that it finds superfluous. Of one of MLflow's
+            inference tasks also `inference_task`, `model`, the original's name, `tidies`, whether its tokenizer takes out such spaces where it is asked to, and for conversations
             `template` and `special_tokens`.
     """
 
@@ -91,8 +91,10 @@ class GenerationProcessor:
         given = self._given(params)
         if task == chat.CHAT:
             asked = [chat.render(one, self._how["template"], self._how["special_tokens"]) for one in asked]
-        prompts, tidy = [str(one) for one in asked], bool(self._how.get("tidies"))
-        bare = self.encode(prompts, {"add_special_tokens": False})
+        if not all(isinstance(one, str) for one in asked):
+            raise InputRefusedError("each prompt is a text")
+        prompts, tidy = list(asked), bool(self._how.get("tidies"))
+        bare = self._tokens(prompts, added=False)
         answers = []
         for own, (ids, tokens) in zip(bare, self._write(prompts, given, generate), strict=True):
             prompt = self._decode(own.ids, tidy=tidy)
@@ -110,31 +112,38 @@ class GenerationProcessor:
     def _write(
         self, prompts: Sequence[str], given: Mapping[str, Any], generate: Generate
     ) -> list[tuple[list[int], list[int]]]:
-        """Of each prompt its tokens, and those that follow."""
-        choose, written = _choice(self._settings(given)), []
+        """Of each prompt its tokens, and those that follow. An empty one is continued from the token that begins a
+        text, which transformers counts among those that follow."""
+        choice, written = _choice(self._settings(given)), []
         for encoded in self.encode(prompts, given):
-            new = self._new_tokens(given, len(encoded.ids))
-            (tokens,) = generate(_row(encoded.ids), new, stops=self._how.get("stops", ()), choose=choose)
-            written.append((list(encoded.ids), tokens))
+            ids = list(encoded.ids)
+            begin = [] if ids else [int(self._how["start"])]
+            new = self._new_tokens(given, len(ids or begin))
+            (tokens,) = generate(_row(ids or begin), new, stops=self._how.get("stops", ()), choose=choice)
+            written.append((ids, [*begin, *tokens]))
         return written
 
     def encode(self, texts: Sequence[str], params: Mapping[str, Any]) -> list[Any]:
         """The tokens of each prompt, as the package `tokenizers` gives them.
 
         Raises:
-            InputRefusedError: A prompt has none, or as many as the network has places for.
+            InputRefusedError: A prompt has none, and the model no token to begin with; or it has as many as the network
+                has places for.
         """
-        added = bool(params.get("add_special_tokens", True))
-        with self._lock:
-            encoded: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=added)
+        encoded = self._tokens(texts, added=bool(params.get("add_special_tokens", True)))
         longest = self._how.get("longest")
         for number, one in enumerate(encoded):
-            if not one.ids:
-                raise InputRefusedError(f"prompt {number} has no tokens")
+            if not one.ids and self._how.get("start") is None:
+                raise InputRefusedError(f"prompt {number} has no tokens, and the model none that begins a text")
             if longest is not None and len(one.ids) >= longest:
                 raise InputRefusedError(
                     f"prompt {number} has {len(one.ids)} tokens, and the model has places for {longest}: shorten it"
                 )
+        return encoded
+
+    def _tokens(self, texts: Sequence[str], *, added: bool) -> list[Any]:
+        with self._lock:
+            encoded: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=added)
         return encoded
 
     def tensors(self, data: Any) -> Batch:
@@ -160,6 +169,8 @@ class GenerationProcessor:
         new = settings.get("max_new_tokens")
         if new is None and settings.get("max_length") is not None:
             new = _whole(settings["max_length"], "max_length") - prompt
+        elif new is None and "max_new_tokens" in given:
+            raise InputRefusedError("max_new_tokens is a whole number, not None: leave it out for the default")
         new = _whole(self._how.get("default_new_tokens", 256) if new is None else new, "max_new_tokens")
         longest = self._how.get("longest")
         if new < 1:

@@ -13,6 +13,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.records import Generation, Predictions, Processor, SourceModel
 from compile_stage.serving import chat
 from compile_stage.serving.generation import GenerationSession
+from compile_stage.serving.prediction_io import InputRefusedError
 from compile_stage.serving.predictions import plain_prediction, refuse_prediction
 from compile_stage.serving.text_generation import PARAMS, SETTINGS, TASK, GenerationProcessor
 from compile_stage.sources import mlmodel
@@ -56,11 +57,14 @@ def processor(source: SourceModel, tokenizer: Any, into: Path) -> Processor:
     made = GenerationProcessor(into, how)
     compared, tried = 0, _tried(source)
     without_prompt = {**GREEDY, "return_full_text": False}
-    for prompt, params in [*((prompt, GREEDY) for prompt in tried), (tried[0], without_prompt)]:
+    for prompt, params in [*((prompt, GREEDY) for prompt in (*tried, "")), (tried[0], without_prompt)]:
         expected = _answer(original, [prompt], params)
         if expected is None:
             continue
-        found = plain_prediction(made.predict([prompt], params, session.generate))
+        try:
+            found = plain_prediction(made.predict([prompt], params, session.generate))
+        except InputRefusedError as error:
+            return Processor(refusal=f"it refuses {prompt!r}, which its pyfunc answers: {error}")
         if (reason := refuse_prediction(found, expected, 0.0)) is not None:
             return Processor(refusal=f"to {prompt!r} it answers otherwise than its pyfunc: {reason}")
         compared += 1
@@ -90,7 +94,10 @@ def _refuse_requests(
             return f"its pyfunc does not answer {one!r}: {mlmodel.first_line(error)}"
         finally:
             model.llm_inference_task = None
-        found = made.predict(data, {"do_sample": False}, session.generate)
+        try:
+            found = made.predict(data, {"do_sample": False}, session.generate)
+        except InputRefusedError as error:
+            return f"it refuses {one!r}, which its pyfunc answers: {error}"
         if chat.without_identity(found) != chat.without_identity(expected):
             return f"to {one!r} it answers otherwise than its pyfunc"
     return None
@@ -154,6 +161,7 @@ def _describe(source: SourceModel, model: Any, tokenizer: Any) -> dict[str, Any]
         "settings": settings,
         "default_new_tokens": new or 256,
         "defaults": defaults,
+        "start": model.generation_config.bos_token_id,
         "stops": [] if stops is None else list(stops) if isinstance(stops, list | tuple) else [int(stops)],
         "longest": text.longest_input(model, ["input_ids"]),
         "cleans_up": bool(getattr(tokenizer, "clean_up_tokenization_spaces", False)),

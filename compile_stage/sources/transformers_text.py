@@ -17,6 +17,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Predictions, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.serving.chat import FIELDS
+from compile_stage.serving.prediction_io import InputRefusedError
 from compile_stage.serving.predictions import plain_prediction, refuse_prediction
 from compile_stage.serving.text import TOKENIZER_FILE, TextProcessor
 from compile_stage.sources import graph, mlmodel
@@ -188,7 +189,10 @@ def refuse_answers(
             expected = original.predict(texts)
         except Exception:  # noqa: BLE001, S112 - a pipeline may fail on a text that it finds nothing in
             continue
-        found = processor.predict(texts, params, run)
+        try:
+            found = processor.predict(texts, params, run)
+        except InputRefusedError as error:
+            return f"it refuses {texts[0]!r}, which its pyfunc answers: {error}"
         if (reason := refuse_prediction(plain_prediction(found), plain_prediction(expected), _TOLERANCE)) is not None:
             return f"to {texts[0]!r} it answers otherwise than its pyfunc: {reason}"
     return None

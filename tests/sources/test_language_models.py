@@ -19,7 +19,7 @@ from compile_stage.graph_rewrites.apply import REWRITES
 from compile_stage.measure.readers import SampleRequest
 from compile_stage.measure.samples import FromModel, open_samples, prepare
 from compile_stage.precision.onnx_graph import finish
-from compile_stage.serving.chat import without_identity
+from compile_stage.serving.chat import render, without_identity
 from compile_stage.serving.generation import GenerationSession, opened_as_called
 from compile_stage.serving.prediction_io import InputRefusedError
 from compile_stage.serving.text_generation import GenerationProcessor
@@ -239,9 +239,20 @@ def test_a_text_ends_at_its_stop_and_not_beyond_the_networks_places(source: Sour
         ours(["x"], {"num_beams": 4})
 
 
+def test_an_empty_prompt_is_continued_from_the_token_that_begins_a_text(served: Any) -> None:
+    """Broken: the published version refuses a request that the original answers, or begins with another token."""
+    ours, theirs = served
+    for prompts in ([""], ["", "What is "]):
+        assert ours(prompts) == theirs(prompts)
+    assert ours([""], {"max_new_tokens": None, "max_length": 9}) == theirs(
+        [""], {"max_new_tokens": None, "max_length": 9}
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
+        ({}, "max_new_tokens is a whole number, not None"),
         ({"temperature": 0}, "say do_sample: false"),
         ({"temperature": "hot"}, "temperature is a number"),
         ({"temperature": float("nan")}, "temperature is a number"),
@@ -256,7 +267,7 @@ def test_settings_of_a_draw_are_taken_at_their_word(served: Any, setting: dict[s
     number ends in a traceback of Python's."""
     ours, _ = served
     with pytest.raises(InputRefusedError, match=reason):
-        ours(["What is "], {"do_sample": True, "max_new_tokens": None, **setting})
+        ours(["What is "], {"do_sample": bool(setting), "max_new_tokens": None, **setting})
 
 
 def test_a_share_of_nothing_leaves_the_likeliest_token(served: Any) -> None:
@@ -301,15 +312,37 @@ def test_requests_of_an_inference_task_are_answered_as_before(task: str, exporte
     assert described.refusal == ""
     assert ("jinja2" in described.runtime) == chats
     served = GenerationProcessor(tmp_path / "tokenizer", described.text)
-    asked = [[{"role": "user", "content": "Who?"}], [{"role": "user", "content": "Why?"}]] if chats else ["Who", "Why"]
+    asked: list[Any] = ["", "Why"]  # an empty prompt's usage is transformers' own
+    if chats:
+        asked = [[{"role": "user", "content": "Who?"}], [{"role": "user", "content": None, "name": None}]]
     data = pd.DataFrame({"messages" if chats else "prompt": asked, "max_tokens": [7, 7], "temperature": [None, None]})
     expected = mlflow.pyfunc.load_model(str(path))._model_impl.predict(data)
     with exporter.open(source, TARGET) as session:
         answers = served.predict(data, None, session.generate)
         with pytest.raises(InputRefusedError, match="takes messages" if chats else "takes prompt"):
             served.predict(3, None, session.generate)
+        for none in () if chats else (["a", "b"], None):
+            with pytest.raises(InputRefusedError, match="each prompt is a text"):
+                served.predict({"prompt": none}, None, session.generate)
     assert without_identity(answers) == without_identity(expected)
     assert [set(one) for one in answers] == [set(one) for one in expected]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}",
+        "{% for m in messages %}{{ loop.index }}{% if m.name is defined %}{{ m | tojson }}{% endif %}{% endfor %}",
+    ],
+    ids=["marks what is learned", "asks for fields"],
+)
+def test_a_chat_template_is_rendered_as_transformers_does(template: str) -> None:
+    """Broken: a template with a tag of transformers' own is refused; or a field that is null, as clients send it, is
+    written as "None" or taken for one that is there, and the model continues another prompt than the original."""
+    tokenizer = small_lms.bytes_tokenizer(chat_template=template)
+    for message in ({"role": "user", "content": "Who?"}, {"role": "user", "content": None, "name": None}):
+        expected = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        assert render([message], template, {}) == expected
 
 
 def test_a_chat_model_without_a_template_says_so(exporter: Any, tmp_path: Path) -> None:
