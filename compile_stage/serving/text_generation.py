@@ -47,8 +47,8 @@ class GenerationProcessor:
             predict()'s params; `stops`, ids of tokens that end a text; `start`, the id of the token that an empty
             prompt is continued from, or None; `longest`, the largest number of tokens that the network has places for,
             or None; `cleans_up`, whether the tokenizer takes out spaces that it finds superfluous. Of one of MLflow's
-            inference tasks also `inference_task`, `model`, the original's name, `tidies`, whether its tokenizer takes out such spaces where it is asked to, and for conversations
-            `template` and `special_tokens`.
+            inference tasks also `inference_task`, `model`, the original's name, `tidies`, whether its tokenizer takes
+            out such spaces where it is asked to, and for conversations `template` and `special_tokens`.
     """
 
     def __init__(self, folder: Path, how: Mapping[str, Any]) -> None:
