@@ -395,9 +395,18 @@ def pin(name: str, version: str) -> str:
 def _validation_here(
     manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None, here: Hardware
 ) -> Mapping[str, Any] | None:
-    """What `compile-stage validate` found on such a machine as this."""
+    """What `compile-stage validate` found on such a machine as this.
+
+    None also where it was found with another runtime than is installed, and the run proved the artifact on such a
+    machine with this one: a validation in a second environment, such as a trial of the runtime's next version, says
+    nothing of the first.
+    """
     found = validations(manifest, model_dir, trust)
-    return next((one for one in found if one["fingerprint"] == here.fingerprint), None)
+    validation = next((one for one in found if one["fingerprint"] == here.fingerprint), None)
+    if validation is None or not _other_runtime(validation):
+        return validation
+    by_its_run = not _other_machine(manifest, None, here) and not _other_runtime(manifest)
+    return None if by_its_run else validation
 
 
 def _other_machine(manifest: Mapping[str, Any], validation: Mapping[str, Any] | None, here: Hardware) -> list[str]:

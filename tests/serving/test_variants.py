@@ -19,7 +19,7 @@ from compile_stage.core.digest import plain
 from compile_stage.core.environment import Hardware, hardware
 from compile_stage.core.errors import IntegrityError
 from compile_stage.core.records import Outcome, Target, Variant, Verdict, Waiver
-from compile_stage.serving.manifest import plain_validation, sealed, write_validation
+from compile_stage.serving.manifest import passed_here, plain_validation, refuse_machine, sealed, write_validation
 from compile_stage.serving.variant_writing import FamilyVersion, with_variants
 from compile_stage.serving.variants import choose
 from compile_stage.serving.version_tags import check_tags, waivers_of
@@ -147,6 +147,27 @@ def test_a_validation_of_this_machine_proves_its_variant_and_no_other(family: An
     file.rename(file.with_name(f"{HERE.fingerprint}.json"))
     with pytest.raises(IntegrityError, match="not validated on this machine"):
         choose(whole, model_dir)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_trial_of_another_runtime_takes_nothing_from_what_its_run_proved(tmp_path: Path, passed: bool) -> None:
+    """Broken: who validates a version with the runtime's next release, on a machine of the kind that serves it, takes
+    the version from every server that still has the release it was published with."""
+    model_dir = tiny_bundle.save_bundle(tmp_path, **tiny_bundle.manifest_fields())
+    manifest = flavor.read_manifest(model_dir)
+    found = {
+        "key": "sha256:1", "artifact": manifest["artifact"]["digest"], "hardware": plain(HERE),
+        "fingerprint": HERE.fingerprint, "passed": passed, "runtime": {"onnxruntime": "1.2.3"},
+    }  # fmt: skip
+    write_validation(plain_validation(found), model_dir / "validations")
+    assert refuse_machine(manifest, model_dir) is None
+    assert passed_here(manifest, model_dir, None, HERE) is None
+    flavor.load_model(str(model_dir)).close()
+    elsewhere = {**manifest, "runtime": {"onnxruntime": "4.5.6"}}
+    assert "onnxruntime: 1.2.3 there" in str(refuse_machine(elsewhere, model_dir)), "then it says what was found last"
+    write_validation(plain_validation({**found, "runtime": manifest["runtime"]}), model_dir / "validations")
+    refused = refuse_machine(manifest, model_dir)
+    assert refused == (None if passed else "its validation on this machine failed"), "with the same runtime it counts"
 
 
 @pytest.mark.parametrize("place", ["../../code/compile_stage/__init__.py", "/etc/hostname", "artifact/absent.onnx"])
