@@ -20,7 +20,7 @@ from compile_stage.core.cache import cache_root
 from compile_stage.core.digest import digest_of
 from compile_stage.core.errors import CompileStageError, UsageError
 from compile_stage.core.leftovers import temporary_folder
-from compile_stage.core.records import JsonMap
+from compile_stage.core.records import JsonMap, Policy
 from compile_stage.fleet.document import fleet_document
 from compile_stage.fleet.driving import Drive, Ended, Executor, Progress
 from compile_stage.fleet.journal import JobRow, Journal
@@ -30,6 +30,7 @@ from compile_stage.fleet.regressions import note_regressions
 from compile_stage.fleet.requalification import due, outcome_of_validation
 from compile_stage.fleet.scheduler import Lease, Scheduler
 from compile_stage.fleet.selection import Skipped, read_policies, select, split_pattern
+from compile_stage.policy.folder import PolicyFile
 
 PathLike = str | os.PathLike[str]
 STATE = Path("compile-stage-fleet")
@@ -148,7 +149,7 @@ def fleet_run(
     }
     digests = sorted((file.policy.name, file.policy.digest) for file in held if file.policy is not None)
     spec = digest_of({**given, "policies": digests})
-    work = _Runs(settings)
+    work = _Runs(settings, held)
     with _opened(settings) as journal:
         fleet = _begin(journal, "run", spec, given, settings)
         if not journal.is_planned(fleet):
@@ -221,18 +222,30 @@ def fleet_requalify(
 
 
 class _Runs:
-    """Jobs that are runs of the stage."""
+    """Jobs that are runs of the stage.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        policies: Those of the fleet.
+    """
+
+    def __init__(self, settings: Settings, policies: Iterable[PolicyFile] = ()) -> None:
         self._settings = settings
+        # Of these, two versions with the same files are not equal work: each is validated on its own run's samples.
+        self._of_the_run = {
+            file.policy.digest
+            for file in policies
+            if file.policy is not None and _takes_samples_of_the_run(file.policy)
+        }
 
     def content(self, row: JobRow) -> str:
-        """What a job computes: the model's files as the registry gives them out now, and the policy."""
+        """What a job computes: the model's files as the registry gives them out now, the policy, and the run that the
+        model came from, where the policy takes samples of it."""
         try:
             source = plugins.registry_for(row.planned.uri).resolve(row.planned.uri, cache_root() / "sources")
         except CompileStageError:  # the run says why
             return digest_of([row.planned.uri, row.planned.policy_digest])
-        return digest_of([source.identity, row.planned.policy_digest])
+        run = [source.run_id or row.planned.uri] if row.planned.policy_digest in self._of_the_run else []
+        return digest_of([source.identity, row.planned.policy_digest, *run])
 
     def command(self, row: JobRow, out: Path) -> list[str]:
         """What runs it."""
@@ -251,6 +264,10 @@ class _Runs:
             # The registry has them; of thousands of models they would fill the disk.
             shutil.rmtree(folder / "bundles", ignore_errors=True)
         return found
+
+
+def _takes_samples_of_the_run(policy: Policy) -> bool:
+    return any(spec.source.startswith("mlflow-dataset:") for spec in (policy.data.validation, policy.data.calibration))
 
 
 class _Validations(_Runs):

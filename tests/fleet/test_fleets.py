@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -28,12 +29,12 @@ from compile_stage.core import plugins
 from compile_stage.core.errors import UsageError
 from compile_stage.fleet.document import fleet_document, fleet_json_schema
 from compile_stage.fleet.driving import Progress
-from compile_stage.fleet.fleets import Settings
-from compile_stage.fleet.journal import Journal, PlannedJob
+from compile_stage.fleet.fleets import Settings, _Runs
+from compile_stage.fleet.journal import JobRow, Journal, PlannedJob
 from compile_stage.fleet.outcomes import JobOutcome, TargetOutcome, outcome_of_run
 from compile_stage.fleet.regressions import note_regressions
 from compile_stage.fleet.requalification import room
-from compile_stage.fleet.selection import split_pattern
+from compile_stage.fleet.selection import read_policies, split_pattern
 from compile_stage.registry import mlflow_watch
 from compile_stage.report import fleet_page
 
@@ -137,6 +138,30 @@ def test_a_model_whose_flavor_cannot_be_read_ends_no_fleet(embedded: str, tmp_pa
         ("models:/gone/1", "b"),
         ("models:/there/1", "c"),
     ]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_same_files_on_samples_of_two_runs_are_two_pieces_of_work(embedded: str, tmp_path: Path) -> None:
+    """Broken: a model would be failed for the samples of another model's run, with the reason that those gave."""
+    log({"net-a": 1, "net-same": 1})  # of one run
+    log({"net-other": 1})
+    write(tmp_path, "of-example")
+    write(tmp_path, "of-run")
+    file = tmp_path / "of-run.yaml"
+    file.write_text(file.read_text().replace("input_example", "mlflow-dataset:validation", 1))
+    held = read_policies(tmp_path)
+
+    def contents(policy: str) -> list[str]:
+        digest = next(file.policy.digest for file in held if file.policy is not None and file.policy.name == policy)
+        jobs = [
+            replace(planned(name), policy=policy, policy_digest=digest) for name in ("net-a", "net-same", "net-other")
+        ]
+        work = _Runs(Settings(), held)
+        return [work.content(JobRow(1, job, "queued", 0, 0, "")) for job in jobs]
+
+    assert len(set(contents("of-example"))) == 1
+    first, same, other = contents("of-run")
+    assert first == same != other
 
 
 @pytest.mark.parametrize("pattern", ["", "@x", "a@", "models:/a/1"])
@@ -299,7 +324,12 @@ def log(names: dict[str, int]) -> None:
         warnings.simplefilter("ignore")
         for name, seed in names.items():
             mlflow.onnx.log_model(
-                network(seed), name="net", signature=signature, registered_model_name=name, pip_requirements=["onnx"]
+                network(seed),
+                name="net",
+                signature=signature,
+                registered_model_name=name,
+                pip_requirements=["onnx"],
+                save_as_external_data=False,  # whose file has another name each time
             )
             mlflow.MlflowClient().set_registered_model_alias(name, "candidate", "1")
 
