@@ -208,7 +208,11 @@ def fleet_requalify(
     registry, skipped = plugins.load("registries", _REGISTRY), Skipped()
     with _opened(settings) as journal:
         fleet = _begin(journal, "requalify", digest_of(given), given, settings)
-        if not journal.is_planned(fleet):
+        if journal.is_planned(fleet):
+            # Since it was interrupted an alias may have moved, or this machine may have changed.
+            for job in journal.plan_again(fleet, due(registry, pattern, given["aliases"], skipped)):
+                shutil.rmtree(settings.state / "jobs" / str(job), ignore_errors=True)
+        else:
             journal.plan(fleet, due(registry, pattern, given["aliases"], skipped))
             journal.note_skipped(fleet, skipped.published)
             if (pattern != "*" or globs) and not (journal.count(fleet) or skipped.published):

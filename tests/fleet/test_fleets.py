@@ -27,6 +27,7 @@ from compile_stage.cli.fleet import _line
 from compile_stage.cli.main import main
 from compile_stage.core import plugins
 from compile_stage.core.errors import UsageError
+from compile_stage.fleet import fleets
 from compile_stage.fleet.document import fleet_document, fleet_json_schema
 from compile_stage.fleet.driving import Progress
 from compile_stage.fleet.fleets import Settings, _Runs
@@ -430,6 +431,39 @@ def test_a_requalification_of_nothing_that_was_named_is_an_error(
     for _ in range(2):  # nor does the refused fleet lie there, to be gone on with
         with pytest.raises(UsageError, match="no published version matches"):
             api.fleet_requalify(pattern, aliases, settings=settings)
+
+
+def test_a_requalification_that_goes_on_looks_again_at_what_is_due(
+    embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a requalification says "passed" though what an alias points to now was never looked at, or was, before
+    the packages changed once more."""
+    settings, due_now, ran = Settings(state=tmp_path / "state"), ["stays", "passed", "rolled-back"], list[str]()
+    monkeypatch.setattr(fleets, "due", lambda *_: iter([replace(planned(name), why="changed") for name in due_now]))
+
+    def drive(journal: Journal, fleet: int, *_: Any) -> dict[str, Any]:
+        for row in journal.jobs(fleet, "queued"):
+            ran.append(row.planned.name)
+            journal.begun(row.id, row.attempt + 1, "n", 0.0)
+            (settings.state / "jobs" / str(row.id) / "1").mkdir(parents=True, exist_ok=True)
+            if row.planned.name == "passed":
+                journal.ended(row.id, outcome("passed", 0), 1.0)
+            else:
+                journal.queued(row.id, lost=False, at=1.0)
+        return fleet_document(journal, fleet, interrupted=True)
+
+    monkeypatch.setattr(fleets, "_drive", drive)
+    api.fleet_requalify(settings=settings)
+    due_now[:] = ["stays"]
+    ran.clear()
+    api.fleet_requalify(settings=settings)
+    assert ran == ["stays"], "what passed and is not due is done, and what waited and is not due is out"
+    assert len(list((settings.state / "jobs").iterdir())) == 2, "its number may be given anew, its outcome must not"
+    due_now[:] = ["stays", "passed", "promoted"]
+    ran.clear()
+    found = api.fleet_requalify(settings=settings)
+    assert sorted(ran) == ["passed", "promoted", "stays"]
+    assert {job["why"] for job in found["jobs"]} == {"changed"}
 
 
 def test_the_command_refuses_a_broken_policy_before_anything_runs(
