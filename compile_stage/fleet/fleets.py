@@ -313,7 +313,9 @@ def _executor(settings: Settings, work: _Runs, stack: ExitStack) -> Executor:
     if settings.engine == "ray":
         from compile_stage.fleet.on_ray import RayExecutor
 
-        executor = RayExecutor(settings.jobs, settings.attempt, work, settings.address)
+        executor = RayExecutor(
+            settings.jobs, settings.attempt, work, settings.address, like_here=isinstance(work, _Validations)
+        )
         stack.callback(executor.close)
         return executor
     raise UsageError(f"no engine of fleets is called {settings.engine!r}", fix="--engine local or --engine ray")

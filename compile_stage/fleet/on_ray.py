@@ -13,17 +13,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compile_stage.cluster.nodes import Needs
+from compile_stage.cluster.nodes import Needs, Node, describe_here
 from compile_stage.cluster.pool import Pool
 from compile_stage.cluster.remote import NodeSide
 from compile_stage.core.attempt import EXIT_FILE, LOG_FILE
-from compile_stage.core.errors import CompileStageError
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import CompileStageError, UsageError
 from compile_stage.fleet.driving import Ended, Work
 from compile_stage.fleet.journal import JobRow
 from compile_stage.fleet.local import LocalExecutor, ended_in
@@ -39,16 +40,34 @@ class RayExecutor(LocalExecutor):
     Args:
         places: So many jobs at once; None: one for every two CPUs of each node.
         address: Of the cluster; empty for `$RAY_ADDRESS`, or the one on this machine.
+        like_here: Only nodes with this machine's hardware, whose backends have this machine's packages: what they find
+            holds here.
 
     Raises:
-        UsageError: No cluster can be reached, or a node has another version of compile-stage.
+        UsageError: No cluster can be reached, a node has another version of compile-stage, or none is like this
+            machine, or one of its hardware has other packages.
     """
 
-    def __init__(self, places: int | None, folder: Callable[[Lease], Path], work: Work, address: str = "") -> None:
+    def __init__(
+        self,
+        places: int | None,
+        folder: Callable[[Lease], Path],
+        work: Work,
+        address: str = "",
+        *,
+        like_here: bool = False,
+    ) -> None:
         if address:
             os.environ["RAY_ADDRESS"] = address
         self._pool = Pool.connect()
-        nodes = self._pool.nodes()
+        self._needs = Needs(cpus=_CPUS, hardware={"fingerprint": hardware().fingerprint} if like_here else {})
+        try:
+            nodes = self._pool.find(self._needs)
+            if like_here:
+                _demand_same_packages(nodes)
+        except CompileStageError:
+            self._pool.close()
+            raise
         super().__init__(places or sum(max(1, node.cpus // _CPUS) for node in nodes if node.cpus), folder, work)
 
     def start(self, lease: Lease, row: JobRow) -> None:
@@ -57,7 +76,7 @@ class RayExecutor(LocalExecutor):
         folder.mkdir(parents=True, exist_ok=True)
         command = self._work.command(row, folder / "result")[1:]  # without the interpreter, which is the node's own
         arguments = {"folder": str(folder), "command": command}
-        future = self._pool.submit(f"{__name__}:attempt", arguments, Needs(cpus=_CPUS), name=str(row.id))
+        future = self._pool.submit(f"{__name__}:attempt", arguments, self._needs, name=str(row.id))
         future.add_done_callback(partial(self._done, lease, folder, time.time()))
 
     def _done(self, lease: Lease, folder: Path, began: float, future: Future[Any]) -> None:
@@ -77,6 +96,21 @@ class RayExecutor(LocalExecutor):
     def close(self) -> None:
         """Leave the cluster."""
         self._pool.close()
+
+
+def _demand_same_packages(nodes: Iterable[Node]) -> None:
+    ours = describe_here()["backends"]
+    for node in nodes:
+        differ = sorted(name for name in {*ours, *node.backends} if ours.get(name) != node.backends.get(name))
+        if differ:
+            versions = ", ".join(
+                f"{name} {node.backends.get(name, 'missing')} there, {ours.get(name, 'missing')} here"
+                for name in differ
+            )
+            raise UsageError(
+                f"node {node.name} has this machine's hardware and other packages: {versions}",
+                fix="install the same there, or leave out --engine ray",
+            )
 
 
 def attempt(told: NodeSide, folder: str, command: list[str]) -> dict[str, Any]:

@@ -7,15 +7,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from compile_stage.cluster.nodes import Needs, describe_here
+from compile_stage.core.environment import hardware
+from compile_stage.core.errors import UsageError
+from compile_stage.fleet import on_ray
 from compile_stage.fleet.driving import Drive
 from compile_stage.fleet.journal import Journal
 from compile_stage.fleet.local import ended_in
-from compile_stage.fleet.on_ray import _bring, attempt
+from compile_stage.fleet.on_ray import RayExecutor, _bring, attempt
 from compile_stage.fleet.scheduler import Lease, Scheduler
 from compile_stage.fleet.simulation import Plan, SimulatedNodes, SimulatedWork, simulated_jobs
 
@@ -102,3 +108,38 @@ def test_what_a_killed_process_had_begun_on_a_node_is_interrupted(tmp_path: Path
             pytest.fail("the job goes on")
         time.sleep(0.05)
     assert json.loads((folder / "exit.json").read_text())["exit_code"] != 0
+
+
+def test_what_is_proven_anew_on_a_cluster_is_proven_where_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a requalification passes by what another machine found, or another runtime, and this machine goes on
+    refusing what it was run for."""
+    asked, closed = list[tuple[str, Any]](), list[bool]()
+    node: dict[str, Any] = {"name": "n", "cpus": 4, "backends": describe_here()["backends"]}
+
+    class Cluster:
+        def find(self, needs: Needs) -> tuple[Any, ...]:
+            asked.append(("find", needs))
+            return (SimpleNamespace(**node),)
+
+        def submit(self, function: str, arguments: Any, needs: Needs, *, name: str) -> Future[Any]:
+            asked.append(("submit", needs))
+            return Future()
+
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(on_ray.Pool, "connect", Cluster)
+    row: Any = SimpleNamespace(id=1)
+    for like_here, wanted in ((False, {}), (True, {"fingerprint": hardware().fingerprint})):
+        asked.clear()
+        executor = RayExecutor(None, lambda _: tmp_path, SimulatedWork(), like_here=like_here)
+        executor.start(Lease(1, 1, "ray"), row)
+        assert [(what, needs.hardware) for what, needs in asked] == [("find", wanted), ("submit", wanted)]
+    assert not closed
+    node["backends"] = {**node["backends"], "onnxruntime": "onnxruntime 1.2.3"}
+    RayExecutor(None, lambda _: tmp_path, SimulatedWork())
+    with pytest.raises(UsageError, match=r"node n has .* other packages: onnxruntime onnxruntime 1.2.3 there"):
+        RayExecutor(None, lambda _: tmp_path, SimulatedWork(), like_here=True)
+    assert closed, "the cluster is left"
