@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -114,6 +115,8 @@ def _code_and_place(error: BaseException) -> tuple[int | None, str]:
             for code in (*_FULL, *_REFUSED):
                 if os.strerror(code) in str(reason):
                     return code, str(target)
+    if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return errno.ENOSPC, ""
     if isinstance(error, OSError) and error.errno in (*_FULL, *_REFUSED):
         return error.errno, str(error.filename2 or error.filename or "")
     return None, ""

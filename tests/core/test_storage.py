@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from compile_stage.core.storage import (
     demand_writable,
     disk_full,
     disk_full_of_text,
+    explained,
     storage_error,
     storage_trouble,
 )
@@ -90,3 +92,17 @@ def test_a_place_that_can_not_be_a_folder_is_named_before_the_work(tmp_path: Pat
     assert storage_error(OSError(errno.EFBIG, "File too large")) is not None  # ulimit -f
     with pytest.raises(StorageError, match="can't be written"):
         demand_writable("/proc/none/out")
+
+
+def test_a_database_whose_disk_is_full_is_no_bug_of_ours() -> None:
+    """Broken: a fleet whose state folder is full ends with 70, and asks for a report in place of room."""
+    database = sqlite3.connect(":memory:")
+    database.execute("PRAGMA max_page_count=2")
+    database.execute("CREATE TABLE t (x)")
+    with pytest.raises(sqlite3.OperationalError) as full:
+        database.execute("INSERT INTO t VALUES (?)", ("x" * 100_000,))
+    assert isinstance(explained(full.value), StorageError)
+    with pytest.raises(sqlite3.OperationalError) as wrong:
+        database.execute("SELECT")
+    assert not isinstance(explained(wrong.value), StorageError)
+    database.close()
