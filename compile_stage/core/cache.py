@@ -24,14 +24,14 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from compile_stage.core.cache_eviction import touch
 from compile_stage.core.digest import canonical_json, digest_of, digest_tree, plain
-from compile_stage.core.errors import UsageError
+from compile_stage.core.errors import UsageError, WorkerError
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import record
 from compile_stage.core.reuse import Reuse, made_here
@@ -118,10 +118,15 @@ class Cache:
         self._own: set[Path] = set()  # made by this very object
         self._used: set[Path] = set()  # what callers of this process were given, and go on using by path
         self._placing = threading.Lock()  # held while an entry is not where `_used` says
+        self._left = threading.Event()  # set when nobody wants an entry any more
 
     def use(self, path: Path) -> None:
         """Have `removed` look at a path too that lies below the root and is no entry."""
         self._used.add(path)
+
+    def stop_waiting(self) -> None:
+        """Send away everybody who waits for an entry that another process makes, and everybody who comes."""
+        self._left.set()
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of a run's result should know of the shared cache."""
@@ -140,6 +145,9 @@ class Cache:
             key: Everything the result depends on: digests of inputs, tool versions, hardware where it matters.
             make: Writes files into the folder it is given and returns the answer as plain JSON.
             anew: Make it though it is there, and replace it; when `make` raises, what was there stays.
+
+        Raises:
+            WorkerError: `stop_waiting` was called while another process made it.
         """
         if not anew and (held := self._read(step, key)) is not None:
             return held
@@ -190,11 +198,15 @@ class Cache:
     @contextmanager
     def _locked(self, step: str, key: Mapping[str, Any]) -> Iterator[None]:
         """Alone with the entry, and without what a process left that was killed."""
-        from filelock import FileLock  # what loads a published model may have none
+        from filelock import FileLock, Timeout  # what loads a published model may have none
 
         entry = self.locate(step, key)
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{entry}.lock"):
+        with ExitStack() as stack:
+            try:  # another run may hold it for hours, and Ctrl-C wakes the main thread only
+                stack.enter_context(FileLock(f"{entry}.lock").acquire(cancel_check=self._left.is_set))
+            except Timeout:
+                raise WorkerError("crash", "the run ended while it waited for another one to make this") from None
             for left in entry.parent.glob(f"{_part_prefix(entry)}*"):
                 shutil.rmtree(left, ignore_errors=True)
             yield

@@ -118,6 +118,7 @@ def evaluate_all(
                 future.cancel()
             done.cancel()
             own_metric.stop_waiting()
+            context.cache.stop_waiting()
             context.engine.close()  # ends the workers, so that the threads that wait for them end too
             raise
 

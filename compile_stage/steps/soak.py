@@ -51,7 +51,7 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
         with (
             ExitStack() as stack,
             context.worker(f"{job.id}--soak", limits) as worker,
-            tempfile.TemporaryDirectory() as folder,
+            tempfile.TemporaryDirectory(dir=context.scratch) as folder,
         ):
             worker.call("open_served", model=Drafts(context.scratch, stack).of(artifact, job.target))
             recorded = worker.call(

@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from compile_stage.core.cache import Cache, cache_secret
 from compile_stage.core.digest import digest_of
-from compile_stage.core.errors import UsageError
+from compile_stage.core.errors import UsageError, WorkerError
 
 KEY = {"input": "sha256:1", "toolchain": {"onnxruntime": "1.31"}}
 
@@ -187,6 +188,29 @@ def test_two_processes_make_an_entry_once(tmp_path: Path) -> None:
         racer.join()
     assert [racer.exitcode for racer in racers] == [0, 0, 0]
     assert log.read_text() == "made\n"
+
+
+def test_who_waits_for_another_processs_entry_can_be_sent_away(tmp_path: Path) -> None:
+    """Broken: Ctrl-C, or a scheduler's SIGTERM, would end a run only when the run beside it has compiled."""
+    cache = Cache(tmp_path)
+    entry = cache.locate("compile/1", KEY)
+    entry.parent.mkdir(parents=True)
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            cache.fetch("compile/1", KEY, make)
+        except WorkerError as error:
+            errors.append(error)
+
+    with FileLock(f"{entry}.lock"):
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        cache.stop_waiting()
+        waiting.join(timeout=60)
+        assert not waiting.is_alive()
+    assert len(errors) == 1
+    assert not entry.exists()
 
 
 def test_kill_in_the_middle_leaves_no_entry(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from factories import job, policy, run_context, source, states, target, target_policy
 from fake_engine import FakeEngine, Scenario
+from filelock import FileLock
 
 from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
@@ -396,6 +398,11 @@ def test_an_interrupted_run_writes_what_it_knows_and_goes_on(context: Callable[[
         run(progress, surroundings, plan)
     assert [(result.status, result.exit_code) for result in written] == [("failed", 130)]
     assert surroundings.engine.closed  # type: ignore[attr-defined]
+    entry = surroundings.cache.locate("compile/1", {"beside": "another run"})
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{entry}.lock"), ThreadPoolExecutor(1) as pool:  # no thread of a job waits for another run
+        waiting = pool.submit(surroundings.cache.fetch, "compile/1", {"beside": "another run"}, lambda _: None)
+        assert isinstance(waiting.exception(timeout=60), WorkerError)
 
 
 def test_an_error_before_the_plan_is_a_refused_run() -> None:
