@@ -99,6 +99,11 @@ def disk_full(error: BaseException) -> StorageError | None:
     return storage_error(error, _FULL)
 
 
+def no_space_below(place: str) -> StorageError:
+    """What to say of a disk that was seen to be full, by a folder on it."""
+    return StorageError(_said(errno.ENOSPC), fix=_FIX, where=place)
+
+
 def disk_full_of_text(text: str, place: str) -> StorageError | None:
     """The same for a library that keeps of an error only its text; also of a file that may not become so large."""
     code = next((code for code in (*_FULL, errno.EFBIG) if os.strerror(code) in text), None)

@@ -21,8 +21,16 @@ from compile_stage.core.cache import cache_root
 from compile_stage.core.capabilities import Capabilities
 from compile_stage.core.digest import plain, revive
 from compile_stage.core.environment import available_cores
-from compile_stage.core.errors import FailureKind, InternalError, UsageError, WorkerError
+from compile_stage.core.errors import (
+    CompileStageError,
+    FailureKind,
+    InternalError,
+    StorageError,
+    UsageError,
+    WorkerError,
+)
 from compile_stage.core.ports import Confinement, MeteredCall, WorkerLimits, WorkerMemory
+from compile_stage.core.storage import no_space_below
 from compile_stage.engine.machine_lock import MachineLock
 from compile_stage.engine.pipe import Pipe, open_message
 from compile_stage.engine.protocol import PROTOCOL, encode, revive_error
@@ -38,6 +46,7 @@ from compile_stage.engine.watch import (
 )
 
 _START_TIMEOUT_S = 60.0
+_NOT_OF_THE_DISK = ("timeout", "out_of_memory")
 _TOO_MANY = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # of this machine's or user's limits
 _LOOK_EVERY_S = 0.05
 _LOOK_EVERY_ALONE_S = 0.25  # looking costs a fraction of a millisecond, which a measurement should not meet more often
@@ -45,7 +54,6 @@ _END_TIMEOUT_S = 8.0  # longer than the guard's own patience
 _DEATH_TIMEOUT_S = 3.0  # from the closing of its pipe to the end of its guard
 _LOG_LIMIT_BYTES = 64_000_000
 _LOG_TAIL_BYTES = 4_000
-_DISK_IS_FULL_BYTES = 64_000_000  # with less free, what did not fit is no riddle
 
 
 class LocalEngine:
@@ -185,6 +193,7 @@ class LocalWorker:
         Raises:
             WorkerError: It crashed, ran out of memory, took too long, or raised. After the first three the worker is
                 gone.
+            StorageError: It crashed or raised, and a disk that it writes to was full meanwhile.
             CompileStageError: Of the class that was raised there, when it was one of ours for people.
             TypeError: An argument is not a record or plain JSON.
         """
@@ -192,6 +201,7 @@ class LocalWorker:
         with turn, self._calls_lock:
             self._demand_alive()
             self._number += 1
+            self._disk.begin()
             given = plain(arguments)
             try:
                 self._greet()
@@ -203,9 +213,13 @@ class LocalWorker:
             except BaseException as broken:  # Ctrl-C too: an answer that nobody took would be the next call's
                 self._over = self._over or getattr(broken, "problem", "its last call was interrupted")
                 self._stop()
+                if isinstance(broken, CompileStageError) and (full := self._full_disk(broken)) is not None:
+                    raise full from broken
                 raise
         if "error" in message:
             error = self._surroundings.believed(revive_error(message["error"]))
+            self._disk.look_for_space()
+            error = self._full_disk(error) or error
             if isinstance(error, WorkerError) and (printed := self._tail()):
                 error.detail = f"{error.detail}\n--- printed by the worker ---\n{printed}".lstrip()
             raise error
@@ -241,6 +255,13 @@ class LocalWorker:
         with self._calls_lock:
             self._demand_alive()
             return self._greet()
+
+    def _full_disk(self, error: CompileStageError) -> StorageError | None:
+        """What to say of a call that failed while a disk was full. Compilers and runtimes have words of their own for
+        that, or none: no candidate is to blame, nor the model."""
+        if isinstance(error, StorageError) or (isinstance(error, WorkerError) and error.kind in _NOT_OF_THE_DISK):
+            return None
+        return no_space_below(self._disk.full) if self._disk.full else None
 
     def _demand_alive(self) -> None:
         if self._over:
@@ -314,6 +335,7 @@ class LocalWorker:
         deadline = time.monotonic() + timeout_s
         while True:
             remaining = deadline - time.monotonic()
+            self._disk.look_for_space()
             ended = self._process.poll() is not None  # asked first: what it wrote is then in the pipe
             try:
                 line = self._pipe.turn(0 if ended else min(look_every_s, max(remaining, 0.0)))
@@ -364,6 +386,7 @@ class LocalWorker:
         return failure
 
     def _failure(self, kind: FailureKind, what: str, words: str) -> WorkerError:
+        self._disk.look_for_space()  # before what the worker wrote is removed
         self._stop()  # first, so that the log is complete
         sentence = words if words.startswith("the worker") else f"{what} {words}"
         return WorkerError(kind, sentence, detail=self._tail())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from compile_stage.engine.usage import descendants_of
 _FIND_CHILDREN_EVERY_S = 0.5  # where /proc does not name children, it is read whole
 _LOOK_AT_DISK_EVERY_S = 2.0
 _LOOK_AT_DISK_SHARE = 0.02  # of the time, where there are very many files
+_NO_SPACE_BYTES = 1_000_000  # with less free, a disk is full: what was too large for the rest leaves a little
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _NEAR = 0.8  # of the limit or of the machine's memory: a kill from outside that late is memory's doing
 
@@ -71,12 +73,28 @@ class MemoryWatch:
 
 
 class DiskWatch:
-    """What lies in a worker's own folders, and so all that it wrote where it can write nowhere else."""
+    """What lies in a worker's own folders, and so all that it wrote where it can write nowhere else.
+
+    Attributes:
+        full: One of them, whose disk had no space left when it was looked at during the call; empty where none was.
+    """
 
     def __init__(self, folders: Sequence[str], limit_bytes: int) -> None:
         self._folders = folders
         self._limit_bytes = limit_bytes
         self._look_again = time.monotonic() + _LOOK_AT_DISK_EVERY_S
+        self.full = ""
+
+    def begin(self) -> None:
+        """A call begins."""
+        self.full = ""
+
+    def look_for_space(self) -> None:
+        """See whether there is space left. Takes microseconds."""
+        for folder in self._folders:
+            with contextlib.suppress(OSError):  # its guard removed it
+                if shutil.disk_usage(folder).free < _NO_SPACE_BYTES:
+                    self.full = folder
 
     def excess(self) -> int | None:
         """None while the files are within the limit, or their bytes. Looks every few seconds."""

@@ -22,7 +22,7 @@ from typing import TypeAlias, TypeVar
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.environment import available_cores
-from compile_stage.core.errors import CompileStageError, WorkerError
+from compile_stage.core.errors import CompileStageError, StorageError, WorkerError
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import (
     Artifact,
@@ -420,8 +420,8 @@ class Interleaved:
             return None
 
     def _drop(self, name: str, error: CompileStageError) -> None:
-        if name == BASELINE:
-            raise error  # without the baseline no ratio means anything
+        if name == BASELINE or isinstance(error, StorageError):
+            raise error  # without the baseline no ratio means anything; for a full disk nobody is to blame
         self._runners.pop(name, None)
         self.failures[name] = Failure(
             kind=error.kind if isinstance(error, WorkerError) else "exception",

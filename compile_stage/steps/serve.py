@@ -20,7 +20,7 @@ from compile_stage.core import plugins
 from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree
-from compile_stage.core.errors import CompileStageError, GateError
+from compile_stage.core.errors import CompileStageError, GateError, StorageError
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Artifact, Bundle, FetchedVersion, Predictions, SampleSet, Target
 from compile_stage.serving.predictions import refuse_prediction
@@ -119,6 +119,8 @@ def _looked_at(
     ):
         try:
             answers, own = _answers(worker, version, target, samples, Path(scratch), trust)
+        except StorageError:  # this machine's trouble, not the version's
+            raise
         except CompileStageError as error:
             raise GateError(
                 f"{uri} was published, and serving can't load it: {error.problem}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 import threading
 import time
@@ -20,11 +21,13 @@ from compile_stage.core.errors import (
     InternalError,
     PolicyError,
     SourceError,
+    StorageError,
     UsageError,
     WorkerError,
 )
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import Gate
+from compile_stage.engine import watch
 from compile_stage.engine.local import LocalEngine
 
 LIMITS = WorkerLimits(timeout_s=60.0)
@@ -331,6 +334,34 @@ def test_log_of_the_call_is_the_detail(engine: LocalEngine) -> None:
         with pytest.raises(WorkerError) as caught:
             worker.call("exit", status=1)
     assert "from C" not in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [("fail", {"text": "Protobuf serialization failed."}), ("recurse_native", {})],
+    ids=["raised", "crashed"],
+)
+def test_a_call_that_fails_while_a_disk_is_full_is_the_disks_fault(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, function: str, arguments: dict[str, Any]
+) -> None:
+    """Broken: with TMPDIR full, what a compiler or a runtime makes of it would be a candidate's failure, and the run's
+    verdict that nothing could be compiled, or that another candidate won."""
+    real = shutil.disk_usage
+    full = threading.Event()
+    monkeypatch.setattr(
+        watch.shutil, "disk_usage", lambda folder: real(folder)._replace(free=4096 if full.is_set() else 10**10)
+    )
+    with engine.worker("test", LIMITS) as worker:
+        full.set()
+        assert worker.call("echo", text="a") == {"text": "a"}
+        full.clear()  # what was full before the call has no say
+        with pytest.raises(WorkerError):
+            worker.call(function, **arguments)
+    full.set()
+    with engine.worker("test", LIMITS) as worker, pytest.raises(StorageError, match="the disk is full"):
+        worker.call(function, **arguments)
+    limits = WorkerLimits(timeout_s=1.0)
+    assert fail(engine, "spin", limits).kind == "timeout"
 
 
 def test_endless_printing_does_not_fill_the_disk(engine: LocalEngine, tmp_path: Path) -> None:

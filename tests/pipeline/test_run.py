@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
-from compile_stage.core.errors import KilledError, RegistryError, SourceError, UsageError, WorkerError
+from compile_stage.core.errors import KilledError, RegistryError, SourceError, StorageError, UsageError, WorkerError
 from compile_stage.core.ports import Confinement
 from compile_stage.core.records import Budget, Candidate, Compliance, Fallback, Gate, Plan, Policy, RunResult, Waiver
 from compile_stage.measure import disturbance
@@ -161,6 +161,14 @@ def test_a_crash_in_another_jobs_worker_is_no_candidates_fault(
     (cpu,) = stage(Scenario(latency_s=FAST_INT8), policy(), INT8, FP32).targets
     crashed = {INT8.id: "failed", FP32.id: "failed"}
     assert cpu.selection.states == ({INT8.id: "won", FP32.id: "lost"} if used else crashed)
+
+
+@pytest.mark.parametrize("function", ["compile_model", "warm_up"])
+def test_a_full_disk_ends_the_run_and_is_no_candidates_fault(stage: Stage, function: str) -> None:
+    """Broken: on a full disk another candidate than the fastest would win, and nobody would know why."""
+    scenario = Scenario(latency_s=FAST_INT8, raises={(function, "int8"): StorageError("the disk is full")})
+    with pytest.raises(StorageError, match="the disk is full"):
+        stage(scenario, policy(), INT8, FP32)
 
 
 def test_a_crash_during_benchmarking_never_wins(stage: Stage) -> None:
