@@ -90,10 +90,10 @@ class _Rewriter(GraphEditor):
         return found
 
     def _rewrite(self, guard: _Guard) -> bool:
-        scores = self.made_by.get(guard.softmax.input[0])
-        if self.is_op(scores, "MatMul", "Mul", "Div"):
+        if self._is_product(guard.softmax.input[0]):
             self._drop(guard)
             return True
+        scores = self.made_by.get(guard.softmax.input[0])
         if scores is None or scores.op_type != "Add":
             return False
         for at in (0, 1):
@@ -115,6 +115,21 @@ class _Rewriter(GraphEditor):
             self._multiply(guard.product, factor)
             return True
         return False
+
+    def _is_product(self, name: str) -> bool:
+        """Scores that hide nothing: products of queries and keys, which constants may scale. What is multiplied or
+        divided by anything else may have a row of -inf, or 0 / 0."""
+        made = self.made_by.get(name)
+        if made is None or self.is_op(made, "MatMul"):
+            return made is not None
+        if not self.is_op(made, "Mul", "Div"):
+            return False
+        factor, scaled = self.constant(made.input[1]), made.input[0]
+        if factor is None and made.op_type == "Mul":
+            factor, scaled = self.constant(made.input[0]), made.input[1]
+        if factor is None or not all(math.isfinite(one) and one for one in factor.ravel().tolist()):
+            return False
+        return self._is_product(scaled)
 
     def _drop(self, guard: _Guard) -> None:
         guard.product.input[0] = guard.softmax.output[0]

@@ -117,6 +117,29 @@ def test_what_else_reads_the_guarded_weights_keeps_them(tmp_path: Path) -> None:
     assert masked_softmax.rewrite(unknown) == 0, "a mask that is not understood may be -inf anywhere"
 
 
+@pytest.mark.parametrize("by", ["seen", "scale"])
+@pytest.mark.parametrize("operator", ["Mul", "Div"])
+def test_scores_that_may_hold_nothing_but_minus_infinity_keep_their_guard(operator: str, by: str) -> None:
+    """Broken: a row of 0 / 0, or one that is masked before it is scaled, is NaN in what ships and 0 in the original. No
+    sample need have such a row, so the comparison of both graphs on samples does not see it."""
+    model = attention(float("-inf"), layers=1)
+    nodes = {node.output[0]: node for node in model.graph.node}
+    nodes["softmax0"].input[0] = "changed"
+    if by == "scale":  # of what is masked already
+        scaled, masked = helper.make_node(operator, ["masked0", "scale"], ["changed"]), nodes["masked0"]
+    else:
+        scaled, masked = helper.make_node(operator, ["scores0", "given"], ["changed"]), nodes["scores0"]
+        model.graph.input.append(helper.make_tensor_value_info("given", TensorProto.FLOAT, ["n", 1, 1, PLACES]))
+    model.graph.initializer.append(helper.make_tensor("scale", TensorProto.FLOAT, [], [2.0]))
+    model.graph.node.insert([node.output[0] for node in model.graph.node].index(masked.output[0]) + 1, scaled)
+    onnx.checker.check_model(model, full_check=True)
+    assert masked_softmax.rewrite(model) == 0
+    if by == "seen":  # a constant in its place hides nothing, however it is written
+        scaled.input[1] = "scale"
+        model.graph.node[[node.output[0] for node in model.graph.node].index("changed")].input[1] = "scale"
+        assert masked_softmax.rewrite(model) == 1
+
+
 def test_what_pytorch_exports_is_found() -> None:
     """Broken: the exporter writes it otherwise, and every transformer pays for guards again."""
     torch = pytest.importorskip("torch", reason="PyTorch's exporter writes the graph")
