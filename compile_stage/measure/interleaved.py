@@ -361,6 +361,8 @@ class Interleaved:
                 played[name] = replace(turn, took_s=ended_s - began_s)
                 began_s = ended_s
         after = self._usage()
+        foreign = disturbance.foreign_cores(before, after)
+        played = {name: replace(turn, foreign_cores=foreign) for name, turn in played.items()}
         if checked_seed is not None and folder is not None:
             answers.end_round(checked_seed, folder, played)
         if len(played) == len(names):  # what a process has used is not counted any more when it has ended

@@ -30,7 +30,10 @@ class Turn:
             those of the turn after it while it comes to rest.
         cpu_s: CPU time of the process and all that it started, meanwhile.
         waited_s: Time that their threads waited for a core meanwhile.
+        held_up_s: The part of `waited_s` that first threads of processes waited: one of these calls the model, and
+            takes the times.
         threads: How many threads ran meanwhile.
+        foreign_cores: Cores that other processes than the stage's used in its round.
         idle_s: From the end of its turn before, at rest, to the beginning of this one; 0 for the first.
         idle_cpu_s: CPU time that it used meanwhile, or waited for a core to use.
         answers: By number of the checked batch: output name → `.npy` file.
@@ -45,7 +48,9 @@ class Turn:
     took_s: float = 0.0
     cpu_s: float = 0.0
     waited_s: float = 0.0
+    held_up_s: float = 0.0
     threads: int = 0
+    foreign_cores: float = 0.0
     idle_s: float = 0.0
     idle_cpu_s: float = 0.0
     answers: tuple[Mapping[str, str], ...] = ()
@@ -142,6 +147,7 @@ class Participant:
             stage_waited_s=timed.stage_waited_s,
             cpu_s=timed.after.cpu_s - timed.before.cpu_s,
             waited_s=waited_between(timed.before, timed.after),
+            held_up_s=waited_between(timed.before, timed.after, first_only=True),
             threads=threads_that_ran(timed.before.threads, timed.after.threads),
             idle_s=prepared.before.at_s - rested.at_s if rested else 0.0,
             idle_cpu_s=_wanted(rested, prepared.before) if rested else 0.0,
@@ -162,16 +168,21 @@ def _wanted(before: WorkerUsage, after: WorkerUsage) -> float:
     return after.cpu_s - before.cpu_s + waited_between(before, after)
 
 
-def waited_between(before: WorkerUsage, after: WorkerUsage) -> float:
+def waited_between(before: WorkerUsage, after: WorkerUsage, *, first_only: bool = False) -> float:
     """Seconds that threads waited for a core between two readings; those that ended since are left out.
 
     The kernel adds a wait when it is over, the part before the first reading too. A thread can't have waited longer
     than from one reading to the other, less what it ran: a machine that held a thread back for 200 ms between two turns
     would otherwise make five threads of it in a turn of 40 ms.
+
+    Args:
+        first_only: Of the first thread of each process alone, whose number is the process's.
     """
     between_s = after.at_s - before.at_s
     waited_s = 0.0
     for thread, wait_s in after.waits.items():
+        if first_only and len(set(thread.split(":"))) > 1:
+            continue
         ran_s = after.threads.get(thread, 0.0) - before.threads.get(thread, 0.0)
         waited_s += min(wait_s - before.waits.get(thread, 0.0), max(0.0, between_s - ran_s))
     return waited_s

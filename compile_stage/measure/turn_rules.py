@@ -96,12 +96,13 @@ def _wall(turn: Turn) -> float:
 
 def _unexplained(turn: Turn) -> float:
     """Seconds of a turn beyond its latencies and beyond what the stage itself waited for a core, less the share of the
-    turn in which the participant did: that much of it is the machine's doing."""
+    turn in which the thread that took the times did: that much of it is the machine's doing, as far as others used its
+    cores. Threads of the participant that wait for each other excuse nothing."""
     seconds = (
         turn.wall_s
         - turn.stage_waited_s
         - _claimed(turn)
         - UNEXPLAINED_CALL_S * (len(turn.latency_s) + len(turn.first_s))
     )
-    waiting = min(1.0, turn.waited_s / turn.wall_s) if turn.wall_s > 0 else 0.0
+    waiting = min(1.0, turn.held_up_s / turn.wall_s, turn.foreign_cores) if turn.wall_s > 0 else 0.0
     return seconds * (1 - waiting)

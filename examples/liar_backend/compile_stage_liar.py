@@ -11,6 +11,7 @@ Each mode is a candidate of its own. To add one, write a class below and add it 
 
 import hashlib
 import importlib
+import os
 import subprocess
 import sys
 import threading
@@ -302,6 +303,34 @@ class SlowClock(_Slow):
             setattr(time, name, clock)
 
 
+class SlowClockWaiting(SlowClock):
+    """The same, and two of its own threads share a core in all of its calls, so that one of them always waits for it,
+    as on a busy machine."""
+
+    def __init__(self, session):
+        super().__init__(session)
+        self.last_s = time.monotonic()
+        self.is_open = True
+        for _ in range(2):
+            threading.Thread(target=self.contend, daemon=True).start()
+
+    def contend(self):
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # of this thread
+        while self.is_open:
+            if time.monotonic() - self.last_s < 0.01:
+                _compute(0.0005)
+            else:
+                time.sleep(0.001)
+
+    def run(self, batch):
+        self.last_s = time.monotonic()
+        return super().run(batch)
+
+    def close(self):
+        self.is_open = False
+        super().close()
+
+
 class IgnoreThreads(_Slow):
     """Takes eight threads, whatever the policy grants."""
 
@@ -409,6 +438,7 @@ MODES = {
     "returns_before_computed": ReturnsBeforeComputed,
     "lazy_answer": LazyAnswer,
     "slow_clock": SlowClock,
+    "slow_clock_waiting": SlowClockWaiting,
     "ignore_threads": IgnoreThreads,
     "spins": Spins,
     "memory_in_child": MemoryInChild,

@@ -47,6 +47,7 @@ TIMED = {
     "returns_before_computed": "answered differently while it was timed",
     "remembers_answers": "times the baseline's speed",
     "slow_clock": "its clock is wrong",
+    "slow_clock_waiting": "its clock is wrong|it took more threads than the policy grants",
     "ignore_threads": "it took more threads than the policy grants",
     # Its threads wake up within its turns too when those are long: what is seen first is the reason.
     "spins": "it goes on computing after its answer|it took more threads than the policy grants",

@@ -46,6 +46,25 @@ def test_a_slow_clock_is_refused_with_both_times() -> None:
     assert "its clock is wrong" in refuse_turns(starved, turns(), 8)
 
 
+def test_only_what_others_keep_a_worker_waiting_for_excuses_its_clock() -> None:
+    """Broken: with two threads of its own that share a core, one of which always waits, a worker's clock could be as
+    slow as it liked."""
+    waiting = [replace(turn, waited_s=turn.wall_s, foreign_cores=1.5) for turn in turns(calls=200, clock=0.2)]
+    assert "its clock is wrong" in refuse_turns(waiting, turns(), 2)
+    itself = [replace(turn, held_up_s=turn.wall_s, foreign_cores=0.1) for turn in waiting]
+    assert "its clock is wrong" in refuse_turns(itself, turns(), 2)
+    busy = [replace(turn, wall_s=turn.wall_s + 0.03, held_up_s=0.03, foreign_cores=1.5) for turn in turns()]
+    assert refuse_turns(busy, turns(), 2) == ""
+
+
+def test_the_first_thread_of_a_process_is_told_from_its_others() -> None:
+    """Broken: what a worker's helpers wait for each other would count as what its caller waited."""
+    first = WorkerUsage(at_s=10.0, cpu_s=1.0, threads={}, waits={"70:70": 1.0, "70:71": 1.0})
+    second = WorkerUsage(at_s=10.04, cpu_s=1.0, threads={}, waits={"70:70": 1.01, "70:71": 1.03})
+    assert waited_between(first, second) == pytest.approx(0.04)
+    assert waited_between(first, second, first_only=True) == pytest.approx(0.01)
+
+
 def test_latencies_that_add_up_to_more_than_the_turn_are_refused() -> None:
     """Broken: a participant could slow the others down in the figures by a clock that runs fast."""
     assert "its clock is wrong" in refuse_turns(turns(clock=1.5), turns(), 1)
