@@ -54,7 +54,7 @@ def _confine(folder: str, session: str) -> dict[str, Any]:
     if not sys.platform.startswith("linux"):
         return {}
     try:
-        from compile_stage.engine.confinement import confine
+        from compile_stage.engine.confinement import confine, has_nvidia
 
         home = str(Path("~").expanduser())
         os.environ["TMPDIR"] = os.environ["HOME"] = folder
@@ -64,6 +64,7 @@ def _confine(folder: str, session: str) -> dict[str, Any]:
             home=home,
             shared_memory_bytes=1 << 30,
             file_bytes=_FILE_BYTES,
+            names_threads=has_nvidia(),
             namespaces=False,
         )
     except (ImportError, OSError, AttributeError):  # a system that is called Linux, and is Android

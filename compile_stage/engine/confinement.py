@@ -56,6 +56,7 @@ _SYSTEM = (
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - mounted over, or shared
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _ACCELERATORS = ("nvidia*", "dri", "kfd", "accel", "dxg", "davinci*", "apex_*", "habanalabs*")
+_NVIDIA = ("nvidia*", "dxg")
 
 # Names of variables that a worker gets, beside those that the engine sets. They decide which libraries and compilers
 # are used and how many threads they start.
@@ -108,6 +109,11 @@ def hands_files_over() -> bool:
     return landlock.abi() > 0
 
 
+def has_nvidia() -> bool:
+    """Whether this machine has a GPU whose driver names a process's threads."""
+    return any(device for pattern in _NVIDIA for device in Path("/dev").glob(pattern))
+
+
 def confine(
     *,
     reads: Sequence[str],
@@ -115,6 +121,7 @@ def confine(
     home: str,
     shared_memory_bytes: int,
     file_bytes: int,
+    names_threads: bool,
     namespaces: bool | None,
 ) -> dict[str, Any]:
     """Give up, for good, what a worker does not need. To be called while the process has one thread.
@@ -125,6 +132,7 @@ def confine(
         home: The user's home folder, which is no part of what `reads` grants.
         shared_memory_bytes: Size of its own /dev/shm.
         file_bytes: No file may grow larger.
+        names_threads: It may write below its own `/proc/self/task` (`has_nvidia`).
         namespaces: True where they were seen to work, False where not; None tries it in a child first.
 
     Returns:
@@ -136,7 +144,7 @@ def confine(
     _limit(file_bytes)
     if not sys.platform.startswith("linux"):
         return {"limits": "size of files", "namespaces": False}
-    granted = list(_grants(reads, writes, home))
+    granted = list(_grants(reads, writes, home, names_threads=names_threads))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if namespaces is None:
@@ -178,7 +186,9 @@ def _network(namespaces: bool, filtered: bool, version: int) -> str:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
-def _grants(reads: Iterable[str], writes: Iterable[str], home: str) -> Iterator[tuple[str, int]]:
+def _grants(
+    reads: Iterable[str], writes: Iterable[str], home: str, *, names_threads: bool
+) -> Iterator[tuple[str, int]]:
     own = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *sys.path]
     seen: set[str] = set()
     for path in (*_SYSTEM, *(part for entry in (*own, *reads) for part in _without_home(entry, home))):
@@ -197,8 +207,10 @@ def _grants(reads: Iterable[str], writes: Iterable[str], home: str) -> Iterator[
     yield "/proc/self/fd/2", landlock.DEVICE
     # Names of its own threads: cuInit of NVIDIA's drivers from 570 on writes them to /proc/self/task/*/comm, and where
     # it can't, fails with error 304, so that no GPU is found. The rule holds for this process, not for its children:
-    # those that need a GPU are started by `engine.starter`.
-    yield "/proc/self/task", landlock.DEVICE
+    # those that need a GPU are started by `engine.starter`. Without such a GPU it is not given: beside the names lies
+    # `clear_refs`, by which a process makes the kernel forget its peak memory.
+    if names_threads:
+        yield "/proc/self/task", landlock.DEVICE
 
 
 def _without_home(entry: str, home: str) -> Iterator[str]:

@@ -31,6 +31,7 @@ from compile_stage.core.errors import (
 )
 from compile_stage.core.ports import Confinement, MeteredCall, WorkerLimits, WorkerMemory
 from compile_stage.core.storage import no_space_below
+from compile_stage.engine import confinement
 from compile_stage.engine.machine_lock import MachineLock
 from compile_stage.engine.pipe import Pipe, open_message
 from compile_stage.engine.protocol import PROTOCOL, encode, revive_error
@@ -284,19 +285,20 @@ class LocalWorker:
             "home": str(Path.home()),
             "shared_memory_bytes": self._surroundings.shared_memory_bytes,
             "file_bytes": self.limits.disk_bytes,
+            "names_threads": confinement.has_nvidia(),
             "namespaces": self._confined.namespaces,
         }
         self._pipe.send(encode({"id": 0, "function": "confine", "arguments": arguments}))
         message = self._await("confining the worker", 0, _START_TIMEOUT_S)
         if "error" in message:
             raise revive_error(message["error"])
-        confinement: Confinement = revive(Confinement, message["result"])
+        confined: Confinement = revive(Confinement, message["result"])
         before = self._confined.last
-        if before is not None and before.complete and not confinement.complete:
-            raise WorkerError("crash", f"the worker could not be confined as those before it: {confinement.text}")
+        if before is not None and before.complete and not confined.complete:
+            raise WorkerError("crash", f"the worker could not be confined as those before it: {confined.text}")
         self._confined.namespaces = bool(message["result"]["namespaces"])
-        self._confined.last = confinement
-        return confinement
+        self._confined.last = confined
+        return confined
 
     def _start(self, calls: str) -> subprocess.Popen[bytes]:
         around = self._surroundings

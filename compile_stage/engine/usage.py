@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compile_stage.core.ports import WorkerMemory, WorkerUsage
-from compile_stage.measure.memory import peak_rss_bytes
+from compile_stage.measure.memory import held_now_bytes, peak_rss_bytes
 
 _PROC = Path("/proc")
 _PART_BYTES = 4096
@@ -62,7 +62,9 @@ def memory_of(guard: int) -> WorkerMemory:
     largest = max(peaks, key=lambda pid: peaks[pid])
     others = [pid for pid in peaks if pid != largest]
     held = sum(map(_own_memory, others))
-    return WorkerMemory(peak_bytes=peaks[largest], others_bytes=held, others=len(others))
+    return WorkerMemory(
+        peak_bytes=peaks[largest], others_bytes=held, others=len(others), held_bytes=held_now_bytes(largest)
+    )
 
 
 def _own_memory(pid: int) -> int:

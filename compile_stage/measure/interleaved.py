@@ -37,11 +37,13 @@ from compile_stage.core.records import (
 from compile_stage.measure import disturbance, stats, timing
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.leaving import leaving, one_process
-from compile_stage.measure.participant import Participant, Turn, latencies
+from compile_stage.measure.participant import MEASURING_BYTES, Participant, Turn, latencies
 from compile_stage.measure.performance import check_performance
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.rounds import OVERTIME, Pace
+from compile_stage.measure.samples import open_samples
 from compile_stage.measure.timed_answers import AnswerLog
+from compile_stage.measure.timed_inputs import turn_bytes
 from compile_stage.measure.turn_rules import refuse_turns
 
 T = TypeVar("T")
@@ -318,15 +320,23 @@ class Interleaved:
     def _refuse_turns(self, rounds: Sequence[_Round], answers: AnswerLog) -> None:
         """Drop whose latencies can't be believed, or whose answers were others than those that were proven."""
         turns = self._turns(rounds)
-        for name in [name for name in self._runners if name != BASELINE]:
-            self._guarded(name, Participant.look_at_memory)
-            if name not in self._runners:
+        room = partial(self._room, answers.batch_size)
+        for name in list(self._runners):
+            self._guarded(name, partial(Participant.look_at_memory, room=room))
+            if name == BASELINE or name not in self._runners:
                 continue
             problem = ""
             if self._proof is not None and name in self._proof.gates:
                 problem = answers.refuse(name, BASELINE, self._proof)
             if problem := problem or refuse_turns(turns[name], turns[BASELINE][: len(turns[name])], self._threads):
                 self._drop(name, WorkerError("exception", problem))
+
+    def _room(self, batch_size: int) -> tuple[int, int]:
+        """As `Participant.look_at_memory` asks. The inputs of two turns may lie in memory, each with what they were
+        made by."""
+        samples = open_samples(self._samples)
+        files = sum(array.nbytes for array in samples.inputs.values())
+        return MEASURING_BYTES + 4 * turn_bytes(samples, batch_size), files
 
     def _drop_far_slower(self, first: Sequence[_Round], leads: Sequence[str], wanted: Rounds) -> None:
         rounds = self._turns(first)
@@ -475,7 +485,13 @@ def _with_ratio(timed: Timing, ratio: stats.Interval) -> Timing:
 
 def _notes(runner: Participant) -> tuple[str, ...]:
     memory = runner.memory
+    grown: tuple[str, ...] = ()
+    if runner.grown_bytes:
+        grown = (f"{runner.grown_bytes / 1e6:.3g} MB of its peak memory it took in later calls than the first",)
     if not memory.others_bytes:
-        return ()
+        return grown
     others = "another process" if memory.others == 1 else f"{memory.others} other processes"
-    return (f"{memory.others_bytes / 1e6:.3g} MB of its peak memory are held by {others} that it started",)
+    return (
+        *grown,
+        f"{memory.others_bytes / 1e6:.3g} MB of its peak memory are held by {others} that it started",
+    )

@@ -10,6 +10,16 @@ SAME_MEMORY = 1.01
 """Two runs of one process differ by about a hundredth in resident memory: closer than that, nothing is claimed."""
 
 
+def held_now_bytes(pid: int) -> int:
+    """What a process holds of its own, without files that are mapped; 0 of one that has ended, and without `/proc`."""
+    held = 0
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                held += int(line.split()[1]) * 1024
+    return held
+
+
 def peak_rss_bytes(pid: int | None = None) -> int:
     """The highest resident size that a process ever had; of one that has ended, 0.
 

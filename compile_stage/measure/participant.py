@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,6 +14,10 @@ from compile_stage.measure import timing
 
 WARM_UP_S = 1.5
 """At most so long until the latencies are steady; most models need a few calls."""
+
+MEASURING_BYTES = 64_000_000
+"""What the process of a participant may grow by while it is measured, beside the inputs of its turns: answers that are
+kept, and memory that an allocator holds on to."""
 
 _RAN_SHARE = 0.1  # a thread ran in a turn when it had so much of the CPU time of the one that had most
 
@@ -69,6 +73,7 @@ class Participant:
 
     Attributes:
         memory: What it held when it had run once at each batch size.
+        grown_bytes: What its own process took beyond that in later calls, and measuring does not explain.
         calls: Of a turn, at the batch size that is measured.
         share: Of a whole turn's calls: less than 1 where turns had to become shorter (`rounds.Pace`).
         writes_tokens: It is a language model.
@@ -80,6 +85,7 @@ class Participant:
     calls: int = 1
     share: float = 1.0
     writes_tokens: bool = False
+    grown_bytes: int = 0
     timings: list[Timing] = field(default_factory=list)
     _rested: WorkerUsage | None = None
     _prepared: MeteredCall | None = None
@@ -87,8 +93,8 @@ class Participant:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The process's own peak, and what those that it started hold."""
-        return self.memory.peak_bytes + self.memory.others_bytes
+        """The process's own peak, what it took since then, and what those that it started hold."""
+        return self.memory.peak_bytes + self.grown_bytes + self.memory.others_bytes
 
     def warm_up(self, samples: SampleSet, batch_size: int) -> None:
         """Call until it is steady, and see how many calls fill a turn."""
@@ -156,11 +162,21 @@ class Participant:
             first_answers=tuple(first.get("answers", ())),
         )
 
-    def look_at_memory(self) -> None:
-        """Count what processes that it started since then hold; its own peak is that of before, without our inputs."""
+    def look_at_memory(self, room: Callable[[], tuple[int, int]]) -> None:
+        """Count what processes that it started since then hold, and by what its own grew in later calls: what leaks, or
+        keeps every answer.
+
+        Args:
+            room: Bytes of its own that measuring may have taken, and those of the files with the samples. Asked where
+                it grew.
+        """
         now = self.worker.memory()
         if now.others_bytes > self.memory.others_bytes:
             self.memory = replace(self.memory, others_bytes=now.others_bytes, others=now.others)
+        peak, held = now.peak_bytes - self.memory.peak_bytes, now.held_bytes - self.memory.held_bytes
+        if max(peak, held) > MEASURING_BYTES:
+            own, files = room()
+            self.grown_bytes = max(self.grown_bytes, held - own, peak - own - files)
 
 
 def _wanted(before: WorkerUsage, after: WorkerUsage) -> float:

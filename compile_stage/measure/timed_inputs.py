@@ -90,8 +90,7 @@ class TimedInputs:
         self.batch_size = batch_size
         self._samples = samples
         self._changing = {name: _changing(array) for name, array in samples.inputs.items()}
-        row_bytes = sum(array.nbytes // max(1, len(array)) for array in samples.inputs.values())
-        self._most = max(2, TURN_BYTES // max(1, row_bytes * batch_size))
+        self._most = max(2, TURN_BYTES // max(1, _batch_bytes(samples, batch_size)))
 
     def some(self, calls: int, seed: int) -> list[Batch]:
         """Batches as those of a turn, at most as many as one holds."""
@@ -148,6 +147,15 @@ class TimedInputs:
                 np.multiply(array, factor, out=array, casting="same_kind")
             taken[name] = array
         return taken
+
+
+def turn_bytes(samples: Samples, batch_size: int) -> int:
+    """At most so many bytes are the inputs of one turn."""
+    return max(TURN_BYTES, 2 * _batch_bytes(samples, batch_size))
+
+
+def _batch_bytes(samples: Samples, batch_size: int) -> int:
+    return batch_size * sum(array.nbytes // max(1, len(array)) for array in samples.inputs.values())
 
 
 class KeptAnswers:

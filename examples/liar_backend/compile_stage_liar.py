@@ -370,6 +370,18 @@ class Spins(Honest):
         self.is_open = False
 
 
+class Grows(Honest):
+    """Holds 400 MB more after its first hundred calls, as what leaks or keeps every answer does."""
+
+    calls, held = 0, b""
+
+    def run(self, batch):
+        self.calls += 1
+        if self.calls == 100:
+            self.held = bytearray(b"1") * 400_000_000
+        return super().run(batch)
+
+
 class MemoryInChild(Honest):
     """Holds 400 MB in a process of its own."""
 
@@ -441,6 +453,7 @@ MODES = {
     "slow_clock_waiting": SlowClockWaiting,
     "ignore_threads": IgnoreThreads,
     "spins": Spins,
+    "grows": Grows,
     "memory_in_child": MemoryInChild,
     "garbage_when_served": GarbageWhenServed,
     "slow_when_served": SlowWhenServed,

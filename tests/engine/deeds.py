@@ -46,6 +46,11 @@ def process() -> dict[str, Any]:
     }
 
 
+def forget_peak() -> None:
+    """Reset the peak that the kernel keeps of this process's memory."""
+    Path(f"/proc/self/task/{threading.get_native_id()}/clear_refs").write_text("5")
+
+
 def name_a_thread(name: str) -> str:
     """A thread that begins now writes its own name to /proc, as NVIDIA's driver does."""
     came: list[str] = []
@@ -409,7 +414,7 @@ CALLS = {
         garbage_on_protocol, close_everything, cyclic, recurse, recurse_native, fail, fail_with, abort_bad_alloc, spawn,
         note_times, reach, meddle, write_files, write_link, name_file, keep_open, read_path, start_processes, fill,
         compute,
-        compute_in_child, hold_in_child, name_a_thread, start_cuda,
+        compute_in_child, hold_in_child, forget_peak, name_a_thread, start_cuda,
         in_a_process_it_starts, start_and_leave, start_what_is_not_there,
     )},
     "sleep": time.sleep,

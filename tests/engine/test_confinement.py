@@ -18,7 +18,7 @@ import pytest
 from compile_stage.core.errors import WorkerError
 from compile_stage.core.ports import Confinement, WorkerLimits
 from compile_stage.core.sample_files import write_index
-from compile_stage.engine import landlock, seccomp
+from compile_stage.engine import confinement, landlock, seccomp
 from compile_stage.engine.confinement import environment_of
 from compile_stage.engine.local import LocalEngine
 
@@ -65,13 +65,24 @@ def test_limits_and_priorities_of_other_processes_are_out_of_reach(engine: Local
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no names in /proc here")
-def test_a_worker_names_its_threads(engine: LocalEngine) -> None:
+def test_a_worker_names_its_threads_where_a_gpu_needs_it(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: NVIDIA's driver could not start in a worker, whose `cuInit` writes such names, and all GPU targets would
     fail with "finds no GPU that it can use"."""
+    monkeypatch.setattr(confinement, "has_nvidia", lambda: True)
     with engine.worker("test", LIMITS) as worker:
         assert worker.call("name_a_thread", name="stranger") == "stranger"
         started = worker.call("in_a_process_it_starts", function="name_a_thread", name="another")
     assert started == {"answer": "another", "running": True, "code": 7}
+
+
+@landlocked
+def test_a_worker_can_not_have_the_kernel_forget_its_peak_memory(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: an artifact that takes 400 MB in each call would pass a limit of 350 MB."""
+    monkeypatch.setattr(confinement, "has_nvidia", lambda: False)
+    with engine.worker("test", LIMITS) as worker, pytest.raises(WorkerError, match="clear_refs"):
+        worker.call("forget_peak")
 
 
 def test_what_a_worker_starts_is_as_confined_as_it_is(engine: LocalEngine, server: int, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ TIMED = {
     # Its threads wake up within its turns too when those are long: what is seen first is the reason.
     "spins": "it goes on computing after its answer|it took more threads than the policy grants",
     "memory_in_child": "the peak memory of a process that runs it is",
+    "grows": "the peak memory of a process that runs it is",
 }
 SERVED = {
     "garbage_when_served": "answered differently while it was timed",

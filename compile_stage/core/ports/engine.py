@@ -93,11 +93,14 @@ class WorkerMemory:
         peak_bytes: The highest that the largest process ever held.
         others_bytes: What the other processes hold now, pages that they share divided among them.
         others: How many these are.
+        held_bytes: What the largest process holds now of its own, without files that are mapped; 0 where that is not
+            known.
     """
 
     peak_bytes: int
     others_bytes: int = 0
     others: int = 0
+    held_bytes: int = 0
 
 
 @record
