@@ -29,7 +29,7 @@ from compile_stage.core.errors import (
     UsageError,
     WorkerError,
 )
-from compile_stage.core.ports import Confinement, MeteredCall, WorkerLimits, WorkerMemory
+from compile_stage.core.ports import Confinement, MeteredCall, WorkerLimits, WorkerMemory, WorkerUsage
 from compile_stage.core.storage import no_space_below
 from compile_stage.engine import confinement
 from compile_stage.engine.machine_lock import MachineLock
@@ -234,6 +234,10 @@ class LocalWorker:
         wall_s, waited_s = time.perf_counter() - began, waited_by_this_thread() - waited_s
         after = usage_of(self.pid)
         return MeteredCall(value=value, wall_s=wall_s, before=before, after=after, stage_waited_s=waited_s)
+
+    def usage(self) -> WorkerUsage:
+        """What the worker and all that it started have used so far, as the kernel counts it."""
+        return usage_of(self.pid)
 
     def memory(self) -> WorkerMemory:
         """What the worker and all that it started hold, as the kernel says."""

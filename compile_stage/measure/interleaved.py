@@ -44,7 +44,7 @@ from compile_stage.measure.rounds import OVERTIME, Pace
 from compile_stage.measure.samples import open_samples
 from compile_stage.measure.timed_answers import AnswerLog
 from compile_stage.measure.timed_inputs import turn_bytes
-from compile_stage.measure.turn_rules import refuse_turns
+from compile_stage.measure.turn_rules import refuse_disturber, refuse_turns
 
 T = TypeVar("T")
 
@@ -145,6 +145,7 @@ class Interleaved:
         self._proof = request.proof
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="timed-", dir=context.scratch)))
         self._runners: dict[str, Participant] = {}
+        self._own: dict[str, ExitStack] = {}  # keeps the worker of one of them
         self._dropped: dict[str, tuple[Participant, str]] = {}
         self._left: dict[str, str] = {}  # the rounds of this batch size, since it is behind whom
         self._notes: dict[str, tuple[str, ...]] = {}
@@ -170,7 +171,8 @@ class Interleaved:
             else:
                 interpreter = plugins.interpreter_of_source(model.flavor)
                 limits = replace(limits, reads=(model.path,), interpreter=interpreter)
-            worker = self._stack.enter_context(self._context.engine.worker(f"measure--{name}", limits))
+            own = self._own[name] = self._stack.enter_context(ExitStack())
+            worker = own.enter_context(self._context.engine.worker(f"measure--{name}", limits))
             if draft is not None:
                 opened = worker.call("open_served", model=draft)
             else:
@@ -232,7 +234,8 @@ class Interleaved:
         """
         for name in list(self._runners):
             self._guarded(name, partial(Participant.warm_up, samples=self._samples, batch_size=wanted.batch_size))
-        answers = AnswerLog(self._folder, self._samples.count, wanted.batch_size)
+        folder = Path(tempfile.mkdtemp(dir=self._folder))  # rounds may be played again
+        answers = AnswerLog(folder, self._samples.count, wanted.batch_size)
         played, self._left = _Played(), {}
         pace = Pace(wanted.seconds, time.monotonic(), wanted.min_calls, wanted.overtime)
         while BASELINE in self._runners:
@@ -268,7 +271,11 @@ class Interleaved:
             message = f"batch {wanted.batch_size}, round {len(played.rounds)}"
             self._progress(f"{message}, {played.disturbed} disturbed" if played.disturbed else message)
         self.overtime_s += pace.overtime_s(time.monotonic())
-        self._refuse_turns(played.deciding, answers)
+        if self._refuse_turns(played.deciding, answers) and len(self._runners) > 1:
+            # What others showed beside one that kept the cores busy is no measurement of theirs.
+            self._progress(f"batch {wanted.batch_size} is measured again, without who disturbed it")
+            self.run(wanted)
+            return
         for name, runner in self._runners.items():
             summary = self._summary(name, self._turns(played.deciding), wanted)
             runner.timings.append(replace(summary, disturbed=played.dropped))
@@ -317,10 +324,12 @@ class Interleaved:
             self.shares[name] = self._runners[name].share
         return bool(shorter)
 
-    def _refuse_turns(self, rounds: Sequence[_Round], answers: AnswerLog) -> None:
-        """Drop whose latencies can't be believed, or whose answers were others than those that were proven."""
+    def _refuse_turns(self, rounds: Sequence[_Round], answers: AnswerLog) -> bool:
+        """Drop whose latencies can't be believed, or whose answers were others than those that were proven. True where
+        one of these disturbed the others."""
         turns = self._turns(rounds)
-        room = partial(self._room, answers.batch_size)
+        named = {"the original" if name == BASELINE else name: own for name, own in turns.items()}
+        room, disturbed = partial(self._room, answers.batch_size), False
         for name in list(self._runners):
             self._guarded(name, partial(Participant.look_at_memory, room=room))
             if name == BASELINE or name not in self._runners:
@@ -328,8 +337,13 @@ class Interleaved:
             problem = ""
             if self._proof is not None and name in self._proof.gates:
                 problem = answers.refuse(name, BASELINE, self._proof)
+            beside = refuse_disturber(name, named)
+            disturbed = disturbed or bool(beside)
+            problem = problem or beside
             if problem := problem or refuse_turns(turns[name], turns[BASELINE][: len(turns[name])], self._threads):
                 self._drop(name, WorkerError("exception", problem))
+                self._own[name].close()  # it may go on computing as long as it lives
+        return disturbed
 
     def _room(self, batch_size: int) -> tuple[int, int]:
         """As `Participant.look_at_memory` asks. The inputs of two turns may lie in memory, each with what they were
@@ -364,11 +378,17 @@ class Interleaved:
         began_s = time.monotonic()
         self._guarded(order[0], prepare)
         for place, name in enumerate(order):
+            others = {other: runner.cpu_s() for other, runner in self._runners.items() if other != name}
             self._guarded(name, partial(Participant.time, longest_s=longest_s))
+            beside = {
+                other: max(0.0, (self._runners[other].cpu_s() or used) - used)
+                for other, used in others.items()
+                if used is not None and other in self._runners
+            }
             rest = partial(Participant.rest, into=folder / str(place) if folder is not None else None)
             if (turn := self._rest_beside(name, rest, order[place + 1 : place + 2], prepare)) is not None:
                 ended_s = time.monotonic()
-                played[name] = replace(turn, took_s=ended_s - began_s)
+                played[name] = replace(turn, took_s=ended_s - began_s, beside_s=beside)
                 began_s = ended_s
         after = self._usage()
         foreign = disturbance.foreign_cores(before, after)

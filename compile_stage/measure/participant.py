@@ -40,6 +40,7 @@ class Turn:
         foreign_cores: Cores that other processes than the stage's used in its round.
         idle_s: From the end of its turn before, at rest, to the beginning of this one; 0 for the first.
         idle_cpu_s: CPU time that it used meanwhile, or waited for a core to use.
+        beside_s: Of each other participant: CPU time that it used while this one was timed, where the engine tells.
         answers: By number of the checked batch: output name → `.npy` file.
         first_s: Of a language model: seconds of each call for the first token alone, by the worker's clock, made in
             turns with those of `latency_s`.
@@ -57,6 +58,7 @@ class Turn:
     foreign_cores: float = 0.0
     idle_s: float = 0.0
     idle_cpu_s: float = 0.0
+    beside_s: Mapping[str, float] = field(default_factory=dict)
     answers: tuple[Mapping[str, str], ...] = ()
     first_s: tuple[float, ...] = ()
     first_answers: tuple[Mapping[str, str], ...] = ()
@@ -161,6 +163,11 @@ class Participant:
             first_s=first_s,
             first_answers=tuple(first.get("answers", ())),
         )
+
+    def cpu_s(self) -> float | None:
+        """CPU time that it has used so far; None where the engine does not tell without a call."""
+        usage: Callable[[], WorkerUsage] | None = getattr(self.worker, "usage", None)
+        return usage().cpu_s if usage is not None else None
 
     def look_at_memory(self, room: Callable[[], tuple[int, int]]) -> None:
         """Count what processes that it started since then hold, and by what its own grew in later calls: what leaks, or

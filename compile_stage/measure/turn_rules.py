@@ -8,7 +8,7 @@ meet the original as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from compile_stage.measure.participant import Turn
 from compile_stage.measure.stats import median
@@ -35,6 +35,31 @@ for some milliseconds after a call."""
 LOOKING_S = SETTLE_S
 """Seconds of that in all turns together that say nothing: where a participant's turns follow each other at once, a look
 for work of that length is all that lies between them."""
+
+
+TICK_S = 0.01
+"""Of the kernel's clock. What is at rest uses nothing, and its counters stand still: honest participants were seen at 0
+in all turns of the others, on a busy machine too."""
+
+BUSY_BESIDE = 0.1
+"""Threads that a participant may keep at work while another is timed: it has come to rest before. One that computes
+then slows the others down, those alone that it chooses, and the original first of all."""
+
+
+def refuse_disturber(name: str, turns: Mapping[str, Sequence[Turn]]) -> str:
+    """Why a participant disturbed another one that was timed, as one sentence; empty where it did not.
+
+    Args:
+        turns: Of all participants, in the rounds that decide.
+    """
+    for other, timed in turns.items():
+        wall_s, cpu_s = sum(turn.wall_s for turn in timed), sum(turn.beside_s.get(name, 0.0) for turn in timed)
+        if other != name and cpu_s > BUSY_BESIDE * wall_s + TICK_S:
+            return (
+                f"it goes on computing after its answer: it kept {cpu_s / wall_s:.2g} threads busy while {other} was "
+                "timed"
+            )
+    return ""
 
 
 def refuse_turns(own: Sequence[Turn], baseline: Sequence[Turn], threads: int) -> str:

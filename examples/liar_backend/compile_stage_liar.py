@@ -382,6 +382,18 @@ class Grows(Honest):
         return super().run(batch)
 
 
+class SpinsALittle(Spins):
+    """The same with one core, for less than half of the time: on average it is at rest."""
+
+    def spin(self):
+        while self.is_open:
+            if time.monotonic() - self.last_s > 0.01:
+                _compute(0.004)
+                time.sleep(0.016)  # of each of two threads
+            else:
+                time.sleep(0.001)
+
+
 class MemoryInChild(Honest):
     """Holds 400 MB in a process of its own."""
 
@@ -454,6 +466,7 @@ MODES = {
     "ignore_threads": IgnoreThreads,
     "spins": Spins,
     "grows": Grows,
+    "spins_a_little": SpinsALittle,
     "memory_in_child": MemoryInChild,
     "garbage_when_served": GarbageWhenServed,
     "slow_when_served": SlowWhenServed,

@@ -51,6 +51,7 @@ TIMED = {
     "ignore_threads": "it took more threads than the policy grants",
     # Its threads wake up within its turns too when those are long: what is seen first is the reason.
     "spins": "it goes on computing after its answer|it took more threads than the policy grants",
+    "spins_a_little": "it goes on computing after its answer|it took more threads than the policy grants",
     "memory_in_child": "the peak memory of a process that runs it is",
     "grows": "the peak memory of a process that runs it is",
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compile_stage.core.ports import WorkerUsage
 from compile_stage.measure.participant import Turn, threads_that_ran, waited_between
-from compile_stage.measure.turn_rules import refuse_turns
+from compile_stage.measure.turn_rules import refuse_disturber, refuse_turns
 
 
 def turns(
@@ -99,6 +99,19 @@ def test_who_goes_on_computing_while_others_are_measured_is_refused() -> None:
     assert refuse_turns(spinning, turns(), 1) == (
         "it goes on computing after its answer: it kept 0.9 threads busy while it was others' turn"
     )
+
+
+def test_who_computes_only_while_one_other_is_timed_is_refused() -> None:
+    """Broken: a thread that runs in all turns of the original and rests in all others' is half a thread on average, and
+    what an honest look for work takes: the original looked slower, and all candidates faster."""
+    baseline = [replace(turn, beside_s={"spins": 0.9 * turn.wall_s, "honest": 0.002}) for turn in turns()]
+    found = {"the original": baseline, "spins": turns(), "honest": turns()}
+    assert refuse_disturber("spins", found) == (
+        "it goes on computing after its answer: it kept 0.9 threads busy while the original was timed"
+    )
+    assert refuse_disturber("honest", found) == ""
+    spinning = [replace(turn, idle_cpu_s=0.06) for turn in turns()]
+    assert refuse_turns(spinning, turns(), 1) == "", "by the rule on its own turns it is at rest"
 
 
 def test_a_look_for_work_between_turns_that_follow_at_once_is_no_computing() -> None:

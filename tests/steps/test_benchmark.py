@@ -39,7 +39,7 @@ class FakeWorker:
 
     def __init__(self, name: str, engine: FakeEngine) -> None:
         self._latency_s, self._engine = LATENCY_S[name.removeprefix("measure--")], engine
-        self._cpu_s, self._calls = 0.0, 0
+        self._name, self._cpu_s, self._calls = name.removeprefix("measure--"), 0.0, 0
 
     def call(self, function: str, /, **arguments: Any) -> Any:
         if function == "warm_up":
@@ -49,6 +49,9 @@ class FakeWorker:
         if function == "time_turn":
             self._engine.turns += 1
             slowed = float(np.exp(self._engine.generator.normal(0, self._engine.noise)))
+            if self._name == BASELINE and self._engine.spinning in self._engine.here:
+                slowed *= 2
+                self._engine.spun_s += self._latency_s * slowed * self._calls
             return [self._latency_s * slowed] * self._calls
         return [] if function == "end_turn" else {"load_s": 0.1}
 
@@ -58,6 +61,11 @@ class FakeWorker:
         wall_s = sum(value) if function == "time_turn" else 0.0
         self._cpu_s += wall_s
         return MeteredCall(value=value, wall_s=wall_s, before=before, after=self._used())
+
+    def usage(self) -> WorkerUsage:
+        """As the engine of this machine tells it without a call."""
+        spun_s = self._engine.spun_s if self._name == self._engine.spinning else 0.0
+        return replace(self._used(), cpu_s=self._cpu_s + spun_s)
 
     def memory(self) -> WorkerMemory:
         return WorkerMemory(peak_bytes=10**8)
@@ -72,11 +80,16 @@ class FakeEngine:
 
     def __init__(self, noise: float) -> None:
         self.noise, self.turns = noise, 0
+        self.spinning, self.spun_s = "", 0.0  # who keeps a core busy while the original is timed
+        self.here: set[str] = set()
         self.generator = np.random.default_rng(0)
 
     @contextmanager
     def worker(self, name: str, limits: WorkerLimits) -> Iterator[FakeWorker]:
+        own = name.removeprefix("measure--")
+        self.here.add(own)
         yield FakeWorker(name, self)
+        self.here.discard(own)
 
     def exclusive(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -148,6 +161,23 @@ def test_three_starts_that_agree_are_enough_and_claim_no_more_than_they_can(
     assert timing.speedup_interval is not None
     low, high = timing.speedup_interval
     assert min(timing.speedup / low, high / timing.speedup) >= said - 1e-4
+
+
+def test_others_are_measured_again_without_who_slowed_the_original_down(tmp_path: Path) -> None:
+    """Broken: one candidate keeps a core busy while the original is timed, and is refused; another of the same package
+    wins by the speedup that it made."""
+    engine = FakeEngine(0.001)
+    engine.spinning = "near"
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / "model.onnx").write_text("any")
+    models = {name: artifact(job_id=name, path=str(tmp_path / "compiled")) for name in ("fast", "near")}
+    request = MeasurementRequest(
+        label="cpu", samples=SAMPLES, target=TARGET, budget=Budget(measure_seconds=5), seed=0, starts=1
+    )
+    measured = benchmark(run_context(tmp_path, engine), source(), models, request)
+    assert "threads busy while the original was timed" in measured.failures["near"].problem
+    (timing,) = measured.measurements["fast"].timings
+    assert timing.speedup == pytest.approx(2, rel=0.01)
 
 
 def test_what_was_measured_under_other_limits_is_measured_again_where_it_leaves_one_open(tmp_path: Path) -> None:
