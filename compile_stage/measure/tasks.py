@@ -422,8 +422,11 @@ def _ranked_by(scores: _ClassScores) -> F64:
 
 def _roc_auc(codes: NDArray[np.int64], scores: F64) -> Score:
     """Of two classes that of the second one's score; of more the mean of each against the rest."""
+    from scipy.stats import rankdata
     from sklearn.metrics import roc_auc_score
 
+    # What it reads of an answer is its place among all: scores that differ in the last digit alone are no other answer.
+    places = rankdata(scores, axis=0)
     count = scores.shape[1]
     missing = sorted(set(range(count)) - set(codes.tolist()))
     if missing:
@@ -433,10 +436,10 @@ def _roc_auc(codes: NDArray[np.int64], scores: F64) -> Score:
     influence = float(np.mean(1 / np.minimum(sizes, len(codes) - sizes)))
     if count == 2:
         second = scores[:, 1]
-        return Score(float(roc_auc_score(codes, second)), _auc(codes == 1, second), None, scores, influence)
+        return Score(float(roc_auc_score(codes, second)), _auc(codes == 1, second), None, places, influence)
     value = np.mean([roc_auc_score(codes == c, scores[:, c]) for c in range(count)])
     each = [_auc(codes == c, scores[:, c]) for c in range(count)]
-    return Score(float(value), lambda weights: np.mean([of(weights) for of in each], axis=0), None, scores, influence)
+    return Score(float(value), lambda weights: np.mean([of(weights) for of in each], axis=0), None, places, influence)
 
 
 def _auc(positive: NDArray[np.bool_], scores: F64) -> Statistic:

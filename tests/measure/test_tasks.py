@@ -373,3 +373,16 @@ def test_what_makes_no_sense_is_not_run(metric: str, output: Any, labels: Any, s
     found = run(gate(metric, 0.1, confidence=0.95), {"y": output}, {"y": output}, labels)
     assert found.outcome is Outcome.NOT_RUN
     assert says in found.reason
+
+
+def test_scores_that_differ_in_the_last_digit_are_no_changed_ranking() -> None:
+    """Broken: 40 samples "showed" a limit of 0.01 of roc_auc with an interval of no width, as soon as the artifact
+    rounds otherwise than the original; equal scores were NOT_RUN."""
+    random = np.random.default_rng(1)
+    labels = np.arange(40) % 2
+    base = (labels + 0.5 * random.standard_normal(40)).astype(np.float32)
+    gate = Gate(metric="roc_auc", limit=0.01, direction="at_most", confidence=0.95, options={"drop": "max_drop"})
+    found = [measure_task(gate, own, base, labels, seed=0) for own in (base, base * np.float32(1 + 1e-6))]
+    assert found[0].interval == found[1].interval
+    assert found[1].needed is not None
+    assert found[1].needed > 40
