@@ -21,9 +21,6 @@ from compile_stage.engine.fresh_load import FreshProcess
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-SERVER_PACKAGES = ("mlflow", "uvicorn", "fastapi", "starlette", "h11", "httptools", "uvloop", "numpy", "pandas")
-"""What answers, beside the model's runtime."""
-
 _SCRIPT = """
 import json, os, socket, sys, threading, time
 task = json.loads(sys.stdin.readline())

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from factories import artifact, run_context, target
 
+from compile_stage.core import plugins
 from compile_stage.core.errors import WorkerError
-from compile_stage.core.records import Budget, LoadPoint, SampleSet, Serving
+from compile_stage.core.records import Budget, LoadPoint, SampleSet, Serving, ServingCost
 from compile_stage.steps import serving_cost
 from compile_stage.steps.serving_cost import PRODUCTION, WINNER, ServedModel, ServingRequest
 
@@ -48,22 +49,25 @@ class Servers:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("at", ["prepared", "started"])
-def test_a_production_version_that_crashes_says_nothing_of_the_winner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    """Broken: an old version that crashes keeps every new one from replacing it; or a measurement without it is kept,
-    and taken for one beside it."""
-    models = {name: ServedModel(path="", artifact=artifact()) for name in (WINNER, PRODUCTION)}
-    request = ServingRequest(
-        models=models,
+def request_of(*models: str) -> ServingRequest:
+    return ServingRequest(
+        models={name: ServedModel(path="", artifact=artifact()) for name in models},
         target=target(threads=1),
         serving=Serving(p99_ms=50, instances=(1,), threads=(1,), seconds=60),
         samples=SampleSet(path="", digest="", count=8, real=True, source="input_example"),
         budget=Budget(),
         seed=0,
     )
-    measuring = serving_cost._Measuring(run_context(tmp_path, SimpleNamespace(exclusive=nullcontext)), request)
+
+
+@pytest.mark.parametrize("at", ["prepared", "started"])
+def test_a_production_version_that_crashes_says_nothing_of_the_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Broken: an old version that crashes keeps every new one from replacing it; or a measurement without it is kept,
+    and taken for one beside it."""
+    context = run_context(tmp_path, SimpleNamespace(exclusive=nullcontext))
+    measuring = serving_cost._Measuring(context, request_of(WINNER, PRODUCTION))
     crash = WorkerError("crash", "production's server ended with exit code 1")
 
     def prepare(name: str) -> None:
@@ -87,3 +91,26 @@ def test_a_production_version_that_crashes_says_nothing_of_the_winner(
     assert found.production is None
     assert measuring.production_failed, "so it is measured again by the next run"
     assert any("exit code 1" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("package", ["uvloop", "httptools"])
+def test_a_package_that_makes_the_server_faster_is_part_of_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    """Broken: a run reports the throughput and the cost of a server that is no longer the one that answers."""
+    asked: list[object] = []
+
+    def measure(measuring: object) -> ServingCost:
+        asked.append(measuring)
+        return ServingCost()
+
+    monkeypatch.setattr(serving_cost._Measuring, "measure", measure)
+    context, request = run_context(tmp_path), request_of(WINNER)
+    for installed in ({}, {}, {package: "1.0"}):
+        monkeypatch.setattr(
+            plugins,
+            "package_versions",
+            lambda *names, installed=installed: {name: installed[name] for name in names if name in installed},
+        )
+        serving_cost.measure_serving(context, request)
+    assert len(asked) == 2, "once without the package, and once with it"
