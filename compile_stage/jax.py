@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compile_stage.core.errors import first_line
+
 EXPORTED, SETTINGS, GRAPH = "model.jaxexport", "model.json", "model.onnx"
 FLAVOR, LOADER = "jax", "exported_jax"
 _OPSET = 18  # as our own exports
@@ -243,7 +245,7 @@ def _graph(
             )  # fmt: skip
             shutil.copyfile(file, data / GRAPH)
     except Exception as error:  # it raises what its many parts like
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        said = first_line(error)
         if wanted:
             raise ValueError(f"jax2onnx can't write the function as ONNX: {said}") from error
         return None, f"jax2onnx can't write it: {said}"

@@ -125,7 +125,7 @@ def refuse(session: CudaGraphs, signature: Signature, shapes: Sequence[Shapes]) 
                 if not all(map(_alike, session.run(names, feeds), session.launch(names, feeds))):
                     return "they are answered otherwise than kernel by kernel"
     except Exception as error:  # noqa: BLE001 - onnxruntime's own errors share no base class
-        return str(error).strip().splitlines()[-1]
+        return (str(error).strip().splitlines() or [type(error).__name__])[-1]
     return None
 
 

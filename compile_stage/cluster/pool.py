@@ -31,7 +31,7 @@ from typing import Any, Self
 from compile_stage.cluster import remote
 from compile_stage.cluster.nodes import UNBOUNDED, Bounds, Needs, Node, describe_here, lacking, refuse_version
 from compile_stage.core.digest import revive
-from compile_stage.core.errors import UsageError, WorkerError
+from compile_stage.core.errors import UsageError, WorkerError, first_line
 from compile_stage.core.events import Reporter, Silent
 from compile_stage.engine.protocol import revive_error
 
@@ -120,7 +120,7 @@ class Pool:
                 )
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise UsageError(
-                    f"no Ray cluster can be reached: {str(error).splitlines()[0]}",
+                    f"no Ray cluster can be reached: {first_line(error)}",
                     fix="start one (ray start --head, and ray start --address=HEAD:6379 on the other machines), or "
                     f"name one in RAY_ADDRESS{_token_fix()}",
                     where=f"RAY_ADDRESS={address}",
@@ -174,7 +174,7 @@ class Pool:
         try:
             answer = self._ray.get(self._ask(node.id, function, **arguments), timeout=_PROBE_S)
         except self._ray.exceptions.RayError as error:
-            raise WorkerError("crash", f"node {node.name} does not answer: {str(error).splitlines()[:1]}") from error
+            raise WorkerError("crash", f"node {node.name} does not answer: {first_line(error)}") from error
         if "error" in answer:
             raise revive_error(answer["error"])
         return answer["value"]
@@ -279,7 +279,7 @@ class Pool:
                 except errors.RayTaskError:
                     raise
                 except errors.RayError as error:
-                    _log.info("%s was lost on %s: %s", task, node.name, str(error).splitlines()[:1])
+                    _log.info("%s was lost on %s: %s", task, node.name, first_line(error))
                     return None
                 self._hear()  # so that its last step is shown before what follows from it
                 return answer

@@ -40,6 +40,12 @@ EXIT_INTERRUPTED = 130
 FailureKind = Literal["crash", "out_of_memory", "timeout", "exception"]
 
 
+def first_line(error: BaseException) -> str:
+    """What a library's error says, without the pages of advice and stack that follow it: at most 300 characters; its
+    type where it says nothing, as a MemoryError does."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
 class CompileStageError(Exception):
     """Base of all errors that are shown to people. Passwords and signatures in addresses are left out of them.
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.digest import revive
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import Compliance, Predictions, SampleSet, SourceModel, Target
 from compile_stage.core.tensors import Signature
 
@@ -50,8 +50,8 @@ def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: A
             turns = PredictTurns(loaded.predict, build_input(how, inputs, rows))
             answers = answer_parts(loaded.predict, how, inputs, rows, turns.call_s)
         except Exception as error:
-            line = (str(error).strip().splitlines() or [""])[0][:300]
-            raise SourceError(f"its predict() does not take the samples: {type(error).__name__}: {line}") from error
+            said = f"{type(error).__name__}: {first_line(error)}"
+            raise SourceError(f"its predict() does not take the samples: {said}") from error
         _opened = stack.pop_all(), turns
         return {"seconds": turns.call_s, "answers": answers}
     raise AssertionError("unreachable")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.digest import revive
-from compile_stage.core.errors import CompileStageError, UsageError
+from compile_stage.core.errors import CompileStageError, UsageError, first_line
 from compile_stage.core.records import Predictions, SampleSet, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.engine.fresh_load import FreshProcess
@@ -207,4 +207,4 @@ def _plain(value: Any) -> Any:
 def _line(error: BaseException) -> str:
     if isinstance(error, CompileStageError):
         return error.problem
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return first_line(error)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compile_stage.core.errors import CompileStageError
+from compile_stage.core.errors import CompileStageError, first_line
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.ports import Session, Worker
 from compile_stage.core.records import Check, Gate, Outcome, SampleSet, record
@@ -91,8 +91,7 @@ def refusal_of(session: Session, batch: Batch) -> str:
     try:
         session.run(batch)
     except Exception as error:  # noqa: BLE001 - whatever the original's framework says
-        lines = str(error).strip().splitlines() or [""]
-        return f"the original refuses it ({type(error).__name__}: {lines[0][:200]})"
+        return f"the original refuses it ({type(error).__name__}: {first_line(error)[:200]})"
     return ""
 
 

@@ -15,7 +15,14 @@ from filelock import FileLock
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.cache_eviction import touch
 from compile_stage.core.digest import digest_of, digest_tree
-from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError, SourceError, UsageError
+from compile_stage.core.errors import (
+    AliasMovedError,
+    IntegrityError,
+    RegistryError,
+    SourceError,
+    UsageError,
+    first_line,
+)
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.records import JsonMap, Receipt, record
@@ -104,7 +111,7 @@ def read_model(folder: Path, uri: str) -> ModelFiles:
         parts: JsonMap = json.loads(json.dumps({part: content.get(part) for part in _DESCRIPTION}, default=str))
     except Exception as error:  # a damaged file may raise whatever the YAML, JSON or schema reader likes
         raise SourceError(
-            f"MLmodel can't be parsed: {_first_line(error)}", fix="log the model again", where=uri
+            f"MLmodel can't be parsed: {first_line(error)}", fix="log the model again", where=uri
         ) from error
     if OUR_FLAVOR in flavors:
         raise SourceError(
@@ -355,7 +362,3 @@ def _dim(name: str, axis: int, size: int) -> int | str:
     if size >= 0:
         return int(size)
     return "batch" if axis == 0 else f"{name}_{axis}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
@@ -86,9 +86,7 @@ class CatBoostSource(Exporter):
             try:
                 _with_whole_labels(model, Path(folder)).save_model(path, format="onnx")
             except Exception as error:
-                raise SourceError(
-                    f"CatBoost can't export it to ONNX: {mlmodel.first_line(error)}", where=source.uri
-                ) from error
+                raise SourceError(f"CatBoost can't export it to ONNX: {first_line(error)}", where=source.uri) from error
             converted = onnx.load(path)
         converted.ir_version = max(converted.ir_version, _CONSTANTS_ARE_NO_INPUTS)
         if wanted.outputs[0].name == tabular.LABEL:
@@ -128,7 +126,7 @@ def _load(source: SourceModel) -> Any:
     try:
         return model.load_model(str(_file(source)))
     except catboost.CatBoostError as error:
-        problem = f"it can't be loaded: {mlmodel.first_line(error)}"
+        problem = f"it can't be loaded: {first_line(error)}"
         raise mlmodel.not_loaded(source, problem, catboost, "catboost_version") from error
 
 

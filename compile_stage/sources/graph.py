@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.digest import digest_tree
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
@@ -137,7 +137,7 @@ def finish(
     try:
         onnx.checker.check_model(str(path))
     except onnx.checker.ValidationError as error:
-        raise SourceError(f"its export is no valid ONNX: {str(error).splitlines()[0]}", where=source.uri) from error
+        raise SourceError(f"its export is no valid ONNX: {first_line(error)}", where=source.uri) from error
     return PortableModel(
         path=str(path),
         digest=digest_tree(into),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from compile_stage.core.capabilities import SourceCapabilities
 from compile_stage.core.digest import canonical_json, digest_tree
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
@@ -215,7 +215,7 @@ def _open(source: SourceModel) -> _Opened:
         targets = _calls(exported.mlir_module_serialized)
     except Exception as error:  # bytes that are wrong raise what FlatBuffers, JAX and MLIR like
         raise SourceError(
-            f"JAX {jax.__version__} can't read its {EXPORTED}: {type(error).__name__}: {mlmodel.first_line(error)}",
+            f"JAX {jax.__version__} can't read its {EXPORTED}: {type(error).__name__}: {first_line(error)}",
             fix="log it again with this version of JAX",
             where=source.uri,
         ) from error
@@ -303,6 +303,6 @@ def _static_module(opened: _Opened, given: Sequence[Any], source: SourceModel) -
     except Exception as error:
         raise SourceError(
             f"JAX can't make its program for the sizes {', '.join(str(list(one.shape)) for one in given)}: "
-            f"{type(error).__name__}: {mlmodel.first_line(error)}",
+            f"{type(error).__name__}: {first_line(error)}",
             where=source.uri,
         ) from error

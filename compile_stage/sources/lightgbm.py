@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
@@ -83,7 +83,7 @@ class LightGBMSource(Exporter):
                     zipmap=False,
                 )
         except Exception as error:
-            raise SourceError(f"onnxmltools can't convert it: {mlmodel.first_line(error)}", where=source.uri) from error
+            raise SourceError(f"onnxmltools can't convert it: {first_line(error)}", where=source.uri) from error
         names = [value.name for value in graph.signature_of(converted).outputs]
         tabular.standardize(converted, wanted, _repairs(names, wanted, _objective(model)))
         return graph.finish(converted, source, shapes, into)

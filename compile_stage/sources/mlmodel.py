@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import SourceModel
 from compile_stage.serving.examples import is_example_name
 from compile_stage.serving.prediction_io import same_param
@@ -247,8 +247,3 @@ def _tensor_names(specs: Sequence[Mapping[str, Any]] | None) -> tuple[str, ...] 
     if not specs or not _of_tensors(specs) or "name" not in specs[0]:
         return None
     return tuple(str(spec["name"]) for spec in specs)
-
-
-def first_line(error: BaseException) -> str:
-    """What a library's error says, without the pages of advice and stack that follow it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

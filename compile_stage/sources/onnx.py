@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, Profile, ShapeRange, SourceModel, Target
@@ -134,7 +134,7 @@ def _start(source: SourceModel, target: Target, options: Any) -> Any:
             str(_file(source)), options, providers=[(provider, provider_options)], enable_fallback=0
         )
     except Exception as error:
-        raise SourceError(f"ONNX Runtime can't open it: {mlmodel.first_line(error)}", where=source.uri) from error
+        raise SourceError(f"ONNX Runtime can't open it: {first_line(error)}", where=source.uri) from error
     if runtime.get_providers()[0] != provider:  # its library or driver could not be loaded, which it only warns of
         raise _lacking(provider, target.device, source)
     return runtime

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from compile_stage.core.digest import digest_file
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import Compliance, Predictions, SourceModel, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import mlmodel
@@ -113,7 +113,7 @@ def open_predict(source: SourceModel, compliance: Compliance, target: Target) ->
                 loaded = mlflow.pyfunc.load_model(folder)
                 _limit_model(loaded, source.flavor, target.threads)
         except Exception as error:
-            problem = f"MLflow can't load its pyfunc: {type(error).__name__}: {mlmodel.first_line(error)}"
+            problem = f"MLflow can't load its pyfunc: {type(error).__name__}: {first_line(error)}"
             raise SourceError(problem, where=source.uri) from error
         yield loaded
 

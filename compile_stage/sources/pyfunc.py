@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from compile_stage import pyfunc
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
@@ -130,7 +130,7 @@ class PyfuncSource(Exporter):
             marked.predict(columns)
         except Exception as error:
             raise SourceError(
-                f"its predict() does not answer the samples: {type(error).__name__}: {mlmodel.first_line(error)}",
+                f"its predict() does not answer the samples: {type(error).__name__}: {first_line(error)}",
                 fix="give samples as predict() takes them: a column, or an array, for each of its inputs",
                 where=source.uri,
             ) from error
@@ -174,7 +174,7 @@ class _Marked:
             model = self.loaded.unwrap_python_model()
         except Exception as error:
             raise SourceError(
-                f"its pyfunc can't be loaded: {type(error).__name__}: {mlmodel.first_line(error)}",
+                f"its pyfunc can't be loaded: {type(error).__name__}: {first_line(error)}",
                 fix="install the packages that it was logged with: its requirements.txt names them",
                 where=source.uri,
             ) from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
@@ -183,7 +183,7 @@ class _Loaded:
                     model_kwargs={"dtype": torch.float32, "use_safetensors": True},
                 ).eval()  # fmt: skip
         except Exception as error:
-            problem = f"sentence-transformers can't load it: {mlmodel.first_line(error)}"
+            problem = f"sentence-transformers can't load it: {first_line(error)}"
             raise mlmodel.not_loaded(source, problem, sentence_transformers, "sentence_transformers_version") from error
         self.tokenizer = self.model.tokenizer
         given = set(self.tokenizer.model_input_names)
@@ -245,7 +245,7 @@ def _refuse_modules(folder: Path) -> str | None:
             if "auto_map" in settings:
                 return "it names Python code of its own (auto_map)"
     except (OSError, ValueError, TypeError, KeyError) as error:
-        return f"its modules.json can't be read: {mlmodel.first_line(error)}"
+        return f"its modules.json can't be read: {first_line(error)}"
     if not named or not named[0][0].endswith(".Transformer"):
         return "its first module is no Transformer"
     return None
@@ -289,7 +289,7 @@ def _trace(loaded: _Loaded) -> ExportedProgram:
             )
     except Exception as error:
         raise SourceError(
-            f"torch.export can't trace it with an open batch and sequence: {mlmodel.first_line(error)}",
+            f"torch.export can't trace it with an open batch and sequence: {first_line(error)}",
             where=loaded.source.uri,
         ) from error
 

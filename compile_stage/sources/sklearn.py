@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
@@ -264,7 +264,7 @@ def _answer(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceModel,
             example = mlmodel.named_example(source, signature, as_given=True)
             if example is None:
                 raise SourceError(
-                    f"it refuses rows of zeros ({mlmodel.first_line(error)}), and was logged without an input example",
+                    f"it refuses rows of zeros ({first_line(error)}), and was logged without an input example",
                     fix="log it with input_example=..., some rows that it takes",
                     where=source.uri,
                 ) from error
@@ -338,7 +338,7 @@ def _refuse_answers(estimator: Any, signature: Signature, source: SourceModel, c
         fed = dict(zip((value.name for value in session.get_inputs()), columns.values(), strict=True))
         found = session.run(None, fed)
     except Exception as error:  # noqa: BLE001 - whatever the runtime says of a graph that it can't take
-        return f"ONNX Runtime can't run what it is converted to: {mlmodel.first_line(error)}"
+        return f"ONNX Runtime can't run what it is converted to: {first_line(error)}"
     for spec, one, other in zip(signature.outputs, found, expected, strict=False):
         same = (
             np.allclose(np.asarray(one).ravel(), np.asarray(other).ravel(), rtol=1e-3, atol=1e-4)
@@ -389,7 +389,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         ) from error
     except Exception as error:
         raise SourceError(
-            f"skl2onnx can't convert {type(_last_step(estimator)).__name__}: {mlmodel.first_line(error)}",
+            f"skl2onnx can't convert {type(_last_step(estimator)).__name__}: {first_line(error)}",
             where=source.uri,
         ) from error
     if by_name:

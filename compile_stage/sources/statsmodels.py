@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
@@ -134,7 +134,7 @@ def _load(source: SourceModel) -> Any:
     try:
         return load_pickle(str(_file(source)))
     except Exception as error:
-        problem = f"it can't be loaded: {mlmodel.first_line(error)}"
+        problem = f"it can't be loaded: {first_line(error)}"
         raise mlmodel.not_loaded(source, problem, statsmodels, "statsmodels_version") from error
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
@@ -278,7 +278,7 @@ def _loaded(source: SourceModel, payload: _Payload) -> Iterator[Any]:
     except SourceError:
         raise
     except Exception as error:
-        problem = f"Keras can't load it: {type(error).__name__}: {mlmodel.first_line(error)}"
+        problem = f"Keras can't load it: {type(error).__name__}: {first_line(error)}"
         raise _not_loaded(source, problem, keras.__version__) from error
     yield model
 
@@ -306,7 +306,7 @@ def _saved(source: SourceModel, payload: _Payload) -> Iterator[_Network]:
             model = tensorflow.saved_model.load(str(folder))
             served = model.signatures[described.name]
         except Exception as error:
-            problem = f"TensorFlow can't load it: {type(error).__name__}: {mlmodel.first_line(error)}"
+            problem = f"TensorFlow can't load it: {type(error).__name__}: {first_line(error)}"
             raise _not_loaded(source, problem, tensorflow.__version__) from error
         names = [tensor.name for tensor in described.inputs]
 
@@ -340,7 +340,7 @@ def _traced(tensorflow: Any, run: Callable[..., Any], inputs: Sequence[Any], sou
     try:
         concrete = function.get_concrete_function(*specs)
     except Exception as error:
-        problem = f"TensorFlow can't trace it: {type(error).__name__}: {mlmodel.first_line(error)}"
+        problem = f"TensorFlow can't trace it: {type(error).__name__}: {first_line(error)}"
         raise SourceError(problem, fix="call it on a batch in TensorFlow first", where=source.uri) from error
     outputs = [
         (name, output.dtype.name, tuple(output.shape))

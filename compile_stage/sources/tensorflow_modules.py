@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core.digest import canonical_json, digest_tree
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import PortableModel, SourceModel, Target
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.buckets import bucket_name, buckets, refuse_buckets
 from compile_stage.plugin_support.fixed_shapes import ENTRY, element_types
-from compile_stage.sources.mlmodel import first_line
 
 
 def write(form: str, network: Any, source: SourceModel, target: Target, into: Path) -> PortableModel:

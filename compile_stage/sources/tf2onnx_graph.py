@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import graph
-from compile_stage.sources.mlmodel import first_line
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.generation import LOGITS
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
@@ -195,7 +195,7 @@ class TransformersSource(Exporter):
         except SourceError as error:
             return Processor(refusal=error.problem)
         except Exception as error:  # noqa: BLE001 - whatever MLflow and transformers raise of a pipeline they can't make
-            return Processor(refusal=f"its own pyfunc can't be loaded: {mlmodel.first_line(error)}")
+            return Processor(refusal=f"its own pyfunc can't be loaded: {first_line(error)}")
         with self.open(source, Target(name="cpu")) as session:
             refusal = text.refuse_answers(made, session.run, original, tried, mlmodel.params(source))
         return Processor(refusal=refusal) if refusal else Processor(text=how, runtime=package_versions("tokenizers"))
@@ -279,7 +279,7 @@ def _load(source: SourceModel) -> Any:
             how = {"local_files_only": True, "dtype": torch.float32, "use_safetensors": safe}
             model, drawn = _loaded(kind, folder, how)
     except Exception as error:
-        problem = f"transformers can't load it: {mlmodel.first_line(error)}"
+        problem = f"transformers can't load it: {first_line(error)}"
         raise mlmodel.not_loaded(source, problem, transformers, "transformers_version") from error
     if drawn:
         raise SourceError(

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.generation import INPUT_IDS, LOGITS, MASK, POSITIONS, present_of
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import CACHE_INPUTS, Signature, TensorSpec
-from compile_stage.sources import graph, mlmodel
+from compile_stage.sources import graph
 from compile_stage.sources import torch as torch_source
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class CausalNetwork:
                 return torch.export.export(self._flat(), (example,), dynamic_shapes=(sizes,))
         except Exception as error:
             raise SourceError(
-                f"torch.export can't trace it with its cache: {mlmodel.first_line(error)}",
+                f"torch.export can't trace it with its cache: {first_line(error)}",
                 fix="log it with attn_implementation='eager', or with a newer transformers",
                 where=source.uri,
             ) from error

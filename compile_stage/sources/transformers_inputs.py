@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import SourceModel
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.sources import graph, mlmodel
+from compile_stage.sources import graph
 from compile_stage.sources import torch as torch_source
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class NetworkInputs:
         except Exception as error:
             which = "batch and sequence" if self.open_axis else "batch"
             raise SourceError(
-                f"torch.export can't trace it with an open {which}: {mlmodel.first_line(error)}",
+                f"torch.export can't trace it with an open {which}: {first_line(error)}",
                 fix="log it with attn_implementation='eager', or log the network by itself with mlflow.pytorch",
                 where=source.uri,
             ) from error

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.records import Generation, Predictions, Processor, SourceModel
 from compile_stage.serving import chat
@@ -52,7 +52,7 @@ def processor(source: SourceModel, tokenizer: Any, into: Path) -> Processor:
     except SourceError as error:
         return Processor(refusal=error.problem)
     except Exception as error:  # noqa: BLE001 - whatever MLflow and transformers raise of a pipeline they can't make
-        return Processor(refusal=f"its own pyfunc can't be loaded: {mlmodel.first_line(error)}")
+        return Processor(refusal=f"its own pyfunc can't be loaded: {first_line(error)}")
     session = GenerationSession(network, _SHORTEST)
     made = GenerationProcessor(into, how)
     compared, tried = 0, _tried(source)
@@ -91,7 +91,7 @@ def _refuse_requests(
         try:
             expected = model.predict(data, {"do_sample": False})
         except Exception as error:  # noqa: BLE001 - a template may want other roles than these
-            return f"its pyfunc does not answer {one!r}: {mlmodel.first_line(error)}"
+            return f"its pyfunc does not answer {one!r}: {first_line(error)}"
         finally:
             model.llm_inference_task = None
         try:

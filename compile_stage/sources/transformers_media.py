@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.records import Predictions, Processor, SourceModel
 from compile_stage.core.tensors import Signature
@@ -76,7 +76,7 @@ class MediaPipeline:
         try:
             self.original = kind.from_pretrained(str(_folder(source, self.kind)), local_files_only=True)
         except Exception as error:
-            problem = f"transformers can't load its {component.replace('_', ' ')}: {mlmodel.first_line(error)}"
+            problem = f"transformers can't load its {component.replace('_', ' ')}: {first_line(error)}"
             raise mlmodel.not_loaded(source, problem, transformers, "transformers_version") from error
 
     def prepared(self, items: Sequence[Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class MediaPipeline:
         try:
             given = [self._processed(item) for item in items]
         except Exception as error:
-            problem = f"its processor can't read a sample: {mlmodel.first_line(error)}"
+            problem = f"its processor can't read a sample: {first_line(error)}"
             raise SourceError(problem, where=self.source.uri) from error
         if len({tuple(np.shape(array) for array in one.values()) for one in given}) > 1:
             raise SourceError(
@@ -150,12 +150,12 @@ def processor(pipeline: MediaPipeline, model: Any, signature: Signature, run: Ca
     except SourceError as error:
         return Processor(refusal=error.problem)
     except Exception as error:  # noqa: BLE001 - whatever MLflow and transformers raise of a pipeline they can't make
-        return Processor(refusal=f"its own pyfunc can't be loaded: {mlmodel.first_line(error)}")
+        return Processor(refusal=f"its own pyfunc can't be loaded: {first_line(error)}")
     try:
         expected = answer_items(original.predict, **asked)
         found = answer_items(lambda data: made.predict(data, mlmodel.params(source), run), **asked)
     except Exception as error:  # noqa: BLE001 - whatever a pipeline raises of what it can't read
-        return Processor(refusal=f"it can't be compared with its own pyfunc: {mlmodel.first_line(error)}")
+        return Processor(refusal=f"it can't be compared with its own pyfunc: {first_line(error)}")
     if (reason := refuse_prediction(found, expected, _TOLERANCE)) is not None:
         return Processor(refusal=f"it answers otherwise than its pyfunc: {reason}")
     return Processor(media=how, runtime=package_versions("pillow") if pipeline.kind == "image" else {})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import SourceCapabilities
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
@@ -99,7 +99,7 @@ class XGBoostSource(Exporter):
                     target_opset=tabular.CONVERTER_OPSET,
                 )
         except Exception as error:
-            raise SourceError(f"onnxmltools can't convert it: {mlmodel.first_line(error)}", where=source.uri) from error
+            raise SourceError(f"onnxmltools can't convert it: {first_line(error)}", where=source.uri) from error
         names = [value.name for value in graph.signature_of(converted).outputs]
         tabular.standardize(converted, wanted, _repairs(names, model, booster))
         return graph.finish(converted, source, shapes, into)
@@ -137,7 +137,7 @@ def _load(source: SourceModel) -> Any:
         model = getattr(xgboost, _class_name(source))()
         model.load_model(_file(source))
     except Exception as error:
-        problem = f"it can't be loaded: {mlmodel.first_line(error)}"
+        problem = f"it can't be loaded: {first_line(error)}"
         raise mlmodel.not_loaded(source, problem, xgboost, "xgb_version") from error
     return model
 

@@ -37,3 +37,10 @@ def test_a_message_holds_where_what_and_how_to_mend() -> None:
     """Broken: a user would be told that something is wrong, but not where or what to do."""
     error = errors.SourceError("the model has no signature", fix="log it with signature=...", where="models:/x/1")
     assert str(error) == "models:/x/1: the model has no signature\n  fix: log it with signature=..."
+
+
+def test_an_error_without_words_is_named_by_its_type() -> None:
+    """Broken: an error that says nothing becomes "list index out of range" where it is reported."""
+    assert errors.first_line(MemoryError()) == "MemoryError"
+    assert errors.first_line(ValueError("\n the reason\n  File a.py, line 3")) == "the reason"
+    assert len(errors.first_line(ValueError("x" * 1000))) == 300
