@@ -1,18 +1,14 @@
 """Artifacts and baseline, interleaved → raw timings, ratios with intervals, memory and load time.
 
-How they take turns is in `compile_stage.measure.interleaved`; here is what is measured, for how long, and what of it is
-kept for the next run.
+How often each is started is in `compile_stage.measure.process_starts`, how they take turns in `measure.interleaved`;
+here is what is measured, for how long, and what of it is kept for the next run.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,7 +16,6 @@ from compile_stage.core import plugins
 from compile_stage.core.cache import Cached
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
-from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import (
     Artifact,
     CacheState,
@@ -38,27 +33,14 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure import stats
-from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.interleaved import BASELINE as BASELINE
-from compile_stage.measure.interleaved import Interleaved, Rounds
 from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.performance import calls_needed, check_performance
+from compile_stage.measure.process_starts import ProcessStarts
 from compile_stage.measure.request import MeasurementRequest
-from compile_stage.measure.restarts import (
-    CONTENDER,
-    MORE_PROCESSES,
-    MOST_TRIED,
-    SAID,
-    Schedule,
-    agree,
-    contenders,
-    differences,
-    merge,
-    worth_a_try,
-)
+from compile_stage.measure.restarts import CONTENDER, MORE_PROCESSES, MOST_TRIED, Schedule, worth_a_try
 from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import Proof
-from compile_stage.measure.timing import schedule
 
 
 @record
@@ -252,7 +234,7 @@ def benchmark(
     """
     models: dict[str, SourceModel | Artifact] = {BASELINE: baseline, **artifacts}
     starts = 1 if request.first_look else request.starts or MORE_PROCESSES
-    measuring = _Measuring(context, request, models, Schedule(request.budget.measure_seconds, starts=starts))
+    measuring = ProcessStarts(context, request, models, Schedule(request.budget.measure_seconds, starts=starts))
 
     def decided(measured: Mapping[str, Measurement]) -> bool:
         # Who joined was a try: that it is undecided has nobody measure all others again.
@@ -311,199 +293,6 @@ def _key(
         **({"first_look": True} if request.first_look else {}),
         **({"proof": request.proof.key()} if request.proof is not None else {}),
     }
-
-
-@dataclass
-class _Measuring:
-    """One measurement: who takes part, and what is asked of it.
-
-    Attributes:
-        models: By participant's name; the baseline is one.
-        load_s: What the first start of each took, in seconds.
-        failures: Of those that crashed.
-        shares: Of a whole turn, where turns had to become shorter, by who takes part: the next start of the same
-            begins with it. In a round of fewer there is time for longer turns.
-        alone: So many starts load one model after the other, since load times are published.
-    """
-
-    context: Context
-    request: MeasurementRequest
-    models: dict[str, SourceModel | Artifact]
-    schedule: Schedule
-    load_s: dict[str, float] = field(default_factory=dict)
-    shares: dict[frozenset[str], dict[str, float]] = field(default_factory=dict)
-    failures: dict[str, Failure] = field(default_factory=dict)
-    alone: int = 1
-
-    def measure(self) -> dict[str, Measurement]:
-        """Everybody once, and those who may win in as many new processes as there is time for."""
-        with ExitStack() as stack, self.context.engine.exclusive():
-            drafts = Drafts(self.context.scratch, stack)
-            for model in self.models.values():
-                if isinstance(model, Artifact):
-                    drafts.of(model, self.request.target)  # now: later starts take none of this time
-            starts = [self._start([], list(self.models), drafts)]
-            again = [BASELINE, *contenders(starts[0], BASELINE)]
-            self.schedule.limit(sum(self.load_s[name] for name in again))
-            joining = self._joining(starts[0], drafts)
-            again += joining
-            said = 0.0
-            while len(again) > 1 and len(starts) < self.schedule.starts and not said:
-                left = [name for name in again if name not in self.failures]
-                starts.append(self._start(starts, left, drafts))
-                if joining and len(starts) == 2:
-                    again = self._without_slow_tries(again, joining, starts[1])
-                few = stats.FEW_PROCESSES + any(name in again for name in joining)
-                if len(starts) == few < self.schedule.starts:
-                    said = self._agreed(starts, left)
-        if self.request.first_look:
-            return starts[0]
-        for name in joining:  # who joined and failed was a try, and not one of the policy's jobs
-            if self.failures.pop(name, None) is not None:
-                starts = [{own: m for own, m in start.items() if own != name} for start in starts]
-        measured = merge(starts, BASELINE, seed=self.request.seed, reach=math.log1p(said))
-        restart_s, others = sum(self.load_s.get(name, 0.0) for name in again), bool(set(measured) - set(again))
-        if note := self.schedule.note(restart_s, others=others):
-            base = measured[BASELINE]
-            measured[BASELINE] = replace(base, notes=(*base.notes, note))
-        return measured
-
-    def _agreed(self, starts: Sequence[Mapping[str, Measurement]], names: Sequence[str]) -> float:
-        """How wide intervals are said to be at least, where no more starts are needed: for what is known of speedups,
-        for gates, and for the calls that a percentile wants; else 0. Asked once, when each has three starts: to ask
-        again and again would end where they agree by chance."""
-        sizes = self.request.target.batch_sizes
-        if self.request.min_calls and any(self._calls_wanted(starts, names, size) for size in sizes):
-            return 0.0
-        measured = merge(starts, BASELINE, seed=self.request.seed)
-        known = [name for name in names if name in measured and name != BASELINE]
-        if (holds := self.request.holds) is not None:  # who misses a gate can't win, and nobody is behind it
-            known = [name for name in known if holds(name, measured[name]) is not False]
-        said = next((width for width in SAID if agree(measured, known, BASELINE, width)), 0.0)
-        if not said:
-            return 0.0
-        wide = merge(starts, BASELINE, seed=self.request.seed, reach=math.log1p(said))
-        return said if all(self.request.decided(name, wide[name]) for name in known) else 0.0
-
-    def _joining(self, first: Mapping[str, Measurement], drafts: Drafts) -> list[str]:
-        """Who joins the later starts, after the first: a start more, so that a speedup has as many of theirs. What
-        making and proving them takes is none of the time for measuring."""
-        if self.request.more is None or self.request.first_look or self.schedule.starts < stats.FEW_PROCESSES:
-            return []
-        began = time.monotonic()
-        more, proof = self.request.more(first)
-        self.request = replace(self.request, proof=proof)
-        for name, artifact in more.items():
-            self.models[name] = artifact
-            drafts.of(artifact, self.request.target)
-        self.schedule.extend(time.monotonic() - began)
-        if more:
-            self.schedule.one_more()
-            self.alone += 1
-        return list(more)
-
-    def _without_slow_tries(
-        self, names: Sequence[str], joined: Sequence[str], start: Mapping[str, Measurement]
-    ) -> list[str]:
-        """Who is started again after the first start of those who joined: of these the contenders, as of all others
-        after theirs. Without any, the start that was added for them is not needed."""
-        near = contenders(start, BASELINE)
-        kept = [name for name in joined if name in near]
-        if not kept:
-            self.schedule.one_less()
-        return [name for name in names if name in kept or name not in joined]
-
-    def _start(
-        self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], drafts: Drafts
-    ) -> dict[str, Measurement]:
-        """These in fresh processes, in turns at each batch size."""
-        request, target, number = self.request, self.request.target, len(earlier)
-        limits = WorkerLimits.within(request.budget, target.threads)
-        with ExitStack() as stack:
-            interleaved = Interleaved(self.context, request, stack, drafts)
-            interleaved.shares = self.shares.setdefault(frozenset(members), {})
-            # Memory is no question: all of them are open at once in any case.
-            several = number >= self.alone and self.context.engine.max_parallel(memory_bytes=1) > 1
-            self._open(interleaved, self._in_order(members, number), limits, beside=several)
-            leads = self._begin(interleaved) if number == 0 else None
-            # A quick comparison ends by itself, after a few rounds: on a slow machine it needs all of them.
-            left_s = math.inf if request.first_look else self.schedule.seconds_of(number)
-            for batch_size in target.batch_sizes:
-                rounds = Rounds(
-                    batch_size=batch_size,
-                    seconds=left_s / len(target.batch_sizes),
-                    seed=request.seed + number,
-                    min_calls=self._calls_wanted(earlier, members, batch_size),
-                    first_look=request.first_look,
-                    overtime=request.overtime,
-                    starts=self.schedule.starts,
-                    rough_s=self.schedule.rough_s / len(target.batch_sizes),
-                    differ=differences(earlier, BASELINE, batch_size),
-                    may_leave=number == 0,  # only who may win is started again, and stays
-                )
-                interleaved.run(rounds, leads)
-                leads = None
-            self.schedule.extend(interleaved.overtime_s)
-            self.failures.update(interleaved.failures)
-            return interleaved.measurements()
-
-    def _open(self, interleaved: Interleaved, members: Sequence[str], limits: WorkerLimits, *, beside: bool) -> None:
-        """Everybody in a fresh process.
-
-        Args:
-            beside: The original is loaded beside the others: it mostly takes as long as all of them. A start whose load
-                times are published loads one after the other.
-        """
-
-        def enter(name: str) -> None:
-            began = time.monotonic()
-            interleaved.enter(name, self.models[name], limits)
-            if not beside:
-                self.load_s[name] = time.monotonic() - began
-
-        thread = ThreadPoolExecutor(1)
-        try:
-            loading = thread.submit(copy_context().run, enter, BASELINE) if beside else None
-            for name in members:
-                if loading is None or name != BASELINE:
-                    enter(name)
-            if loading is not None:
-                loading.result()
-        finally:
-            thread.shutdown(wait=False)  # where another failed, or Ctrl-C came, the original's worker is ended
-
-    def _in_order(self, members: Sequence[str], number: int) -> list[str]:
-        """Another order in each start: who is opened first may be faster or slower as long as it lives, and would be so
-        in all of them. The smallest first, behind the original, where memory may not be enough for all."""
-        sizes = {name: model.size_bytes for name in members if isinstance(model := self.models[name], Artifact)}
-        free = self.context.free_memory_bytes()
-        if free is not None and sum(sizes.values()) > free:
-            return sorted(members, key=lambda name: sizes.get(name, 0))
-        # Two later starts, of the same models, are a pair: an order and its mirror image.
-        return list(schedule(members, number + 1, self.request.seed))
-
-    def _calls_wanted(
-        self, earlier: Sequence[Mapping[str, Measurement]], members: Sequence[str], batch_size: int
-    ) -> int:
-        """Of this start: its share of what the earlier ones left, since there may be fewer starts than they thought."""
-        done = [sum(_calls(start, name, batch_size) for start in earlier) for name in members]
-        left = max(0, self.request.min_calls - min(done, default=0))
-        return math.ceil(left / max(1, self.schedule.starts - len(earlier)))
-
-    def _begin(self, interleaved: Interleaved) -> list[str] | None:
-        """The clock starts; who the others must not be far slower than."""
-        self.schedule.begin(sum(self.load_s.values()), len(self.models))
-        if not self.request.first_look:
-            interleaved.wait_until_quiet(self.schedule.seconds)
-        if self.request.drop_behind is not None:
-            sizes = {name: model.size_bytes for name, model in self.models.items() if isinstance(model, Artifact)}
-            return interleaved.who_hold(self.request.drop_behind, sizes)
-        return [BASELINE] if self.request.first_look else None
-
-
-def _calls(start: Mapping[str, Measurement], name: str, batch_size: int) -> int:
-    timing = start[name].timing(batch_size) if name in start else None
-    return len(timing.latency_s) if timing is not None else 0
 
 
 def _unstable(measured: Mapping[str, Measurement]) -> list[str]:

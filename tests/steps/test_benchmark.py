@@ -23,10 +23,11 @@ from compile_stage.core.ports import MeteredCall, WorkerLimits, WorkerMemory, Wo
 from compile_stage.core.records import Budget, Gate, Measurement, SampleSet, Target, Timing
 from compile_stage.measure import disturbance, interleaved, restarts, rounds, stats
 from compile_stage.measure.leaving import gates_hold
+from compile_stage.measure.process_starts import ProcessStarts
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import Schedule
 from compile_stage.measure.timed_answers import Proof
-from compile_stage.steps.benchmark import BASELINE, CandidatesRequest, Measured, _Joined, _Measuring, benchmark
+from compile_stage.steps.benchmark import BASELINE, CandidatesRequest, Measured, _Joined, benchmark
 
 SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
 TARGET = Target(name="cpu", threads=2)
@@ -540,7 +541,7 @@ def test_all_calls_that_a_quantile_needs_are_made_though_there_are_fewer_starts_
     request = MeasurementRequest(
         label="cpu", samples=SAMPLES, target=TARGET, budget=Budget(measure_seconds=5), seed=0, min_calls=900
     )
-    measuring = _Measuring(context, request, {}, Schedule(5.0, starts=5))
+    measuring = ProcessStarts(context, request, {}, Schedule(5.0, starts=5))
     assert measuring._calls_wanted([], ["fast"], 1) == 180
     timing = Timing(latency_s=(0.01,) * 180, batch_size=1, stable=True, environment="")
     earlier = [{"fast": Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1)}]
