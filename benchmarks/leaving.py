@@ -41,7 +41,7 @@ from simulations import CALL_NOISE, CALLS, GAP, LATENCY_S, MOST_ROUNDS, SPEEDUP 
 from compile_stage.core.records import Measurement  # noqa: E402
 from compile_stage.measure import stats  # noqa: E402
 from compile_stage.measure.leaving import gates_hold, leaving, one_process  # noqa: E402
-from compile_stage.measure.restarts import CONTENDER, PROCESSES, contenders, merge  # noqa: E402
+from compile_stage.measure.restarts import CONTENDER, contenders, merge  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS  # noqa: E402
 
 TIMES = (3.0, 1.6, 1.3, 1.12, 1.03, 1.0)
@@ -73,7 +73,7 @@ class Unequal(Machine):
         """Everybody once, and those who may win twice more."""
         first, left, turns = self._play(list(self._names), may_leave=may_leave)
         again = [BASELINE, *contenders(first, BASELINE)]
-        starts = [first, *(self._play(again, may_leave=False)[0] for _ in range(PROCESSES - 1))]
+        starts = [first, *(self._play(again, may_leave=False)[0] for _ in range(stats.FEW_PROCESSES - 1))]
         return Found(merge(starts, BASELINE, seed=0), left, turns)
 
     def _play(self, names: Sequence[str], *, may_leave: bool) -> tuple[dict[str, Measurement], tuple[str, ...], int]:

@@ -58,7 +58,7 @@ from compile_stage.core.records import (  # noqa: E402
 from compile_stage.core.records.verdict import Check  # noqa: E402
 from compile_stage.core.tensors import Signature  # noqa: E402
 from compile_stage.measure import stats  # noqa: E402
-from compile_stage.measure.restarts import PROCESSES, merge  # noqa: E402
+from compile_stage.measure.restarts import merge  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS  # noqa: E402
 from compile_stage.steps.judge import judge_performance  # noqa: E402
 from compile_stage.steps.select import select  # noqa: E402
@@ -110,17 +110,17 @@ class Machine:
         self._spread = np.full(len(self._names), noise.spread)
         if noise.uneven:
             self._spread[2::2] = 0.0
-        length = 2 * PROCESSES * (MOST_ROUNDS + GAP)
+        length = 2 * stats.FEW_PROCESSES * (MOST_ROUNDS + GAP)
         self._slowed = WANDERS * np.array([wander(noise.memory, generator, length) for _ in self._names])
         self._period, self._phase = generator.uniform(5, 50), generator.uniform(0, 2 * math.pi)
         self._now = 0
 
     def starts(self, names: Sequence[str]) -> Starts:
         """Three starts of the original and these candidates, later than any before."""
-        if self._now + PROCESSES * (MOST_ROUNDS + GAP) > self._slowed.shape[1]:
+        if self._now + stats.FEW_PROCESSES * (MOST_ROUNDS + GAP) > self._slowed.shape[1]:
             self._now = 0
         places = [self._names.index(name) for name in (BASELINE, *names)]
-        return [self._start(places) for _ in range(PROCESSES)]
+        return [self._start(places) for _ in range(stats.FEW_PROCESSES)]
 
     def _start(self, places: Sequence[int]) -> dict[str, Measurement]:
         born = self._spread[places] * self._generator.standard_normal(len(places))

@@ -48,7 +48,7 @@ from compile_stage.core.records import Gate, Measurement, Outcome, Timing  # noq
 from compile_stage.measure import stats  # noqa: E402
 from compile_stage.measure.families import widened  # noqa: E402
 from compile_stage.measure.performance import check_performance  # noqa: E402
-from compile_stage.measure.restarts import AGREE, MORE_PROCESSES, PROCESSES, SAID, Schedule  # noqa: E402
+from compile_stage.measure.restarts import AGREE, MORE_PROCESSES, SAID, Schedule  # noqa: E402
 from compile_stage.measure.tasks import measure_task  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS, enough  # noqa: E402
 from compile_stage.measure.tokens import divergence_interval  # noqa: E402
@@ -103,13 +103,13 @@ class Machine:
         self._now += GAP
 
 
-def ratio_now(machine: Machine, seed: int, starts: int = PROCESSES) -> stats.Interval:
+def ratio_now(machine: Machine, seed: int, starts: int = stats.FEW_PROCESSES) -> stats.Interval:
     """Of several starts, each with as many rounds as the stage takes: pairs, until they outlast their memory."""
 
     def ends(base: Rounds, own: Rounds, _: Sequence[float]) -> bool:
         return len(base) >= MIN_ROUNDS and len(base) % 2 == 0 and stats.outlast_memory(base, own)
 
-    return of_starts(machine, seed, starts, ends, may_agree=starts > PROCESSES)[0]
+    return of_starts(machine, seed, starts, ends, may_agree=starts > stats.FEW_PROCESSES)[0]
 
 
 def of_starts(
@@ -193,7 +193,7 @@ def starts_cell(memory: float, spread: float, trials: int, *, fixed: bool) -> di
 def allocation_cell(noise: float, spread: float, trials: int, *, three: bool) -> dict[str, float]:
     """A minute of rounds and starts: how often the interval holds the truth and is unstable, its median half width, and
     the seconds that it takes."""
-    schedule = Schedule(MEASURE_S, starts=PROCESSES if three else MORE_PROCESSES)
+    schedule = Schedule(MEASURE_S, starts=stats.FEW_PROCESSES if three else MORE_PROCESSES)
     schedule.limit(RESTART_S)
     starts, generator = schedule.starts, np.random.default_rng([int(1000 * noise), int(100 * spread)])
     share_s = (MEASURE_S - (starts - 1) * RESTART_S) / starts

@@ -13,7 +13,6 @@ from compile_stage.core.records import record
 from compile_stage.report import numbers
 
 PASSED, FAILED, REFUSED, COMPILED, UNKNOWN = "passed", "failed", "refused", "compiled", "unknown"
-NOT_BEGUN = "not begun"
 
 
 @record

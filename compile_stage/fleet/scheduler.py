@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 TRIES = 3
@@ -225,10 +224,6 @@ class Scheduler:
     def left(self) -> int:
         """Jobs that have not ended."""
         return len(self._entries)
-
-    def leases(self) -> Iterator[Lease]:
-        """Of all jobs that have a place."""
-        return (entry.lease for entry in list(self._leased.values()) if entry.lease is not None)
 
     # ------------------------------------------------------------------------------------------------------- its parts
 

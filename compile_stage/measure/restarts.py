@@ -20,9 +20,6 @@ from compile_stage.core.records import Measurement, Timing
 from compile_stage.measure import stats
 from compile_stage.measure.families import common_reach, widened
 
-PROCESSES = 3
-"""Starts of each participant. By simulation (docs/measurement.md): from three on the interval holds what it says."""
-
 MORE_PROCESSES = 5
 """Starts where loading them leaves time for rounds (`LOADING_SHARE`): they halve the interval of three."""
 

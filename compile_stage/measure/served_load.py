@@ -30,17 +30,6 @@ _LATE_SHARE = 0.01
 _LATE_S = 0.001
 
 
-def queries_needed(q: float = LEVEL, confidence: float = 0.99, margin: float | None = None) -> int:
-    """Requests that show a share of `q` to within `margin`: MLPerf Inference's rule, z² q (1 - q) / margin², whose
-    margin is a twentieth of what the percentile leaves out (inference_rules.adoc, appendix "Number of Queries"): 23,886
-    for p90, 50,425 for p95, 262,742 for p99."""
-    from scipy.stats import norm
-
-    margin = (1 - q) / 20 if margin is None else margin
-    z = float(norm.ppf((1 + confidence) / 2))
-    return math.ceil(z * z * q * (1 - q) / margin**2)
-
-
 def point_of(
     kind: Literal["open", "closed", "predict"],
     found: dict[str, Any],

@@ -146,7 +146,8 @@ ASSUMED_SPREAD = Spread(log_sd=0.04)
 *Rigorous Benchmarking in Reasonable Time*, ISMM 2013; Mytkowicz and others, ASPLOS 2009)."""
 
 FEW_PROCESSES = 3
-"""Fewer do not show how much processes differ: Student's t of two is 12.7."""
+"""Fewer do not show how much processes differ: Student's t of two is 12.7. From three on the interval holds what it
+says, by simulation (docs/measurement.md)."""
 
 
 def ratio_interval(

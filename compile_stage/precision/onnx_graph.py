@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
 INLINE_LIMIT_BYTES = onnx_weights.INLINE_LIMIT_BYTES
-WEIGHTS = "model.onnx.data"
 
 QUANTISED_OPS = (
     "QuantizeLinear",

@@ -320,4 +320,3 @@ def test_candidates_that_processes_of_chance_tell_apart_tie() -> None:
     assert stats.tied(a, b)
     plain = [replace(timing, processes=()) for timing in (a, b)]
     assert not stats.tied(plain[0], replace(plain[1], latency_s=tuple(0.9 * call for call in plain[1].latency_s)))
-    assert restarts.PROCESSES == stats.FEW_PROCESSES

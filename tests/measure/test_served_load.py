@@ -34,12 +34,6 @@ def queue(services: np.ndarray, rate: float, chance: np.random.Generator) -> np.
     return walk - np.minimum.accumulate(walk) + services
 
 
-@pytest.mark.parametrize(("q", "needed"), [(0.9, 23_886), (0.95, 50_425), (0.99, 262_742)])
-def test_the_number_of_requests_is_mlperfs(q: float, needed: int) -> None:
-    """Broken: the number of requests that a percentile is said to need is not what MLPerf Inference's rules list."""
-    assert abs(served_load.queries_needed(q) - needed) <= 1
-
-
 def test_few_requests_have_no_p99_and_what_was_missed_is_endless() -> None:
     """Broken: a p99 of 298 requests is told, or requests without an answer leave the percentile as it was."""
     assert served_load.quantile([0.1] * 298, 0.99) is None
