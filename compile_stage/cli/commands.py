@@ -20,19 +20,21 @@ from compile_stage.cli.export import export
 from compile_stage.cli.fleet import fleet
 from compile_stage.cli.lint import init, lint, rule
 from compile_stage.cli.load_test import load_test
-from compile_stage.cli.options import display as _display
-from compile_stage.cli.options import example as _example
-from compile_stage.cli.options import json_log as _json_log
-from compile_stage.cli.options import json_option as _json
-from compile_stage.cli.options import log_format_option as _log_format
-from compile_stage.cli.options import policy_option as _policy
-from compile_stage.cli.options import quiet_option as _quiet
-from compile_stage.cli.options import roots_option as _roots
-from compile_stage.cli.options import sets_option as _sets
-from compile_stage.cli.options import shared_cache_option as _shared_cache
-from compile_stage.cli.options import signing_key_option as _signing_key
-from compile_stage.cli.options import targets_option as _targets
-from compile_stage.cli.options import verbose_option as _verbose
+from compile_stage.cli.options import (
+    display,
+    example,
+    json_log,
+    json_option,
+    log_format_option,
+    policy_option,
+    quiet_option,
+    roots_option,
+    sets_option,
+    shared_cache_option,
+    signing_key_option,
+    targets_option,
+    verbose_option,
+)
 from compile_stage.cli.output import print_json, print_text
 from compile_stage.cli.profile import profile
 from compile_stage.cli.published import promote, rollback, validate, verify
@@ -68,7 +70,7 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=_example(
+    epilog=example(
         "compile-stage demo",
         "compile-stage run models:/fraud/7 -p shipped:cpu-server",
     ),
@@ -80,17 +82,17 @@ def cli() -> None:
 
 @cli.command(
     short_help="Compile, validate, measure and publish a model.",
-    epilog=_example(
+    epilog=example(
         "compile-stage run models:/fraud@candidate -p shipped:cpu-server",
         "compile-stage run models:/fraud/7 -p policy.yaml -t 'edge-*' --no-publish --out report",
         "compile-stage run models:/fraud/7 -p policy.yaml --set performance.min_speedup=2 --json > result.json",
     ),
 )
 @click.argument("model_uri")
-@_policy
-@_roots
-@_targets
-@_sets
+@policy_option
+@roots_option
+@targets_option
+@sets_option
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -101,12 +103,12 @@ def cli() -> None:
 @click.option("--promote/--no-promote", default=True, show_default=True, help="Move the policy's alias.")
 @click.option("--engine", default="local", show_default=True, metavar="NAME", help="Where workers run.")
 @click.option("--remeasure", is_flag=True, help="Measure again what the cache holds measurements of.")
-@_shared_cache
-@_signing_key
-@_json
-@_log_format
-@_quiet
-@_verbose
+@shared_cache_option
+@signing_key_option
+@json_option
+@log_format_option
+@quiet_option
+@verbose_option
 def run(
     model_uri: str,
     policy_path: Path,
@@ -134,8 +136,8 @@ def run(
     from compile_stage.cli.next_step import Asked
 
     results: list[RunResult] = []
-    log = _json_log(verbose) if log_format == "json" else _display(as_json, quiet, verbose)
-    with log as display:
+    log = json_log(verbose) if log_format == "json" else display(as_json, quiet, verbose)
+    with log as shown:
         try:
             result = api.run(
                 model_uri,
@@ -150,30 +152,30 @@ def run(
                 remeasure=remeasure,
                 shared_cache=shared_cache,
                 signing_key=signing_key,
-                reporter=display,
+                reporter=shown,
                 on_result=results.append,
             )
         finally:
-            display.close()
+            shown.close()
             if as_json and results:
                 _print_result(results[-1])
         asked = Asked(policy_path, policy_roots, sets, publish)
-        display.show_result(result, out or api.default_out(result.source, result.policy), asked)
+        shown.show_result(result, out or api.default_out(result.source, result.policy), asked)
     return result.exit_code
 
 
 @cli.command(
     short_help="Show what would run, what is refused and why, and what is cached.",
-    epilog=_example("compile-stage plan models:/fraud/7 -p shipped:cpu-server -t cpu-server"),
+    epilog=example("compile-stage plan models:/fraud/7 -p shipped:cpu-server -t cpu-server"),
 )
 @click.argument("model_uri")
-@_policy
-@_roots
-@_targets
-@_sets
-@_shared_cache
-@_json
-@_verbose
+@policy_option
+@roots_option
+@targets_option
+@sets_option
+@shared_cache_option
+@json_option
+@verbose_option
 def plan(
     model_uri: str,
     policy_path: Path,
@@ -191,14 +193,14 @@ def plan(
     """
     from compile_stage import api
 
-    with _display(as_json, 0, verbose) as display:
+    with display(as_json, 0, verbose) as shown:
         the_plan = api.plan(
             model_uri, policy_path, targets=targets, sets=sets, policy_roots=policy_roots, shared_cache=shared_cache
         )
         if as_json:
             print_json(the_plan)
         else:
-            display.show_plan(the_plan)
+            shown.show_plan(the_plan)
     return the_plan.exit_code
 
 
@@ -209,13 +211,13 @@ cli.add_command(rule)
 
 @cli.command(
     short_help="Show where each value of a policy comes from.",
-    epilog=_example("compile-stage explain policies/cpu-server.yaml -t cpu-server"),
+    epilog=example("compile-stage explain policies/cpu-server.yaml -t cpu-server"),
 )
 @click.argument("policy", type=click.Path(path_type=Path))
-@_roots
+@roots_option
 @click.option("-t", "--target", metavar="NAME", help="Show the values as this target sees them.")
-@_sets
-@_json
+@sets_option
+@json_option
 def explain(
     policy: Path, policy_roots: tuple[Path, ...], target: str | None, sets: tuple[str, ...], as_json: bool
 ) -> None:
@@ -227,14 +229,14 @@ def explain(
     if as_json:
         print_json(rows)
         return
-    with _display(False, 0, 0) as display:
-        display.show_values(rows)
+    with display(False, 0, 0) as shown:
+        shown.show_values(rows)
 
 
 @cli.command(
     "policy",
     short_help="Print a shipped policy, to start your own from.",
-    epilog=_example("compile-stage policy", "compile-stage policy --from cpu-server > policy.yaml"),
+    epilog=example("compile-stage policy", "compile-stage policy --from cpu-server > policy.yaml"),
 )
 @click.option("--from", "name", metavar="NAME", help="The shipped policy to print.  [default: list them]")
 def print_policy(name: str | None) -> None:
@@ -253,7 +255,7 @@ def print_policy(name: str | None) -> None:
 
 @cli.command(
     short_help="Print the JSON Schema of a policy or a result.",
-    epilog=_example("compile-stage schema > policy.schema.json", "compile-stage schema result"),
+    epilog=example("compile-stage schema > policy.schema.json", "compile-stage schema result"),
 )
 @click.argument("document", type=click.Choice(["policy", "result"]), default="policy")
 def schema(document: str) -> None:
@@ -270,7 +272,7 @@ def schema(document: str) -> None:
 
 @cli.command(
     short_help="Make the reports of a run again from its result.json.",
-    epilog=_example(
+    epilog=example(
         "compile-stage report compile-stage-out/fraud-7/cpu-server",
         "compile-stage report result.json --format md --out -",
     ),
@@ -311,7 +313,7 @@ for command in (promote, rollback, watch, fleet):
     cli.add_command(command)
 
 
-@cli.command(short_help="Take small real models through the whole stage.", epilog=_example("compile-stage demo"))
+@cli.command(short_help="Take small real models through the whole stage.", epilog=example("compile-stage demo"))
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -319,24 +321,24 @@ for command in (promote, rollback, watch, fleet):
     show_default=True,
     help="Folder for the registry and the reports.",
 )
-@_quiet
-@_verbose
+@quiet_option
+@verbose_option
 def demo(out: Path, quiet: int, verbose: int) -> int:
     """Train small real models on real data, register them in an embedded MLflow, and run the whole stage."""
     from compile_stage.demo import demo as run_demo
 
-    with _display(False, quiet, verbose) as display:
-        results = run_demo(out, display)
-        display.close()
+    with display(False, quiet, verbose) as shown:
+        results = run_demo(out, shown)
+        shown.close()
         for result in results:
-            display.show_result(result, out / result.source.name)
+            shown.show_result(result, out / result.source.name)
     if "MLFLOW_TRACKING_URI" not in os.environ:
         click.echo(f"registry: mlflow ui --backend-store-uri sqlite:///{out.absolute()}/mlflow.db")
     return max((result.exit_code for result in results), default=errors.EXIT_OK)
 
 
-@cli.command(short_help="Print the version.", epilog=_example("compile-stage version"))
-@_verbose
+@cli.command(short_help="Print the version.", epilog=example("compile-stage version"))
+@verbose_option
 def version(verbose: int) -> None:
     """Print the version; with -v also those of the packages it stands on."""
     click.echo(f"compile-stage {__version__}")

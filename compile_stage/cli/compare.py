@@ -6,16 +6,14 @@ from pathlib import Path
 
 import click
 
-from compile_stage.cli.options import example as _example
-from compile_stage.cli.options import json_option as _json
-from compile_stage.cli.options import roots_option as _roots
+from compile_stage.cli.options import example, json_option, roots_option
 from compile_stage.cli.output import print_json, print_text, write_file
 from compile_stage.core import errors
 
 
 @click.command(
     short_help="What changed between two runs, versions or policies.",
-    epilog=_example(
+    epilog=example(
         "compile-stage compare before/ after/ --fail-on-regression",
         "compile-stage compare models:/fraud-compiled@cpu-server-prod models:/fraud-compiled/4",
         "compile-stage compare --policy main/fraud.yaml fraud.yaml",
@@ -27,8 +25,8 @@ from compile_stage.core import errors
 @click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write the comparison to this file.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write it as a page to this file.")
 @click.option("--fail-on-regression", is_flag=True, help="Exit with 3 where something is worse beyond the noise.")
-@_roots
-@_json
+@roots_option
+@json_option
 def compare(
     before: str,
     after: str,

@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compile_stage.cli.options import example as _example
-from compile_stage.cli.options import quiet_option as _quiet
-from compile_stage.cli.options import roots_option as _roots
-from compile_stage.cli.options import sets_option as _sets
+from compile_stage.cli.options import example, quiet_option, roots_option, sets_option
 from compile_stage.cli.output import print_text, write_file
 from compile_stage.core import errors
 from compile_stage.core.errors import UsageError
@@ -26,7 +23,7 @@ FORMATS = ("text", "json", "github", "gitlab", "sarif")
 
 @click.command(
     short_help="Write a first policy for a model.",
-    epilog=_example(
+    epilog=example(
         "compile-stage init models:/fraud/7",
         "compile-stage init models:/fraud/7 --data validation.npz --labels y -o policies/fraud.yaml",
     ),
@@ -76,13 +73,13 @@ def init(
 
 @click.command(
     short_help="Check policy files.",
-    epilog=_example(
+    epilog=example(
         "compile-stage lint policies/*.yaml", "compile-stage lint policies/*.yaml --format sarif > lint.sarif"
     ),
 )
 @click.argument("policies", nargs=-1, required=True, type=click.Path(path_type=Path))
-@_roots
-@_sets
+@roots_option
+@sets_option
 @click.option(
     "--format",
     "form",
@@ -91,7 +88,7 @@ def init(
     show_default=True,
     help="text for people; github: annotations; gitlab: code quality; sarif: code scanning.",
 )
-@_quiet
+@quiet_option
 def lint(
     policies: tuple[Path, ...], policy_roots: tuple[Path, ...], sets: tuple[str, ...], form: str, quiet: int
 ) -> int:
@@ -125,7 +122,7 @@ def lint(
     return errors.EXIT_USAGE if wrong else errors.EXIT_OK
 
 
-@click.command(short_help="Explain the code of an error or a warning.", epilog=_example("compile-stage rule CS0103"))
+@click.command(short_help="Explain the code of an error or a warning.", epilog=example("compile-stage rule CS0103"))
 @click.argument("code", required=False)
 def rule(code: str | None) -> None:
     """Explain what the CODE at the end of an error means and what to do; without one, list them all."""

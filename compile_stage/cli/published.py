@@ -7,23 +7,25 @@ from typing import Any
 
 import click
 
-from compile_stage.cli.options import allow_code_option as _allow_code
-from compile_stage.cli.options import display as _display
-from compile_stage.cli.options import example as _example
-from compile_stage.cli.options import json_option as _json
-from compile_stage.cli.options import quiet_option as _quiet
-from compile_stage.cli.options import roots_option as _roots
-from compile_stage.cli.options import sets_option as _sets
-from compile_stage.cli.options import signing_key_option as _signing_key
-from compile_stage.cli.options import trusted_keys_option as _trusted_keys
-from compile_stage.cli.options import verbose_option as _verbose
+from compile_stage.cli.options import (
+    allow_code_option,
+    display,
+    example,
+    json_option,
+    quiet_option,
+    roots_option,
+    sets_option,
+    signing_key_option,
+    trusted_keys_option,
+    verbose_option,
+)
 from compile_stage.cli.output import print_json
 from compile_stage.core import errors
 
 
 @click.command(
     short_help="Check a published version or a bundle.",
-    epilog=_example(
+    epilog=example(
         "compile-stage verify models:/fraud-compiled@cpu-server-prod",
         "compile-stage verify models:/fraud-compiled/4 -p policy.yaml --trusted-key ci.pub",
         "compile-stage verify models:/fraud-compiled/4 --rebuild --no-revalidate",
@@ -35,15 +37,15 @@ from compile_stage.core import errors
     "-p", "--policy", "policy_path", type=click.Path(path_type=Path), metavar="FILE",
     help="Judge by this policy, not by the gates in the manifest.",
 )  # fmt: skip
-@_roots
-@_sets
+@roots_option
+@sets_option
 @click.option("--revalidate/--no-revalidate", default=True, show_default=True, help="Run the validation again.")
 @click.option("--rebuild", is_flag=True, help="Make it again from its source, and compare the bytes.")
 @click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")
-@_allow_code
-@_trusted_keys
-@_json
-@_verbose
+@allow_code_option
+@trusted_keys_option
+@json_option
+@verbose_option
 def verify(
     uri: str,
     policy_path: Path | None,
@@ -64,7 +66,7 @@ def verify(
     """
     from compile_stage import api
 
-    with _display(as_json, 0, verbose) as display:
+    with display(as_json, 0, verbose) as shown:
         verification = api.verify(
             uri,
             policy_path=policy_path,
@@ -79,13 +81,13 @@ def verify(
         if as_json:
             print_json(verification)
         else:
-            display.show_verification(verification)
+            shown.show_verification(verification)
     return errors.EXIT_OK if verification.passed else errors.EXIT_INTEGRITY
 
 
 @click.command(
     short_help="Validate a published version on this machine.",
-    epilog=_example(
+    epilog=example(
         "compile-stage validate models:/fraud-compiled/4",
         "compile-stage validate models:/fraud-compiled/4 --host board",
     ),
@@ -97,12 +99,12 @@ def verify(
     help="Where devices are named.  [env: COMPILE_STAGE_HOSTS; default: hosts.yaml, where there is one]",
 )  # fmt: skip
 @click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")
-@_allow_code
-@_signing_key
-@_trusted_keys
-@_json
-@_quiet
-@_verbose
+@allow_code_option
+@signing_key_option
+@trusted_keys_option
+@json_option
+@quiet_option
+@verbose_option
 def validate(
     uri: str,
     host: str | None,
@@ -122,33 +124,33 @@ def validate(
     """
     from compile_stage import api
 
-    with _display(as_json, quiet, verbose) as display:
+    with display(as_json, quiet, verbose) as shown:
         given: dict[str, Any] = {
             "allow_pickle": allow_pickle,
             "allow_code": allow_code,
             "trusted_keys": trusted_keys,
             "signing_key": signing_key,
-            "reporter": display,
+            "reporter": shown,
         }
         verification = api.validate_on(uri, host, hosts=hosts, **given) if host else api.validate(uri, **given)
-        display.close()
+        shown.close()
         if as_json:
             print_json(verification)
         else:
-            display.show_verification(verification, f"validated on {host}" if host else "validated here")
+            shown.show_verification(verification, f"validated on {host}" if host else "validated here")
     return errors.EXIT_OK if verification.passed else errors.EXIT_GATE
 
 
 @click.command(
     short_help="Move an alias to a published version.",
-    epilog=_example("compile-stage promote models:/fraud-compiled/3 --alias cpu-server-prod"),
+    epilog=example("compile-stage promote models:/fraud-compiled/3 --alias cpu-server-prod"),
 )
 @click.argument("uri")
 @click.option("--alias", required=True, help="The alias to move.")
 @click.option("--skip-serve-check", is_flag=True, help="Promote it though nobody knows whether serving loads it.")
-@_allow_code
-@_trusted_keys
-@_json
+@allow_code_option
+@trusted_keys_option
+@json_option
 def promote(
     uri: str, alias: str, skip_serve_check: bool, allow_code: bool, trusted_keys: tuple[Path, ...], as_json: bool
 ) -> None:
@@ -169,14 +171,14 @@ def promote(
 
 @click.command(
     short_help="Move an alias back.",
-    epilog=_example(
+    epilog=example(
         "compile-stage rollback models:/fraud-compiled@cpu-server-prod",
         "compile-stage rollback models:/fraud-compiled --alias cpu-server-prod",
     ),
 )
 @click.argument("uri")
 @click.option("--alias", help="The alias to move back, where the URI names none.")
-@_json
+@json_option
 def rollback(uri: str, alias: str | None, as_json: bool) -> None:
     """Move an alias back to the version that it pointed to before.
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from compile_stage.cli.options import Decorator, NumberRange
-from compile_stage.cli.options import example as _example
+from compile_stage.cli.options import Decorator, NumberRange, example
 from compile_stage.core import errors, plugins
 from compile_stage.core.errors import UsageError
 
@@ -35,7 +34,7 @@ _policies: Decorator = click.option(
     "watch",
     invoke_without_command=True,
     short_help="Run the stage when MLflow reports a promotion.",
-    epilog=_example(
+    epilog=example(
         "compile-stage watch --policies policies --secret-file /run/secrets/webhook",
         "compile-stage watch register --url https://ci.example.com/webhook --secret-file /run/secrets/webhook",
         "compile-stage watch --requalify --once",
@@ -101,7 +100,7 @@ def watch(context: click.Context, /, **given: Any) -> int:
 
 @watch.command(
     short_help="Make the webhook at the tracking server.",
-    epilog=_example("compile-stage watch register --url https://ci.example.com/webhook --secret-file secret.txt"),
+    epilog=example("compile-stage watch register --url https://ci.example.com/webhook --secret-file secret.txt"),
 )
 @click.option("--url", required=True, help="Where MLflow reaches the service: its /webhook, as a rule over https.")
 @_secret
@@ -127,7 +126,7 @@ def register(url: str, secret_file: Path | None, name: str, insecure_no_signatur
 
 @watch.command(
     short_help="Run a policy once more on a version.",
-    epilog=_example("compile-stage watch again models:/fraud/7 --policy cpu-server"),
+    epilog=example("compile-stage watch again models:/fraud/7 --policy cpu-server"),
 )
 @click.argument("uri")
 @click.option("--policy", required=True, metavar="NAME", help="The policy's name, as the page shows it.")
