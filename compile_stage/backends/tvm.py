@@ -61,9 +61,7 @@ _LINKERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
 
 _CPU, _POOLED = 1, 2  # DLPack's device type; TVM's allocator that keeps buffers between calls
 _SHARE_ALL_CORES = -3  # of runtime.config_threadpool: no thread is bound to a core of its own
-_ROOM = (
-    8  # workers that a pool has at least, sleeping or not: another session may want more threads than there are cores
-)
+_ROOM = 8  # workers of a pool at least, sleeping or not: another session may want more threads than there are cores
 _ALIGNMENT = 64  # bytes; what TVM's kernels assume of a tensor
 
 

@@ -142,9 +142,7 @@ def evaluate(target: TargetRun, job: Job, options: EvaluationOptions = _TO_THE_E
             return evaluate(target, job, replace(options, workers=None))
         failure = Failure(kind=error.kind, step=steps.current, problem=error.problem, detail=error.detail)
         failure = target.time.cut(failure, bound_s, time.monotonic() - began)
-    except (
-        StorageError
-    ):  # a full disk, or files that are gone: the machine's trouble, which no candidate is to blame for
+    except StorageError:  # a full disk, or files that are gone: no candidate is to blame for the machine's trouble
         raise
     except CompileStageError as error:
         failure = Failure(kind="exception", step=steps.current, problem=str(error))

@@ -43,9 +43,8 @@ _FUSED_QUANTISED_OPS = (
     "QGemm",
 )
 
-_WEIGHT_BYTES = (
-    1024  # a constant of at least so many bytes is a weight, no shape or axis that rewriting has to look into
-)
+_WEIGHT_BYTES = 1024
+"""A constant of at least so many bytes is a weight, no shape or axis that rewriting has to look into."""
 
 # int4 came with it, and ONNX Runtime 1.20, the oldest that we allow, reads it.
 IR_VERSION = 10

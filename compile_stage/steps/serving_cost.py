@@ -45,9 +45,8 @@ WINNER, PRODUCTION = "the winner", "production"
 
 _BODIES = 16
 _STARTS = 3
-_MAX_REL = (
-    1e-3  # of an answer's largest number, as where serving is looked at before promotion; 1e-2 in lower precision
-)
+_MAX_REL = 1e-3
+"""Of an answer's largest number, as where serving is looked at before promotion; ten times that in lower precision."""
 _SHARES = {"layouts": 0.1, "closed": 0.2, "rates": 0.2}  # of the time; the search has the rest
 _MOST_REQUESTS = 20_000  # of one trial: the arrivals and latencies of all are kept
 _TRIALS = 5  # of a search, for which there should be time
