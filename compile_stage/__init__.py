@@ -5,8 +5,8 @@
     result = compile_stage.run("models:/fraud/7", "policy.yaml")
     result.exit_code, result.to_pandas()
 
-The functions are those of `compile_stage.api`, the records those of `compile_stage.core.records`; both are imported
-when a name is first used. The command line is `compile-stage`.
+The functions are those of `compile_stage.api`, the records those of `compile_stage.core.records`, the errors those of
+`compile_stage.core.errors`; all are imported when a name is first used. The command line is `compile-stage`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ _RECORDS = (
     "Refusal", "RunResult", "SampleSet", "Scheme", "Selection", "SourceModel", "Target", "TargetPolicy", "TargetResult",
     "Timing", "Verdict", "Verification", "Waiver",
 )  # fmt: skip
-_HOMES = dict.fromkeys(_FUNCTIONS, "compile_stage.api") | dict.fromkeys(_RECORDS, "compile_stage.core.records")
+_ERRORS = (
+    "AliasMovedError", "CompileStageError", "DeviceError", "GateError", "IntegrityError", "KilledError",
+    "MissingDependencyError", "NothingCompiledError", "PolicyError", "RegistryError", "SourceError", "StorageError",
+    "UsageError",
+)  # fmt: skip
+_HOMES = {
+    **dict.fromkeys(_FUNCTIONS, "compile_stage.api"),
+    **dict.fromkeys(_RECORDS, "compile_stage.core.records"),
+    **dict.fromkeys(_ERRORS, "compile_stage.core.errors"),
+}
 
 __all__ = ["__version__", *_HOMES]
 

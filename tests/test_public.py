@@ -38,6 +38,18 @@ def test_the_names_that_type_checkers_read_are_the_same() -> None:
     assert {"__version__", *re.findall(r"import \w+ as (\w+)", stub)} == set(compile_stage.__all__)
 
 
+def test_every_error_that_a_public_function_may_raise_can_be_caught_by_its_public_name() -> None:
+    """Broken: a pipeline that wants to go on after a `GateError` must import from a module that no page names."""
+    raised: set[str] = set()
+    for name in compile_stage._FUNCTIONS:
+        text = (getattr(compile_stage, name).__doc__ or "").partition("Raises:")[2]
+        raised.update(re.findall(r"\b\w+Error\b", text))
+    assert {"PolicyError", "GateError", "RegistryError"} <= raised
+    assert raised <= set(compile_stage.__all__)
+    base = compile_stage.CompileStageError
+    assert all(issubclass(getattr(compile_stage, name), base) for name in compile_stage._ERRORS)
+
+
 def test_a_function_is_not_replaced_by_a_module_of_its_name() -> None:
     """Broken: the second `compile_stage.doctor()` would call a module."""
     package = Path(str(compile_stage.__file__)).parent

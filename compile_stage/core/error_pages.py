@@ -263,6 +263,9 @@ _START = """\
 
 Every error and warning ends with a code in brackets, such as `[CS0103]`. A code keeps its meaning; `compile-stage rule
 CS0103` prints its page. Exit codes are in [cli.md](cli.md#exit-codes).
+
+In Python, all are a `compile_stage.CompileStageError` with `problem`, `fix`, `where`, `code` and `exit_code`. A missed
+gate in `compile_stage.run` is none: the result's `exit_code` says so.
 """
 
 

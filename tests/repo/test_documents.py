@@ -171,8 +171,8 @@ def test_names_of_ours_exist(document):
 
 
 def resolves(parts: list[str]) -> bool:
-    """True when the dotted name, below our package, is a module or an attribute of one."""
-    for length in range(len(parts), 0, -1):
+    """True when the dotted name, below our package, is a module or an attribute of one, or a name of the package."""
+    for length in range(len(parts), -1, -1):
         try:
             place: object = importlib.import_module(".".join(["compile_stage", *parts[:length]]))
         except ModuleNotFoundError:
