@@ -249,26 +249,13 @@ class OnnxRuntime(Backend):
         elif file == "ort":
             signature, executed, notes = mobile.write(order, into)
         elif provider.name != providers.CPU:
-            asked = {**asked, "provider": provider.name}
-            said: tuple[str, ...] = ()
-            if provider.short == "cuda":
-                asked, said = _with_cuda_graphs(provider, into / "model.onnx", asked, target, model.signature)
-            session = sessions.open_elsewhere(provider, into / "model.onnx", asked, target.threads)
-            executed, notes = sessions.read_places(session, provider, asked)
-            notes = (*notes, *said)
-            signature = sessions.read_signature(session, model.signature)
+            (signature, executed, notes), asked = _read_from_provider(
+                provider, into / entry, asked, target, model.signature
+            )
         else:
-            fused, said = self._fuse_attention(into / entry, model.signature, scheme, asked, target.threads)
-            asked = {**asked, **fused}
-            if known := sessions.known_sizes(model.signature, target):
-                asked = {**asked, sessions.KNOWN_SIZES: known}
-            fixed = next(iter(sessions.fixed_sizes(asked)), sessions.NO_SIZES)
-            with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-                dump = Path(scratch) / "optimized.onnx"
-                session = sessions.open_here(into / "model.onnx", asked, target.threads, dump=dump, fixed=fixed)
-                signature = sessions.read_signature(session, model.signature, fixed)
-                executed, notes = sessions.read_back(session, dump, scheme)
-            notes = (*notes, *said)
+            (signature, executed, notes), asked = self._read_from_cpu(
+                into / entry, scheme, asked, target, model.signature
+            )
         sessions.demand_same(model.signature, signature)
         compiled = Compiled(
             entry=entry,
@@ -279,6 +266,23 @@ class OnnxRuntime(Backend):
             not_runnable_here=away,
         )
         return describe(self, model, scheme, job_id, into, compiled)
+
+    def _read_from_cpu(
+        self, path: Path, scheme: Scheme, asked: Mapping[str, Any], target: Target, signature: Signature
+    ) -> tuple[mobile.ReadBack, Mapping[str, Any]]:
+        """What the CPU provider makes of the graph, whose file may get the runtime's own attention; and the artifact's
+        options."""
+        fused, said = self._fuse_attention(path, signature, scheme, asked, target.threads)
+        asked = {**asked, **fused}
+        if known := sessions.known_sizes(signature, target):
+            asked = {**asked, sessions.KNOWN_SIZES: known}
+        fixed = next(iter(sessions.fixed_sizes(asked)), sessions.NO_SIZES)
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+            dump = Path(scratch) / "optimized.onnx"
+            session = sessions.open_here(path, asked, target.threads, dump=dump, fixed=fixed)
+            signature = sessions.read_signature(session, signature, fixed)
+            executed, notes = sessions.read_back(session, dump, scheme)
+        return (signature, executed, (*notes, *said)), asked
 
     def _fuse_attention(
         self, path: Path, signature: Signature, scheme: Scheme, asked: Mapping[str, Any], threads: int
@@ -480,6 +484,18 @@ def _on_cuda(scheme: Scheme) -> tuple[TuningOption, ...]:
 
 
 # ---------------------------------------------------------------------------------------------------------- CUDA graphs
+
+
+def _read_from_provider(
+    provider: providers.Provider, path: Path, asked: Mapping[str, Any], target: Target, signature: Signature
+) -> tuple[mobile.ReadBack, Mapping[str, Any]]:
+    """Where another provider than the CPU's places the nodes of the graph; and the artifact's options."""
+    options, said = {**asked, "provider": provider.name}, tuple[str, ...]()
+    if provider.short == "cuda":
+        options, said = _with_cuda_graphs(provider, path, options, target, signature)
+    session = sessions.open_elsewhere(provider, path, options, target.threads)
+    executed, notes = sessions.read_places(session, provider, options)
+    return (sessions.read_signature(session, signature), executed, (*notes, *said)), options
 
 
 def _with_cuda_graphs(

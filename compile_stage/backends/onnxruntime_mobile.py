@@ -155,11 +155,11 @@ class Order:
         return operators(into / MODEL)
 
 
-Compiled: TypeAlias = tuple[Signature, dict[str, Any], tuple[str, ...]]
+ReadBack: TypeAlias = tuple[Signature, dict[str, Any], tuple[str, ...]]
 """The signature as the runtime reports it, `Artifact.executed`, and notes."""
 
 
-def write(order: Order, into: Path) -> Compiled:
+def write(order: Order, into: Path) -> ReadBack:
     """`into/model.ort` for the CPU provider, in the style `fixed`: opened as it will be, and its graph judged as that
     of an ONNX file is."""
     with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
@@ -178,7 +178,7 @@ def write(order: Order, into: Path) -> Compiled:
     return sessions.read_signature(opened, order.signature), executed, notes
 
 
-def compile_away(order: Order, into: Path, provider: providers.Provider, device: str) -> Compiled:
+def compile_away(order: Order, into: Path, provider: providers.Provider, device: str) -> ReadBack:
     """For a device that is not here: the file, opened here on the CPU, and what can be said of it without the device.
 
     `into` holds `model.onnx` already where that is the format. Raises NothingCompiledError when the estimated share is
@@ -209,7 +209,7 @@ def compile_away(order: Order, into: Path, provider: providers.Provider, device:
     return signature, executed, notes
 
 
-def _write_for_replay(order: Order, into: Path) -> Compiled:
+def _write_for_replay(order: Order, into: Path) -> ReadBack:
     """`into/model.ort` in the style `runtime`."""
     found = order.save(into, minimal_build_optimizations="save")
     with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
@@ -221,7 +221,7 @@ def _write_for_replay(order: Order, into: Path) -> Compiled:
     return sessions.read_signature(opened, order.signature), executed, ()
 
 
-def _read_graph(order: Order, *, on_cpu: bool) -> Compiled:
+def _read_graph(order: Order, *, on_cpu: bool) -> ReadBack:
     """What an ONNX file becomes on a device: for its CPU as optimised there, for another provider the graph that it is
     shown."""
     import onnx
