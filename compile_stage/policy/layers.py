@@ -109,59 +109,47 @@ class _FileReader:
     def _read(self, shown: str, chain: tuple[str, ...], named: Place | None, path: str) -> Node | None:
         place = named or Place(shown)
         if "\0" in shown:
-            self.problems.append(Problem(place, path, f"{shown!r} is not a file name", code=Code.EXTENDS))
-            return None
+            return self._refused(Problem(place, path, f"{shown!r} is not a file name", code=Code.EXTENDS))
         real = os.path.realpath(shown)
         if real in chain:
             circle = " -> ".join(FilePath(p).name for p in (*chain[chain.index(real) :], real))
-            self.problems.append(
-                Problem(
-                    place, path, f"the files extend each other in a circle: {circle}", "remove one", code=Code.EXTENDS
-                )
-            )
-            return None
+            wrong = f"the files extend each other in a circle: {circle}"
+            return self._refused(Problem(place, path, wrong, "remove one", code=Code.EXTENDS))
         if real in self._done:
             return self._done[real]
         if len(chain) >= MAX_EXTENDS:
-            message = f"{shown} is the {len(chain) + 1}th file of a chain of extends"
-            self.problems.append(Problem(place, path, message, f"at most {MAX_EXTENDS} files deep", code=Code.EXTENDS))
-            return None
+            wrong = f"{shown} is the {len(chain) + 1}th file of a chain of extends"
+            return self._refused(Problem(place, path, wrong, f"at most {MAX_EXTENDS} files deep", code=Code.EXTENDS))
+        merged = self._done[real] = self._read_file(shown, chain, named, path)
+        return merged
+
+    def _read_file(self, shown: str, chain: tuple[str, ...], named: Place | None, path: str) -> Node | None:
+        place = named or Place(shown)
         if named is not None and not self._roots.hold(shown):  # nor is it said whether it is there
             wrong = f"{shown} lies outside of {self._roots.own}, the root of this policy"
             allowed = "a file below it, or below a folder that --policy-root names"
-            self.problems.append(Problem(place, path, wrong, allowed, code=Code.EXTENDS))
-            self._done[real] = None
-            return None
+            return self._refused(Problem(place, path, wrong, allowed, code=Code.EXTENDS))
         raw = _read_bytes(FilePath(shown), chain)
         if isinstance(raw, str):
-            self.problems.append(
-                Problem(place, path, raw if named is None else f"{shown} {raw}", code=Code.UNREADABLE_POLICY)
-            )
-            self._done[real] = None
-            return None
+            wrong = raw if named is None else f"{shown} {raw}"
+            return self._refused(Problem(place, path, wrong, code=Code.UNREADABLE_POLICY))
+        top = Place(shown, 1, 1)
         if not self._roots.hold(shown) and _POLICY_START not in raw:  # a link to a file that is not to be quoted
-            self.problems.append(
-                Problem(Place(shown, 1, 1), "", "the file is not a policy", _STARTS_WITH, code=Code.UNREADABLE_POLICY)
-            )
-            self._done[real] = None
-            return None
+            wrong = "the file is not a policy"
+            return self._refused(Problem(top, "", wrong, _STARTS_WITH, code=Code.UNREADABLE_POLICY))
         tree, problems = parse_bytes(raw, shown)
         self.problems += problems
-        if tree is not None and not tree.is_map:
-            kind = "a list" if tree.is_list else "a single value"
-            self.problems.append(
-                Problem(
-                    Place(shown, 1, 1),
-                    "",
-                    f"the file holds {kind}, not a map",
-                    _STARTS_WITH,
-                    code=Code.UNREADABLE_POLICY,
-                )
-            )
-            tree = None
-        merged = self._checked(tree, shown, (*chain, real)) if tree is not None else None
-        self._done[real] = merged
-        return merged
+        if tree is None:
+            return None
+        if not tree.is_map:
+            wrong = f"the file holds {'a list' if tree.is_list else 'a single value'}, not a map"
+            return self._refused(Problem(top, "", wrong, _STARTS_WITH, code=Code.UNREADABLE_POLICY))
+        return self._checked(tree, shown, (*chain, os.path.realpath(shown)))
+
+    def _refused(self, problem: Problem) -> Node | None:
+        """None, as the values of a file that has this problem."""
+        self.problems.append(problem)
+        return None
 
     def _checked(self, tree: Node, shown: str, chain: tuple[str, ...]) -> Node:
         version = check_version(tree)
