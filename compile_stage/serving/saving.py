@@ -100,19 +100,10 @@ def save_model(
         raise UsageError(
             "a model can't be saved over files that are there", fix="name an empty folder", where=str(path)
         )
-    shutil.copytree(data_dir / ARTIFACT_NAME, path / DATA_NAME / ARTIFACT_NAME)
     answer = manifest.get("answer", {})
     source = Model.load(str(source_model)) if source_model is not None else None
     wrapped = Path(source_model) if answer.get("python_model") and source_model is not None else None
-    if wrapped is not None:
-        shutil.copytree(wrapped, path / DATA_NAME / PYFUNC_FOLDER)
-    if (data_dir / TOKENIZER_FOLDER).is_dir():
-        (path / DATA_NAME / TOKENIZER_FOLDER).mkdir()
-        shutil.copyfile(
-            data_dir / TOKENIZER_FOLDER / TOKENIZER_FILE, path / DATA_NAME / TOKENIZER_FOLDER / TOKENIZER_FILE
-        )
-    if (data_dir / VARIANTS_FOLDER).is_dir():
-        shutil.copytree(data_dir / VARIANTS_FOLDER, path / DATA_NAME / VARIANTS_FOLDER)
+    _copy_data(data_dir, wrapped, path / DATA_NAME)
     for backend in {one["artifact"]["backend"] for one in _others(manifest)} | {artifact.backend}:
         copy_loader(backend, path / _CODE_NAME / "compile_stage")
     model = Model(metadata=dict(metadata) if metadata else None)
@@ -147,6 +138,22 @@ def save_model(
     _write_manifest(path, {**manifest, "mlmodel": deciding_fields(path)})
     model.model_size_bytes = sum((path / name).stat().st_size for name in list_tree(path))
     model.save(str(path / MLMODEL))
+
+
+def _copy_data(data_dir: Path, wrapped: Path | None, into: Path) -> None:
+    """What the loader reads, into a folder that is not there yet.
+
+    Args:
+        wrapped: The model directory of a custom pyfunc, whose code goes along.
+    """
+    shutil.copytree(data_dir / ARTIFACT_NAME, into / ARTIFACT_NAME)
+    if wrapped is not None:
+        shutil.copytree(wrapped, into / PYFUNC_FOLDER)
+    if (data_dir / TOKENIZER_FOLDER).is_dir():
+        (into / TOKENIZER_FOLDER).mkdir()
+        shutil.copyfile(data_dir / TOKENIZER_FOLDER / TOKENIZER_FILE, into / TOKENIZER_FOLDER / TOKENIZER_FILE)
+    if (data_dir / VARIANTS_FOLDER).is_dir():
+        shutil.copytree(data_dir / VARIANTS_FOLDER, into / VARIANTS_FOLDER)
 
 
 def save_draft(code: Path, path: Path, manifest: Mapping[str, Any]) -> None:
