@@ -1,10 +1,11 @@
 """All that the command line, `pipelines/` and notebooks may call.
 
 A model through a policy: `plan`, `run`, `default_out`. A published version: `verify`, `validate`, `validate_on`,
-`promote`, `rollback`, `export_version`. What a run left: `compare`, `report_text`, `write_report`. Why something went
-wrong, and where time goes: `debug`, `profile`. Many models: `fleet_plan`, `fleet_run`, `fleet_requalify`. Policy files:
-`lint`, `compare_policies`. This machine: `init`, `doctor`, `toolchains`, `install_toolchain`, `lock_toolchain`,
-`remove_toolchain`. The machines of a cluster: `survey`.
+`promote`, `rollback`, `export_version` (with `ExportOptions`), `load_test`. What a run left: `compare`, `report_text`,
+`write_report`. Why something went wrong, and where time goes: `debug`, `profile`. Many models: `fleet_plan`,
+`fleet_run`, `fleet_requalify`. Policy files: `lint`, `compare_policies`. This machine: `init`, `doctor`, `toolchains`,
+`install_toolchain`, `lock_toolchain`, `remove_toolchain`, `cache_entries`, `collect_cache`, `verify_cache`. The
+machines of a cluster: `survey`.
 
 Each is written, and explained, in the module that it is imported from here.
 """
