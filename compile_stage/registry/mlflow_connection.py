@@ -25,6 +25,7 @@ from compile_stage.registry.mlflow_retries import (
     UnreachableError,
     failed_on_the_way,
     is_foreign_404,
+    refused_with,
     repeated_call,
     within,
 )
@@ -116,6 +117,8 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
     except Exception as error:
         if (full := disk_full(error)) is not None:
             raise full from error
+        if (refused := _refused(error, place)) is not None:
+            raise refused from error
         family = type(error).__module__.partition(".")[0]
         if family in ("requests", "urllib3", "json"):
             problem = f"the registry can't be reached: {_short_network(str(error))}"
@@ -215,6 +218,22 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
     if code == "INVALID_PARAMETER_VALUE":
         return RegistryError(f"the registry refuses: {text}", where=place)
     return RegistryError(f"the registry fails: {text}", fix=_UNREACHABLE_FIX, where=place)
+
+
+def _refused(error: Exception, place: str) -> RegistryError | None:
+    """What an upload or download was refused with, beside the API whose errors are MLflow's own; None for all else."""
+    status = refused_with(error)
+    if status == 413:
+        return RegistryError(
+            "the registry refuses a file of this size (413)",
+            fix="raise the limit on the size of a request in the server, or in what is in front of it (nginx: "
+            "client_max_body_size)",
+            where=place,
+        )
+    if status is not None:
+        problem = f"the registry refuses its files: {_sentence(error)}"
+        return RegistryError(problem, fix=_AUTH_FIX, where=place, code=Code.REGISTRY_UNREACHABLE)
+    return None
 
 
 def _short_network(text: str) -> str:

@@ -184,12 +184,18 @@ def failed_on_the_way(error: Exception) -> bool:
     if isinstance(error, UnreachableError | json.JSONDecodeError):  # given up, or cut off
         return True
     if not isinstance(error, MlflowException):
-        return type(error).__module__.partition(".")[0] in ("requests", "urllib3")
+        return refused_with(error) is None and type(error).__module__.partition(".")[0] in ("requests", "urllib3")
     if error.error_code == "TEMPORARILY_UNAVAILABLE" or is_foreign_404(error):
         return True
     if any(word in str(error) for word in _BOTH_WROTE):
         return True
     return error.error_code == "INTERNAL_ERROR" and any(word in str(error) for word in _TROUBLE)
+
+
+def refused_with(error: Exception) -> int | None:
+    """The status that a file's upload or download was refused with for good; None for all else."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if status in (401, 403, 413) else None
 
 
 def is_foreign_404(error: Exception) -> bool:

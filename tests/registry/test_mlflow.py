@@ -437,6 +437,25 @@ def test_a_password_within_a_message_of_mlflow_is_never_printed() -> None:
         assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("status", "named"), [(413, "client_max_body_size"), (403, "MLFLOW_TRACKING_TOKEN")])
+def test_a_refused_upload_is_not_taken_for_a_server_that_is_gone(status: int, named: str) -> None:
+    """Broken: an upload that a proxy finds too large would be repeated for minutes, and end in the advice to look at
+    the server's address."""
+    import requests
+
+    from compile_stage.registry.mlflow_connection import trouble
+    from compile_stage.registry.mlflow_retries import UnreachableError, failed_on_the_way
+
+    answer = requests.Response()
+    answer.status_code = status
+    error = requests.HTTPError(f"{status} Client Error", response=answer)
+    assert not failed_on_the_way(error)
+    with pytest.raises(RegistryError, match="refuses") as caught, trouble("the registry"):
+        raise error
+    assert not isinstance(caught.value, UnreachableError)
+    assert named in str(caught.value)
+
+
 def test_a_refused_login_names_the_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refuses(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
