@@ -48,7 +48,7 @@ from compile_stage.core.records import Gate, Measurement, Outcome, Timing  # noq
 from compile_stage.measure import stats  # noqa: E402
 from compile_stage.measure.families import widened  # noqa: E402
 from compile_stage.measure.performance import check_performance  # noqa: E402
-from compile_stage.measure.restarts import AGREE, MORE_PROCESSES, SAID, Schedule  # noqa: E402
+from compile_stage.measure.restarts import AGREEING_SHARE, LEAST_HALF_WIDTHS, MORE_PROCESSES, Schedule  # noqa: E402
 from compile_stage.measure.tasks import measure_task  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS, enough  # noqa: E402
 from compile_stage.measure.tokens import divergence_interval  # noqa: E402
@@ -151,8 +151,8 @@ def known_after_three(base: Rounds, own: Rounds, processes: Sequence[int], seed:
     if len(set(processes)) != stats.FEW_PROCESSES:
         return None
     ratio = stats.ratio_interval(base, own, seed=seed, processes=processes)
-    said = next((width for width in SAID if stats.is_within(ratio, AGREE * width)), None)
-    return None if said is None else widened(ratio, float(np.log1p(said)))
+    half_width = next((one for one in LEAST_HALF_WIDTHS if stats.is_within(ratio, AGREEING_SHARE * one)), None)
+    return None if half_width is None else widened(ratio, float(np.log1p(half_width)))
 
 
 def speedup_cell(

@@ -21,7 +21,7 @@ from compile_stage.measure import stats
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.interleaved import BASELINE, Interleaved, Rounds
 from compile_stage.measure.request import MeasurementRequest
-from compile_stage.measure.restarts import SAID, Schedule, agree, contenders, differences, merge
+from compile_stage.measure.restarts import LEAST_HALF_WIDTHS, Schedule, agree, contenders, differences, merge
 from compile_stage.measure.timing import schedule
 
 
@@ -59,21 +59,21 @@ class ProcessStarts:
             self.schedule.limit(sum(self.load_s[name] for name in again))
             joining = self._joining(starts[0], drafts)
             again += joining
-            said = 0.0
-            while len(again) > 1 and len(starts) < self.schedule.starts and not said:
+            half_width = 0.0
+            while len(again) > 1 and len(starts) < self.schedule.starts and not half_width:
                 left = [name for name in again if name not in self.failures]
                 starts.append(self._start(starts, left, drafts))
                 if joining and len(starts) == 2:
                     again = self._without_slow_tries(again, joining, starts[1])
                 few = stats.FEW_PROCESSES + any(name in again for name in joining)
                 if len(starts) == few < self.schedule.starts:
-                    said = self._agreed(starts, left)
+                    half_width = self._agreed(starts, left)
         if self.request.first_look:
             return starts[0]
         for name in joining:  # who joined and failed was a try, and not one of the policy's jobs
             if self.failures.pop(name, None) is not None:
                 starts = [{own: m for own, m in start.items() if own != name} for start in starts]
-        measured = merge(starts, BASELINE, seed=self.request.seed, reach=math.log1p(said))
+        measured = merge(starts, BASELINE, seed=self.request.seed, reach=math.log1p(half_width))
         restart_s, others = sum(self.load_s.get(name, 0.0) for name in again), bool(set(measured) - set(again))
         if note := self.schedule.note(restart_s, others=others):
             base = measured[BASELINE]
@@ -91,11 +91,11 @@ class ProcessStarts:
         known = [name for name in names if name in measured and name != BASELINE]
         if (holds := self.request.holds) is not None:  # who misses a gate can't win, and nobody is behind it
             known = [name for name in known if holds(name, measured[name]) is not False]
-        said = next((width for width in SAID if agree(measured, known, BASELINE, width)), 0.0)
-        if not said:
+        half_width = next((one for one in LEAST_HALF_WIDTHS if agree(measured, known, BASELINE, one)), 0.0)
+        if not half_width:
             return 0.0
-        wide = merge(starts, BASELINE, seed=self.request.seed, reach=math.log1p(said))
-        return said if all(self.request.decided(name, wide[name]) for name in known) else 0.0
+        wide = merge(starts, BASELINE, seed=self.request.seed, reach=math.log1p(half_width))
+        return half_width if all(self.request.decided(name, wide[name]) for name in known) else 0.0
 
     def _joining(self, first: Mapping[str, Measurement], drafts: Drafts) -> list[str]:
         """Who joins the later starts, after the first: a start more, so that a speedup has as many of theirs. What

@@ -23,13 +23,13 @@ from compile_stage.measure.families import common_reach, widened
 MORE_PROCESSES = 5
 """Starts where loading them leaves time for rounds (`LOADING_SHARE`): they halve the interval of three."""
 
-SAID = (stats.RESOLUTION, 2 * stats.RESOLUTION)
-"""Three starts are enough where the intervals of all are at most three quarters (`AGREE`) as wide as this. They may
-agree by chance, so they are said to be this wide: ±2 %, or ±4 % where that leaves no doubt of who is the fastest. By
-simulation (docs/benchmarks.md) the intervals of all measurements together, ended after three starts or not, hold what
-they say."""
+LEAST_HALF_WIDTHS = (stats.RESOLUTION, 2 * stats.RESOLUTION)
+"""Relative half widths. Three starts are enough where the intervals of all are at most three quarters
+(`AGREEING_SHARE`) as wide as this. They may agree by chance, so they are said to be this wide: ±2 %, or ±4 % where that
+leaves no doubt of who is the fastest. By simulation (docs/benchmarks.md) the intervals of all measurements together,
+ended after three starts or not, hold what they say."""
 
-AGREE = 0.75
+AGREEING_SHARE = 0.75
 
 CONTENDER = 1.25
 """A candidate that takes so many times as long as the fastest is not started again: what restarts would tell of it
@@ -72,7 +72,8 @@ class Schedule:
         seconds: For all rounds and all later starts.
         starts: How many are wanted at most, and, as loading shows what they cost, how many there will be; at least 1.
             What is measured of those who stay changes it once, after three starts that agree, and their intervals are
-            never narrower than `SAID` then: one that ends whenever it is narrow does not hold what it says.
+            never narrower than `LEAST_HALF_WIDTHS` then: one that ends whenever it is narrow does not hold what it
+            says.
         restart_s: What a later start takes.
     """
 
@@ -204,25 +205,25 @@ def beside(other: Timing, own: Timing) -> float:
     return stats.median(own_s) / stats.median(other_s)
 
 
-def agree(measured: Mapping[str, Measurement], names: Sequence[str], baseline: str, said: float) -> bool:
+def agree(measured: Mapping[str, Measurement], names: Sequence[str], baseline: str, half_width: float) -> bool:
     """Whether the starts of all that may still win agree so well that their intervals can be said to have a relative
-    half width of `said`, and more starts would change no winner. Whose interval lies wholly behind that of the fastest
-    won't win. What is beyond a resolution (`stats.RESOLUTION`) and within the intervals is not decided.
+    half width of `half_width`, and more starts would change no winner. Whose interval lies wholly behind that of the
+    fastest won't win. What is beyond a resolution (`stats.RESOLUTION`) and within the intervals is not decided.
 
     Args:
         measured: All starts so far, merged.
         names: The candidates that were started again.
-        said: One of `SAID`.
+        half_width: One of `LEAST_HALF_WIDTHS`.
     """
     for base in measured[baseline].timings:
         found = (measured[name].timing(base.batch_size) for name in names)
         bounds = [(timing, *timing.speedup_interval) for timing in found if timing and timing.speedup_interval]
         ahead = max((low for _, low, _ in bounds), default=0.0)
         near = [timing for timing, _, high in bounds if high >= ahead]
-        if not all(stats.is_known(timing, AGREE * said) for timing in near):
+        if not all(stats.is_known(timing, AGREEING_SHARE * half_width) for timing in near):
             return False
         speedups = [timing.speedup or 0.0 for timing in near]
-        if said > stats.RESOLUTION and speedups and max(speedups) > (1 + stats.RESOLUTION) * min(speedups):
+        if half_width > stats.RESOLUTION and speedups and max(speedups) > (1 + stats.RESOLUTION) * min(speedups):
             return False
     return True
 
