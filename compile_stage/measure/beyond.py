@@ -85,7 +85,7 @@ class Beyond:
             self,
             kinds=tuple(replace(kind, answered=change(kind.answered)) for kind in self.kinds),
             missing=replace(self.missing, answered=changed(self.missing.answered)),
-            taken=replace(self.taken, answered=changed(self.taken.answered)),
+            taken=self.taken.changed(change),
         )
 
 

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 _STEPS = (1, 2**8, 2**16, 2**24, 2**31 - 1)
 """What is asked for on the way out from the samples' own numbers. What takes the last has no limit."""
 
+_INT32 = np.iinfo(np.int32)
+
+_WIDE = {"int64": 2**33 + 12_345, "uint64": 2**33 + 12_345, "uint32": 2**31 + 2**30}
+"""Type → a number of it that takes more than 32 bits, signed. Some runtimes compute such types in int32: they then hold
+another number, whether they cut it off or take the nearest."""
+
 _MOST_COLUMNS = 64
 """Of a matrix whose columns are asked for one by one where they have not all the same limits."""
 
@@ -52,7 +58,8 @@ def find_taken(
         categories: What its encoders know (`core.ports.Exporter.categories`).
 
     Returns:
-        `rules`, as the manifest lists them, and `notes`.
+        `rules`, as the manifest lists them; `wide`, inputs (or columns) in which it takes numbers of more than 32 bits
+        that the samples don't have, each as the rule of those that do with 32 and the `asked` numbers; and `notes`.
     """
     original = _Original(session, samples, batch_size)
     rules, notes = [], []
@@ -63,9 +70,10 @@ def find_taken(
             notes += [found] if isinstance(found, str) else []
             rules += [found] if isinstance(found, dict) else []
     rules += _limits(original, samples)
+    wide = _wide(original, samples, rules)
     if original.is_slow:
         notes.append("a number far from the samples' takes the original much longer: not all limits were looked for")
-    return {"rules": rules, "notes": notes}
+    return {"rules": rules, "wide": wide, "notes": notes}
 
 
 class _Original:
@@ -144,6 +152,10 @@ class _Original:
         changed = {name: np.full_like(self._batch[name], value) for name, value in values.items()}
         return bool(self._refusal(changed)) or self.is_slow
 
+    def takes(self, place: tuple[str, list[int]], value: int) -> bool:
+        """Whether it takes that value in all of these elements of an input, in no more than the usual time."""
+        return not self.is_slow and not self.refusal(place, value) and not self.is_slow
+
     def _refusal(self, changed: Batch) -> str:
         found, is_slow = self._timed(changed)
         if is_slow and not self.is_slow:  # once may be the machine's fault
@@ -207,9 +219,9 @@ def _known(
     return {"input": place[0], "columns": columns, "values": taken, "reason": reason}
 
 
-def _limits(original: _Original, samples: Samples) -> list[dict[str, Any]]:
-    """The rules of inputs of whole numbers."""
-    inputs = [
+def _whole_numbers(original: _Original, samples: Samples) -> list[str]:
+    """Inputs of whole numbers."""
+    return [
         spec.name
         for spec in original.session.signature.inputs
         if spec.name in samples.inputs
@@ -217,7 +229,11 @@ def _limits(original: _Original, samples: Samples) -> list[dict[str, Any]]:
         and samples.inputs[spec.name].size
         and not spec.name.startswith(CACHE_INPUTS)
     ]
-    if not inputs:
+
+
+def _limits(original: _Original, samples: Samples) -> list[dict[str, Any]]:
+    """The rules of inputs of whole numbers."""
+    if not (inputs := _whole_numbers(original, samples)):
         return []
     far = [sign * step for step in _STEPS for sign in (1, -1)]
     if not any(original.refuses_any({name: _held(value, samples.inputs[name]) for name in inputs}) for value in far):
@@ -226,6 +242,29 @@ def _limits(original: _Original, samples: Samples) -> list[dict[str, Any]]:
     for name in inputs:
         rules += _limits_of(original, name, samples.inputs[name])
     return rules
+
+
+def _wide(original: _Original, samples: Samples, rules: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What takes numbers of more than 32 bits, as `find_taken` lists it."""
+    found = []
+    for name in _whole_numbers(original, samples):
+        own = samples.inputs[name]
+        limited = [rule["columns"] for rule in rules if rule["input"] == name and rule.get("most", 0) is not None]
+        if own.dtype.name not in _WIDE or None in limited or not _is_narrow(own):
+            continue
+        values = [value for value in (_WIDE[own.dtype.name], -_WIDE[own.dtype.name]) if value == _held(value, own)]
+        width = own[0].size
+        columns = sorted(set(range(width)).difference(*limited))
+        asked = [value for value in values if columns and original.takes((name, columns), value)]
+        if asked:
+            least = int(_INT32.min) if own.dtype.kind == "i" else 0
+            where = None if len(columns) == width else columns
+            found.append({"input": name, "columns": where, "least": least, "most": int(_INT32.max), "asked": asked})
+    return found
+
+
+def _is_narrow(array: Array) -> bool:
+    return int(array.min()) >= _INT32.min and int(array.max()) <= _INT32.max
 
 
 def _held(value: int, array: Array) -> int:

@@ -87,7 +87,7 @@ def reference(
         worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
         return made
 
-    return _placed(context.cached("reference/11", "", key, make), batch_size)
+    return _placed(context.cached("reference/12", "", key, make), batch_size)
 
 
 def _asked_as_given(
