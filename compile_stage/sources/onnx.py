@@ -80,12 +80,16 @@ class OnnxSource(Exporter):
         yield SourceSession(signature, call)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
+        from onnx.inliner import inline_local_functions
+
         model = _load(source, weights=True)
         # Files of the first formats list weights among the inputs; the ones that are no real inputs go.
         inputs = {spec.name for spec in graph.signature_of(model).inputs}
         for value in [value for value in model.graph.input if value.name not in inputs]:
             model.graph.input.remove(value)
         model.ir_version = max(model.ir_version, _WEIGHTS_ARE_NO_INPUTS)
+        if model.functions:  # compilers know ONNX's operators, and not what a file defines itself
+            model = inline_local_functions(model, convert_version=True)
         model, notes = _modern(model)
         return graph.finish(model, source, shapes, into, notes=notes)
 

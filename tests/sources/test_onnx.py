@@ -52,6 +52,24 @@ def test_a_graph_stays_what_it_is(tmp_path: Path, prove: Proof, external: bool) 
     assert [file.name for file in Path(model.path).parent.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.parametrize("external", [True, False], ids=["external-data", "one-file"])
+def test_functions_of_the_file_become_what_they_consist_of(tmp_path: Path, prove: Proof, external: bool) -> None:
+    """Broken: every backend would refuse operators that the file defines itself, and that ONNX Runtime runs."""
+    weight = np.random.default_rng(2).random((3, 500), dtype=np.float32)
+    model = linear(weight=weight)
+    model.graph.node[0].domain, model.graph.node[0].op_type = "own", "Twice"
+    sets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    inner = [helper.make_node("MatMul", ["a", "b"], ["y"]), helper.make_node("Tanh", ["y"], ["c"])]
+    outer = [helper.make_node("Layer", ["a", "b"], ["y"], domain="own"), helper.make_node("Add", ["y", "y"], ["c"])]
+    model.functions.append(helper.make_function("own", "Layer", ["a", "b"], ["c"], inner, sets))
+    model.functions.append(helper.make_function("own", "Twice", ["a", "b"], ["c"], outer, sets))
+    model.opset_import.append(sets[1])
+    made = prove(save(tmp_path / "model", model, save_as_external_data=external), {"x": X})
+    written = onnx.load(made.path)
+    assert [node.op_type for node in written.graph.node] == ["MatMul", "Tanh", "Add"]
+    assert not written.functions
+
+
 def test_unnamed_dimensions_get_names_on_both_sides(tmp_path: Path, prove: Proof) -> None:
     model = prove(save(tmp_path / "model", linear(batch=None)), {"x": X})
     assert model.signature.inputs[0].shape == ("batch", 3)
