@@ -245,61 +245,63 @@ class _Packaging:
 
     def bundle(self, chosen: Candidate, into: Path, version: FamilyVersion | None = None) -> Bundle:
         """The bundle of a candidate; with `version`, that of a family whose lead it is."""
-        context, source, policy = self.context, self.plan.source, self.plan.policy
-        target, artifact = self.target_result.policy.target, _artifact(chosen)
-        key = self._key(chosen)
+        context, source, policy, target = self.context, self.plan.source, self.plan.policy, self.target_result.policy
         name = plugins.load("registries", source.registry).publication_name(
             source, policy.publish_name.replace("{model}", source.name)
         )
-        processor = self.origin.processor
         with context.events.step("package", chosen.job.id):
-            for path in (artifact.path, source.path):
-                demand_present(path)
-            manifest = self._manifest(chosen, key)
-            with tempfile.TemporaryDirectory(dir=context.scratch) as staged:
-                (Path(staged) / "artifact").symlink_to(artifact.path)  # copied once, by save_model
-                if version is not None:
-                    lead = f"{target.name}--{context.hardware.fingerprint}"
-                    manifest = with_variants(manifest, version, lead, Path(staged))
-                    key = manifest["key"]
-                if processor.text:
-                    demand_present(processor.path)
-                    (Path(staged) / TOKENIZER_FOLDER).symlink_to(processor.path)
-                shutil.rmtree(into, ignore_errors=True)
-                save_model(
-                    staged,
-                    into,
-                    manifest=manifest,
-                    signature=call_signature(artifact),
-                    source_model=source.path,
-                    metadata={"compile_stage": {"key": key, "source": source.uri, "policy": policy.digest}},
-                    documents={MLBOM: mlbom(manifest, name.rpartition("/")[2], Path(staged))},
-                )
-                for validation in (file for one in (version.variants if version else ()) for file in one.validations):
-                    (into / VALIDATIONS).mkdir(exist_ok=True)
-                    shutil.copyfile(validation, into / VALIDATIONS / Path(validation).name)
+            self._write(chosen, name, into, version)
             manifest = read_manifest(into)
             digest = digest_tree(into / "data")
             remember_packaged(digest)
         return Bundle(
             path=str(into),
             digest=digest,
-            key=key,
-            target=target.name,
+            key=manifest["key"],
+            target=target.target.name,
             name=name,
             manifest=manifest,
             tags=_tags(context, source, policy, chosen, manifest)
             | (_family_tags(version) if version is not None else {}),
             metrics=metrics_of(chosen),
-            summary=summary_of(source, self.target_result.policy, chosen),
+            summary=summary_of(source, target, chosen),
             params={
                 "precision": chosen.job.scheme.precision,
                 "scheme": chosen.job.scheme.name,
                 "backend": chosen.job.backend,
-                "target": target.name,
-                "threads": str(target.threads),
+                "target": target.target.name,
+                "threads": str(target.target.threads),
             },
         )
+
+    def _write(self, chosen: Candidate, name: str, into: Path, version: FamilyVersion | None) -> None:
+        """The files of a bundle, in place of what `into` held."""
+        source, policy, processor = self.plan.source, self.plan.policy, self.origin.processor
+        artifact = _artifact(chosen)
+        for path in (artifact.path, source.path):
+            demand_present(path)
+        manifest = self._manifest(chosen, self._key(chosen))
+        with tempfile.TemporaryDirectory(dir=self.context.scratch) as staged:
+            (Path(staged) / "artifact").symlink_to(artifact.path)  # copied once, by save_model
+            if version is not None:
+                lead = f"{self.target_result.policy.target.name}--{self.context.hardware.fingerprint}"
+                manifest = with_variants(manifest, version, lead, Path(staged))
+            if processor.text:
+                demand_present(processor.path)
+                (Path(staged) / TOKENIZER_FOLDER).symlink_to(processor.path)
+            shutil.rmtree(into, ignore_errors=True)
+            save_model(
+                staged,
+                into,
+                manifest=manifest,
+                signature=call_signature(artifact),
+                source_model=source.path,
+                metadata={"compile_stage": {"key": manifest["key"], "source": source.uri, "policy": policy.digest}},
+                documents={MLBOM: mlbom(manifest, name.rpartition("/")[2], Path(staged))},
+            )
+            for validation in (file for one in (version.variants if version else ()) for file in one.validations):
+                (into / VALIDATIONS).mkdir(exist_ok=True)
+                shutil.copyfile(validation, into / VALIDATIONS / Path(validation).name)
 
     def _manifest(self, winner: Candidate, key: str) -> dict[str, Any]:
         context, source, policy = self.context, self.plan.source, self.plan.policy
