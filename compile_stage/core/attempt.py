@@ -81,4 +81,7 @@ def write_exit(folder: Path, outcome: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    try:
+        main(Path(sys.argv[1]), sys.argv[2:])
+    except OSError as error:  # such as a full disk
+        sys.exit(f"the attempt in {sys.argv[1]} can't go on: {error.strerror}")
