@@ -208,7 +208,7 @@ class FakeWorker:
         return []
 
     def _find_taken_values(self, **_: Any) -> Any:
-        return {"rules": [], "notes": []}
+        return {"rules": [], "wide": [], "notes": []}
 
     def _soak(self, **_: Any) -> Any:
         return {"calls": 1000, "kept": []}

@@ -24,6 +24,7 @@ from compile_stage.core.errors import (
     PolicyError,
     RegistryError,
     SourceError,
+    StorageError,
 )
 from compile_stage.core.ports import Confinement
 from compile_stage.core.records import (
@@ -39,7 +40,7 @@ from compile_stage.core.records import (
     SourceModel,
     TargetResult,
 )
-from compile_stage.core.storage import demand_writable, explained
+from compile_stage.core.storage import demand_writable, explained, storage_error
 from compile_stage.report.files import FILES, remove
 
 if TYPE_CHECKING:
@@ -126,9 +127,25 @@ class RunState:
             self.targets = self.targets if self.plan is not None else ()
             try:
                 self.write_reports()
-            except OSError:  # a full disk, or this very folder, may be what ended it
+            except OSError as unwritten:  # a full disk, or this very folder, may be what ended it
                 with suppress(OSError):
                     self._remove_reports()  # what was written before, such as for the registry, said how it stood then
+                if isinstance(error, Exception) and (trouble := self._unreported(error, unwritten)) is not None:
+                    raise trouble from error
+
+    def _unreported(self, error: Exception, unwritten: OSError) -> StorageError | None:
+        """The trouble with a disk that ended the run, with the folder that could not be written, and the versions that
+        were published before: no report names them. None for any other end."""
+        trouble = error if isinstance(error, StorageError) else storage_error(error)
+        if trouble is None or storage_error(unwritten) is None:
+            return None
+        problem, fix = trouble.problem, trouble.fix
+        held = [target.receipt for target in self.targets if target.receipt is not None]
+        if held:
+            versions = ", ".join(f"{one.uri} (now {one.promoted_to})" if one.promoted_to else one.uri for one in held)
+            problem += f"; published before that, and in no report: {versions}"
+            fix += "; the same command then writes the reports, and publishes nothing twice"
+        return StorageError(problem, fix=fix, where=trouble.where or str(self.folder or ""))
 
     def _is_refusal(self, error: BaseException) -> bool:
         """Whether the policy, the model or the registry does not allow it, and no job was tried."""

@@ -3,6 +3,7 @@ states."""
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,18 @@ from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.errors import KilledError, RegistryError, SourceError, StorageError, UsageError, WorkerError
 from compile_stage.core.ports import Confinement
-from compile_stage.core.records import Budget, Candidate, Compliance, Fallback, Gate, Plan, Policy, RunResult, Waiver
+from compile_stage.core.records import (
+    Budget,
+    Candidate,
+    Compliance,
+    Fallback,
+    Gate,
+    Plan,
+    Policy,
+    Receipt,
+    RunResult,
+    Waiver,
+)
 from compile_stage.measure import disturbance
 from compile_stage.pipeline import evaluate
 from compile_stage.pipeline.cache_status import cache_status
@@ -422,6 +434,29 @@ def test_an_error_before_the_plan_is_a_refused_run() -> None:
     assert [(r.status, r.exit_code, r.source.uri, r.policy.files) for r in written] == [
         ("refused", 2, "models:/m/1", ("p.yaml",))
     ]
+
+
+def test_what_was_published_before_the_disk_was_full_is_named(
+    context: Callable[[Scenario], Context], tmp_path: Path
+) -> None:
+    """Broken: a run that published and moved an alias would end in "the disk is full" alone, with no report."""
+    surroundings, rules, room = context(Scenario(latency_s=FAST_INT8)), policy(), [True]
+
+    def write(result: RunResult, _: Path | None) -> Mapping[str, Path]:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return {}
+
+    progress = RunState("models:/m/1", "p.yaml", RunOptions(out=None, publish=False), write)
+    progress.context, progress.policy = surroundings, rules
+    progress.plan = Plan(source=source(), policy=rules, jobs=(FP32,), refused=())
+    run(progress, surroundings, progress.plan)
+    receipt = Receipt("models:/m-compiled/1", "m-compiled", "1", "sha256:0", created=True, promoted_to="cpu-prod")
+    progress.targets = tuple(replace(target, receipt=receipt) for target in progress.targets)
+    progress.folder, room[0] = tmp_path, False
+    with pytest.raises(StorageError, match="models:/m-compiled/1 \\(now cpu-prod\\)") as caught, progress:
+        progress.write_reports()
+    assert caught.value.where == str(tmp_path)
 
 
 def test_reports_written_during_publication_say_so() -> None:
