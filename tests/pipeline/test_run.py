@@ -451,10 +451,12 @@ def test_what_was_published_before_the_disk_was_full_is_named(
     progress.context, progress.policy = surroundings, rules
     progress.plan = Plan(source=source(), policy=rules, jobs=(FP32,), refused=())
     run(progress, surroundings, progress.plan)
-    receipt = Receipt("models:/m-compiled/1", "m-compiled", "1", "sha256:0", created=True, promoted_to="cpu-prod")
+    receipt = Receipt(
+        uri="models:/m-compiled/1", name="m-compiled", version="1", digest="", created=True, promoted_to="a"
+    )
     progress.targets = tuple(replace(target, receipt=receipt) for target in progress.targets)
     progress.folder, room[0] = tmp_path, False
-    with pytest.raises(StorageError, match="models:/m-compiled/1 \\(now cpu-prod\\)") as caught, progress:
+    with pytest.raises(StorageError, match="models:/m-compiled/1 \\(now a\\)") as caught, progress:
         progress.write_reports()
     assert caught.value.where == str(tmp_path)
 
