@@ -317,7 +317,7 @@ def test_tables_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     made = language_model(tmp_path / "made")
     monkeypatch.setattr(onnx_graph, "INLINE_LIMIT_BYTES", 4096)
     lowered = lower(made, STATIC, tmp_path / "out")
-    assert (tmp_path / "out" / onnx_graph.WEIGHTS).stat().st_size > WORDS * WIDTH
+    assert (tmp_path / "out" / "model.onnx.data").stat().st_size > WORDS * WIDTH
     assert tables_of(lowered.path, (WORDS, WIDTH)) == [np.int8]
     assert snr_db(made, lowered.path) > 30
 
