@@ -429,7 +429,8 @@ def by_round(timing: Timing) -> list[tuple[float, ...]]:
 
 
 def cpu_by_start(timing: Timing) -> dict[int, float]:
-    """CPU seconds of a call in each start; empty where they, or the starts, were not noted."""
+    """CPU seconds of a call in each start, of a language model with those of the call for its first token; empty where
+    they, or the starts, were not noted."""
     if len(timing.cpu_s) != len(timing.turns) or len(timing.processes) != len(timing.turns):
         return {}
     seconds, calls = dict.fromkeys(timing.processes, 0.0), dict.fromkeys(timing.processes, 0)

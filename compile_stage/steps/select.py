@@ -17,7 +17,6 @@ SIMPLER_AT = 1.05
 """Times the best latency that the simpler of two may take by its figure, where noise does not tell them apart. What
 noise hides on a machine that changes its speed can be more than anybody would give for a simpler artifact."""
 
-
 LESS_CPU = 0.75
 """Times the CPU time of the simplest that one must take, in each start that both were part of, to win in its place. A
 small model on two threads may be as fast as on one, whose second core is free for other requests."""
@@ -48,15 +47,17 @@ class _Ranking:
     costs: Of each passing candidate, by its job's id; lower is better, in the unit of the policy's preference.
     leader: The candidate with the lowest cost.
     tied: It, and all that tie with it within the noise, and the winner.
-    winner: The simplest of these, or one as simple that is ahead of it, or one that takes less CPU time than it.
-    simplest: Who would have won without regard to CPU time.
+    simplest: The simplest of these, or one as simple that is ahead of it.
+    winner: It, or one that takes far less CPU time.
+    cpu_share: Of the winner, over that of the simplest; 1 where they are the same.
     """
 
     costs: Mapping[str, float]
     leader: Candidate
     tied: tuple[Candidate, ...]
-    winner: Candidate
     simplest: Candidate
+    winner: Candidate
+    cpu_share: float
 
 
 def _rank(passing: Sequence[Candidate], policy: TargetPolicy) -> _Ranking:
@@ -71,18 +72,20 @@ def _rank(passing: Sequence[Candidate], policy: TargetPolicy) -> _Ranking:
     ]
     simplest = min(ahead, key=lambda c: (_complexity(c), costs[c.job.id]))
     tied = tied if simplest in tied else (*tied, simplest)
-    winner = _takes_less_cpu(simplest, tied, policy, costs)
-    return _Ranking(costs=costs, leader=leader, tied=tied, winner=winner, simplest=simplest)
+    shares = _far_less_cpu(simplest, tied, policy, costs)
+    winner = min((c for c in tied if c.job.id in shares), key=lambda c: shares[c.job.id], default=simplest)
+    share = shares.get(winner.job.id, 1.0)
+    return _Ranking(costs=costs, leader=leader, tied=tied, simplest=simplest, winner=winner, cpu_share=share)
 
 
-def _takes_less_cpu(
+def _far_less_cpu(
     simplest: Candidate, tied: Sequence[Candidate], policy: TargetPolicy, costs: Mapping[str, float]
-) -> Candidate:
-    """The one that takes the least CPU time of those that are as precise as the simplest, no slower by their figures,
-    and take far less than it does; else the simplest."""
+) -> dict[str, float]:
+    """By job's id, the CPU time over the simplest one's of those that are as precise, no slower by their figures, and
+    take far less."""
     if policy.prefer in ("size", "memory"):
-        return simplest
-    shares = {
+        return {}
+    return {
         other.job.id: share
         for other in tied
         if _complexity(other)[:2] == _complexity(simplest)[:2]
@@ -90,7 +93,6 @@ def _takes_less_cpu(
         and (share := _cpu_share(other, simplest, policy)) is not None
         and share <= LESS_CPU
     }
-    return min((other for other in tied if other.job.id in shares), key=lambda c: shares[c.job.id], default=simplest)
 
 
 def _cpu_share(own: Candidate, other: Candidate, policy: TargetPolicy) -> float | None:
@@ -172,22 +174,25 @@ def _placed(candidate: Candidate, ranking: _Ranking | None, policy: TargetPolicy
         return candidate
     if candidate is ranking.winner:
         return candidate.in_state("won", _why_won(candidate, ranking, policy))
-    if candidate is ranking.simplest:
-        share = _cpu_share(ranking.winner, candidate, policy) or LESS_CPU
-        why = f"ties with the winner in {policy.prefer} within the noise, and takes {1 / share:.2g} times its CPU time"
-        return candidate.in_state("lost", why)
     if candidate in ranking.tied:
-        simpler = _complexity(ranking.winner) < _complexity(candidate)
-        why = (
-            "the winner is the simpler of the two"
-            if simpler
-            else "neither is simpler: the winner's own figure is the better"
+        return candidate.in_state(
+            "lost", f"ties with the winner in {policy.prefer} within the noise, and {_why_behind(candidate, ranking)}"
         )
-        return candidate.in_state("lost", f"ties with the winner in {policy.prefer} within the noise, and {why}")
     ratio = ranking.costs[candidate.job.id] / ranking.costs[ranking.leader.job.id]
     whose = "the winner's" if ranking.leader is ranking.winner else f"that of {_named(ranking.leader)}"
     how = _compared(candidate, ranking.leader, policy, ratio)
     return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times {whose}{how}")
+
+
+def _why_behind(candidate: Candidate, ranking: _Ranking) -> str:
+    """What decided against one that ties with the winner."""
+    if candidate is ranking.simplest:
+        return f"takes {1 / ranking.cpu_share:.2g} times its CPU time"
+    if ranking.winner is not ranking.simplest:
+        return f"the winner takes {ranking.cpu_share:.0%} of the CPU time of {_named(ranking.simplest)}, the simplest"
+    if _complexity(ranking.winner) < _complexity(candidate):
+        return "the winner is the simpler of the two"
+    return "neither is simpler: the winner's own figure is the better"
 
 
 def _compared(candidate: Candidate, leader: Candidate, policy: TargetPolicy, ratio: float) -> str:
@@ -224,10 +229,8 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
     passes = "passes every gate that is not waived" if waivers else "passes every gate"
     best = f"best {policy.prefer}"
     if candidate is not ranking.simplest:
-        share = _cpu_share(candidate, ranking.simplest, policy) or LESS_CPU
-        best = (
-            f"as good in {policy.prefer} as {_named(ranking.simplest)} within the noise, at {share:.0%} of its CPU time"
-        )
+        other = f"{_named(ranking.simplest)} within the noise, at {ranking.cpu_share:.0%} of its CPU time"
+        best = f"as good in {policy.prefer} as {other}"
     elif candidate is not ranking.leader:
         count, first = len(ranking.tied), _named(ranking.leader)
         best = f"the simplest of {count} that tie in {policy.prefer} within the noise (the best figure has {first})"
