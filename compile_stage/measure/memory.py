@@ -12,12 +12,7 @@ SAME_MEMORY = 1.01
 
 def held_now_bytes(pid: int) -> int:
     """What a process holds of its own, without files that are mapped; 0 of one that has ended, and without `/proc`."""
-    held = 0
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(("RssAnon:", "RssShmem:")):
-                held += int(line.split()[1]) * 1024
-    return held
+    return sum(_status_bytes(pid, "RssAnon:", "RssShmem:"))
 
 
 def peak_rss_bytes(pid: int | None = None) -> int:
@@ -26,11 +21,8 @@ def peak_rss_bytes(pid: int | None = None) -> int:
     Args:
         pid: None for this process. Where there is no `/proc`, another process's size now.
     """
-    status = Path(f"/proc/{pid or 'self'}/status")
-    with contextlib.suppress(OSError):
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    if highest := _status_bytes(pid or "self", "VmHWM:"):
+        return highest[0]
     if pid is not None:
         import psutil
 
@@ -41,3 +33,11 @@ def peak_rss_bytes(pid: int | None = None) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # bytes there, KiB elsewhere
+
+
+def _status_bytes(pid: int | str, *fields: str) -> list[int]:
+    """Sizes that the kernel tells of a process; none of one that has ended, and without `/proc`."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return [int(line.split()[1]) * 1024 for line in lines if line.startswith(fields)]
+    return []
