@@ -11,12 +11,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.serving.prediction_io import InputRefusedError
 
 if TYPE_CHECKING:
-    from jinja2 import nodes
+    from jinja2 import Template, nodes
     from jinja2.parser import Parser
 
 CHAT, COMPLETIONS = "llm/v1/chat", "llm/v1/completions"
@@ -63,15 +64,26 @@ def render(messages: Any, template: str, tokens: Mapping[str, str]) -> str:
         InputRefusedError: It is no list of messages, or the template does not take it.
     """
     from jinja2 import TemplateError
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     given = list(messages.tolist() if hasattr(messages, "tolist") else messages)
     if not given or not all(isinstance(message, Mapping) and "role" in message for message in given):
         raise InputRefusedError("messages are a list of {'role': ..., 'content': ...}")
+    try:
+        return _compiled(template).render(
+            # Without what is null, which transformers takes out: a template would write "None".
+            messages=[{key: value for key, value in message.items() if value is not None} for message in given],
+            tools=None, documents=None, add_generation_prompt=True, **tokens,
+        )  # fmt: skip
+    except (TemplateError, TypeError) as error:
+        raise InputRefusedError(f"the model's chat template does not take these messages: {error}") from error
 
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    """A chat template, with what transformers offers it. Raises jinja2.TemplateError."""
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Marked(Extension):
         """`{% generation %}...{% endgeneration %}` marks what a model learns to write; it renders as what it holds."""
@@ -82,19 +94,18 @@ def render(messages: Any, template: str, tokens: Mapping[str, str]) -> str:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def now(form: str) -> str:
+        return datetime.now().strftime(form)
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Marked, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": refuse, "strftime_now": datetime.now().strftime}
-    try:
-        return environment.from_string(template).render(
-            # Without what is null, which transformers takes out: a template would write "None".
-            messages=[{key: value for key, value in message.items() if value is not None} for message in given],
-            tools=None, documents=None, add_generation_prompt=True, **tokens,
-        )  # fmt: skip
-    except (TemplateError, TypeError) as error:
-        raise InputRefusedError(f"the model's chat template does not take these messages: {error}") from error
+    environment.globals |= {"raise_exception": refuse, "strftime_now": now}
+    return environment.from_string(template)
 
 
 def answer(task: str, name: str, text: str, prompt_tokens: int, total_tokens: int, limit: int | None) -> dict[str, Any]:
