@@ -23,16 +23,13 @@ from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import CompileStageError, GateError, StorageError
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Artifact, Bundle, FetchedVersion, Predictions, SampleSet, Target
+from compile_stage.measure.served_tolerance import SERVED_TOLERANCE, served_tolerance
 from compile_stage.serving.predictions import refuse_prediction
 from compile_stage.serving.signatures import offline_trust
 from compile_stage.serving.trust import Trust, trust_document
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
-
-_MAX_REL = 1e-3
-"""Of the largest value of an output: what the order of a sum may change between two processes on one machine. It is the
-shipped tolerance of fp32."""
 
 
 def demand_served(
@@ -148,7 +145,7 @@ def compare_answers(
     """None where two builds of one model answer the first batch of the samples alike, or how they differ. Both are
     opened by this installation. In fp32 by 1e-3 of an output's largest value at most; in lower precisions, where one
     rounding may fall otherwise, by 1e-2."""
-    limit = _MAX_REL if artifacts[0].precision == SOURCE_PRECISION else 10 * _MAX_REL
+    limit = served_tolerance(artifacts[0].precision)
     with tempfile.TemporaryDirectory(dir=context.scratch) as scratch, context.worker("rebuilt", limits) as worker:
         answers = []
         for number, artifact in enumerate(artifacts):
@@ -231,7 +228,7 @@ def _predictions_differ(served: Mapping[str, Any] | None, version: FetchedVersio
         return f"it tokenizes {len(served['ids'])} texts, not {len(original.ids)}"
     ours, theirs = served["answer"], original.answer
     if version.artifact.precision == SOURCE_PRECISION:
-        return refuse_prediction(ours, theirs, _MAX_REL)
+        return refuse_prediction(ours, theirs, SERVED_TOLERANCE)
     alike = [
         ours["form"] == theirs["form"],
         *(len(ours[key]) == len(theirs[key]) for key in ("texts", "numbers", "ranks")),
@@ -244,7 +241,7 @@ def read_answers(files: dict[str, str]) -> dict[str, Array]:
     return {name: np.load(file, allow_pickle=False) for name, file in files.items()}
 
 
-def differs(served: Mapping[str, Array], own: Mapping[str, Array], limit: float = _MAX_REL) -> str | None:
+def differs(served: Mapping[str, Array], own: Mapping[str, Array], limit: float = SERVED_TOLERANCE) -> str | None:
     """None where two answers are alike, or what of the first is not as in the second. Floats may be off by `limit` of
     an output's largest value."""
     if served.keys() != own.keys():

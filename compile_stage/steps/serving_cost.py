@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.environment import available_cores
@@ -38,6 +37,7 @@ from compile_stage.core.records import (
 from compile_stage.measure import served_load
 from compile_stage.measure.energy import EnergyMeter
 from compile_stage.measure.generator_process import LoadGenerator
+from compile_stage.measure.served_tolerance import served_tolerance
 from compile_stage.measure.servers import Servers
 from compile_stage.measure.stats import samples_needed
 
@@ -45,8 +45,6 @@ WINNER, PRODUCTION = "the winner", "production"
 
 _BODIES = 16
 _STARTS = 3
-_MAX_REL = 1e-3
-"""Of an answer's largest number, as where serving is looked at before promotion; ten times that in lower precision."""
 _SHARES = {"layouts": 0.1, "closed": 0.2, "rates": 0.2}  # of the time; the search has the rest
 _MOST_REQUESTS = 20_000  # of one trial: the arrivals and latencies of all are kept
 _TRIALS = 5  # of a search, for which there should be time
@@ -245,8 +243,8 @@ class _Measuring:
         up = worker.call(
             "start_servers", model={"path": model.path}, instances=layout.instances, threads=layout.threads
         )
-        exact = model.artifact.precision == SOURCE_PRECISION
-        generator.aim(up["sockets"], self.bodies[name], self.expected[name], _MAX_REL if exact else 10 * _MAX_REL)
+        tolerance = served_tolerance(model.artifact.precision)
+        generator.aim(up["sockets"], self.bodies[name], self.expected[name], tolerance)
         servers = Servers(name, worker, generator, limit_s)
         for _ in range(2):  # the first seconds of a server are slower: lazily imported modules, caches
             servers.closed(2 * layout.instances, _SHORTEST_S)
