@@ -26,16 +26,19 @@ class ExportOptions:
     push: str = ""
     plain_http: bool = False
 
-    def refuse(self, form: str) -> str | None:
-        """None, or the first option that the form has not, or lacks."""
+    def refuse(self, form: str) -> tuple[str, str] | None:
+        """None, or the first option that the form has not, or lacks, and what to do about it."""
         given = {"kserve": (self.storage_uri, self.image), "oci": (self.push, self.plain_http)}
         words = {"kserve": "--storage-uri and --image", "oci": "--push and --plain-http"}
         for owner, values in given.items():
             if form != owner and any(values):
-                return f"{words[owner]} are of --to {owner}"
+                return f"{words[owner]} are of --to {owner}", f"leave them out, or give --to {owner}"
         if form == "kserve" and not self.storage_uri:
-            return "an InferenceService names where the model lies, and no --storage-uri was given"
-        return "--plain-http is about --push" if self.plain_http and not self.push else None
+            problem = "an InferenceService names where the model lies, and no --storage-uri was given"
+            return problem, "add --storage-uri with the place that the bundle will have, such as s3://BUCKET/MODEL"
+        if self.plain_http and not self.push:
+            return "--plain-http is about --push", "add --push HOST/NAME:TAG, or leave it out"
+        return None
 
 
 @record

@@ -51,8 +51,9 @@ def export_version(
     if to not in FORMS:
         near = did_you_mean(to, list(FORMS))
         raise UsageError(f"there is no form {to!r}", fix=f"did you mean {near!r}?" if near else ", ".join(FORMS))
-    if (reason := options.refuse(to)) is not None:
-        raise UsageError(reason, fix="compile-stage export --help")
+    if (refused := options.refuse(to)) is not None:
+        problem, fix = refused
+        raise UsageError(problem, fix=fix)
     from compile_stage.exports.run import Asked, export
     from compile_stage.verification import named_trust
 

@@ -211,8 +211,9 @@ def test_options_of_another_form_are_refused(versions: Any, tmp_path: Path) -> N
     assert "did you mean 'triton'?" in caught.value.fix
     with pytest.raises(UsageError, match="--push and --plain-http are of --to oci"):
         exported(versions.native, "triton", tmp_path / "out", options=api.ExportOptions(push="a.example/b"))
-    with pytest.raises(UsageError, match="no --storage-uri was given"):
+    with pytest.raises(UsageError, match="no --storage-uri was given") as caught:
         exported(versions.native, "kserve", tmp_path / "out")
+    assert "add --storage-uri" in caught.value.fix
 
 
 # --------------------------------------------------------------------------------------------------- the configuration
