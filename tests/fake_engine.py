@@ -204,6 +204,9 @@ class FakeWorker:
         answers = [None] * len(calls)
         return {"answers": answers, "refusals": {}, "repeated": {}, "changed_inputs": [], "changed_answers": []}
 
+    def _find_mixed_rows(self, **_: Any) -> Any:
+        return ""
+
     def _find_refused_missing(self, **_: Any) -> Any:
         return []
 

@@ -209,6 +209,22 @@ def rewrite_graph(source: None, model: Any, samples: Any, into: str) -> Portable
     return rewrite(revive(PortableModel, model), revive(SampleSet, samples), Path(into))
 
 
+def find_mixed_rows(source: None, model: Any, samples: Any, rows: int) -> str:
+    """Why an answer of the portable model is not shown to depend on its own row alone; empty where it is shown
+    (`measure.graph_rows`).
+
+    Args:
+        source: None: it is done without the original.
+        rows: Of the batch that is followed.
+    """
+    from compile_stage.measure import graph_rows
+    from compile_stage.measure.samples import open_samples
+
+    inputs = open_samples(revive(SampleSet, samples)).inputs
+    shapes = {name: array.shape[1:] for name, array in inputs.items()}
+    return graph_rows.find_mixed_rows(revive(PortableModel, model).path, rows, shapes)
+
+
 def rank_nodes(model: Any, lowered: Any, samples: Any, threads: int) -> list[Any]:
     """Every quantised node of the lowered model with its measured effect on the output."""
     from compile_stage.precision.sensitivity import rank_nodes as rank
@@ -338,6 +354,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         lower,
         rank_nodes,
         rewrite_graph,
+        find_mixed_rows,
         mix,
         compile_model,
         open_source,

@@ -202,6 +202,7 @@ def judge_calls(
     own: Mapping[str, Any],
     original: Mapping[str, Any],
     seed: int,
+    mixed: str = "",
 ) -> list[Check]:
     """One check for each name of `BEHAVIOUR` that can be looked at.
 
@@ -209,6 +210,7 @@ def judge_calls(
         gates: Those that few rows without labels can be judged by.
         own, original: What `make_calls` says of the artifact and of the original. A call that the original refused is
             not looked at, and an artifact may refuse a batch size that the policy does not name.
+        mixed: Why an answer of the original is not shown to depend on its own row alone (`measure.graph_rows`).
     """
     checks = []
     for name in (SAME, OTHER, LARGER):
@@ -230,7 +232,9 @@ def judge_calls(
         elif wrong or refused or held:
             fine = [f"right in batches of {', '.join(map(str, held))}"] if held else []
             check = _check(name, wrong, "; ".join([*fine, *refused]))
-            checks.append(replace(check, batch_sizes=tuple(held)) if name == OTHER else _in_parts(held, wrong, refused))
+            checks.append(
+                replace(check, batch_sizes=tuple(held)) if name == OTHER else _in_parts(held, wrong, refused, mixed)
+            )
     checks.append(_repeatable(own, original))
     for name, key, what in (
         (INPUT_UNCHANGED, "changed_inputs", "a call changes its input"),
@@ -242,9 +246,12 @@ def judge_calls(
     return checks
 
 
-def _in_parts(held: Sequence[int], wrong: Sequence[str], refused: Sequence[str]) -> Check:
+def _in_parts(held: Sequence[int], wrong: Sequence[str], refused: Sequence[str], mixed: str) -> Check:
     """It never fails: that the original's answers depend on the rest of the batch is no fault of an artifact, and what
     is published then refuses the sizes that were not proven."""
+    if held and mixed:
+        why = f"that an answer depends on its own row alone is not shown, since in the original's graph {mixed}"
+        return _check(LARGER, [], f"the published model refuses batch sizes that were not proven: {why}")
     if held:
         return replace(_check(LARGER, [], f"a batch of {held[0]}, run in parts, is right"), batch_sizes=tuple(held))
     why = "; ".join([*wrong, *refused])

@@ -47,6 +47,8 @@ class Beyond:
         kinds: Samples beyond those of the validation set.
         missing: Where it takes missing numbers.
         taken: Which whole numbers and categories it takes.
+        mixed: Why an answer of its graph is not shown to depend on its own row alone (`measure.graph_rows`); empty
+            where it is, or where no graph was read.
     """
 
     calls: tuple[Mapping[str, Any], ...]
@@ -54,6 +56,7 @@ class Beyond:
     kinds: tuple[OtherSamples, ...]
     missing: missing_numbers.MissingAnswers
     taken: taken_values.TakenAnswers
+    mixed: str = ""
 
     def below(self, root: Path) -> Beyond:
         """With paths relative to `root`."""
@@ -150,7 +153,7 @@ def check_calls(
     with temporary_folder("calls") as folder:
         parts = parts_of(beyond.calls, job.target.batch_sizes)
         answers = worker.call("make_calls", samples=samples, calls=parts, into=folder)
-        checks = judge_calls(suited, beyond.calls, answers, beyond.answers, seed)
+        checks = judge_calls(suited, beyond.calls, answers, beyond.answers, seed, beyond.mixed)
     return [
         *checks,
         missing_numbers.check_missing(worker, suited, beyond.missing, seed),

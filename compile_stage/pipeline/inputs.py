@@ -115,7 +115,7 @@ class TargetInputs:
     def reference(self) -> Reference:
         """What the original predicts for the validation samples, on the device that the artifacts run on."""
         where = reference_target(self.source.flavor, self.target, self._jobs, self._context.hardware)
-        return reference(self._context, self._worker, self.source, self.validation, self.data, where)
+        return reference(self._context, self._worker, self.source, self.exported, self.validation, self.data, where)
 
     def validation_set(self, waivers: Sequence[Waiver]) -> ValidationSet:
         """What artifacts are compared with, and what failures of theirs the waivers may let through."""

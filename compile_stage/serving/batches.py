@@ -9,7 +9,8 @@ that the artifact takes (`measure.behaviour`). The manifest lists them:
 A request of another size is cut into batches of the largest; what remains is filled up with copies of its rows to the
 next larger size, and the answers to these are dropped. That is right where an answer depends on its own row alone.
 Validation makes one such request, and compares with what the original answers to all its rows at once; where that
-differs, `splits` is false, and requests of other sizes are refused.
+differs, or the original's graph takes rows together (`measure.graph_rows`), `splits` is false, and requests of other
+sizes are refused.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from compile_stage.core import plugins
 from compile_stage.core.cache import Cached
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
-from compile_stage.core.errors import CompileStageError
+from compile_stage.core.errors import CompileStageError, WorkerError
+from compile_stage.core.generation import has_cache
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Data, SampleSet, SourceModel, Target
+from compile_stage.core.records import Data, PortableModel, SampleSet, SourceModel, Target
 from compile_stage.core.sample_files import GIVEN, as_given
 from compile_stage.measure.behaviour import calls_to_compare
 from compile_stage.measure.beyond import Beyond, ask_original
@@ -30,6 +32,7 @@ def reference(
     context: Context,
     worker: Worker,
     source: SourceModel,
+    exported: PortableModel,
     samples: SampleSet,
     data: Data,
     target: Target,
@@ -38,6 +41,7 @@ def reference(
     artifacts must agree with it at every batch size.
 
     Args:
+        exported: The source as ONNX, or in the form that it has: whether its rows mix is read from the graph.
         data: What the policy says of samples: the seed, and how many are made beside them.
         target: Its device is where the original runs (`core.baseline.reference_target`).
     """
@@ -46,6 +50,7 @@ def reference(
     batch_size = max(batch_sizes)
     key = {
         "source": source.identity,
+        "exported": exported.digest,
         "samples": samples.digest,
         "batch_size": batch_size,
         "batch_sizes": batch_sizes,
@@ -83,11 +88,30 @@ def reference(
         }
         if samples.real and min(samples.independent, distinct) >= data.min_samples:
             beyond = ask_original(worker, source, asked, data, target, outputs, into)
+            beyond = replace(beyond, mixed=_mixed_rows(worker, exported, samples, max(map(_rows_of, calls))))
             made["beyond"] = (beyond if asked is samples else beyond.rounded(samples)).below(into)
         worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
         return made
 
-    return _placed(context.cached("reference/12", "", key, make), batch_size)
+    return _placed(context.cached("reference/13", "", key, make), batch_size)
+
+
+def _rows_of(call: Mapping[str, Any]) -> int:
+    return len(call["rows"])
+
+
+def _mixed_rows(worker: Worker, exported: PortableModel, samples: SampleSet, rows: int) -> str:
+    """Why an answer is not shown to depend on its own row alone; empty where it is shown, or where there is no graph to
+    read: of StableHLO and of a language model's generation the calls alone say it."""
+    if exported.form != "onnx" or has_cache(exported.signature):
+        return ""
+    try:
+        mixed: str = worker.call("find_mixed_rows", source=None, model=exported, samples=samples, rows=rows)
+    except WorkerError as error:
+        if error.worker_is_gone:
+            raise
+        return f"its graph could not be read: {error.problem}"
+    return mixed
 
 
 def _asked_as_given(

@@ -31,7 +31,7 @@ from compile_stage.core.sample_files import RAW, digest_of_samples
 from compile_stage.measure.beyond import check_calls, check_other_samples, not_looked_at
 from compile_stage.measure.reference import Reference
 
-_STEP = "validate/13"
+_STEP = "validate/14"
 _PREDICT_ROUNDS = 31  # pairs of calls of predict()
 _OUTPUTS = Gate(metric="outputs", limit=0.0, direction="at_most")  # how many outputs may be lost, renamed or misshapen
 
@@ -190,6 +190,7 @@ def _key(context: Context, job: Job, artifact: Artifact, validation: ValidationS
         "made_by": plugins.cache_identity("backends", job.backend),
         "hardware": context.hardware,
         "reference": validation.reference.digest,
+        "mixed": validation.reference.beyond.mixed if validation.reference.beyond is not None else "",
         "samples": validation.samples.digest,
         "gates": gates,
         "target": job.target,

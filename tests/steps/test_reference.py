@@ -10,7 +10,7 @@ import factories
 import numpy as np
 
 from compile_stage.core.errors import SourceError
-from compile_stage.core.records import Check, Data, DataSpec, Gate, Outcome, SampleSet
+from compile_stage.core.records import Check, Data, DataSpec, Gate, Outcome, PortableModel, SampleSet
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.measure.reference import Reference
 from compile_stage.steps.reference import reference, rounding_notes
@@ -47,7 +47,9 @@ def asked(tmp_path: Path, worker: Any) -> tuple[Reference, SampleSet]:
     made = factories.prepare(spec, SIGNATURE, tmp_path / "samples", seed=0, keep_given=True)
     data = replace(Data(validation=spec, calibration=spec), min_samples=16)  # no other calls are made
     context = factories.run_context(tmp_path)
-    return reference(context, worker, factories.source(flavor="sklearn"), made, data, factories.target()), made
+    exported = PortableModel(path="", digest="", form="onnx", opset=18, precision="fp32", signature=SIGNATURE)
+    original = factories.source(flavor="sklearn")
+    return reference(context, worker, original, exported, made, data, factories.target()), made
 
 
 def test_the_baseline_is_the_answers_to_the_samples_as_they_are(tmp_path: Path) -> None:
