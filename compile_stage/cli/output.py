@@ -18,6 +18,8 @@ from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
+_STANDARD_ERROR = 2  # its descriptor
+
 
 def print_error(error: CompileStageError) -> None:
     """`error: where: problem [CODE]` and `fix: ...` on standard error; the problems of a policy each on its own line.
@@ -58,8 +60,9 @@ def write_file(file: Path, text: str, option: str) -> None:
 
 def outlive_reader(stream: IO[str]) -> IO[str]:
     """The same stream, for a reader that may go (`head`, a pager, a terminal that is closed): what is written then goes
-    nowhere, so that a command ends with the exit code that it would have. Characters that its encoding lacks are
-    escaped.
+    nowhere, so that a command ends with the exit code that it would have. Likewise whatever standard error can't take,
+    since there is nowhere else to say it; of standard output that is an OSError which names it. Characters that its
+    encoding lacks are escaped.
 
     A stream that is no file, as in a test, is returned as it is.
     """
@@ -85,6 +88,6 @@ class _Unread(io.FileIO):
         except OSError as error:
             # A closed terminal answers EIO, and is none any more to `isatty`; of a file that is the disk's trouble.
             closed = error.errno == errno.EIO and stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
-            if error.errno != errno.EPIPE and not closed:
-                raise
+            if error.errno != errno.EPIPE and not closed and self.fileno() != _STANDARD_ERROR:
+                raise OSError(error.errno, error.strerror, "standard output") from error
             return memoryview(data).nbytes

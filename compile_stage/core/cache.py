@@ -16,12 +16,13 @@ there is one, and what is made here is put there.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -270,7 +271,8 @@ class Cache:
     def _part(self, step: str, key: Mapping[str, Any]) -> Iterator[Path]:
         """A folder that becomes the entry, or goes."""
         entry = self.locate(step, key)
-        part = Path(tempfile.mkdtemp(prefix=_part_prefix(entry), dir=entry.parent))
+        part = entry.parent / f"{_part_prefix(entry)}{secrets.token_hex(8)}"
+        part.mkdir()  # for all whom the umask lets: `mkdtemp` makes it private, and several users may have one cache
         self._used.add(part)
         try:
             yield part
@@ -291,6 +293,8 @@ class Cache:
         flush_tree(part)
         with self._placing:
             shutil.rmtree(entry, ignore_errors=True)  # damaged, or to be replaced
+            if entry.exists():  # another user's, who keeps it private
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(entry))
             part.rename(entry)
             self._used.discard(part)
             self._used.add(entry)

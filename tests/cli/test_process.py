@@ -178,3 +178,15 @@ def test_a_closed_stream_is_no_bug_of_ours(closed: str, policy: Path) -> None:
     line = f"exec {sys.executable} -m compile_stage lint {policy} {closed}"
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    ("streams", "said"), [(">/dev/full", "standard output: the disk is full"), (">/dev/full 2>&1", "")]
+)
+def test_a_log_on_a_full_disk_is_named_and_ends_with_a_code_of_ours(streams: str, said: str, policy: Path) -> None:
+    """Broken: a job whose log's disk is full would end with 120, which stands in no table, and whoever reads the error
+    would look for room in the cache."""
+    line = f"exec {sys.executable} -m compile_stage lint {policy} --format json {streams}"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False)

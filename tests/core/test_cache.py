@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from filelock import FileLock
 from compile_stage.core.cache import Cache, cache_secret
 from compile_stage.core.digest import digest_of
 from compile_stage.core.errors import UsageError, WorkerError
+from compile_stage.core.storage import storage_error
 
 KEY = {"input": "sha256:1", "toolchain": {"onnxruntime": "1.31"}}
 
@@ -114,6 +116,38 @@ def test_an_entry_that_is_put_in_its_place_is_not_said_to_be_gone(
     for looker in lookers:
         looker.join()
     assert found == [None, None]
+
+
+def test_others_may_read_an_entry_as_the_umask_says(tmp_path: Path) -> None:
+    """Broken: of two users with one cache, the second could neither use nor replace what the first made, and its run
+    ended with a bug of ours."""
+    cache = Cache(tmp_path / "cache")
+    cache.fetch("compile/1", KEY, make)
+    (tmp_path / "plain").mkdir()
+    entry = cache.locate("compile/1", KEY)
+    assert stat.S_IMODE(entry.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+def test_an_entry_that_can_not_be_replaced_is_a_matter_of_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: an entry that another user keeps private would end the run with a bug of ours."""
+    cache = Cache(tmp_path)
+    cache.fetch("compile/1", KEY, make)
+    entry = cache.locate("compile/1", KEY)
+    remove = shutil.rmtree
+
+    def refuse(folder: Path, **options: bool) -> None:
+        if folder != entry:
+            remove(folder, **options)
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(PermissionError) as refused:
+        cache.fetch("compile/1", KEY, make, anew=True)
+    trouble = storage_error(refused.value)
+    assert trouble is not None
+    assert trouble.where == str(entry)
+    assert "Permission denied" in trouble.problem
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed", "added", "answer"])
