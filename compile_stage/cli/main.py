@@ -19,7 +19,6 @@ import click
 from compile_stage.cli.commands import cli
 from compile_stage.cli.output import outlive_reader, print_error
 from compile_stage.core import errors
-from compile_stage.core.errors import CompileStageError
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import explained
 
@@ -70,18 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except click.exceptions.Exit as leave:
         code = leave.exit_code
-    except CompileStageError as error:
-        print_error(error)
-        code = error.exit_code
-        if code == errors.EXIT_INTERNAL:
-            _save_traceback(error)
     except click.ClickException as error:
         _print_usage(error)
         code = errors.EXIT_USAGE
     except KeyboardInterrupt:
         click.echo("\ninterrupted: kept what is finished; run again to resume", err=True)
         code = errors.EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last resort: whatever gets here is the machine's doing, or our bug
+    except Exception as error:  # noqa: BLE001 - what is none of our errors is the machine's doing, or our bug
         trouble = explained(error)
         print_error(trouble)
         code = trouble.exit_code

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compile_stage.core.errors import CompileStageError, InternalError, RemovedError, StorageError
+from compile_stage.core.errors import CompileStageError, InternalError, RemovedError, StorageError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG, errno.EFBIG)
@@ -87,11 +87,27 @@ def _is_ours(path: Path) -> bool:
 
 
 def explained(error: BaseException) -> CompileStageError:
-    """What to say to people of whatever was raised: our own errors as they are, a disk's or a folder's trouble, else a
-    bug of ours."""
+    """What to say to people of whatever was raised: too few open files, our own errors as they are, a disk's or a
+    folder's trouble, else a bug of ours."""
+    if not isinstance(error, UsageError) and (many := _too_many_open(error)) is not None:
+        return many
     if isinstance(error, CompileStageError):
         return error
     return storage_error(error) or InternalError(f"{type(error).__name__}: {error}")
+
+
+def _too_many_open(error: BaseException | None) -> UsageError | None:
+    """What to say where no further file could be opened, also of an error that calls the file damaged; None when it is
+    something else."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return UsageError(
+                f"no further file can be opened: {os.strerror(error.errno)}",
+                fix="allow more (ulimit -n), or end other programs",
+                where=str(error.filename or ""),
+            )
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def disk_full(error: BaseException) -> StorageError | None:

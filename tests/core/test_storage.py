@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compile_stage.core.errors import RemovedError, SourceError, StorageError
+from compile_stage.core.errors import IntegrityError, RemovedError, SourceError, StorageError, UsageError
 from compile_stage.core.storage import (
     demand_writable,
     disk_full,
@@ -106,3 +106,18 @@ def test_a_database_whose_disk_is_full_is_no_bug_of_ours() -> None:
         database.execute("SELECT")
     assert not isinstance(explained(wrong.value), StorageError)
     database.close()
+
+
+def test_too_few_open_files_are_no_damage_and_no_bug() -> None:
+    """Broken: below a small `ulimit -n` a run would say that samples are damaged (7), or that it is a bug of ours
+    (70)."""
+    refused = OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/cache/x.npy")
+    damaged = IntegrityError("the samples can't be read back")
+    damaged.__cause__ = refused
+    for error in (refused, damaged):
+        said = explained(error)
+        assert (said.exit_code, said.where) == (2, "/cache/x.npy")
+        assert "ulimit -n" in said.fix
+    processes = UsageError("this machine starts no further process", fix="ulimit -u")
+    processes.__cause__ = refused
+    assert explained(processes) is processes
