@@ -83,7 +83,7 @@ def save(path: Path, kind: str, task: str, tokenizer: Any = None, **settings: An
     """Log a pipeline to a folder, as `mlflow.transformers.save_model` of a user does.
 
     Args:
-        settings: `params` and `model_config` are MLflow's; others are the network's.
+        settings: `params`, `model_config` and the input `example` are MLflow's; others are the network's.
     """
     import mlflow
     import transformers
@@ -92,6 +92,8 @@ def save(path: Path, kind: str, task: str, tokenizer: Any = None, **settings: An
     params, config = settings.pop("params", None), settings.pop("model_config", None)
     example = [f"{text} {tokenizer.mask_token}" for text in TEXTS] if task == "fill-mask" else TEXTS
     example = example[:1] if task == "feature-extraction" else example
+    given = settings.pop("example", None)
+    example = example if given is None else given
     pipeline = transformers.pipeline(task, model=network(kind, tokenizer, **settings), tokenizer=tokenizer)
     mlflow.transformers.save_model(
         pipeline, path, task=task, input_example=(example, params) if params else example,

@@ -56,8 +56,14 @@ def answer_questions(model, predict):
     ids, how = [], model.manifest["answer"].get("text")
     if how:
         ids = [list(one.ids) for one in model.processor.encode(task["questions"]["texts"], how.get("defaults", {}))]
-    asked = {name: value for name, value in task["questions"].items() if name != "params"}
-    return {"ids": ids, "answer": answer_items(predict, **asked)}
+    asked = {name: value for name, value in task["questions"].items() if name not in ("params", "pair")}
+    column, pair = task["questions"]["column"], task["questions"].get("pair")
+
+    def with_pairs(frame):  # here, since the model's own code, which asks, may be of an earlier release
+        texts = frame[column].tolist()
+        return predict(frame.assign(**{pair: texts[1:] + texts[:1]}))
+
+    return {"ids": ids, "answer": answer_items(with_pairs if pair else predict, **asked)}
 
 def serve(model, predict):
     outputs = {}

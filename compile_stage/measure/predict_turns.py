@@ -30,7 +30,8 @@ def build_input(how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int) ->
     Args:
         how: `kind`, and with `frame` its `columns` (pairs of name and NumPy type; None keeps the samples' type), with
             `array` and `dict` the `dtypes` of the inputs by name, with `items` the `texts`, the data frame's `column`
-            (empty for a list), and `each` where they are given one by one.
+            (empty for a list) and `pair` (a second one, with each text one place further; empty for none), and `each`
+            where they are given one by one.
         arrays: Input name → samples, axis 0 being the sample; not used for `items`.
 
     Raises:
@@ -41,7 +42,8 @@ def build_input(how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int) ->
         if how["each"]:
             return items[0]
         chosen = [items[number % len(items)] for number in range(rows)]
-        return _frame({how["column"]: chosen}) if how["column"] else chosen
+        pairs = {how["pair"]: chosen[1:] + chosen[:1]} if how.get("pair") else {}
+        return _frame({how["column"]: chosen, **pairs}) if how["column"] else chosen
     count = len(next(iter(arrays.values())))
     batch = {name: np.ascontiguousarray(values[np.arange(rows) % count]) for name, values in arrays.items()}
     if how["kind"] == "frame":

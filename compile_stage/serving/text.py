@@ -40,8 +40,9 @@ class TextProcessor:
         folder: Holds `tokenizer.json`.
         how: The manifest's `answer.text`: `task`; `defaults` of its params; `labels`; `function` that makes scores of
             logits; ids of special tokens (`pad_id`, `pad_type_id`, `mask_id`, `unk_id`); `model_max_length`, at which
-            the tokenizer truncates where it is asked to; `longest`, the largest number of tokens that the network
-            takes, or None; `per_token`, the outputs whose axis 1 is the token; `output`, what the answer is made of.
+            the tokenizer truncates where it is asked to; `splits_special_tokens`, where those that a client writes are
+            text; `longest`, the largest number of tokens that the network takes, or None; `per_token`, the outputs
+            whose axis 1 is the token; `output`, what the answer is made of.
         signature: Of the graph.
         batch_size: At most so many texts go through the graph at once.
     """
@@ -51,6 +52,8 @@ class TextProcessor:
 
         self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         self._tokenizer.no_padding()
+        # Whether `[SEP]` in a text is what a client wrote, and no special token; no part of the file.
+        self._tokenizer.encode_special_tokens = bool(how.get("splits_special_tokens"))
         self._lock = threading.Lock()  # truncation is a setting of the tokenizer, not of the call
         self._how, self._signature = how, signature
         self._batch_size = signature.fixed_batch or batch_size

@@ -46,9 +46,10 @@ class GenerationProcessor:
         how: The manifest's `answer.text`: `settings` of a generation where nobody says otherwise; `defaults` of
             predict()'s params; `stops`, ids of tokens that end a text; `start`, the id of the token that an empty
             prompt is continued from, or None; `longest`, the largest number of tokens that the network has places for,
-            or None; `cleans_up`, whether the tokenizer takes out spaces that it finds superfluous. Of one of MLflow's
-            inference tasks also `inference_task`, `model`, the original's name, `tidies`, whether its tokenizer takes
-            out such spaces where it is asked to, and for conversations `template` and `special_tokens`.
+            or None; `cleans_up`, whether the tokenizer takes out spaces that it finds superfluous;
+            `splits_special_tokens`, whether those that a client writes are text. Of one of MLflow's inference tasks
+            also `inference_task`, `model`, the original's name, `tidies`, whether its tokenizer takes out such spaces
+            where it is asked to, and for conversations `template` and `special_tokens`.
     """
 
     def __init__(self, folder: Path, how: Mapping[str, Any]) -> None:
@@ -57,6 +58,7 @@ class GenerationProcessor:
         self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = bool(how.get("splits_special_tokens"))
         self._lock = threading.Lock()
         self._how = how
 

@@ -61,8 +61,8 @@ def describe_input(source: SourceModel, signature: Signature, predictions: Predi
     if predictions is not None:
         words = "one item" if predictions.each else "a data frame" if predictions.column else "a list"
         return {
-            "kind": "items", "texts": list(predictions.texts), "column": predictions.column, "each": predictions.each,
-            "words": words,
+            "kind": "items", "texts": list(predictions.texts), "column": predictions.column, "pair": predictions.pair,
+            "each": predictions.each, "words": words,
         }  # fmt: skip
     specs = mlmodel.read(source).inputs or ()
     names = [spec.name for spec in signature.inputs]

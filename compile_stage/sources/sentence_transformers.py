@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,7 @@ class SentenceTransformersSource(Exporter):
         tried = text.tried_texts(text.example_texts(mlmodel.raw_example(source)), None)
         with self.open(source, Target(name="cpu")) as session:
             made = TextProcessor(into, how, session.signature, batch_size=4)
-            refusal = text.refuse_answers(made, session.run, loaded, tried)
+            refusal = text.refuse_answers(made, session.run, loaded, tried, loaded.params)
         return Processor(refusal=refusal) if refusal else Processor(text=how, runtime=package_versions("tokenizers"))
 
     def predictions(self, source: SourceModel, samples: Batch) -> Predictions | None:
@@ -152,7 +153,11 @@ class SentenceTransformersSource(Exporter):
         loaded = _Loaded(source)
         decoded = text.decoded(loaded.tokenizer, samples)
         tried = text.tried_texts(text.example_texts(mlmodel.raw_example(source)), None)
-        return text.predictions_of(loaded, loaded.tokenizer, "sentence-embedding", [*tried, *decoded])
+        if (columns := text.asked_columns(source)) is None:
+            return None
+        found = text.predictions_of(loaded, loaded.tokenizer, "sentence-embedding", [*tried, *decoded])
+        # Of a data frame that pyfunc encodes the first column alone.
+        return replace(found, column=(*columns, "")[0], pair=(*columns, "", "")[1]) if found is not None else None
 
     def tokenize(self, source: SourceModel, texts: Sequence[Any]) -> Batch:
         """Texts as the network's inputs: padded to the longest, cut at the model's `max_seq_length`."""
@@ -193,6 +198,11 @@ class _Loaded:
             raise SourceError("its network takes no input_ids, so it does not read text", where=source.uri)
 
     @property
+    def params(self) -> dict[str, Any]:
+        """Of predict(), with their defaults."""
+        return mlmodel.params(self.source)
+
+    @property
     def longest(self) -> int:
         """Where texts are cut, in tokens."""
         return int(self.model.max_seq_length or text.length_of(self.tokenizer))
@@ -211,8 +221,8 @@ class _Loaded:
         )
 
     def predict(self, texts: Sequence[str]) -> Any:
-        """As MLflow's pyfunc."""
-        return self.model.encode(list(texts), show_progress_bar=False)
+        """As MLflow's pyfunc, which hands on the params of the signature."""
+        return self.model.encode(list(texts), **{"show_progress_bar": False, **self.params})
 
 
 def _folder(source: SourceModel) -> Path:

@@ -197,7 +197,9 @@ class TransformersSource(Exporter):
         except Exception as error:  # noqa: BLE001 - whatever MLflow and transformers raise of a pipeline they can't make
             return Processor(refusal=f"its own pyfunc can't be loaded: {first_line(error)}")
         with self.open(source, Target(name="cpu")) as session:
-            refusal = text.refuse_answers(made, session.run, original, tried, mlmodel.params(source))
+            refusal = text.refuse_answers(
+                made, session.run, original, tried, mlmodel.params(source), text.asked_columns(source), how["task"]
+            )
         return Processor(refusal=refusal) if refusal else Processor(text=how, runtime=package_versions("tokenizers"))
 
     def predictions(self, source: SourceModel, samples: Batch) -> Predictions | None:
@@ -211,9 +213,10 @@ class TransformersSource(Exporter):
         tried = text.tried_texts(
             text.example_texts(mlmodel.raw_example(source)), tokenizer.mask_token if task == "fill-mask" else None
         )
-        return text.predictions_of(
-            text.original_pyfunc(source), tokenizer, task, [*tried, *text.decoded(tokenizer, samples)]
-        )
+        if (columns := text.asked_columns(source)) is None:
+            return None
+        texts = [*tried, *text.decoded(tokenizer, samples)]
+        return text.predictions_of(text.original_pyfunc(source), tokenizer, task, texts, columns)
 
     def keeps_cache(self, source: SourceModel) -> bool:
         return str(mlmodel.flavor(source, "transformers").get("task")) == generation.TASK

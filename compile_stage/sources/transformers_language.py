@@ -164,6 +164,7 @@ def _describe(source: SourceModel, model: Any, tokenizer: Any) -> dict[str, Any]
         "start": model.generation_config.bos_token_id,
         "stops": [] if stops is None else list(stops) if isinstance(stops, list | tuple) else [int(stops)],
         "longest": text.longest_input(model, ["input_ids"]),
+        "splits_special_tokens": bool(getattr(tokenizer, "split_special_tokens", False)),
         "cleans_up": bool(getattr(tokenizer, "clean_up_tokenization_spaces", False)),
     }
 

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.core.errors import SourceError
+from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import Predictions, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.serving.chat import FIELDS
@@ -45,6 +45,7 @@ MAX_TOKENIZER_BYTES = 256 * 2**20
 MAX_COMPARED = 32
 """Texts that the published predict() is compared on: what differs by code or files shows in one; some seconds."""
 
+_MAX_COLUMNS = 2  # text, text_pair
 _UNBOUNDED = 10**9  # transformers writes 1e30 for a tokenizer without a limit
 _ALLOWED = {".json", ".txt", ".model", ".jinja", ".md"}
 _TRIED = (
@@ -115,6 +116,8 @@ def describe_tokenizer(tokenizer: Any, signature: Signature, longest: int | None
         "mask_id": getattr(tokenizer, "mask_token_id", None),
         "mask_token": getattr(tokenizer, "mask_token", None),
         "unk_id": tokenizer.unk_token_id,
+        # A setting of the call in transformers, which the tokenizer's own file does not keep.
+        "splits_special_tokens": bool(getattr(tokenizer, "split_special_tokens", False)),
         "truncates_left": getattr(tokenizer, "truncation_side", "right") == "left",
         "model_max_length": int(length) if length and length < _UNBOUNDED else None,
         "longest": longest,
@@ -171,31 +174,62 @@ def original_pyfunc(source: SourceModel) -> Any:
         return mlflow.pyfunc.load_model(source.path)
 
 
+def asked_columns(source: SourceModel) -> tuple[str, ...] | None:
+    """The columns that predict() is asked in, none for a list: that of the texts, and of a model of pairs a second one.
+    None where the signature has further ones, which there is nothing to fill with."""
+    columns = mlmodel.columns(source) or ()
+    return columns if len(columns) <= _MAX_COLUMNS and columns == mlmodel.text_columns(source) else None
+
+
+def asked(texts: Sequence[str], columns: Sequence[str]) -> Any:
+    """Texts as predict() takes them: a list, or a data frame with these columns. A second one has the texts once more,
+    each one place further; one text alone is paired with itself."""
+    if not columns:
+        return list(texts)
+    import pandas as pd
+
+    return pd.DataFrame({column: [*texts[place:], *texts[:place]] for place, column in enumerate(columns)})
+
+
 def refuse_answers(
     processor: TextProcessor,
     run: Callable[[Batch], Batch],
     original: Any,
     tried: Sequence[str],
     params: Mapping[str, Any] | None = None,
+    columns: Sequence[str] | None = (),
+    task: str = "",
 ) -> str | None:
     """The reason when the processor, around the original network, answers otherwise than the original's pyfunc, one
-    text at a time and all at once.
+    text at a time and all at once; or when that answers none.
 
     Args:
         params: The signature's with their defaults, which MLflow hands to the original, and to what is published.
+        columns: As `asked_columns` finds them.
     """
+    if columns is None:
+        return "its signature has columns beside the text"
+    compared, failure = False, ""
     for texts in [*([text] for text in tried), list(tried)]:
+        data = asked(texts, columns)
         try:
-            expected = original.predict(texts)
-        except Exception:  # noqa: BLE001, S112 - a pipeline may fail on a text that it finds nothing in
+            expected = original.predict(data)
+        except IndexError as error:
+            if task != "token-classification" or len(texts) > 1:
+                failure = first_line(error)
+                continue
+            expected = [""]  # MLflow's pyfunc fails so on a text without entities
+        except Exception as error:  # noqa: BLE001 - a text may be too long for it
+            failure = first_line(error)
             continue
         try:
-            found = processor.predict(texts, params, run)
+            found = processor.predict(data, params, run)
         except InputRefusedError as error:
             return f"it refuses {texts[0]!r}, which its pyfunc answers: {error}"
         if (reason := refuse_prediction(plain_prediction(found), plain_prediction(expected), _TOLERANCE)) is not None:
             return f"to {texts[0]!r} it answers otherwise than its pyfunc: {reason}"
-    return None
+        compared = True
+    return None if compared else f"its own pyfunc answers none of the texts that are tried: {failure}"
 
 
 def tried_texts(example: Sequence[str], mask: str | None) -> list[str]:
@@ -238,14 +272,20 @@ def _prompt_template(source: SourceModel) -> bool:
     return bool((Model.load(source.path).metadata or {}).get("prompt_template"))
 
 
-def predictions_of(original: Any, tokenizer: Any, task: str, texts: Sequence[str]) -> Predictions | None:
+def predictions_of(
+    original: Any, tokenizer: Any, task: str, texts: Sequence[str], columns: Sequence[str] = ()
+) -> Predictions | None:
     """The answers of the original's pyfunc to the texts that it can answer, at most `MAX_COMPARED`; None where it
-    answers none."""
+    answers none.
+
+    Args:
+        columns: As `asked_columns` finds them.
+    """
     mask = tokenizer.mask_token if task == "fill-mask" else None
     kept: list[str] = []
     for text in dict.fromkeys(f"{text} {mask}" if mask and mask not in text else text for text in texts):
         try:
-            original.predict([text])
+            original.predict(asked([text], columns))
         except Exception:  # noqa: BLE001, S112 - a text that is too long, or that it finds nothing in
             continue
         kept.append(text)
@@ -255,7 +295,9 @@ def predictions_of(original: Any, tokenizer: Any, task: str, texts: Sequence[str
         return None
     truncated = task in ("token-classification", "sentence-embedding")
     ids = tuple(tuple(map(int, tokenizer(text, truncation=truncated)["input_ids"])) for text in kept)
-    return Predictions(texts=tuple(kept), ids=ids, answer=plain_prediction(original.predict(kept)))
+    answer = plain_prediction(original.predict(asked(kept, columns)))
+    column, pair = (*columns, "", "")[:_MAX_COLUMNS]
+    return Predictions(texts=tuple(kept), ids=ids, answer=answer, column=column, pair=pair)
 
 
 def length_of(tokenizer: Any) -> int:

@@ -44,7 +44,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "compliance": compliance,
     }
     stored = context.cached(
-        "inspect/4",
+        "inspect/5",
         "",
         key,
         lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),
@@ -62,7 +62,7 @@ def predict_original(context: Context, worker: Worker, source: SourceModel, samp
         "made_by": plugins.cache_identity("sources", source.flavor),
     }
     stored = context.cached(
-        "predict/2", "", key, lambda _: {"predictions": worker.call("predict_original", source=source, samples=samples)}
+        "predict/3", "", key, lambda _: {"predictions": worker.call("predict_original", source=source, samples=samples)}
     )
     found: Predictions | None = revive(Predictions | None, stored.value["predictions"])
     return found

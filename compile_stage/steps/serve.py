@@ -212,7 +212,10 @@ def hand_over_trust(trust: Trust, model_dir: str, folder: Path) -> dict[str, str
 
 
 def _questions(asked: Predictions) -> dict[str, Any]:
-    return {"texts": list(asked.texts), "column": asked.column, "each": asked.each, "params": asked.params}
+    return {
+        "texts": list(asked.texts), "column": asked.column, "pair": asked.pair, "each": asked.each,
+        "params": asked.params,
+    }  # fmt: skip
 
 
 def _predictions_differ(served: Mapping[str, Any] | None, version: FetchedVersion) -> str | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import small_texts
 
 from compile_stage.core.records import Compliance, SourceModel, Target
+from compile_stage.serving.predictions import plain_prediction, refuse_prediction
 from compile_stage.serving.text import TextProcessor
 from compile_stage.sources.sentence_transformers import SentenceTransformersSource
 
@@ -24,7 +27,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def save(folder: Path, length: int = 32) -> SourceModel:
+def save(
+    folder: Path, length: int = 32, params: Mapping[str, Any] | None = None, column: str | None = None
+) -> SourceModel:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, Pooling, Transformer
 
@@ -34,11 +39,13 @@ def save(folder: Path, length: int = 32) -> SourceModel:
     tokenizer.save_pretrained(folder / "network")
     transformer = Transformer(str(folder / "network"), max_seq_length=length)
     model = SentenceTransformer(
-        modules=[transformer, Pooling(transformer.get_embedding_dimension()), Normalize()], device="cpu"
-    )
+        modules=[transformer, Pooling(transformer.get_embedding_dimension()), *([] if params else [Normalize()])],
+        device="cpu", prompts={"query": "find: "},
+    )  # fmt: skip
+    example = pd.DataFrame({column: small_texts.TEXTS}) if column else small_texts.TEXTS
     mlflow.sentence_transformers.save_model(
-        model, folder / "model", input_example=small_texts.TEXTS, pip_requirements=["sentence-transformers"],
-        signature=mlflow.models.infer_signature(small_texts.TEXTS, model.encode(small_texts.TEXTS)),
+        model, folder / "model", input_example=example, pip_requirements=["sentence-transformers"],
+        signature=mlflow.models.infer_signature(example, model.encode(small_texts.TEXTS), params),
     )  # fmt: skip
     return source_of(folder / "model", "sentence_transformers")
 
@@ -68,6 +75,31 @@ def test_vectors_are_those_of_encode_and_of_the_graph(tmp_path: Path, prove: Pro
     predicted = exporter.predictions(source, example)
     assert predicted is not None
     assert predicted.answer["form"] == f"float32 array [{len(predicted.texts)}, 32]"
+
+
+@pytest.mark.slow
+def test_params_and_columns_of_the_signature_are_those_of_the_comparison(tmp_path: Path) -> None:
+    """Broken: predict() of a model with `normalize_embeddings` in its signature was compared with vectors that are not
+    normalized, and one whose signature names a column was asked in a list, which MLflow refuses: neither could be
+    promoted."""
+    source, exporter = (
+        save(tmp_path, params={"normalize_embeddings": True}, column="text"),
+        SentenceTransformersSource(),
+    )
+    assert exporter.processor(source, tmp_path / "processor").refusal == ""
+    found = exporter.predictions(source, exporter.tokenize(source, small_texts.TEXTS))
+    assert found is not None
+    assert found.column == "text"
+    expected = mlflow.pyfunc.load_model(source.path).predict(pd.DataFrame({"text": found.texts}))
+    assert refuse_prediction(plain_prediction(expected), found.answer, 1e-5) is None
+
+
+@pytest.mark.slow
+def test_a_param_that_is_not_known_here_keeps_text_out(tmp_path: Path) -> None:
+    """Broken: a model with `prompt_name` in its signature is published, and its predict() refuses every text."""
+    source = save(tmp_path, params={"prompt_name": "query"})
+    refusal = SentenceTransformersSource().processor(source, tmp_path / "processor").refusal
+    assert "no param 'prompt_name'" in refusal
 
 
 def test_only_modules_that_are_data_are_loaded(tmp_path: Path) -> None:

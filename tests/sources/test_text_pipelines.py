@@ -3,6 +3,7 @@ around the original network, is laid beside that pyfunc, task by task."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from compile_stage.core.records import SourceModel, Target
 from compile_stage.serving.prediction_io import InputRefusedError
 from compile_stage.serving.predictions import plain_prediction, refuse_prediction
 from compile_stage.serving.text import TextProcessor
+from compile_stage.sources import transformers_text
 from compile_stage.sources.transformers import TransformersSource
 
 from .conftest import source_of
@@ -194,6 +196,63 @@ def test_a_processor_that_answers_otherwise_is_refused(tmp_path: Path) -> None:
     about.save(str(path / "MLmodel"))
     assert settings.is_file()
     assert "handle_impossible_answer" in refusal(source_of(path, "transformers"), tmp_path / "bad")
+
+
+@pytest.mark.parametrize("columns", [("text",), ("text", "text_pair")], ids=str)
+def test_a_signature_of_columns_is_asked_in_columns(columns: tuple[str, ...], tmp_path: Path) -> None:
+    """Broken: MLflow refuses a list where the signature names columns, so nothing was compared, and a processor with
+    the labels in the wrong order was published and promoted."""
+    frame = pd.DataFrame(dict(zip(columns, (small_texts.TEXTS, small_texts.TEXTS[::-1]), strict=False)))
+    kind, labels = "BertForSequenceClassification", small_texts.named(small_texts.LABELS)
+    both = pair(tmp_path, kind, "text-classification", example=frame, **labels)
+    both.demand_same(frame)
+    source, exporter = source_of(tmp_path / "model", "transformers"), TransformersSource()
+    found = exporter.predictions(source, exporter.tokenize(source, small_texts.TEXTS))
+    assert found is not None
+    assert (found.column, found.pair) == (*columns, "")[:2]
+    asked = pd.DataFrame({name: [*found.texts[n:], *found.texts[:n]] for n, name in enumerate(columns)})
+    assert found.answer == plain_prediction(both.original.predict(asked))
+
+    described = transformers_text.describe
+
+    def reversed_labels(*given: Any) -> dict[str, Any]:
+        how = described(*given)
+        return {**how, "labels": how["labels"][::-1]}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers_text, "describe", reversed_labels)
+        assert "answers otherwise than its pyfunc" in refusal(source, tmp_path / "reversed")
+
+
+def test_a_pyfunc_that_answers_no_text_proves_nothing(tmp_path: Path) -> None:
+    """Broken: MLflow's pyfunc of a classifier fails on every column that is not called `text`; a model whose answers
+    nothing was compared with is said to answer as its original."""
+    path = small_texts.save(tmp_path / "model", "BertForSequenceClassification", "text-classification")
+    about = mlflow.models.Model.load(str(path))
+    for row, reason in (
+        ({"review": ["a"]}, "answers none of the texts"),
+        ({"text": ["a"], "year": [1]}, "columns beside the text"),
+    ):
+        about.signature = mlflow.models.infer_signature(pd.DataFrame(row))
+        about.save(str(path / "MLmodel"))
+        assert reason in refusal(source_of(path, "transformers"), tmp_path / reason)
+
+
+def test_a_tagger_that_finds_nothing_is_compared(tmp_path: Path) -> None:
+    """Broken: a tagger whose pyfunc raises IndexError of each of our texts, since it finds no entity, is refused."""
+    kind, tags = "BertForTokenClassification", small_texts.named(["O", "O"])
+    assert pair(tmp_path, kind, "token-classification", **tags).answer(["good"]) == [""]
+
+
+def test_special_tokens_that_a_client_writes_stay_text_where_the_original_splits_them(tmp_path: Path) -> None:
+    """Broken: a client of the published model can write `[SEP]` or a padding token into a text, which the original,
+    logged with `split_special_tokens`, reads as the letters that they are."""
+    path = small_texts.save(tmp_path / "model", "BertForSequenceClassification", "text-classification")
+    settings = path / "components" / "tokenizer" / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "split_special_tokens": True}))
+    both = Pair(source_of(path, "transformers"), tmp_path / "processor")
+    assert both.made.refusal == ""
+    both.demand_same(["good [SEP] bad", "[PAD] [MASK] a"])
 
 
 def test_texts_become_samples_cut_at_what_the_network_takes(tmp_path: Path) -> None:

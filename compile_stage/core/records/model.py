@@ -102,6 +102,7 @@ class Predictions:
         ids: The tokens of each, by the original's tokenizer; of texts only.
         answer: As `compile_stage.serving.predictions.plain_prediction` writes it.
         column: Of the data frame that all were given in; empty for a list.
+        pair: A second column of that, which has them once more, each one place further; empty for none.
         each: They were given one by one.
         params: That predict() was given beside them, past MLflow's signature: of a language model that it does not draw
             its tokens at random.
@@ -111,6 +112,7 @@ class Predictions:
     ids: tuple[tuple[int, ...], ...]
     answer: JsonMap
     column: str = ""
+    pair: str = ""
     each: bool = False
     params: JsonMap = field(default_factory=dict)
 
