@@ -180,6 +180,7 @@ _WORDS: dict[str, Callable[[Any], Any]] = {
     "max": lambda scores: scores[int(scores.max(axis=1).argmax())],
     "average": lambda scores: scores.mean(axis=0),
 }
+_BATCHING = ("batch_size", "num_workers")  # of the pipeline's own work; here the validated batch sizes decide
 ANSWERS: Mapping[str, Callable[[Processed], Any]] = {
     "text-classification": classify,
     "token-classification": tag,
@@ -188,9 +189,9 @@ ANSWERS: Mapping[str, Callable[[Processed], Any]] = {
     "sentence-embedding": embed,
 }
 PARAMS: Mapping[str, frozenset[str]] = {
-    "text-classification": frozenset(("top_k", "function_to_apply")),
-    "token-classification": frozenset(("aggregation_strategy", "ignore_labels")),
-    "fill-mask": frozenset(("top_k",)),
+    "text-classification": frozenset(("top_k", "function_to_apply", *_BATCHING)),
+    "token-classification": frozenset(("aggregation_strategy", "ignore_labels", *_BATCHING)),
+    "fill-mask": frozenset(("top_k", *_BATCHING)),
     "feature-extraction": frozenset(),
     "sentence-embedding": frozenset(("normalize_embeddings", "batch_size", "show_progress_bar")),
 }

@@ -96,6 +96,14 @@ def test_defaults_of_the_signatures_params_are_those_of_the_answers(tmp_path: Pa
     both.demand_same(small_texts.TEXTS, params)
 
 
+def test_how_the_original_makes_batches_does_not_keep_text_out(tmp_path: Path) -> None:
+    """Broken: a classifier that was logged with `batch_size` is published with tensors only."""
+    config = {"batch_size": 2, "num_workers": 0}
+    both = pair(tmp_path, "BertForSequenceClassification", "text-classification", model_config=config)
+    assert both.made.text["defaults"] == config
+    both.demand_same(small_texts.TEXTS)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
