@@ -22,7 +22,8 @@ def command_line(*arguments: str, columns: int = 200) -> subprocess.CompletedPro
     """
     out, err = io.StringIO(), io.StringIO()
     # `main` makes these its own, for a whole process.
-    handler, root = signal.getsignal(signal.SIGTERM), logging.getLogger()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
         with pytest.MonkeyPatch.context() as environment, redirect_stdout(out), redirect_stderr(err):
@@ -30,7 +31,8 @@ def command_line(*arguments: str, columns: int = 200) -> subprocess.CompletedPro
             with pytest.raises(SystemExit) as left:
                 main(arguments)
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         root.handlers[:] = handlers
         root.setLevel(level)
     return subprocess.CompletedProcess(arguments, int(left.value.code or 0), out.getvalue(), err.getvalue())

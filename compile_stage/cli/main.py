@@ -19,6 +19,7 @@ import click
 from compile_stage.cli.commands import cli
 from compile_stage.cli.output import outlive_reader, print_error
 from compile_stage.core import errors
+from compile_stage.core.ending import ending_signals
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import explained
 
@@ -57,7 +58,8 @@ def _end_at_once(code: int) -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program. Every way out is an exit code of `core.errors`; only a bug of ours shows where a traceback is."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in set(ending_signals()) - {signal.SIGINT}:
+        signal.signal(number, _terminate)
     _fill_closed_streams()
     sys.stdout, sys.stderr = outlive_reader(sys.stdout), outlive_reader(sys.stderr)
     try:
@@ -128,8 +130,9 @@ def _save_traceback(error: BaseException) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """A scheduler's SIGTERM ends a run as Ctrl-C does: workers stopped, finished work kept."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut the clean-up short
+    """A scheduler's SIGTERM, and a terminal that is closed, end a run as Ctrl-C does."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_IGN)  # a second one must not cut the clean-up short
     raise KeyboardInterrupt
 
 

@@ -13,8 +13,9 @@ _INTERRUPTED = 130  # as `core.errors.EXIT_INTERRUPTED`, whose import is a part 
 def start() -> NoReturn:
     """Import the program, which takes some tenths of a second, and run it. An interruption meanwhile has the exit code
     of a later one. Signals that are ignored, as by `nohup`, stay so."""
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _leave)
     if takes_int := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     from compile_stage.cli.main import program

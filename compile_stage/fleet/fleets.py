@@ -18,6 +18,7 @@ from typing import Any
 from compile_stage.core import plugins
 from compile_stage.core.cache import cache_root
 from compile_stage.core.digest import digest_of
+from compile_stage.core.ending import ending_signals
 from compile_stage.core.errors import CompileStageError, UsageError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import JsonMap, Policy
@@ -361,12 +362,12 @@ def _journal(folder: Path) -> Iterator[Journal]:
 
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set the event; what is begun is interrupted in order. Elsewhere than in the main thread, they
-    are somebody else's."""
+    """Ctrl-C, SIGTERM and SIGHUP set the event; what is begun is interrupted in order. Elsewhere than in the main
+    thread, they are somebody else's."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in ending_signals()}
     for number in before:
         signal.signal(number, lambda *_: stop.set())
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core import plugins
+from compile_stage.core.ending import ending_signals
 from compile_stage.core.errors import UsageError
 from compile_stage.policy.folder import PolicyFolder
 from compile_stage.service import spans
@@ -177,7 +178,7 @@ def _own_signals(service: Service, server: Any) -> Iterator[None]:
             service.hurry()
         server.should_exit = True
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in ending_signals()}
     try:
         yield
     finally:

@@ -30,10 +30,12 @@ from compile_stage.report.result import result_json_schema
 @pytest.fixture(autouse=True)
 def undisturbed() -> Iterator[None]:
     """`main` sets a signal handler and logging for a whole process; a test's end undoes both."""
-    handler, root = signal.getsignal(signal.SIGTERM), logging.getLogger()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     root.handlers[:] = handlers
     root.setLevel(level)
 

@@ -24,6 +24,9 @@ finally:
     print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.stderr)
 """
 
+# `nohup pytest` has it ignored, and what it starts too.
+HEEDS_SIGHUP = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+
 # A run that says where it is and then waits, so that the test can end it.
 SLOW = """
 import sys, time
@@ -87,10 +90,11 @@ def test_python_m_is_the_same_program() -> None:
     assert "did you mean 'run'?" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_with_130(number: signal.Signals, policy: Path) -> None:
-    """A scheduler's SIGTERM is no different from Ctrl-C: a sentence, no traceback."""
-    command = [sys.executable, "-c", SLOW, "run", "models:/m/1", "-p", str(policy)]
+    """A scheduler's SIGTERM, and SIGHUP of a terminal that is closed, are no different from Ctrl-C: a sentence, no
+    traceback. Broken for SIGHUP: the run would be gone without a word, and its temporary folders would stay."""
+    command = [sys.executable, "-c", HEEDS_SIGHUP + SLOW, "run", "models:/m/1", "-p", str(policy)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert "compile" in process.stdout.readline()
@@ -102,6 +106,15 @@ def test_a_signal_ends_a_run_with_130(number: signal.Signals, policy: Path) -> N
     assert process.returncode == 130
     assert "interrupted: kept what is finished; run again to resume" in errors
     assert "Traceback" not in errors
+
+
+def test_a_run_under_nohup_outlives_its_terminal(policy: Path) -> None:
+    """Broken: `nohup compile-stage run ...` would end when somebody logs out."""
+    ignores = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    program = f"{ignores}from compile_stage.cli.main import main\ntry: main(['rnu'])\nexcept SystemExit: pass\n"
+    program += "print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_pytest_in_the_background_interrupts_runs() -> None:

@@ -60,12 +60,13 @@ def test_a_command_that_takes_long_looks_for_cycles() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_while_it_is_imported_is_one_like_any_other(number: signal.Signals) -> None:
     """If it failed, a scheduler that stops a run in its first moment would see a code that none of ours is, and people
     a traceback."""
     program = (
-        "import os, sys\n"
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # which `nohup pytest` has ignored
         "class Interrupts:\n"
         "    def find_spec(self, name, *_):\n"
         f"        if name == 'click': os.kill(os.getpid(), {int(number)})\n"
