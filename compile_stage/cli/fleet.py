@@ -187,11 +187,12 @@ def _line(progress: Progress) -> str:
     if len(name) > room:
         name = f"{name[: room // 2 - 1]}...{name[-(room - room // 2 - 2) :]}"
     line = f"{place} {word:<6} {name}  {end}"
-    return line if outcome is None or outcome.passed or not outcome.problem else f"{line}\n{_cause(outcome.problem)}"
+    problem = "" if outcome is None or outcome.passed else outcome.problem.strip()
+    return f"{line}\n{_cause(problem)}" if problem else line
 
 
 def _cause(problem: str) -> str:
-    first = problem.strip().splitlines()[0]
+    first = problem.splitlines()[0]
     return "    " + (first if len(first) <= _WIDTH - 4 else first[: _WIDTH - 7] + "...")
 
 

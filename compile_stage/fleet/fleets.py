@@ -24,7 +24,7 @@ from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import JsonMap, Policy
 from compile_stage.fleet.document import fleet_document
 from compile_stage.fleet.driving import Drive, Ended, Executor, Progress
-from compile_stage.fleet.journal import JobRow, Journal
+from compile_stage.fleet.journal import JobRow, Journal, PlannedJob
 from compile_stage.fleet.local import LocalExecutor
 from compile_stage.fleet.outcomes import JobOutcome, outcome_of_run
 from compile_stage.fleet.regressions import note_regressions
@@ -153,12 +153,12 @@ def fleet_run(
     work = _Runs(settings, held)
     with _opened(settings) as journal:
         fleet = _begin(journal, "run", spec, given, settings)
-        if not journal.is_planned(fleet):
-            journal.plan(fleet, select(registry, pattern, held, skipped))
-            journal.note_skipped(fleet, skipped.published + skipped.without_policy)
-            if not journal.count(fleet):
-                journal.abandon(fleet)
-                raise _nothing_to_run(pattern, policies, skipped)
+        # Of one that goes on too: since it was interrupted, aliases may have moved.
+        _plan(journal, fleet, select(registry, pattern, held, skipped), settings)
+        journal.note_skipped(fleet, skipped.published + skipped.without_policy)
+        if not journal.count(fleet):
+            journal.abandon(fleet)
+            raise _nothing_to_run(pattern, policies, skipped)
         return _drive(journal, fleet, settings, work, say)
 
 
@@ -209,12 +209,10 @@ def fleet_requalify(
     registry, skipped = plugins.load("registries", _REGISTRY), Skipped()
     with _opened(settings) as journal:
         fleet = _begin(journal, "requalify", digest_of(given), given, settings)
-        if journal.is_planned(fleet):
-            # Since it was interrupted an alias may have moved, or this machine may have changed.
-            for job in journal.plan_again(fleet, due(registry, pattern, given["aliases"], skipped)):
-                shutil.rmtree(settings.state / "jobs" / str(job), ignore_errors=True)
-        else:
-            journal.plan(fleet, due(registry, pattern, given["aliases"], skipped))
+        is_new = not journal.is_planned(fleet)
+        # Since it was interrupted an alias may have moved, or this machine may have changed.
+        _plan(journal, fleet, due(registry, pattern, given["aliases"], skipped), settings, passed_too=True)
+        if is_new:
             journal.note_skipped(fleet, skipped.published)
             if (pattern != "*" or globs) and not (journal.count(fleet) or skipped.published):
                 journal.abandon(fleet)
@@ -224,6 +222,18 @@ def fleet_requalify(
                     fix="check the name, --alias and MLFLOW_TRACKING_URI",
                 )
         return _drive(journal, fleet, settings, _Validations(settings), say)
+
+
+def _plan(
+    journal: Journal, fleet: int, jobs: Iterable[PlannedJob], settings: Settings, *, passed_too: bool = False
+) -> None:
+    """As `Journal.plan`, or, of a fleet that goes on, as `Journal.plan_again`. Removed is what attempts at a job left
+    that is taken out: its number is given anew."""
+    if not journal.count(fleet):
+        journal.plan(fleet, jobs)
+        return
+    for job in journal.plan_again(fleet, jobs, passed_too=passed_too):
+        shutil.rmtree(settings.state / "jobs" / str(job), ignore_errors=True)
 
 
 class _Runs:

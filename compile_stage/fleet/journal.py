@@ -164,28 +164,32 @@ class Journal:
         self._db.execute("UPDATE fleets SET planned_at=? WHERE id=?", (time.time(), fleet))
         return self.count(fleet)
 
-    def plan_again(self, fleet: int, jobs: Iterable[PlannedJob]) -> list[int]:
-        """The jobs as they are planned now. What waits and is planned no more is taken out; what passed and is planned
-        all the same waits again.
+    def plan_again(self, fleet: int, jobs: Iterable[PlannedJob], *, passed_too: bool = False) -> list[int]:
+        """The jobs as they are planned now. What waits and is planned no more is taken out.
+
+        Args:
+            passed_too: What passed and is planned all the same waits again.
 
         Returns:
             The jobs that were taken out, whose numbers others may get.
         """
-        planned = {job.uri: job for job in jobs}
-        waiting = [(row.id, planned.get(row.planned.uri)) for row in self.jobs(fleet, "queued")]
-        gone = [job for job, now in waiting if now is None]
+        planned = {(job.uri, job.policy): job for job in jobs}
+        rows = [(row.id, planned.get((row.planned.uri, row.planned.policy))) for row in self.jobs(fleet, "queued")]
+        gone = [job for job, now in rows if now is None]
         with self._transaction() as db:
             for job in gone:
                 db.execute("DELETE FROM attempts WHERE job=?", (job,))
                 db.execute("DELETE FROM jobs WHERE id=?", (job,))
             db.executemany(
-                "UPDATE jobs SET priority=?, why=? WHERE id=?",
-                [(now.priority, now.why, job) for job, now in waiting if now is not None],
+                "UPDATE jobs SET priority=?, why=?, policy_path=? WHERE id=?",
+                [(now.priority, now.why, now.policy_path, job) for job, now in rows if now is not None],
             )
-            db.executemany(
-                "UPDATE jobs SET state='queued', priority=?, why=? WHERE fleet=? AND uri=? AND state='done' AND passed",
-                [(now.priority, now.why, fleet, uri) for uri, now in planned.items()],
-            )
+            if passed_too:
+                db.executemany(
+                    "UPDATE jobs SET state='queued', priority=?, why=? WHERE fleet=? AND uri=? AND policy=? AND "
+                    "state='done' AND passed",
+                    [(now.priority, now.why, fleet, *key) for key, now in planned.items()],
+                )
         self.plan(fleet, planned.values())
         return gone
 

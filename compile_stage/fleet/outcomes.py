@@ -9,7 +9,7 @@ from typing import Any
 
 from compile_stage.core.errors import EXIT_GATE, EXIT_NOTHING_COMPILED, EXIT_OK, EXIT_SOURCE
 from compile_stage.core.json_files import read_json_object
-from compile_stage.core.records import record
+from compile_stage.core.records import Outcome, record
 from compile_stage.report import numbers
 
 PASSED, FAILED, REFUSED, COMPILED, UNKNOWN = "passed", "failed", "refused", "compiled", "unknown"
@@ -45,7 +45,8 @@ class JobOutcome:
 
     Attributes:
         passed: The exit code is 0.
-        conclusive: It failed, published nothing, and would again: the same files under the same policy.
+        conclusive: It failed, published nothing, and would again: the same files under the same policy. Not so where
+            time or memory was short, a worker was lost, or a check could not run.
         steps: Step → (seconds, times it ran, times it came from the cache).
     """
 
@@ -73,6 +74,7 @@ def outcome_of_run(
         held = {str(target["name"]): target for target in document.get("targets", [])}
         problem = str(document.get("problem") or problem)
         found = tuple(_target(name, required, held.get(name), document, problem) for name, required in targets)
+        decided = _is_decided(document, exit_code)
         steps = _steps(document.get("events", []))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         # An interrupted write leaves none, and a run that could not even start too.
@@ -80,17 +82,35 @@ def outcome_of_run(
         found = tuple(
             TargetOutcome(target=name, required=required, outcome=unknown, reason=problem) for name, required in targets
         )
-        steps = {}
+        decided, steps = False, {}
     nothing_made = not any(target.published or target.winner or target.outcome == COMPILED for target in found)
     return JobOutcome(
         passed=exit_code == EXIT_OK,
-        conclusive=exit_code in (EXIT_GATE, EXIT_SOURCE, EXIT_NOTHING_COMPILED) and nothing_made,
+        conclusive=exit_code in (EXIT_GATE, EXIT_SOURCE, EXIT_NOTHING_COMPILED) and nothing_made and decided,
         exit_code=exit_code,
         problem="" if exit_code == EXIT_OK else problem,
         seconds=seconds,
         targets=found,
         steps=steps,
     )
+
+
+def _is_decided(document: Mapping[str, Any], exit_code: int) -> bool:
+    """Whether the files and the policy decided a failed run. A source that was refused before anything was tried was;
+    one that broke a worker later may have lacked time or memory."""
+    if exit_code == EXIT_SOURCE:
+        return document.get("status") == "refused"
+    candidates = [one for target in document.get("targets", []) for one in target.get("candidates", [])]
+    return all(map(_is_settled, candidates))
+
+
+def _is_settled(candidate: Mapping[str, Any]) -> bool:
+    """Whether a candidate would end in the same way again: what it raised, or a check that it missed, says so."""
+    error, verdict = candidate.get("error"), candidate.get("verdict")
+    if error:
+        return bool(error["kind"] == "exception")
+    outcomes = {check["outcome"] for check in (verdict or {}).get("checks", [])}
+    return Outcome.FAIL in outcomes or Outcome.NOT_RUN not in outcomes
 
 
 def _target(

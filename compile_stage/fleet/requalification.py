@@ -30,6 +30,7 @@ from compile_stage.serving.manifest import check_integrity, refuse_machine
 from compile_stage.serving.variants import for_machine
 
 _NO_ROOM = -1.0  # of what can't be read: it comes before all others
+_SAMPLES = "samples"  # the check of how many there are
 _OLD = 1e-12  # how much a second of age counts, so that it only decides between equal rooms
 
 
@@ -56,7 +57,8 @@ def due(registry: Any, pattern: str, aliases: Iterable[str], skipped: Skipped) -
 
 def room(manifest: Mapping[str, Any]) -> float:
     """The least room of a manifest's checks: |measured - limit| / max(|limit|, 1 - |limit| for shares). 0: at the
-    limit; negative: nothing is known, or it failed."""
+    limit; negative: nothing is known, or it failed. Checks that only hold or don't (a limit of 0 that is met) have
+    none: each version has some, and all would be at their limit."""
     verdict = manifest.get("verdict")
     checks = verdict.get("checks", []) if isinstance(verdict, Mapping) else []
     rooms = [found for check in checks if (found := _room(check)) is not None]
@@ -66,6 +68,8 @@ def room(manifest: Mapping[str, Any]) -> float:
 def _room(check: Mapping[str, Any]) -> float | None:
     try:
         gate = check["gate"]
+        if gate["metric"] == _SAMPLES:  # no toolchain changes how many there are
+            return None
         limit, measured = float(gate["limit"]), float(check["measured"])
         left = measured - limit if gate["direction"] == "at_least" else limit - measured
     except (KeyError, TypeError, ValueError):
@@ -74,7 +78,9 @@ def _room(check: Mapping[str, Any]) -> float | None:
         return None
     # A cosine's limit of 0.99 leaves 0.01 to lose; of a latency's limit, all of it may be left.
     scale = 1 - limit if gate["direction"] == "at_least" and 0 < limit < 1 else abs(limit)
-    return left / scale if scale else left
+    if not scale:
+        return left if left < 0 else None
+    return left / scale
 
 
 def _job(registry: Any, version: RegisteredVersion, aliases: list[str]) -> PlannedJob | None:

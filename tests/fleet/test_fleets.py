@@ -249,6 +249,36 @@ def test_a_run_without_a_result_is_unknown_and_one_that_failed_by_its_content_is
     assert not outcome_of_run(tmp_path / "result.json", targets, 4, "", 1.0).conclusive
 
 
+FAILS, CAN_NOT_RUN = {"outcome": "fail"}, {"outcome": "not_run"}
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error", "checks", "conclusive"),
+    [
+        (6, "failed", "exception", [], True),
+        (6, "failed", "timeout", [], False),  # as where budget.minutes is spent
+        (3, "failed", "out_of_memory", [], False),
+        (3, "failed", "crash", [], False),
+        (3, "failed", None, [FAILS, CAN_NOT_RUN], True),
+        (3, "failed", None, [CAN_NOT_RUN], False),
+        (5, "refused", None, [], True),
+        (5, "failed", None, [], False),  # the worker that held the source may have been lost
+    ],
+)
+def test_what_time_or_a_lost_worker_decided_holds_for_no_other_job(
+    tmp_path: Path, code: int, status: str, error: str | None, checks: list[dict[str, str]], conclusive: bool
+) -> None:
+    """Broken: a model is said to have failed that was never tried, since one with the same files had no time left."""
+    candidate = {
+        "job_id": "a", "error": error and {"kind": error}, "verdict": {"checks": checks} if checks else None,
+    }  # fmt: skip
+    target = {"name": "cpu", "winner": None, "reason": "none passed", "candidates": [candidate], "drafts": []}
+    document = {"status": status, "problem": "no winner", "events": [], "targets": [target]}
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    found = outcome_of_run(tmp_path / "result.json", (("cpu", True),), code, "", 1.0)
+    assert found.conclusive == conclusive
+
+
 @pytest.mark.parametrize(
     ("stable", "waived", "speedup", "note"),
     [
@@ -283,6 +313,8 @@ def test_a_line_of_progress_fits_80_columns(tmp_path: Path) -> None:
     for line in _line(Progress(row, outcome("failed", 3), 1, 1000)).splitlines():
         assert len(line) <= 80
     assert len(_line(Progress(row, None, 1, 1000, same_as=7))) <= 80
+    silent = replace(outcome("failed", 3), problem=" \n ")
+    assert len(_line(Progress(row, silent, 1, 1000)).splitlines()) == 1, "a job that says nothing ended the fleet"
 
 
 def check(metric: str, limit: float, direction: str, measured: float) -> dict[str, Any]:
@@ -296,6 +328,14 @@ def test_room_is_a_share_of_what_may_be_lost() -> None:
     assert room({"verdict": {"checks": [cosine, latency]}}) == pytest.approx(0.1)
     assert room({"verdict": {"checks": [latency]}}) == pytest.approx(0.5)
     assert room({"verdict": None}) < 0
+
+
+def test_room_is_none_of_what_only_holds_or_does_not() -> None:
+    """Broken: every version is at the limit of a check such as `finite`, so that requalification goes by age alone."""
+    finite, missed = check("finite", 0.0, "at_most", 0.0), check("finite", 0.0, "at_most", 1.0)
+    samples, cosine = check("samples", 32.0, "at_least", 32.0), check("cosine", 0.99, "at_least", 0.995)
+    assert room({"verdict": {"checks": [finite, samples, cosine]}}) == pytest.approx(0.5)
+    assert room({"verdict": {"checks": [missed, cosine]}}) == -1
 
 
 # ------------------------------------------------------------------------------------------------- the real thing
@@ -464,6 +504,39 @@ def test_a_requalification_that_goes_on_looks_again_at_what_is_due(
     found = api.fleet_requalify(settings=settings)
     assert sorted(ran) == ["passed", "promoted", "stays"]
     assert {job["why"] for job in found["jobs"]} == {"changed"}
+
+
+def test_a_fleet_that_goes_on_looks_again_at_what_its_pattern_means(
+    embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a fleet that was interrupted, or had no budget left, publishes and promotes what was the candidate then,
+    and what is now is never looked at."""
+    from mlflow import MlflowClient
+
+    client, settings, ran = MlflowClient(), Settings(state=tmp_path / "state"), list[str]()
+    for name in ("moved", "kept", "dropped"):
+        register(client, name, versions=2)
+        client.set_registered_model_alias(name, "candidate", "1")
+    register(client, "added")
+    write(tmp_path, "p")
+
+    def drive(journal: Journal, fleet: int, *_: Any) -> dict[str, Any]:
+        ran[:] = sorted(row.planned.uri for row in journal.jobs(fleet, "queued"))
+        for row in journal.jobs(fleet, "queued"):
+            if row.planned.name == "kept":
+                journal.begun(row.id, 1, "n", 0.0)
+                journal.ended(row.id, outcome("passed", 0), 1.0)
+        return fleet_document(journal, fleet, interrupted=True)
+
+    monkeypatch.setattr(fleets, "_drive", drive)
+    api.fleet_run("*@candidate", tmp_path, settings)
+    assert ran == ["models:/dropped/1", "models:/kept/1", "models:/moved/1"]
+    client.set_registered_model_alias("moved", "candidate", "2")
+    client.set_registered_model_alias("added", "candidate", "1")
+    client.delete_registered_model_alias("dropped", "candidate")
+    found = api.fleet_run("*@candidate", tmp_path, settings)
+    assert ran == ["models:/added/1", "models:/moved/2"], "and what has ended is not begun again"
+    assert found["counts"]["jobs"] == 3
 
 
 def test_the_command_refuses_a_broken_policy_before_anything_runs(
