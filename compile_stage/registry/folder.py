@@ -60,6 +60,7 @@ from compile_stage.registry.model_files import (
     check_published,
     copy_model,
     damaged,
+    demand_mlmodel,
     has_report,
     keep,
     latest_of_family,
@@ -283,10 +284,7 @@ class FolderRegistry(Registry):
 
     def fetch(self, uri: str, into: Path) -> Path:
         place, into = _locate(uri), Path(into)
-        if not (place.model / "MLmodel").is_file():
-            raise RegistryError(
-                "the registry lists the model, but its files are not there (no MLmodel)", where=_uri(place)
-            )
+        demand_mlmodel(place.model, _uri(place))
         if (reason := refuse_tree(place.model)) is not None:
             raise IntegrityError(f"it is not what was published: {reason}", where=_uri(place))
         shutil.rmtree(into, ignore_errors=True)

@@ -33,6 +33,7 @@ from compile_stage.registry.model_files import (
     check_alias,
     check_name,
     check_published,
+    demand_mlmodel,
     moved_meanwhile,
     not_published,
     prefixed,
@@ -212,10 +213,7 @@ class MLflowRegistry(Registry):
             folder = mlflow_source.download(pinned.download, into, pinned.uri)
             absent = [name for name in mlflow_source.published_files(folder) if not (folder / name).is_file()]
             mlflow_source.demand_listed(pinned.download, absent, pinned.uri)
-            if not (folder / "MLmodel").is_file():
-                raise RegistryError(
-                    "the registry lists the model, but its files are not there (no MLmodel)", where=pinned.uri
-                )
+            demand_mlmodel(folder, pinned.uri)
         except BaseException:
             shutil.rmtree(into, ignore_errors=True)
             raise

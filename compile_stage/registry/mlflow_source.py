@@ -187,13 +187,30 @@ def _fetch_model(uri: str, into: str) -> str:
 
 
 def download_file(client: Any, uri: str, path: str, into: Path) -> Path:
-    """Fetch one file of a model into a folder that is there, under its own path; the rest stays where it is."""
+    """Fetch one file of a model into a folder that is there, under its own path; the rest stays where it is.
+
+    Raises:
+        RegistryError: There is no such model or file; or the registry refuses or can't be reached.
+    """
     import mlflow.artifacts
 
     pinned = pin(client, uri)
     fetch = partial(mlflow.artifacts.download_artifacts, artifact_uri=f"{pinned.download}/{path}", dst_path=str(into))
     with trouble(pinned.uri, missing=f"the registry lists the model, but {path} is not there"):
-        return Path(within(fetch, transfer_limit(into)))
+        try:
+            return Path(within(fetch, transfer_limit(into)))
+        except Exception as error:
+            # MLflow tells a file that is gone and a network that failed as one error.
+            if isinstance(error, UnreachableError) or not failed_on_the_way(error):
+                raise
+            if any(name == path for name, _ in _listed(_store(pinned.download))):
+                raise
+            raise RegistryError(
+                f"the registry lists the model, but its files are not there (no {path})",
+                fix="log the model again; a version stays READY even after its artifacts were deleted",
+                where=pinned.uri,
+                code=Code.NOT_IN_REGISTRY,
+            ) from error
 
 
 def _whole_or_file_by_file(uri: str, into: Path, fetch: Callable[[], str]) -> str:

@@ -87,6 +87,20 @@ class ModelFiles:
     mlmodel: JsonMap
 
 
+def demand_mlmodel(folder: Path, uri: str) -> None:
+    """Raise where a published version has no `MLmodel`.
+
+    Raises:
+        IntegrityError: Its other files are there.
+        RegistryError: None is.
+    """
+    if (folder / "MLmodel").is_file():
+        return
+    if (folder / "data" / "manifest.json").is_file():
+        raise IntegrityError("it is not what was published: MLmodel is missing", where=uri)
+    raise RegistryError("the registry lists the model, but its files are not there (no MLmodel)", where=uri)
+
+
 def read_model(folder: Path, uri: str) -> ModelFiles:
     """Read `MLmodel` of a model directory.
 

@@ -16,7 +16,14 @@ from pathlib import Path
 from compile_stage.core import plugins
 from compile_stage.core.digest import revive
 from compile_stage.core.environment import hardware
-from compile_stage.core.errors import EXIT_GATE, EXIT_OK, EXIT_REGISTRY, CompileStageError, IntegrityError
+from compile_stage.core.errors import (
+    EXIT_GATE,
+    EXIT_INTEGRITY,
+    EXIT_OK,
+    EXIT_REGISTRY,
+    CompileStageError,
+    IntegrityError,
+)
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Job, RegisteredVersion
 from compile_stage.service.alerts import alert
@@ -33,8 +40,8 @@ class Requalified:
     """What was found of one version.
 
     Attributes:
-        outcome: `unchanged`; `elsewhere`: it is for hardware that this machine is not; `passed` or `failed`: it was
-            validated anew; `unknown`: it could not be.
+        outcome: `unchanged`; `elsewhere`: it is for hardware that this machine is not; `passed`: it was validated anew;
+            `failed`: so, or its files are not what was published; `unknown`: it could not be validated.
         reason: What differs, or what went wrong.
     """
 
@@ -46,7 +53,7 @@ class Requalified:
 
 def requalify(settings: Settings, say: Callable[[str], object]) -> int:
     """Look at every published version that an alias points to; returns the exit code: 3 where one failed, else 4 where
-    one could not be looked at for registry trouble, else 0.
+    one could not be looked at or validated, else 0.
 
     Args:
         say: Hears a line for each version.
@@ -105,7 +112,8 @@ def _validated(version: RegisteredVersion, differs: str, settings: Settings) -> 
         )
     if done.returncode == EXIT_OK:
         return Requalified(version.uri, version.aliases, PASSED, differs)
-    outcome = FAILED if done.returncode != EXIT_REGISTRY else UNKNOWN
+    # What was killed, or lacks a package or the original here, says nothing of the version.
+    outcome = FAILED if done.returncode in (EXIT_GATE, EXIT_INTEGRITY) else UNKNOWN
     causes = "; ".join(_causes(folder)) or problem_of(folder, done.returncode)
     return Requalified(
         version.uri, version.aliases, outcome, f"{differs}; validate ended with {done.returncode}: {causes}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compile_stage.core.errors import RegistryError
+from compile_stage.core.errors import IntegrityError, RegistryError
 from compile_stage.core.records import SourceModel
 from compile_stage.registry.folder import FolderRegistry
 
@@ -136,6 +136,21 @@ def test_what_is_not_there_is_said_in_words(
     with pytest.raises(RegistryError, match=words) as caught:
         registry.resolve(uri.format(root=tmp_path), tmp_path / "sources")
     assert caught.value.fix
+
+
+def test_a_published_version_without_its_mlmodel_is_damaged_and_one_without_files_is_gone(
+    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    """Broken: `verify` of a version whose `MLmodel` somebody deleted ends as registry trouble (4), which a pipeline
+    tries again, and not as a failed integrity check (7)."""
+    receipt = registry.push(make_bundle("net-compiled"), source, {})
+    files = next(Path(receipt.uri.removeprefix("folder:")).rglob("MLmodel")).parent
+    (files / "MLmodel").unlink()
+    with pytest.raises(IntegrityError, match="MLmodel is missing"):
+        registry.fetch(receipt.uri, tmp_path / "fetched")
+    shutil.rmtree(files / "data")
+    with pytest.raises(RegistryError, match="its files are not there"):
+        registry.fetch(receipt.uri, tmp_path / "fetched")
 
 
 def test_a_damaged_record_is_said_in_words(

@@ -638,6 +638,19 @@ def test_an_upload_that_a_killed_run_finished_and_the_next_measured_anew_is_clea
     assert held() == sorted([second.digest, third.digest])
 
 
+def test_a_version_whose_files_are_gone_is_no_registry_that_is_down(server: Any, unique: str, log_model: Any) -> None:
+    """Broken: `watch` says of a version whose files were deleted that the registry can't be reached, and people look
+    at a server that is well."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    registry, model = MLflowRegistry(), log_model(unique)
+    assert registry.flavor(f"models:/{unique}/1") == "onnx"
+    get_artifact_repository(model).repo.delete_artifacts()
+    with pytest.raises(RegistryError, match="its files are not there") as caught:
+        registry.flavor(f"models:/{unique}/1")
+    assert caught.value.code == Code.NOT_IN_REGISTRY
+
+
 @pytest.mark.parametrize("how", ["cut off", "changed"])
 def test_a_file_that_the_way_damaged_once_damages_no_version(
     how: str,

@@ -25,7 +25,7 @@ from compile_stage.service.deciding import Decider, is_needed, needed
 from compile_stage.service.deliveries import signature
 from compile_stage.service.polling import Poller
 from compile_stage.service.queue import Job, Queue
-from compile_stage.service.requalification import requalify
+from compile_stage.service.requalification import _validated, requalify
 from compile_stage.service.settings import Settings
 from compile_stage.service.spans import send
 from compile_stage.service.store import Store
@@ -348,6 +348,20 @@ def test_a_run_is_a_trace_with_a_span_for_each_step(receiver: HTTPServer, tmp_pa
     assert (step.start_time_unix_nano, step.end_time_unix_nano) == (991 * 10**9, int(993.5 * 10**9))
     assert (step.trace_id, step.parent_span_id, run.status.message) == (run.trace_id, run.span_id, "no winner")
     assert not send(job, tmp_path, 1000.0, {})
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"), [(0, "passed"), (3, "failed"), (7, "failed"), (2, "unknown"), (4, "unknown"), (-9, "unknown")]
+)
+def test_a_validation_that_could_not_be_made_is_no_failure_of_the_version(
+    tmp_path: Path, code: int, outcome: str
+) -> None:
+    """Broken: a package that is missing on this machine, or a killed process, is reported as a version that fails, and
+    somebody rolls a good one back."""
+    ends = f"raise SystemExit({code})" if code >= 0 else f"import os; os.kill(os.getpid(), {-code})"
+    version = RegisteredVersion(name="m-compiled", version="1", uri="models:/m-compiled/1", aliases=("prod",), tags={})
+    settings = Settings(tmp_path, tmp_path / "state", command=(sys.executable, "-c", ends))
+    assert _validated(version, "another driver", settings).outcome == outcome
 
 
 def test_a_published_version_whose_files_were_changed_fails_and_is_reported(
