@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -81,6 +81,9 @@ class Work(Protocol):
     def content(self, row: JobRow) -> str:
         """What a job computes: two jobs of one content have the same results. Called beside the loop; raises
         nothing."""
+
+    def hardware(self, row: JobRow) -> Mapping[str, str]:
+        """What its targets are for, as a policy's `hardware`; empty for any."""
 
     def command(self, row: JobRow, out: Path) -> list[str]:
         """What runs a job, and leaves its results in the folder `out`."""

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,7 +244,10 @@ class _Runs:
     """
 
     def __init__(self, settings: Settings, policies: Iterable[PolicyFile] = ()) -> None:
-        self._settings = settings
+        self._settings, policies = settings, list(policies)
+        self._hardware = {
+            file.policy.digest: _common_hardware(file.policy) for file in policies if file.policy is not None
+        }
         # Of these, two versions with the same files are not equal work: each is validated on its own run's samples.
         self._of_the_run = {
             file.policy.digest
@@ -261,6 +264,10 @@ class _Runs:
             return digest_of([row.planned.uri, row.planned.policy_digest])
         run = [source.run_id or row.planned.uri] if row.planned.policy_digest in self._of_the_run else []
         return digest_of([source.identity, row.planned.policy_digest, *run])
+
+    def hardware(self, row: JobRow) -> Mapping[str, str]:
+        """What the policy's targets name, where they agree."""
+        return self._hardware.get(row.planned.policy_digest, {})
 
     def command(self, row: JobRow, out: Path) -> list[str]:
         """What runs it."""
@@ -281,6 +288,12 @@ class _Runs:
         return found
 
 
+def _common_hardware(policy: Policy) -> Mapping[str, str]:
+    """The `hardware` that all targets that name some name; empty where they differ, which no one node is."""
+    first, *others = [dict(one.target.hardware) for one in policy.targets if one.target.hardware] or [{}]
+    return first if all(other == first for other in others) else {}
+
+
 def _takes_samples_of_the_run(policy: Policy) -> bool:
     return any(spec.source.startswith("mlflow-dataset:") for spec in (policy.data.validation, policy.data.calibration))
 
@@ -290,6 +303,9 @@ class _Validations(_Runs):
 
     def content(self, row: JobRow) -> str:
         return row.planned.uri  # each is a version of its own
+
+    def hardware(self, row: JobRow) -> Mapping[str, str]:
+        return {}  # of this machine, whatever they are for
 
     def command(self, row: JobRow, out: Path) -> list[str]:
         return [*_COMMAND, "validate", row.planned.uri]

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,21 @@ class RayExecutor(LocalExecutor):
         folder.mkdir(parents=True, exist_ok=True)
         command = self._work.command(row, folder / "result")[1:]  # without the interpreter, which is the node's own
         arguments = {"folder": str(folder), "command": command}
-        future = self._pool.submit(f"{__name__}:attempt", arguments, self._needs, name=str(row.id))
+        future = self._pool.submit(f"{__name__}:attempt", arguments, self._needs_of(row), name=str(row.id))
         future.add_done_callback(partial(self._done, lease, folder, time.time()))
+
+    def _needs_of(self, row: JobRow) -> Needs:
+        """With the hardware that the job is for, so that it is proven and measured there; where no node has it, any
+        node compiles what is validated later."""
+        wanted = self._work.hardware(row)
+        if not wanted:
+            return self._needs
+        needs = replace(self._needs, hardware=wanted)
+        try:
+            has_one = any(needs.refuse(node) is None for node in self._pool.nodes())
+        except CompileStageError:  # whoever places it says what is wrong with the nodes
+            return self._needs
+        return needs if has_one else self._needs
 
     def _done(self, lease: Lease, folder: Path, began: float, future: Future[Any]) -> None:
         try:

@@ -11,7 +11,7 @@ import heapq
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,9 @@ class SimulatedWork:
 
     def content(self, row: JobRow) -> str:
         return row.planned.location
+
+    def hardware(self, row: JobRow) -> Mapping[str, str]:
+        return {}
 
     def command(self, row: JobRow, out: Path) -> list[str]:
         return []

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.fleet import on_ray
 from compile_stage.fleet.driving import Drive
+from compile_stage.fleet.fleets import _common_hardware
 from compile_stage.fleet.journal import Journal
 from compile_stage.fleet.local import ended_in
 from compile_stage.fleet.on_ray import RayExecutor, _bring, attempt
@@ -108,6 +110,45 @@ def test_what_a_killed_process_had_begun_on_a_node_is_interrupted(tmp_path: Path
             pytest.fail("the job goes on")
         time.sleep(0.05)
     assert json.loads((folder / "exit.json").read_text())["exit_code"] != 0
+
+
+@pytest.mark.parametrize(("cpu", "wanted"), [("Xeon", {"cpu": "Xeon"}), ("EPYC", {})])
+def test_a_job_goes_to_a_node_with_the_hardware_that_it_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: str, wanted: dict[str, str]
+) -> None:
+    """Broken: on a cluster that has the target's hardware, a job runs on another node, and its version is published as
+    compiled and not validated."""
+    asked, node = list[Needs](), SimpleNamespace(name="n", cpus=4, hardware=replace(hardware(), cpu=f"Intel {cpu} 1"))
+
+    class Cluster:
+        def find(self, needs: Needs) -> tuple[Any, ...]:
+            return (node,)
+
+        def nodes(self) -> tuple[Any, ...]:
+            return (node,)
+
+        def submit(self, function: str, arguments: Any, needs: Needs, *, name: str) -> Future[Any]:
+            asked.append(needs)
+            return Future()
+
+    monkeypatch.setattr(on_ray.Pool, "connect", Cluster)
+    monkeypatch.setattr(SimulatedWork, "hardware", lambda *_: {"cpu": "Xeon"})
+    executor = RayExecutor(None, lambda _: tmp_path, SimulatedWork())
+    executor.start(Lease(1, 1, "ray"), SimpleNamespace(id=1))  # type: ignore[arg-type]
+    assert [needs.hardware for needs in asked] == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("named", "agreed"),
+    [([{}, {"cpu": "Xeon"}], {"cpu": "Xeon"}), ([{"cpu": "Xeon"}, {"cpu": "EPYC"}], {}), ([{}, {}], {})],
+)
+def test_the_hardware_of_a_job_is_what_its_targets_agree_on(
+    named: list[dict[str, str]], agreed: dict[str, str]
+) -> None:
+    """Broken: a job is sent to the hardware of one target, and the others are never validated."""
+    targets = [SimpleNamespace(target=SimpleNamespace(hardware=one)) for one in named]
+    policy: Any = SimpleNamespace(targets=targets)
+    assert _common_hardware(policy) == agreed
 
 
 def test_what_is_proven_anew_on_a_cluster_is_proven_where_it_counts(
