@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import EXIT_GATE, EXIT_INTERRUPTED, EXIT_OK
 from compile_stage.fleet.journal import Journal
 
@@ -37,7 +38,8 @@ def fleet_document(journal: Journal, fleet: int, *, interrupted: bool = False) -
         "fleet": fleet,
         "status": "interrupted" if interrupted else "passed" if code == EXIT_OK else "failed",
         "exit_code": code,
-        "given": row["given"],
+        # What a requalification finds holds for this machine, also where it ran on nodes that are like it.
+        "given": row["given"] | ({"machine": hardware().fingerprint} if row["kind"] == "requalify" else {}),
         "began_at": _time(row["began_at"]),
         "ended_at": _time(row["ended_at"]),
         "seconds": sum(job["seconds"] for job in jobs),

@@ -26,6 +26,7 @@ from compile_stage import api
 from compile_stage.cli.fleet import _line
 from compile_stage.cli.main import main
 from compile_stage.core import plugins
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.fleet import fleets
 from compile_stage.fleet.document import fleet_document, fleet_json_schema
@@ -456,6 +457,7 @@ def test_requalification_looks_at_what_the_policies_promote_to(embedded: str, tm
     write(policies, "a", promote='{alias: "{target}-prod"}')
     found = api.fleet_requalify("*", settings=state, policies=policies)
     assert (found["given"]["aliases"], found["counts"]["jobs"], found["exit_code"]) == (["cpu-server-prod"], 0, 0)
+    assert found["given"]["machine"] == hardware().fingerprint, "of reports from many machines, none says whose it is"
     assert api.fleet_requalify("*", settings=state)["given"]["aliases"] == ["*"]
     write(policies, "a", promote="{alias: null}")
     with pytest.raises(UsageError, match="none of the policies promotes"):
