@@ -106,7 +106,7 @@ def _demand_taken(batch: Batch, refused: RefusedValues | None, columns: list[str
 
 
 def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
-    """The answer to `data`: an array, a dict of arrays, or a data frame, as the source model answered.
+    """The answer to `data`: an array, a list or a dict of arrays, or a data frame, as the source model answered.
 
     Args:
         outputs: All outputs of the runtime, by name.
@@ -127,7 +127,7 @@ def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
         return pd.Series(next(iter(chosen.values())), index=data.index)
     if kind in ("array", "series") and len(chosen) == 1:
         return next(iter(chosen.values()))
-    return chosen
+    return list(chosen.values()) if kind == "list" else chosen
 
 
 def _is_pandas(data: Any, kind: str) -> bool:

@@ -140,6 +140,20 @@ def gives_a_dict(path: Path) -> bool:
     return isinstance(inner, dict) and isinstance(inner.get("output_layers"), dict)
 
 
+def output_layers(path: Path) -> tuple[str, ...]:
+    """The layers whose outputs are the answer, where that is a flat list of several tensors; empty for any other.
+
+    Raises:
+        RefusedError: The archive can't be read.
+    """
+    with zipped(path) as archive:
+        inner = _config(archive).get("config")
+    listed = inner.get("output_layers") if isinstance(inner, dict) else None
+    if not isinstance(listed, list) or len(listed) < 2 or not all(map(_is_tensor, listed)):
+        return ()
+    return tuple(str(tensor[0]) for tensor in listed)
+
+
 @contextmanager
 def zipped(path: Path) -> Iterator[zipfile.ZipFile]:
     """The archive, opened. Raises RefusedError when it is none, or unpacks to far more than it holds."""
@@ -299,6 +313,11 @@ def _input(config: Mapping[str, Any]) -> Input:
     return Input(str(config.get("name")), dtype, (None, *sizes[1:]))
 
 
+def _is_tensor(described: Any) -> bool:
+    """Whether it is one `[layer, 0, 0]`, and not a list of such."""
+    return isinstance(described, list) and bool(described) and isinstance(described[0], str)
+
+
 def _names(structure: Any) -> Iterator[str]:
     """The layers of `input_layers`: one `[name, 0, 0]`, a list or a dict of them, in Keras's order, which sorts a
     dict."""
@@ -306,7 +325,7 @@ def _names(structure: Any) -> Iterator[str]:
         for key in sorted(structure):
             yield from _names(structure[key])
     elif isinstance(structure, list):
-        if structure and isinstance(structure[0], str):
+        if _is_tensor(structure):
             yield structure[0]
         else:
             for item in structure:

@@ -15,6 +15,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -64,6 +65,8 @@ class TensorFlowSource(Exporter):
     requires = ("tensorflow", "keras", "tf2onnx", "onnx")
     extra = "tensorflow"
     framework: ClassVar[str] = "TensorFlow (graph)"
+    lists_outputs: ClassVar[bool] = True
+    """Whether MLflow's pyfunc answers with a list where Keras does."""
     capabilities = SourceCapabilities(forms=("onnx", "tflite", "stablehlo"), toolchain="tensorflow")
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
@@ -113,8 +116,10 @@ class TensorFlowSource(Exporter):
         return mlmodel.named_example(source, Signature(inputs=declared, outputs=()))
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
+        payload = _payload(source, self.name)
+        kind = "dict" if _answers_a_dict(payload) else "list" if self.lists_outputs and _layers(payload) else "array"
         return {
-            "kind": "dict" if _answers_a_dict(_payload(source, self.name)) else "array",
+            "kind": kind,
             "outputs": [],  # all that the graph has
             "columns": None,
             "frame_in_frame_out": not mlmodel.has_tensor_signature(source),
@@ -129,6 +134,7 @@ class KerasSource(TensorFlowSource):
 
     name = "keras"
     framework = "Keras (TensorFlow graph)"
+    lists_outputs = False  # it stacks outputs of one shape, before the batch, and fails on others
 
 
 # ------------------------------------------------------------------------------------------- without TensorFlow
@@ -190,6 +196,37 @@ def _answers_a_dict(payload: _Payload) -> bool:
     if payload.archive:
         return keras_archive.gives_a_dict(payload.path)
     return [tensor.name for tensor in saved_model.signature(payload.path).outputs] != ["output_0"]
+
+
+def _layers(payload: _Payload) -> tuple[str, ...]:
+    """The layers that a list of several outputs comes from; empty where it is none, or the file does not say."""
+    return keras_archive.output_layers(payload.path) if payload.archive else ()
+
+
+def _named_outputs(
+    outputs: Sequence[tuple[str, str, tuple[int | None, ...]]], layers: Sequence[str], source: SourceModel
+) -> list[tuple[str, str, tuple[int | None, ...]]]:
+    """Several outputs that have no names of their own, with those of the model's MLflow signature: each that of the
+    layer that gives it, where the signature names the layers; else in order, where its types and sizes are theirs."""
+    names = mlmodel.tensor_names(source)[1] or ()
+    numbered = [f"output_{number}" for number in range(len(outputs))]
+    if [name for name, _, _ in outputs] != numbered or len(set(names)) != len(outputs):
+        return list(outputs)
+    if set(names) == set(layers):
+        names = tuple(layers)
+    elif not all(map(_fits, outputs, mlmodel.read(source).outputs or ())):
+        return list(outputs)
+    return [(name, dtype, shape) for name, (_, dtype, shape) in zip(names, outputs, strict=True)]
+
+
+def _fits(output: tuple[str, str, tuple[int | None, ...]], spec: Mapping[str, Any]) -> bool:
+    """Whether a tensor of the signature has that type and these sizes, as far as both say."""
+    _, dtype, shape = output
+    described = spec.get("tensor-spec", {})
+    sizes = list(described.get("shape") or ())
+    if described.get("dtype") != dtype or len(sizes) != len(shape):
+        return False
+    return all(one in (None, size) or size == -1 for one, size in zip(shape, sizes, strict=True))
 
 
 def _specs(
@@ -255,7 +292,7 @@ def _archived(source: SourceModel, payload: _Payload) -> Iterator[_Network]:
             return model(packed, training=False)
 
         shapes = [(tensor.name, tensor.dtype, (None, *tensor.shape[1:])) for tensor in inputs]
-        yield _traced(tensorflow, run, shapes, source)
+        yield _traced(tensorflow, run, shapes, source, _layers(payload))
 
 
 _AS_SAVED_MODEL = (
@@ -317,12 +354,15 @@ def _saved(source: SourceModel, payload: _Payload) -> Iterator[_Network]:
         yield _traced(tensorflow, run, [tuple(tensor) for tensor in described.inputs], source)
 
 
-def _traced(tensorflow: Any, run: Callable[..., Any], inputs: Sequence[Any], source: SourceModel) -> _Network:
+def _traced(
+    tensorflow: Any, run: Callable[..., Any], inputs: Sequence[Any], source: SourceModel, layers: Sequence[str] = ()
+) -> _Network:
     """The function of the inputs that gives the outputs as a list.
 
     Args:
         run: Tensors in order → a tensor, or a list or a dict of tensors.
         inputs: Name, type and shape of each input.
+        layers: Those that a list of several outputs comes from, where they are known.
     """
     named_inputs, named_outputs = mlmodel.tensor_names(source)
     taken = _specs(inputs, named_inputs)
@@ -346,7 +386,14 @@ def _traced(tensorflow: Any, run: Callable[..., Any], inputs: Sequence[Any], sou
         (name, output.dtype.name, tuple(output.shape))
         for name, output in zip(names, concrete.structured_outputs, strict=True)
     ]
-    return _Network(Signature(inputs=taken, outputs=_specs(outputs, named_outputs)), specs, function, concrete)
+    answered = _specs(_named_outputs(outputs, layers, source), named_outputs)
+    return _Network(Signature(inputs=taken, outputs=_apart(answered, taken)), specs, function, concrete)
+
+
+def _apart(outputs: Sequence[TensorSpec], inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The outputs, with other names where an input has theirs: in a graph that would be one value."""
+    taken = {spec.name for spec in inputs}
+    return tuple(replace(spec, name=f"{spec.name}_out") if spec.name in taken else spec for spec in outputs)
 
 
 def _named(answer: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -86,3 +86,13 @@ def test_a_frame_is_answered_row_by_row_where_outputs_differ_in_size() -> None:
     answered = from_outputs({"y": np.ones((2, 1)), "z": np.arange(6.0).reshape(2, 3)}, frame, how)
     assert [list(map(float, row)) for row in answered["z"]] == [[0, 1, 2], [3, 4, 5]]
     assert answered["y"].tolist() == [1, 1]
+
+
+def test_a_list_is_answered_in_the_order_of_the_outputs() -> None:
+    """Broken: clients that read the first and second array of the original's answer would get a dict, or the arrays in
+    another order."""
+    outputs = {"classes": np.ones((2, 3)), "size": np.zeros((2, 1))}
+    how = {"kind": "list", "outputs": [], "columns": None, "frame_in_frame_out": False}
+    answered = from_outputs(outputs, np.ones((2, 4)), how)
+    assert isinstance(answered, list)
+    assert [array.shape for array in answered] == [(2, 3), (2, 1)]

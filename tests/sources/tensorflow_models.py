@@ -6,6 +6,7 @@ MLflow is not in that toolchain, so the folders are written as `mlflow.keras` an
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -60,6 +61,11 @@ def recurrent() -> keras.Model:
     y = layers.Bidirectional(layers.LSTM(6, return_sequences=True))(x)
     z = layers.GRU(5)(y)
     return keras.Model(x, [layers.Dense(2)(z), layers.GlobalMaxPooling1D()(y)])
+
+
+def two_heads() -> keras.Model:
+    x = keras.Input((4,), name="x")
+    return keras.Model(x, [layers.Dense(3, name="classes")(x), layers.Dense(1, name="size")(x)])
 
 
 def attention() -> keras.Model:
@@ -150,6 +156,17 @@ def archived(folder: Path, model: keras.Model) -> SourceModel:
     return logged(folder, "keras", data="data", keras_backend="tensorflow", save_exported_model=False)
 
 
+def with_names(source: SourceModel, **outputs: int) -> SourceModel:
+    """The same model with a signature of these outputs, each with its features."""
+    specs = [
+        {"type": "tensor", "name": name, "tensor-spec": {"dtype": "float32", "shape": [-1, size]}}
+        for name, size in outputs.items()
+    ]
+    described = {**(source.mlmodel or {}), "signature": {"inputs": None, "outputs": json.dumps(specs)}}
+    (Path(source.path) / "MLmodel").write_text(json.dumps(described))
+    return dataclasses.replace(source, mlmodel=described, digest=digest_tree(Path(source.path)))
+
+
 def saved(folder: Path, module: tf.Module) -> SourceModel:
     tf.saved_model.save(module, str(folder / "tf2model"))
     return logged(folder, "tensorflow", saved_model_dir="tf2model", model_type="tf2-module")
@@ -169,6 +186,7 @@ MODELS: Mapping[str, Callable[[Path], SourceModel]] = {
     "sequential": lambda folder: archived(folder, sequential()),
     "functional": lambda folder: archived(folder, functional()),
     "recurrent": lambda folder: archived(folder, recurrent()),
+    "named-outputs": lambda folder: with_names(archived(folder, two_heads()), size=1, classes=3),
     "attention": lambda folder: archived(folder, attention()),
     "separable": lambda folder: archived(folder, separable()),
     "deferred": lambda folder: archived(folder, deferred()),

@@ -19,7 +19,9 @@ from compile_stage import api
 from compile_stage.core import plugins
 from compile_stage.core.errors import MissingDependencyError
 from compile_stage.core.records import Compliance, SourceModel
+from compile_stage.core.tensors import TensorSpec
 from compile_stage.engine import toolchains
+from compile_stage.sources import tensorflow
 from compile_stage.sources.tensorflow import KerasSource, TensorFlowSource
 
 from .conftest import source_of
@@ -127,6 +129,67 @@ def test_how_the_pyfunc_answers_is_known_without_tensorflow(tmp_path: Path) -> N
     assert TensorFlowSource().prediction_format(source)["kind"] == "dict"
 
 
+def two_heads(*named: str) -> dict[str, Any]:
+    """A Keras model that answers with a list: of the layer `classes` [batch, 3], and of `size` [batch, 1]."""
+    described = sequential(DENSE)
+    inner = described["config"] | {"input_layers": ["image", 0, 0], "output_layers": [[name, 0, 0] for name in named]}
+    return described | {"class_name": "Functional", "config": inner}
+
+
+def outputs_of(*named: tuple[str, int]) -> str:
+    specs = [
+        {"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, size]}, "name": name}
+        for name, size in named
+    ]
+    return json.dumps(specs)
+
+
+def test_a_list_of_outputs_is_answered_as_a_list_by_the_flavor_that_does(tmp_path: Path) -> None:
+    """Broken: clients of a Keras model with two outputs, logged by mlflow.tensorflow, read `predictions[0]` of the
+    original and would get a dict of the published version; or those of mlflow.keras a list that it never gives."""
+    settings = {"data": "data", "keras_backend": "tensorflow"}
+    for flavor, reader, kind in (("tensorflow", TensorFlowSource(), "list"), ("keras", KerasSource(), "array")):
+        keras_model(tmp_path / flavor, two_heads("classes", "size"))
+        assert reader.prediction_format(logged(tmp_path / flavor / "model", flavor, **settings))["kind"] == kind
+    keras_model(tmp_path / "one", two_heads("classes"))
+    source = logged(tmp_path / "one" / "model", "tensorflow", **settings)
+    assert TensorFlowSource().prediction_format(source)["kind"] == "array", "Keras gives the only one as it is"
+
+
+@pytest.mark.parametrize(
+    ("signature", "layers", "names"),
+    [
+        ([("classes", 3), ("size", 1)], ("classes", "size"), ["classes", "size"]),
+        ([("size", 1), ("classes", 3)], ("classes", "size"), ["classes", "size"]),  # by the layers, in any order
+        ([("label", 3), ("length", 1)], ("classes", "size"), ["label", "length"]),  # in order, where they fit
+        ([("length", 1), ("label", 3)], ("classes", "size"), ["output_0", "output_1"]),
+        ([("label", -1), ("length", 1)], (), ["label", "length"]),
+        ([("label", 3)], (), ["output_0", "output_1"]),
+        ([("same", 3), ("same", 1)], (), ["output_0", "output_1"]),
+    ],
+)
+def test_several_outputs_have_the_names_of_the_signature(
+    tmp_path: Path, signature: list[tuple[str, int]], layers: tuple[str, ...], names: list[str]
+) -> None:
+    """Broken: a version's signature promises `classes` and `size`, and it answers `output_0` and `output_1`; or an
+    output is published under the other's name."""
+    (tmp_path / "MLmodel").write_text(
+        json.dumps({"flavors": {"keras": {}}, "signature": {"inputs": NAMED, "outputs": outputs_of(*signature)}})
+    )
+    given = [("output_0", "float32", (None, 3)), ("output_1", "float32", (None, 1))]
+    found = tensorflow._named_outputs(given, layers, source_of(tmp_path, "keras"))
+    assert [name for name, _, _ in found] == names
+    assert [shape for _, _, shape in found] == [(None, 3), (None, 1)]
+    keyed = [("b", "float32", (None, 3)), ("a", "float32", (None, 1))]
+    assert tensorflow._named_outputs(keyed, layers, source_of(tmp_path, "keras")) == keyed, "a dict has its own keys"
+
+
+def test_an_output_that_is_named_as_an_input_has_another_name() -> None:
+    """Broken: a model whose signature calls input and output alike would be a graph in which both are one value."""
+    x, y = (TensorSpec(name=name, dtype="float32", shape=("batch", 2)) for name in "xy")
+    assert [spec.name for spec in tensorflow._apart([x, y], [x])] == ["x_out", "y"]
+
+
 def test_an_example_has_the_name_that_callers_write(tmp_path: Path) -> None:
     """Broken: samples from the logged example would be refused as those of another model."""
     source = keras_model(tmp_path, sequential(DENSE))
@@ -207,6 +270,7 @@ ANSWERS = {
     "sequential": ["output"],
     "functional": ["left", "right"],
     "recurrent": ["output_0", "output_1"],
+    "named-outputs": ["classes", "size"],
     "attention": ["output"],
     "separable": ["output"],
     "deferred": ["output"],

@@ -79,8 +79,9 @@ class Exporter(Plugin, Protocol):
         """How the source's pyfunc answers, so that the published model answers the same way; read by
         `compile_stage.flavor`:
 
-        {"kind": "array" | "dict" | "dataframe" | "series",   what predict() returns for an array (or dict) input; a
-                                                  series is an array for one, and a pandas Series for a DataFrame
+        {"kind": "array" | "dict" | "list" | "dataframe" | "series",   what predict() returns for an array (or dict)
+                                                  input; a series is an array for one, and a pandas Series for a
+                                                  DataFrame; an array of several outputs is a dict
          "outputs": ["label", ...],                which graph outputs it answers with, in order
          "dtype": "float64",                       only where labels of another type than the graph's are answered
          "columns": ["f0", ...] | None,            the data frame's columns that make up the (single) input, in order
