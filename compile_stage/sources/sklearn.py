@@ -19,6 +19,7 @@ from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.sources import encoders, graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
+from compile_stage.sources.sklearn_missing import write_missing_directions
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -392,6 +393,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             f"skl2onnx can't convert {type(_last_step(estimator)).__name__}: {first_line(error)}",
             where=source.uri,
         ) from error
+    write_missing_directions(model, estimator)
     if by_name:
         tabular.join_columns(model, _matrix_columns(by_name, source))
     tabular.without_ml_operators(model)

@@ -99,7 +99,10 @@ class StatsmodelsSource(Exporter):
         return mlmodel.named_example(source, _signature(_weights(_load(source), source)[2]), as_given=True)
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
-        return {**tabular.prediction_format(source, [tabular.PREDICTION]), "kind": "series"}
+        fitted = _load(source)
+        # What a formula was fitted on is looked for by name; a matrix comes in order.
+        columns = _weights(fitted, source)[2] if _formula(fitted) is not None else ()
+        return {**tabular.prediction_format(source, [tabular.PREDICTION], fitted=columns), "kind": "series"}
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("statsmodels", "patsy", "onnx")

@@ -392,6 +392,9 @@ def _export_module(source: SourceModel, module: Any, shapes: Mapping[str, ShapeR
     raw = mlmodel.raw_example(source)
     names, _ = mlmodel.tensor_names(source)
     if isinstance(raw, Mapping):
+        own = _arguments(module, len(raw))
+        if names is not None and set(names) == set(own):  # given by name: the order of forward's arguments holds
+            names = own
         values = [raw[name] for name in names or tuple(raw)]
     else:
         values = list(raw) if isinstance(raw, list | tuple) else [raw.to_numpy() if hasattr(raw, "to_numpy") else raw]
@@ -489,8 +492,9 @@ def _names(source: SourceModel, program: ExportedProgram) -> tuple[tuple[str, ..
     own_outputs = _output_names(program)
     fits_in = inputs is not None and len(inputs) == len(own)
     fits_out = outputs is not None and len(outputs) == len(own_outputs)
-    chosen_in = inputs if fits_in and inputs else own
-    chosen_out = outputs if fits_out and outputs else own_outputs
+    # The same names in another order are the same tensors: the program's own order holds.
+    chosen_in = inputs if fits_in and inputs and set(inputs) != set(own) else own
+    chosen_out = outputs if fits_out and outputs and set(outputs) != set(own_outputs) else own_outputs
     # A model that answers with its own input needs two names.
     return chosen_in, tuple(f"{name}_out" if name in chosen_in else name for name in chosen_out)
 

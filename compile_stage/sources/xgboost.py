@@ -87,6 +87,8 @@ class XGBoostSource(Exporter):
         demand_shapes(wanted, shapes, source)
         booster = _booster(model)
         booster.feature_names = None  # the converter knows columns by number only
+        # Else XGBoost writes no threshold of truth values, and cuts whole ones beyond 32 bits.
+        booster.feature_types = None
         if model is booster:
             # A bare booster predicts with all its trees; the converter would stop at the best round of early stopping.
             booster.set_attr(best_iteration=None, best_score=None)

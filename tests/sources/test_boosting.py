@@ -95,6 +95,22 @@ def test_xgboost_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
     prove_answer(source, rows[:50])
 
 
+def test_xgboost_takes_truth_values_and_whole_numbers(tmp_path: Path, prove: Proof) -> None:
+    """Broken: a model with a column of truth values was refused with "'split_condition'", and whole numbers beyond 32
+    bits were compared with what is left of them there."""
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    draw = np.random.default_rng(0)
+    rows = pd.DataFrame({"flag": draw.random(300) < 0.5, "count": draw.integers(0, 2**36, 300)})
+    wanted = rows["flag"] * 3.0 + (rows["count"] > 2**35)
+    model = xgboost.XGBRegressor(n_estimators=4, n_jobs=1).fit(rows, wanted)
+    numbers = rows.to_numpy(np.float32)
+    source = save(tmp_path / "model", "xgboost", model, numbers)
+    made = prove(source, {"X": numbers}, sizes=(1, 200))
+    np.testing.assert_allclose(
+        run_onnx(made, {"X": numbers})["prediction"].ravel(), model.predict(rows), rtol=1e-4, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "word"), [({"booster": "dart"}, "dart"), ({"objective": "rank:pairwise"}, "rank:pairwise")]
 )

@@ -77,6 +77,25 @@ def test_predictions_are_the_originals_by_column(
     pd.testing.assert_series_equal(answer.astype(np.float64), expected, rtol=1e-5, check_names=False)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_without_a_signature_a_formula_finds_its_columns_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: of a data frame whose columns are in another order than in the formula, each would get another's weight,
+    in every answer of the published model."""
+    mlflow.statsmodels.save_model(
+        smf.ols("y ~ b + a", FRAME).fit(), tmp_path / "model", pip_requirements=["statsmodels"]
+    )
+    source = source_of(tmp_path / "model", "statsmodels")
+    exporter = StatsmodelsSource()
+    model, how = exporter.export(source, {}, tmp_path / "onnx"), exporter.prediction_format(source)
+    monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "true")
+    rows = FRAME[["a", "b"]][5:9]
+    expected = mlflow.pyfunc.load_model(source.path).predict(rows)
+    answer = from_outputs(run_onnx(model, to_batch(rows, model.signature, how)), rows, how)
+    pd.testing.assert_series_equal(answer.astype(np.float64), expected, rtol=1e-5, check_names=False)
+
+
 REFUSED = {
     "log": (lambda: smf.ols("y ~ a + np.exp(b)", FRAME).fit(), COLUMNS, r"its formula computes np.exp\(b\)"),
     "product": (lambda: smf.ols("y ~ a * b", FRAME).fit(), COLUMNS, "its formula computes a:b"),

@@ -22,7 +22,7 @@ from compile_stage.core.records import Compliance, ShapeRange, Target
 from compile_stage.sources import pt2
 from compile_stage.sources.torch import TorchSource
 
-from .conftest import Proof, source_of
+from .conftest import Proof, run_onnx, source_of
 
 torch = pytest.importorskip("torch", reason="the PyTorch source needs torch")
 
@@ -73,6 +73,28 @@ def test_several_inputs_and_outputs_keep_the_signatures_names(tmp_path: Path, pr
     assert example is not None
     assert list(example) == ["a", "b"]
     assert TorchSource().prediction_format(source)["kind"] == "dict"
+
+
+class Ordered(torch.nn.Module):
+    """Names that sort otherwise than they stand."""
+
+    def forward(self, zb: Any, ya: Any) -> Any:
+        return {"zeta": zb * 2, "alpha": ya + 1}
+
+
+@pytest.mark.parametrize("form", ["pt2", "pickle"])
+def test_names_in_another_order_than_the_programs_are_those_of_the_same_tensors(
+    tmp_path: Path, prove: Proof, form: str
+) -> None:
+    """Broken: `alpha` would be answered under the name of `zeta`, or an argument be given what another's name has."""
+    rows = IMAGES[:, 0]
+    signature = infer_signature({"ya": rows, "zb": rows}, {"alpha": rows, "zeta": rows})
+    example = [rows, rows] if form == "pt2" else {"ya": rows, "zb": rows}
+    source = save(tmp_path / "two", Ordered(), example, signature=signature, serialization_format=form)
+    model = prove(source, {"zb": rows, "ya": rows + 5}, compliance=PICKLES)
+    answer = run_onnx(model, {"zb": rows, "ya": rows + 5})
+    np.testing.assert_allclose(answer["zeta"], rows * 2, rtol=1e-6)
+    np.testing.assert_allclose(answer["alpha"], rows + 6, rtol=1e-6)
 
 
 def test_a_batch_that_the_export_fixed_is_refused_when_the_policy_asks_for_another(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Which way scikit-learn's trees send a missing number (NaN), written into their ONNX.
+
+A split sends a NaN to the left or to the right as it was learned, and where no NaN was seen, to where more samples went
+(scikit-learn 1.3 and later). ONNX has a place for it, `nodes_missing_value_tracks_true`, that skl2onnx fills for
+histogram gradient boosting alone: each NaN would go to the right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+    from compile_stage.core.tensors import Array
+
+_LEAF = b"LEAF"
+_NEAR = 1e-5  # relative; thresholds are float64 in scikit-learn and float32 in ONNX
+
+
+def write_missing_directions(model: ModelProto, estimator: Any) -> None:
+    """Have each tree of the graph send a NaN where the fitted tree sends it. A tree that is none of the estimator's is
+    left as it is: whether a NaN is then answered as by the original is compared later (`measure.missing`).
+
+    Args:
+        model: As skl2onnx made it of the estimator.
+    """
+    fitted: dict[int, list[Any]] = {}  # by their number of nodes
+    for tree in _trees(estimator, set()):
+        if np.any(_goes_left(tree)):
+            fitted.setdefault(tree.node_count, []).append(tree)
+    if not fitted:
+        return
+    for node in model.graph.node:
+        if node.domain == "ai.onnx.ml" and node.op_type in ("TreeEnsembleClassifier", "TreeEnsembleRegressor"):
+            _write(node, fitted)
+
+
+def _write(node: NodeProto, fitted: Mapping[int, Sequence[Any]]) -> None:
+    named = {entry.name: entry for entry in node.attribute}
+    if any(named["nodes_missing_value_tracks_true"].ints):  # the converter knew
+        return
+    of_tree = np.asarray(named["nodes_treeids"].ints)
+    directions = np.zeros(len(of_tree), np.int64)
+    for number in np.unique(of_tree):
+        places = np.flatnonzero(of_tree == number)
+        if (tree := _same(named, places, fitted.get(len(places), ()))) is not None:
+            directions[places] = _goes_left(tree)
+    named["nodes_missing_value_tracks_true"].ints[:] = directions.tolist()
+
+
+def _same(named: Mapping[str, Any], places: Array, fitted: Sequence[Any]) -> Any:
+    """Which of the fitted trees, each of as many nodes, these were made of; None where there is none. Trees are found
+    by their splits, since an estimator may hold them in any of its attributes."""
+    modes = named["nodes_modes"].strings
+    splits = np.array([modes[place] != _LEAF for place in places])
+    if named["nodes_nodeids"].ints[places[0]] != 0:
+        return None
+    features = np.asarray(named["nodes_featureids"].ints)[places]
+    left = np.asarray(named["nodes_truenodeids"].ints)[places]
+    values = np.asarray(named["nodes_values"].floats)[places]
+    for tree in fitted:
+        if (
+            np.array_equal(tree.children_left >= 0, splits)
+            and np.array_equal(tree.feature[splits], features[splits])
+            and np.array_equal(tree.children_left[splits], left[splits])
+            and np.allclose(tree.threshold[splits], values[splits], rtol=_NEAR, atol=1e-30)
+        ):
+            return tree
+    return None
+
+
+def _goes_left(tree: Any) -> Array:
+    """For each node whether a NaN goes to the left; at leaves 0."""
+    said: Array = np.asarray(getattr(tree, "missing_go_to_left", np.zeros(tree.node_count)), np.int64)
+    return np.where(tree.children_left >= 0, said, 0)
+
+
+def _trees(value: Any, seen: set[int]) -> Iterator[Any]:
+    """The fitted trees in an estimator, and in all that it holds."""
+    if id(value) in seen or isinstance(value, str | bytes | int | float):
+        return
+    seen.add(id(value))
+    if type(value).__module__.startswith("sklearn.tree._") and hasattr(value, "children_left"):
+        yield value
+    elif isinstance(value, Mapping):
+        for held in value.values():
+            yield from _trees(held, seen)
+    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
+        for held in np.ravel(value) if isinstance(value, np.ndarray) else value:
+            yield from _trees(held, seen)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from _trees(vars(value), seen)
