@@ -167,6 +167,8 @@ def _refuse_model(model: Any) -> str | None:
             )
     if type(model).__name__ == _CLASSIFIER and model.get_probability_threshold() not in (None, 0.5):
         return "it has a probability threshold of its own, which its export to ONNX would not keep"
+    if type(model).__name__ == _CLASSIFIER and model.classes_.dtype.kind == "f":
+        return "its labels are floats, which CatBoost can't export to ONNX: train it on whole numbers or on text"
     return None
 
 

@@ -182,6 +182,11 @@ def _refuse_model(model: Any) -> str | None:
         )
     if "is_linear=1" in lines:
         return "its leaves are linear models (linear_tree), which its conversion would not keep: train it without"
+    if "average_output" in lines:
+        return (
+            "its answer is the mean of its trees (boosting_type='rf'), which its conversion would not keep: train it "
+            "with another boosting_type, or a forest of scikit-learn"
+        )
     return None
 
 

@@ -200,6 +200,17 @@ def test_lightgbm_refuses_linear_leaves(tmp_path: Path) -> None:
     assert "linear_tree" in (plugins.load("sources", "lightgbm").refuse(source, Compliance()) or "")
 
 
+def test_lightgbm_refuses_forests(tmp_path: Path) -> None:
+    """Broken: the converter adds the trees up, and every candidate misses its tolerances with no cause named."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    rows = np.random.default_rng(0).random((400, 3))
+    settings = {"objective": "regression", "verbose": -1, "num_threads": 1, "boosting_type": "rf"}
+    settings |= {"bagging_freq": 1, "bagging_fraction": 0.6}
+    model = lightgbm.train(settings, lightgbm.Dataset(rows, label=rows.sum(axis=1)), 3)
+    source = save(tmp_path / "model", "lightgbm", model, rows)
+    assert "boosting_type='rf'" in (plugins.load("sources", "lightgbm").refuse(source, Compliance()) or "")
+
+
 def test_lightgbm_refuses_categories(tmp_path: Path) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
     rows = np.random.default_rng(0).integers(0, 5, (200, 2)).astype(np.float32)
@@ -272,6 +283,13 @@ def test_catboost_with_truth_values_as_labels(tmp_path: Path, prove: Proof) -> N
     source = save(tmp_path / "model", "catboost", model, rows_of(TWO))
     proven = prove(source, {"X": rows_of(TWO)})
     assert [str(spec.dtype) for spec in proven.signature.outputs] == ["bool", "float32"]
+
+
+def test_catboost_refuses_floats_as_labels(tmp_path: Path) -> None:
+    """Broken: a plan took the model, and the run ended in a path of CatBoost's C++ source."""
+    model = catboost_model("CatBoostClassifier", "Logloss", (TWO[0], TWO[1] + 1.0))
+    source = save(tmp_path / "model", "catboost", model, rows_of(TWO))
+    assert "its labels are floats" in (plugins.load("sources", "catboost").refuse(source, Compliance()) or "")
 
 
 def test_catboost_refuses_categories_and_thresholds(tmp_path: Path) -> None:
