@@ -225,6 +225,14 @@ def _signature(estimator: Any, source: SourceModel) -> Signature:
 
     features = getattr(estimator, "n_features_in_", None)
     if features is None:
+        first = next((step for step in _steps(estimator) if hasattr(step, "build_analyzer")), None)
+        if first is not None:
+            kind = type(first).__name__
+            raise SourceError(
+                f"its {kind} reads a list of texts, and columns alone are compiled",
+                fix=f"put it into ColumnTransformer([('text', {kind}(), 'text')]), and fit that on a data frame",
+                where=source.uri,
+            )
         raise SourceError("it is not fitted, or does not say how many features it takes", where=source.uri)
     inputs = _inputs(estimator, source, int(features))
     if is_classifier(estimator):
@@ -309,6 +317,12 @@ def _example_columns(source: SourceModel, signature: Signature, *, as_given: boo
     columns = {}
     for spec in signature.inputs:
         values = raw[spec.name].to_numpy()
+        if values.dtype.kind in "mM":
+            raise SourceError(
+                f"its column {spec.name!r} holds dates or times, which ONNX has not",
+                fix="compute numbers of them before the model, and log the model that takes those",
+                where=source.uri,
+            )
         if spec.dtype == "str" and not all(isinstance(value, str) for value in values):
             raise SourceError(
                 f"its column {spec.name!r} holds something else than text, or nothing",
@@ -391,6 +405,9 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     except Exception as error:
         raise SourceError(
             f"skl2onnx can't convert {type(_last_step(estimator)).__name__}: {first_line(error)}",
+            fix=""
+            if mlmodel.read(source).inputs
+            else "log it with a signature: without, every column is taken for numbers",
             where=source.uri,
         ) from error
     write_missing_directions(model, estimator)

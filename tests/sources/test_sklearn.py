@@ -523,6 +523,16 @@ def test_text_that_can_not_be_converted_exactly_is_refused_with_the_reason(tmp_p
     assert "missing values" in reason
 
 
+def test_a_list_of_texts_is_refused_with_the_columns_that_would_do(tmp_path: Path) -> None:
+    """Broken: a fitted pipeline was called "not fitted"."""
+    texts = ["a cat", "a dog", "two cats", "no dog"]
+    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, [1, 0, 1, 0])
+    source = save(tmp_path / "model", model, np.array(texts), signature=infer_signature(texts, [1]))
+    with pytest.raises(SourceError, match="its TfidfVectorizer reads a list of texts") as refused:
+        SklearnSource().export(source, {}, tmp_path / "onnx")
+    assert "ColumnTransformer" in refused.value.fix
+
+
 def test_text_columns_need_an_example_and_text_in_every_row(tmp_path: Path) -> None:
     """Broken: what can't be tried is published untried, or a missing text ends in a traceback."""
     gone = PEOPLE.head(3).assign(city=["Rome", None, "Oslo"])
