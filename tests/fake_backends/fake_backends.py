@@ -283,7 +283,7 @@ class DiesLater(_Liar):
 
     def change(self, outputs: dict[str, Any]) -> dict[str, Any]:
         DiesLater.calls += 1
-        if DiesLater.calls > 400:  # a validation makes some hundred
+        if DiesLater.calls > 2000:  # a validation makes some hundred, and a measurement some ten thousand
             os._exit(3)
         return outputs
 
