@@ -111,7 +111,11 @@ def default_pip_requirements() -> list[str]:
     """What the original needs where it is served."""
     from importlib.metadata import version
 
-    return [f"{name}=={version(name)}" for name in ("mlflow", "jax", "jaxlib", "flatbuffers", "numpy")]
+    import mlflow
+
+    # By its module: what is installed may be mlflow-skinny, of the same version.
+    others = [f"{name}=={version(name)}" for name in ("jax", "jaxlib", "flatbuffers", "numpy")]
+    return [f"mlflow=={mlflow.__version__}", *others]
 
 
 def write_artifact(

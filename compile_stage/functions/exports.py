@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from compile_stage.core import plugins
 from compile_stage.core.errors import UsageError
 from compile_stage.core.events import Reporter
 from compile_stage.core.run_context import open_context
@@ -54,6 +55,8 @@ def export_version(
     if (refused := options.refuse(to)) is not None:
         problem, fix = refused
         raise UsageError(problem, fix=fix)
+    if options.push:
+        plugins.demand(plugins.load("registries", "oci"))  # before anything is written
     from compile_stage.exports.run import Asked, export
     from compile_stage.verification import named_trust
 

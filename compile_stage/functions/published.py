@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from compile_stage.core import plugins
+from compile_stage.core.errors import UsageError
 from compile_stage.core.events import Reporter
 from compile_stage.core.records import Receipt, Verification
 from compile_stage.core.run_context import open_context
@@ -50,9 +51,9 @@ def verify(
             Where any are named, a signature is demanded.
 
     Raises:
-        UsageError: It would run code, and `allow_code` is false; other versions than those that made it, or another
-            machine, write other bytes; or the policy has no target like its, or is not meant
-            for the model that it was made from.
+        UsageError: `sets` or `policy_roots` without a policy; it would run code, and `allow_code` is false; other
+            versions than those that made it, or another machine, write other bytes; or the policy has no target like
+            its, or is not meant for the model that it was made from.
         IntegrityError: A file, a tag, the signature or the source is not what was published.
         SourceError: The source is refused; a pickle is, unless allowed.
         RegistryError: The version, or its source, can't be had.
@@ -62,6 +63,8 @@ def verify(
     policy = None
     if policy_path is not None:
         policy = load_policy(policy_file(policy_path), sets=sets, roots=policy_roots)
+    elif sets or policy_roots:
+        raise UsageError("--set and --policy-root are about a policy, and none is named", fix="name it with -p POLICY")
     trust = verification.named_trust(trusted_keys)
     with open_context(None, "local") as context:
         published = verification.open_published(context, uri_or_bundle, trust, policy)

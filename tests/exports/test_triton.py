@@ -16,7 +16,7 @@ from exports_of import exported, with_manifest
 from compile_stage import api, flavor
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, digest_tree, list_tree
-from compile_stage.core.errors import GateError, IntegrityError, UsageError
+from compile_stage.core.errors import GateError, IntegrityError, MissingDependencyError, UsageError
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.exports import pbtxt, run, stand_in, triton, triton_config
 from compile_stage.exports.folder import common_differences
@@ -214,6 +214,23 @@ def test_options_of_another_form_are_refused(versions: Any, tmp_path: Path) -> N
     with pytest.raises(UsageError, match="no --storage-uri was given") as caught:
         exported(versions.native, "kserve", tmp_path / "out")
     assert "add --storage-uri" in caught.value.fix
+
+
+def test_a_push_without_its_package_is_refused_before_anything_is_written(
+    versions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: the command ended as "a bug of ours", and left its folder behind."""
+    monkeypatch.setattr("compile_stage.registry.oci.OciRegistry.requires", ("surely_not_installed",))
+    with pytest.raises(MissingDependencyError) as caught:
+        exported(versions.native, "oci", tmp_path / "out", options=api.ExportOptions(push="a.example/b"))
+    assert 'pip install "compile-stage[oci]"' in caught.value.fix
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_a_policy_need_a_policy() -> None:
+    """Broken: `verify URI --set ...` said "verified", and the stricter gate was never applied."""
+    with pytest.raises(UsageError, match="none is named"):
+        api.verify("models:/a/1", sets=["performance.min_speedup=1000"])
 
 
 # --------------------------------------------------------------------------------------------------- the configuration
