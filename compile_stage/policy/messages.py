@@ -38,6 +38,12 @@ _UNITS = {
     "b": "bytes", "bytes": "bytes", "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes", "mib": "mebibytes",
     "gib": "gibibytes", "db": "decibels", "percent": "per cent", "pct": "per cent",
 }  # fmt: skip
+_SIZES = {
+    "microseconds": ("time", 1e-6), "milliseconds": ("time", 1e-3), "seconds": ("time", 1.0), "minutes": ("time", 60.0),
+    "hours": ("time", 3600.0), "nanoseconds": ("time", 1e-9), "bytes": ("size", 1.0), "kilobytes": ("size", 1e3),
+    "megabytes": ("size", 1e6), "gigabytes": ("size", 1e9), "mebibytes": ("size", 2.0**20),
+    "gibibytes": ("size", 2.0**30),
+}  # fmt: skip
 _PERCENT = ("%", "percent", "pct")
 
 
@@ -328,7 +334,7 @@ def _explain_number(node: Node, text: str, wanted: str, path: Path) -> tuple[str
     if (with_unit := _NUMBER_WITH_UNIT.match(text)) and with_unit[2].lower() in {*_UNITS, *_PERCENT, "x"}:
         if with_unit[2].lower() in _PERCENT:
             return f"`{text}` is text, and numbers have no percent sign", _explain_percent(with_unit[1], path, wanted)
-        return f"`{text}` is text: the unit stands in the key's name", f"write {with_unit[1]}"
+        return f"`{text}` is text: the unit stands in the key's name", f"write {_in_unit_of(path, *with_unit.groups())}"
     try:
         float(text)
     except ValueError:
@@ -339,6 +345,17 @@ def _explain_number(node: Node, text: str, wanted: str, path: Path) -> tuple[str
         f"`{text}` is text to YAML 1.1, which wants a point in it and a sign in its exponent",
         f"write {_yaml_float(text)}",
     )
+
+
+def _in_unit_of(path: Path, number: str, unit: str) -> str:
+    """A number with a unit as the key wants it: `1h` of minutes is 60."""
+    given = _UNITS.get(unit.lower(), "")
+    wanted = (
+        next((_UNITS[end] for end in reversed(str(path[-1]).split("_")) if end in _UNITS), given) if path else given
+    )
+    if given == wanted or given not in _SIZES or wanted not in _SIZES or _SIZES[given][0] != _SIZES[wanted][0]:
+        return number
+    return f"{float(number) * _SIZES[given][1] / _SIZES[wanted][1]:.12g}"
 
 
 def _yaml_float(text: str) -> str:

@@ -100,6 +100,14 @@ IN_A_FILE = {
         TARGET + "performance: {p95_latency_ms: 20ms}",
         "p.yaml:5:31: performance.p95_latency_ms: `20ms` is text: the unit stands in the key's name; write 20",
     ),
+    "another unit than the key's": (
+        TARGET + "budget: {minutes: 90s}",
+        "p.yaml:5:19: budget.minutes: `90s` is text: the unit stands in the key's name; write 1.5",
+    ),
+    "a larger unit than the key's": (
+        TARGET + "performance: {max_size_mb: 1.5GB}",
+        "p.yaml:5:28: performance.max_size_mb: `1.5GB` is text: the unit stands in the key's name; write 1500",
+    ),
     "octal": (
         "targets: {t: {threads: 010}}",
         "p.yaml:4:24: targets.t.threads: `010` is read by YAML as 8; write 8, or quote a text",
