@@ -8,7 +8,8 @@ histogram gradient boosting alone: each NaN would go to the right.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,33 +42,48 @@ def write_missing_directions(model: ModelProto, estimator: Any) -> None:
 
 def _write(node: NodeProto, fitted: Mapping[int, Sequence[Any]]) -> None:
     named = {entry.name: entry for entry in node.attribute}
-    if any(named["nodes_missing_value_tracks_true"].ints):  # the converter knew
+    directions = named["nodes_missing_value_tracks_true"].ints
+    if any(directions):  # the converter knew
         return
-    of_tree = np.asarray(named["nodes_treeids"].ints)
-    directions = np.zeros(len(of_tree), np.int64)
+    # Read once: all trees of a forest are in one node, whose lists have an element for each of their nodes.
+    nodes = _Nodes(
+        ids=np.asarray(named["nodes_nodeids"].ints),
+        splits=np.array([mode != _LEAF for mode in named["nodes_modes"].strings]),
+        features=np.asarray(named["nodes_featureids"].ints),
+        left=np.asarray(named["nodes_truenodeids"].ints),
+        thresholds=np.asarray(named["nodes_values"].floats),
+    )
+    of_tree, written = np.asarray(named["nodes_treeids"].ints), np.zeros(len(directions), np.int64)
     for number in np.unique(of_tree):
         places = np.flatnonzero(of_tree == number)
-        if (tree := _same(named, places, fitted.get(len(places), ()))) is not None:
-            directions[places] = _goes_left(tree)
-    named["nodes_missing_value_tracks_true"].ints[:] = directions.tolist()
+        if (tree := _same(nodes, places, fitted.get(len(places), ()))) is not None:
+            written[places] = _goes_left(tree)
+    directions[:] = written.tolist()
 
 
-def _same(named: Mapping[str, Any], places: Array, fitted: Sequence[Any]) -> Any:
-    """Which of the fitted trees, each of as many nodes, these were made of; None where there is none. Trees are found
-    by their splits, since an estimator may hold them in any of its attributes."""
-    modes = named["nodes_modes"].strings
-    splits = np.array([modes[place] != _LEAF for place in places])
-    if named["nodes_nodeids"].ints[places[0]] != 0:
+class _Nodes(NamedTuple):
+    """All nodes of an ensemble, as `[nodes]`: the number within the tree, whether it splits, and by what."""
+
+    ids: Array
+    splits: Array
+    features: Array
+    left: Array
+    thresholds: Array
+
+
+def _same(nodes: _Nodes, places: Array, fitted: Sequence[Any]) -> Any:
+    """Which of the fitted trees, each of as many nodes, those at these places were made of; None where there is none.
+    Trees are found by their splits, since an estimator may hold them in any of its attributes."""
+    if nodes.ids[places[0]] != 0:
         return None
-    features = np.asarray(named["nodes_featureids"].ints)[places]
-    left = np.asarray(named["nodes_truenodeids"].ints)[places]
-    values = np.asarray(named["nodes_values"].floats)[places]
+    splits = nodes.splits[places]
+    features, left, thresholds = (held[places][splits] for held in (nodes.features, nodes.left, nodes.thresholds))
     for tree in fitted:
         if (
             np.array_equal(tree.children_left >= 0, splits)
-            and np.array_equal(tree.feature[splits], features[splits])
-            and np.array_equal(tree.children_left[splits], left[splits])
-            and np.allclose(tree.threshold[splits], values[splits], rtol=_NEAR, atol=1e-30)
+            and np.array_equal(tree.feature[splits], features)
+            and np.array_equal(tree.children_left[splits], left)
+            and np.allclose(tree.threshold[splits], thresholds, rtol=_NEAR, atol=1e-30)
         ):
             return tree
     return None
@@ -81,7 +97,7 @@ def _goes_left(tree: Any) -> Array:
 
 def _trees(value: Any, seen: set[int]) -> Iterator[Any]:
     """The fitted trees in an estimator, and in all that it holds."""
-    if id(value) in seen or isinstance(value, str | bytes | int | float):
+    if id(value) in seen or isinstance(value, str | bytes | int | float | type | ModuleType):
         return
     seen.add(id(value))
     if type(value).__module__.startswith("sklearn.tree._") and hasattr(value, "children_left"):
@@ -92,5 +108,5 @@ def _trees(value: Any, seen: set[int]) -> Iterator[Any]:
     elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
         for held in np.ravel(value) if isinstance(value, np.ndarray) else value:
             yield from _trees(held, seen)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
+    elif hasattr(value, "__dict__"):
         yield from _trees(vars(value), seen)
