@@ -18,16 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compile_stage.measure.operator_rows import (
-    Known,
-    NotFollowedError,
-    named,
-    partly_known,
-    reduced,
-    rows_of,
-    run_node,
-    size_of,
-)
+from compile_stage.measure.known_tensors import Known, NotFollowedError, reduced
+from compile_stage.measure.operator_rows import named, partly_known, rows_of, run_node, size_of
 from compile_stage.plugin_support import onnx_weights
 
 if TYPE_CHECKING:

@@ -3,139 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compile_stage.plugin_support import onnx_weights
+from compile_stage.measure.known_tensors import FEW, NO_ROWS, Known, NotFollowedError, compact, reduced
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import NodeProto, TensorProto, TypeProto
+    from onnx import NodeProto
 
     from compile_stage.core.tensors import Array
-
-    Shape: TypeAlias = tuple[int, ...]
-    Rows: TypeAlias = NDArray[np.uint8]
-    """Of a tensor: for each element the rows that it may depend on, bit i being row i. As many axes as the tensor; of
-    size 1 along one on which it does not depend."""
+    from compile_stage.measure.known_tensors import Rows, Shape
 
 _WHOLE: Mapping[int, type] = {6: np.int32, 7: np.int64}  # by TensorProto.DataType
-_FEW = 1 << 16  # elements of a constant whose values are looked at
-_NONE = np.zeros((), np.uint8)
-
-
-class NotFollowedError(Exception):
-    """Nothing is shown of the graph; the text says why, and goes on from a sentence about the graph."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of a tensor.
-
-    Attributes:
-        kind: TensorProto.DataType.
-        rows: See `Rows`.
-        partly: Values of which those hold whose elements depend on no row: numbers of rows beside places within them.
-        why: The node where elements first depended on several rows; empty where none does.
-    """
-
-    shape: Shape
-    kind: int
-    rows: Rows
-    value: Array | None = None
-    held: TensorProto | None = None
-    why: str = ""
-    partly: Array | None = None
-
-    @classmethod
-    def of(cls, value: Array, kind: int | None = None) -> Known:
-        """A constant."""
-        from onnx import helper
-
-        kind = helper.np_dtype_to_tensor_dtype(value.dtype) if kind is None else kind
-        return cls(value.shape, kind, _NONE.reshape([1] * value.ndim), value)
-
-    @classmethod
-    def weight(cls, tensor: TensorProto) -> Known:
-        """A constant that is read when its values are asked for."""
-        shape = tuple(tensor.dims)
-        return cls(shape, tensor.data_type, _NONE.reshape([1] * len(shape)), held=tensor)
-
-    @classmethod
-    def stacked(cls, parts: Sequence[Known], axis: int) -> Known:
-        """All parts, of one shape, along a new axis."""
-        if len({part.shape for part in parts}) > 1:
-            raise NotFollowedError("a loop in it makes parts of several sizes")
-        first = parts[0]
-        axis %= len(first.shape) + 1
-        shape = (*first.shape[:axis], len(parts), *first.shape[axis:])
-        rows = np.stack([np.broadcast_to(part.rows, part.shape) for part in parts], axis)
-        return cls(shape, first.kind, compact(rows), why=next((part.why for part in parts if part.why), ""))
-
-    @property
-    def is_small(self) -> bool:
-        """Its values may be a shape, axes or places."""
-        return not self.rows.any() and prod(self.shape) <= _FEW
-
-    def values(self) -> Array | None:
-        """Of a small constant; None where they are not known."""
-        if self.value is None and self.held is not None and prod(self.shape) <= _FEW:
-            read: Array = onnx_weights.values(self.held)
-            return read
-        return self.value
-
-    def tensor(self) -> TensorProto | None:
-        """The same as ONNX has it."""
-        from onnx import numpy_helper
-
-        values = self.values()
-        return None if values is None or values.dtype.kind not in "iufb" else numpy_helper.from_array(np.array(values))
-
-    def declared(self) -> TypeProto:
-        """Its type and shape."""
-        from onnx import helper
-
-        return helper.make_tensor_type_proto(self.kind, self.shape)
-
-    def full(self) -> Rows:
-        """The rows of every element."""
-        return np.broadcast_to(self.rows, self.shape)
-
-    def full_along(self, axis: int) -> Rows:
-        """The rows, with all elements of one axis."""
-        shape = list(self.rows.shape)
-        shape[axis] = self.shape[axis]
-        return np.broadcast_to(self.rows, shape)
-
-    def at(self, axis: int, place: int) -> Known:
-        """One slice of an axis, without that axis."""
-        axis %= len(self.shape)
-        shape = self.shape[:axis] + self.shape[axis + 1 :]
-        values = self.values()
-        part = values.take([place], axis).reshape(shape) if values is not None else None
-        rows = self.full_along(axis).take([place], axis)
-        return Known(shape, self.kind, rows.reshape(rows.shape[:axis] + rows.shape[axis + 1 :]), part, why=self.why)
-
-    def flipped(self, axis: int) -> Known:
-        """Backwards along an axis."""
-        return Known(self.shape, self.kind, np.flip(self.rows, axis), why=self.why)
-
-
-def compact(rows: Rows) -> Rows:
-    """Of size 1 along axes on which nothing depends."""
-    for axis in range(rows.ndim):
-        if rows.shape[axis] > 1 and bool(np.all(rows == (first := rows.take([0], axis)))):
-            rows = first
-    return rows
-
-
-def reduced(rows: Rows, axes: Iterable[int]) -> Rows:
-    """All elements along the axes together, in an axis of size 1."""
-    together: Rows = np.bitwise_or.reduce(rows, axis=tuple(axes), keepdims=True, dtype=np.uint8)
-    return together
 
 
 def _whole(value: Known | None) -> np.uint8:
@@ -190,22 +71,11 @@ _MOVE = _flat(
 )
 _BY_ROW = {
     **dict.fromkeys(
-        (
-            *(
-                "Conv",
-                "ConvTranspose",
-                "ConvInteger",
-                "QLinearConv",
-                "AveragePool",
-                "MaxPool",
-                "LpPool",
-                "LRN",
-                "Col2Im",
-            ),
-            *("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "InstanceNormalization", "GroupNormalization"),
-            *("Resize", "Upsample", "AffineGrid", "STFT", "TfIdfVectorizer", "OneHotEncoder"),
-            *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "SVMClassifier", "SVMRegressor"),
-            *("LinearClassifier", "LinearRegressor", "Normalizer"),
+        _flat(
+            "Conv ConvTranspose ConvInteger QLinearConv AveragePool MaxPool LpPool LRN Col2Im GlobalAveragePool"
+            " GlobalMaxPool GlobalLpPool InstanceNormalization GroupNormalization Resize Upsample AffineGrid STFT"
+            " TfIdfVectorizer OneHotEncoder TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor SVMClassifier"
+            " SVMRegressor LinearClassifier LinearRegressor Normalizer"
         ),
         (0,),
     ),
@@ -236,12 +106,12 @@ def rows_of(node: NodeProto, inputs: Sequence[Known | None], shapes: Sequence[Sh
     attributes = {one.name: one for one in node.attribute}
     if name in _SIZES:
         _demand_none(node, inputs if name not in ("Shape", "Size", "EyeLike") else ())
-        return [_NONE.reshape([1] * len(shape)) for shape in shapes]
+        return [NO_ROWS.reshape([1] * len(shape)) for shape in shapes]
     if name in _ELEMENTWISE:
         return [_together(inputs, shape) for shape in shapes]
     if name in _OF_THE_FIRST:
         rest = _all_of(inputs[1:]) if name != "CastLike" else np.uint8(0)
-        return [_first(inputs).rows | rest, *[_NONE.reshape([1] * len(shape)) for shape in shapes[1:]]]
+        return [_first(inputs).rows | rest, *[NO_ROWS.reshape([1] * len(shape)) for shape in shapes[1:]]]
     if name in _SPECIAL:
         return _SPECIAL[name](node, attributes, inputs, shapes, version)
     raise NotFollowedError(f"its operator {name} is not one that is followed")
@@ -291,7 +161,7 @@ def _first(inputs: Sequence[Known | None]) -> Known:
 
 def _together(inputs: Iterable[Known | None], shape: tuple[int, ...]) -> Rows:
     """Element by element, as ONNX broadcasts."""
-    rows = _NONE.reshape([1] * len(shape))
+    rows = NO_ROWS.reshape([1] * len(shape))
     for one in inputs:
         if one is not None:
             rows = rows | one.rows
@@ -352,7 +222,7 @@ def partly_known(node: NodeProto, inputs: Sequence[Known | None], version: int) 
     moved = len(inputs) if node.op_type == "Concat" else 1
     values: list[Array | None] = []
     for number, one in enumerate(inputs):
-        if one is None or one.kind not in _WHOLE or prod(one.shape) > _FEW:
+        if one is None or one.kind not in _WHOLE or prod(one.shape) > FEW:
             return None
         value = one.values()
         if value is None and number < moved:
@@ -482,7 +352,7 @@ def _einsum(
         raise NotFollowedError(f"the equation of its {named(node)} is not one that is followed")
     if not arrow:
         result = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
-    rows = _NONE.reshape([1] * len(shapes[0]))
+    rows = NO_ROWS.reshape([1] * len(shapes[0]))
     for term, one in zip(terms, inputs, strict=True):
         if one is None:
             continue
@@ -583,9 +453,7 @@ def _scatter_elements(
     data, places, new = _first(inputs), _first(inputs[1:]), _first(inputs[2:])
     axis = _attribute(attributes, "axis", 0) % len(data.shape)
     put = reduced(places.full() | new.full(), [axis])
-    if any(size not in (1, data.shape[at]) for at, size in enumerate(places.shape) if at != axis):
-        return [data.rows | _all_of(inputs[1:])]
-    if any(size < data.shape[at] for at, size in enumerate(places.shape) if at != axis):
+    if any(size != data.shape[at] for at, size in enumerate(places.shape) if at != axis):
         return [data.rows | _all_of(inputs[1:])]
     return [compact(data.full() | put)]
 
@@ -607,7 +475,7 @@ def _recurrent(
 
     def of_batch(one: Known | None, axis: int) -> Rows:
         if one is None:
-            return _NONE.reshape(1)
+            return NO_ROWS.reshape(1)
         return reduced(one.rows, [at for at in range(len(one.shape)) if at != axis]).ravel()
 
     padded = [*inputs, *[None] * 8]
@@ -627,7 +495,7 @@ def _by_row(
     of_rows = _BY_ROW[node.op_type]
     found = []
     for shape in shapes:
-        rows, rank = _NONE.reshape([1] * len(shape)), len(shape)
+        rows, rank = NO_ROWS.reshape([1] * len(shape)), len(shape)
         for place, one in enumerate(inputs):
             if one is None:
                 continue
