@@ -37,18 +37,21 @@ def storage_trouble() -> Iterator[None]:
 def storage_error(
     error: BaseException | None, codes: Collection[int] = (*_FULL, *_REFUSED, errno.ENOENT)
 ) -> StorageError | None:
-    """What to say when a disk or a folder is at the bottom of `error`; None when it is something else.
-
-    Libraries wrap: what they caught is looked for too.
-    """
-    while error is not None:
-        if errno.ENOENT in codes and (gone := _removed(error)) is not None:
+    """What to say when a disk or a folder is at the bottom of `error`; None when it is something else."""
+    for caught in _with_causes(error):
+        if errno.ENOENT in codes and (gone := _removed(caught)) is not None:
             return removed(gone)
-        code, place = _code_and_place(error)
+        code, place = _code_and_place(caught)
         if code in codes and code is not None:
             return StorageError(_said(code), fix=_FIX, where=place)
-        error = error.__cause__ or error.__context__
     return None
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what was caught before it: libraries wrap."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def removed(path: str | os.PathLike[str]) -> RemovedError:
@@ -96,17 +99,16 @@ def explained(error: BaseException) -> CompileStageError:
     return storage_error(error) or InternalError(f"{type(error).__name__}: {error}")
 
 
-def _too_many_open(error: BaseException | None) -> UsageError | None:
+def _too_many_open(error: BaseException) -> UsageError | None:
     """What to say where no further file could be opened, also of an error that calls the file damaged; None when it is
     something else."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+    for caught in _with_causes(error):
+        if isinstance(caught, OSError) and caught.errno in (errno.EMFILE, errno.ENFILE):
             return UsageError(
-                f"no further file can be opened: {os.strerror(error.errno)}",
+                f"no further file can be opened: {os.strerror(caught.errno)}",
                 fix="allow more (ulimit -n), or end other programs",
-                where=str(error.filename or ""),
+                where=str(caught.filename or ""),
             )
-        error = error.__cause__ or error.__context__
     return None
 
 

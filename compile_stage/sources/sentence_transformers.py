@@ -12,7 +12,6 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,9 +154,7 @@ class SentenceTransformersSource(Exporter):
         tried = text.tried_texts(text.example_texts(mlmodel.raw_example(source)), None)
         if (columns := text.asked_columns(source)) is None:
             return None
-        found = text.predictions_of(loaded, loaded.tokenizer, "sentence-embedding", [*tried, *decoded])
-        # Of a data frame that pyfunc encodes the first column alone.
-        return replace(found, column=(*columns, "")[0], pair=(*columns, "", "")[1]) if found is not None else None
+        return text.predictions_of(loaded, loaded.tokenizer, "sentence-embedding", [*tried, *decoded], columns)
 
     def tokenize(self, source: SourceModel, texts: Sequence[Any]) -> Batch:
         """Texts as the network's inputs: padded to the longest, cut at the model's `max_seq_length`."""
@@ -220,9 +217,11 @@ class _Loaded:
             outputs=(TensorSpec(name=OUTPUT, dtype="float32", shape=(graph.BATCH, int(answer.shape[1]))),),
         )
 
-    def predict(self, texts: Sequence[str]) -> Any:
-        """As MLflow's pyfunc, which hands on the params of the signature."""
-        return self.model.encode(list(texts), **{"show_progress_bar": False, **self.params})
+    def predict(self, data: Any) -> Any:
+        """As MLflow's pyfunc, which hands on the params of the signature, and encodes a list, or of a data frame the
+        first column alone."""
+        texts = list(data.iloc[:, 0]) if hasattr(data, "iloc") else list(data)
+        return self.model.encode(texts, **{"show_progress_bar": False, **self.params})
 
 
 def _folder(source: SourceModel) -> Path:

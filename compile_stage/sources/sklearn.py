@@ -403,13 +403,10 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             where=source.uri,
         ) from error
     except Exception as error:
-        raise SourceError(
-            f"skl2onnx can't convert {type(_last_step(estimator)).__name__}: {first_line(error)}",
-            fix=""
-            if mlmodel.read(source).inputs
-            else "log it with a signature: without, every column is taken for numbers",
-            where=source.uri,
-        ) from error
+        problem = f"skl2onnx can't convert {type(_last_step(estimator)).__name__}: {first_line(error)}"
+        unsigned = "log it with a signature: without, every column is taken for numbers"
+        fix = "" if mlmodel.read(source).inputs else unsigned
+        raise SourceError(problem, fix=fix, where=source.uri) from error
     write_missing_directions(model, estimator)
     if by_name:
         tabular.join_columns(model, _matrix_columns(by_name, source))
