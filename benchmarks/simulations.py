@@ -20,8 +20,11 @@ Seeded: the same figures on every machine.
 - **Accuracy**: an artifact that loses 1.5 points where 1 is allowed with `confidence: 0.95`, or one exactly at the
   limit; as many answers get better and worse beside that as `changes` says. Samples may come in groups of ten that
   share their fate.
-- **p95**: an artifact whose p95 is 5 % above its limit, of lognormal latencies (0.5). Calls come in rounds of 6; the
-  share of a call's spread that its round decides is `shared`.
+- **Two speeds**: two models of the same speed beside a neighbour that works for a share `duty` of each period, and
+  then halves the speed of both, with calls of 20 ms. Beside the stage's interval the one that it had until commit
+  fc88241.
+- **p95**: an artifact whose p95 is 5 % above its limit, of lognormal latencies (`spread`). Calls come in rounds of 6;
+  the share of a call's spread that its round decides is `shared`; what three processes of it differ by is `processes`.
 - **Tokens**: how often the upper bound of a language model's mean divergence is below the true one, where it is taken
   over prompts, and where all tokens count as independent. Divergences are lognormal; the logarithm of a token's has the
   standard deviation 1, an autocorrelation of 0.9 from token to token, and `prompts` from prompt to prompt beside it.
@@ -37,6 +40,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -59,6 +63,7 @@ LATENCY_S = 0.001
 MEMORIES, SPREADS = (0.0, 0.5, 0.9, 0.98), (0.0, 0.02, 0.04)
 SLOWER = 1.03
 NOISY, NOISY_ROUNDS = 0.06, 30
+TURN_S, REST_S, CALL_S = 0.04, 0.02, 0.02
 MEASURE_S, RESTART_S, ROUND_S = 60.0, 6.0, 0.35
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 
@@ -171,6 +176,50 @@ def speedup_cell(
     return {key: count / trials for key, count in shares.items()} | {"half_width": float(np.median(widths))}
 
 
+class Neighbour(Machine):
+    """Both models have calls of two speeds, by whether a neighbour works when they begin."""
+
+    def __init__(self, period_s: float, duty: float, generator: np.random.Generator) -> None:
+        super().__init__(0.0, 0.01, generator)
+        self._period_s, self._duty, self._time_s = period_s, duty, float(generator.uniform(0, 10))
+
+    def start(self) -> Iterator[tuple[list[float], list[float]]]:
+        born, order = self._spread * self._generator.standard_normal(2), np.arange(2)
+        for number in range(self._most):
+            order = order[::-1] if number % 2 else self._generator.permutation(2)
+            calls = {int(which): self._turn(float(born[which])) for which in order}
+            yield calls[0], calls[1]
+
+    def rest(self) -> None:
+        self._time_s += 3 + float(self._generator.uniform(0, self._period_s))
+
+    def _turn(self, born: float) -> list[float]:
+        self._time_s += REST_S * (1 + 0.2 * float(self._generator.random()))
+        calls = []
+        for _ in range(int(TURN_S / CALL_S)):
+            works = self._time_s / self._period_s % 1 < self._duty
+            noise = abs(float(self._generator.normal(0, CALL_NOISE)))
+            calls.append(CALL_S * (2 if works else 1) * float(np.exp(born + noise)))
+            self._time_s += calls[-1]
+        return calls
+
+
+def speeds_cell(period_s: float, duty: float, trials: int, *, centred: bool) -> dict[str, float]:
+    """How often the interval of five starts holds the truth, and 10 % slower passes.
+
+    Args:
+        centred: Around the quotient of all calls, however the starts lie.
+    """
+    generator = np.random.default_rng([int(1000 * period_s), int(100 * duty)])
+    held, passed = 0, 0
+    with patch.object(stats, "_OFF_CENTRE", np.inf if centred else stats._OFF_CENTRE):
+        for trial in range(trials):
+            ratio = ratio_now(Neighbour(period_s, duty, generator), trial, MORE_PROCESSES)
+            held += ratio.low <= 1 <= ratio.high
+            passed += passes(ratio, 1.1)
+    return {"held": held / trials, "slower_passes": passed / trials}
+
+
 def starts_cell(memory: float, spread: float, trials: int, *, fixed: bool) -> dict[str, float]:
     """Five starts, each ended by the stage's rule: how often the interval holds the truth, its median half width, and
     rounds of a measurement."""
@@ -215,12 +264,11 @@ def allocation_cell(noise: float, spread: float, trials: int, *, three: bool) ->
     return {**shares, "half_width": float(np.median(widths)), "seconds": float(np.mean(seconds))}
 
 
-def passes(ratio: Any) -> bool:
-    """Whether an artifact that is 3 % slower passes `min_speedup: 1.0` by an interval that was measured like this
-    one."""
+def passes(ratio: Any, slower: float = SLOWER) -> bool:
+    """Whether an artifact that is slower passes `min_speedup: 1.0` by an interval that was measured like this one."""
     timing = Timing(
         latency_s=(0.001,), batch_size=1, stable=True, environment="", rounds=1,
-        speedup=ratio.value / SLOWER, speedup_interval=(ratio.low / SLOWER, ratio.high / SLOWER),
+        speedup=ratio.value / slower, speedup_interval=(ratio.low / slower, ratio.high / slower),
     )  # fmt: skip
     measured = Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1)
     return check_performance((SPEEDUP,), measured, 1)[0].outcome is Outcome.PASS
@@ -264,27 +312,30 @@ def drop_passes(
 # ------------------------------------------------------------------------------------------------------------------ p95
 
 
-def p95_passes(calls: int, shared: float, trials: int, *, before: bool = False) -> float:
+def p95_passes(
+    calls: int, shared: float, spread: float, processes: float, trials: int, *, before: bool = False
+) -> float:
     """The share of trials in which an artifact whose p95 is 5 % above its limit passes.
 
     Args:
         shared: Share of a call's variance that its round decides.
-        before: By the p95 of the calls that were made, as until commit c17ed4a, instead of its upper bound.
+        spread: Standard deviation of a call's logarithm.
+        processes: That of a process of the artifact, of which there are three.
+        before: Processes of it are not looked at, as until commit fc88241.
     """
-    generator = np.random.default_rng([calls, int(shared * 100)])
-    passed, size, spread = 0, 6, 0.5
-    limit_ms = 1e3 * 0.01 * np.exp(spread * 1.6449) / 1.05
+    generator = np.random.default_rng([calls, int(shared * 100), int(spread * 100), int(processes * 100)])
+    passed, size, starts = 0, 6, stats.FEW_PROCESSES
+    limit_ms = 1e3 * 0.01 * np.exp(np.hypot(spread, processes) * 1.6449) / 1.05
     gate = Gate(metric="p95_latency_ms", limit=limit_ms, direction="at_most", unit="ms")
     for _ in range(trials):
-        rounds = -(-calls // size)
+        rounds = starts * -(-calls // (size * starts))
+        of_rounds = np.repeat(np.arange(starts), rounds // starts)
         own = generator.normal(0, np.sqrt(1 - shared), (rounds, size))
-        latency = 0.01 * np.exp(spread * (own + generator.normal(0, np.sqrt(shared), (rounds, 1))))
-        if before:
-            passed += bool(np.quantile(latency.ravel()[:calls], 0.95) * 1e3 <= limit_ms)
-            continue
+        own += generator.normal(0, np.sqrt(shared), (rounds, 1))
+        latency = 0.01 * np.exp(spread * own + processes * generator.standard_normal(starts)[of_rounds, None])
         timing = Timing(
             latency_s=tuple(latency.ravel().tolist()), batch_size=1, stable=True, environment="", rounds=rounds,
-            turns=(size,) * rounds,
+            turns=(size,) * rounds, processes=() if before else tuple(of_rounds.tolist()),
         )  # fmt: skip
         measured = Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1)
         passed += check_performance((gate,), measured, 1)[0].outcome is Outcome.PASS
@@ -383,20 +434,20 @@ def accuracy_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
     return rows
 
 
+def speeds_rows(trials: int) -> list[dict[str, Any]]:
+    cells = [{"period_s": period_s, "duty": duty} for period_s in (0.1, 0.12, 0.5) for duty in (0.3, 0.5, 0.7)]
+    return paired_rows("speeds", cells, speeds_cell, trials, "centred")
+
+
 def p95_rows(trials: int) -> list[dict[str, Any]]:
     rows = []
-    for calls in (60, 234, 600):
-        for shared in (0.0, 0.3):
-            rows.append(
-                {
-                    "question": "p95",
-                    "calls": calls,
-                    "shared": shared,
-                    "passes": p95_passes(calls, shared, trials),
-                    "before_passes": p95_passes(calls, shared, trials, before=True),
-                }
-            )
-            print(rows[-1], flush=True)
+    cells = [(calls, shared, 0.5, 0.0) for calls in (60, 234, 600) for shared in (0.0, 0.3)]
+    cells += [(calls, 0.0, 0.1, processes) for calls in (234, 600) for processes in (0.0, 0.04, 0.1)]
+    for calls, shared, spread, processes in cells:
+        row = {"question": "p95", "calls": calls, "shared": shared, "spread": spread, "processes": processes}
+        now, then = (p95_passes(calls, shared, spread, processes, trials, before=way) for way in (False, True))
+        rows.append({**row, "passes": now, "before_passes": then})
+        print(rows[-1], flush=True)
     return rows
 
 
@@ -434,7 +485,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
-    questions = ("speedup", "starts", "allocation", "accuracy", "p95", "tokens")
+    questions = ("speedup", "starts", "allocation", "speeds", "accuracy", "p95", "tokens")
     parser.add_argument("--question", choices=questions, help="only this one")
     results.add_save_option(parser)
     options = parser.parse_args(arguments)
@@ -447,6 +498,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += starts_rows(max(50, options.trials // 5))
         if options.question in (None, "allocation"):
             record.rows += allocation_rows(max(50, options.trials // 5))
+        if options.question in (None, "speeds"):
+            record.rows += speeds_rows(max(50, options.trials // 5))
         if options.question in (None, "accuracy"):
             record.rows += accuracy_rows(options.trials, before)
         if options.question in (None, "p95"):

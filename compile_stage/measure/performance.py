@@ -133,7 +133,7 @@ def _throughput(gate: Gate, timing: Timing) -> Check:
 def _latency(gate: Gate, timing: Timing, rounds: Sequence[Sequence[float]], of: str) -> Check:
     """Passes when the upper bound of the p95 holds the limit: the p95 of so many calls by itself is as often below the
     true one as above."""
-    interval, calls = quantile_interval(rounds, GATED), len(timing.latency_s)
+    interval, calls = quantile_interval(rounds, GATED, processes=timing.processes), len(timing.latency_s)
     if interval is None:
         tell = effective_calls(rounds, GATED)
         as_many = "" if tell >= calls else f", which tell as much as {tell:.0f} independent ones"

@@ -5,21 +5,34 @@ independent calls the k-th smallest lies above the true q-quantile with the prob
 below it, which is binomial, whatever the latencies' distribution.
 
 Calls of one round share the machine's state, and so do neighbouring rounds. So they are counted as the number of
-independent calls that tell as much.
+independent calls that tell as much. And calls of one process share what it was born with: the bounds reach as far as
+the quantiles of the single processes differ, or as is assumed where these are too few to show it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from compile_stage.core.records import Timing
-from compile_stage.measure.stats import Interval, by_round, longer_memory, samples_needed
+from compile_stage.measure.stats import (
+    ASSUMED_SPREAD,
+    FEW_PROCESSES,
+    Interval,
+    by_round,
+    longer_memory,
+    samples_needed,
+    student_t,
+)
 
 GATED = 0.95
 """The quantile that a policy may limit: p95_latency_ms."""
+
+_LEAST_S = 1e-9
+"""A time per token is a difference of two calls, and may come out as less than nothing."""
 
 
 def rounds_of_calls(timing: Timing) -> Sequence[Sequence[float]]:
@@ -29,19 +42,26 @@ def rounds_of_calls(timing: Timing) -> Sequence[Sequence[float]]:
 
 def percentile(timing: Timing, q: float) -> float | None:
     """The q-quantile (`q=0.95` for p95) of a timing's calls, in seconds, or None where so few independent ones can't
-    carry it: the rule of the gate on it. Of the median, which no round's mood moves far, all calls count."""
+    carry it: the rule of the gate on it. Of the median, which no round's mood moves far, all calls count. Above p95 it
+    is None where p95 is: of the few calls that lie so far out it is not seen what they have in common."""
     calls = timing.latency_s
+    if q > GATED and percentile(timing, GATED) is None:
+        return None
     number = len(calls) if q <= 0.5 else int(effective_calls(rounds_of_calls(timing), q))
     if number < samples_needed(q):
         return None
     return float(np.quantile(np.asarray(calls, dtype=np.float64), q))
 
 
-def quantile_interval(rounds: Sequence[Sequence[float]], q: float, confidence: float = 0.95) -> Interval | None:
+def quantile_interval(
+    rounds: Sequence[Sequence[float]], q: float, confidence: float = 0.95, *, processes: Sequence[int] = ()
+) -> Interval | None:
     """The q-quantile of all calls, and its bounds, each with that confidence by itself.
 
     Args:
         rounds: Seconds per call, one list for each round.
+        processes: Of each round, which start of the process it belongs to; empty where that was not noted: the bounds
+            are then those of this process.
 
     Returns:
         None where so few independent calls leave no upper bound: see `stats.samples_needed`.
@@ -57,7 +77,35 @@ def quantile_interval(rounds: Sequence[Sequence[float]], q: float, confidence: f
     high = calls[math.ceil(above / number * len(calls)) - 1]
     low = calls[max(0, math.floor(below / number * len(calls)) - 1)]
     value = float(np.quantile(calls, q))
-    return Interval(value=value, low=min(float(low), value), high=max(float(high), value), confidence=confidence)
+    interval = Interval(value=value, low=min(float(low), value), high=max(float(high), value), confidence=confidence)
+    return _over_processes(interval, rounds, processes, q) if processes and value > 0 else interval
+
+
+def _over_processes(
+    interval: Interval, rounds: Sequence[Sequence[float]], processes: Sequence[int], q: float
+) -> Interval:
+    """The interval of a quantile that has room for what the processes of one model differ by.
+
+    Of three and more it reaches at least as far as Student's t over the logarithms of their quantiles. Of fewer,
+    `ASSUMED_SPREAD` comes to what the calls leave open.
+    """
+    calls: dict[int, list[float]] = {}
+    for turn, process in zip(rounds, processes, strict=True):
+        calls.setdefault(process, []).extend(turn)
+    both = 2 * interval.confidence - 1  # each end by itself
+    if len(calls) < FEW_PROCESSES:
+        born = ASSUMED_SPREAD.reach(both) / math.sqrt(len(calls))
+        below, above = (
+            math.hypot(math.log(max(end, _LEAST_S) / interval.value), born) for end in (interval.low, interval.high)
+        )
+    else:
+        logs = [math.log(max(float(np.quantile(part, q)), _LEAST_S)) for part in calls.values()]
+        below = above = student_t(len(logs) - 1, both) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    return replace(
+        interval,
+        low=min(interval.low, interval.value * math.exp(-below)),
+        high=max(interval.high, interval.value * math.exp(above)),
+    )
 
 
 def calls_wanted(q: float, confidence: float = 0.95) -> int:

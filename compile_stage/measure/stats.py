@@ -32,6 +32,12 @@ FEW_ROUNDS = 6
 """Below so many rounds the resampled medians lie between the extremes of the rounds, which is too short an interval (2
 rounds hold the median between them every other time), so Student's t is used there, with the bootstrap's error."""
 
+_OFF_CENTRE = 0.5
+"""Where the mean quotient of the starts is further from that of all calls than this share of the half width, the
+interval reaches as far around it: of calls with two speeds, as beside a neighbour that works half of the time, the
+median of all jumps from one to the other as that of a single start does, and Student's t is right around the mean
+alone."""
+
 _RESAMPLES = 1000
 _GRID = 256  # a resample's median is exact to 0.2 % of the calls
 _BLOCK = 1 << 21  # weights held at once (16 MB)
@@ -195,6 +201,8 @@ def ratio_interval(
         half = student_t(len(quotients) - 1, confidence)
         half *= math.sqrt(variance_over_starts(baseline_rounds, candidate_rounds, processes))
         ends = math.log(value) - half, math.log(value) + half
+        if abs(off := float(quotients.mean()) - math.log(value)) > _OFF_CENTRE * half:
+            ends = ends[0] + min(off, 0.0), ends[1] + max(off, 0.0)
         if half > ASSUMED_SPREAD.reach(confidence) * math.sqrt(2):
             ends = _within_starts(ends, baseline_rounds, candidate_rounds, processes, seed)
         low, high = (_exp(end) for end in ends)

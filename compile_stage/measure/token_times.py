@@ -58,10 +58,10 @@ def token_times(timing: Timing, baseline: Timing | None = None, *, seed: int = 0
         ratios = [_ratio(baseline, timing, what, seed) for what in (FIRST, NEXT)]
     return TokenTimes(
         batch_size=timing.batch_size,
-        first_s=quantile_interval(first, 0.5),
-        next_s=quantile_interval(after, 0.5),
-        first_p95_s=quantile_interval(first, GATED),
-        next_p95_s=quantile_interval(after, GATED),
+        first_s=quantile_interval(first, 0.5, processes=timing.processes),
+        next_s=quantile_interval(after, 0.5, processes=timing.processes),
+        first_p95_s=quantile_interval(first, GATED, processes=timing.processes),
+        next_p95_s=quantile_interval(after, GATED, processes=timing.processes),
         tokens_per_s=tokens_per_s(timing),
         first_ratio=ratios[0],
         next_ratio=ratios[1],
@@ -79,7 +79,7 @@ def tokens_per_s(timing: Timing) -> Interval | None:
     """Output tokens of all sequences of a batch a second; None where it is no language model's, or has too few
     calls."""
     written = timing.batch_size * timing.new_tokens
-    taken = quantile_interval(rounds_of_calls(timing), 0.5)
+    taken = quantile_interval(rounds_of_calls(timing), 0.5, processes=timing.processes)
     if not written or taken is None:
         return None
     return Interval(

@@ -9,6 +9,7 @@ import pytest
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing
 from compile_stage.measure.performance import check_performance, ratio_text
+from compile_stage.measure.quantiles import percentile
 
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 P95 = Gate(metric="p95_latency_ms", limit=20, direction="at_most", unit="ms")
@@ -118,6 +119,39 @@ def test_calls_of_few_states_of_the_machine_are_few_calls() -> None:
     check = only(replace(P95, limit=40), measured(slow))
     assert check.outcome is Outcome.NOT_RUN
     assert "which tell as much as 8 independent ones" in check.reason
+
+
+def test_a_p95_has_room_for_what_processes_differ_by() -> None:
+    """Broken: of artifacts whose processes differ by 10 % and whose p95 is 5 % above its limit 21 % passed, by the
+    calls of three processes as if all came from one."""
+
+    def width(born: list[float], *, noted: bool) -> float:
+        random = np.random.default_rng(0)
+        turns = [own + 0.2 * random.standard_normal(20) for own in born for _ in range(12)]
+        slow = Timing(
+            latency_s=tuple((0.01 * np.exp(np.concatenate(turns))).tolist()), batch_size=1, stable=True,
+            environment="x", rounds=len(turns), turns=(20,) * len(turns),
+            processes=tuple(np.repeat(np.arange(len(born)), 12).tolist()) if noted else (),
+        )  # fmt: skip
+        interval = only(P95, measured(slow)).interval
+        assert interval is not None
+        return float(np.log(interval[1] / interval[0]))
+
+    differ, alike = [0.0, 0.1, -0.1], [0.0, 0.0, 0.0]
+    assert width(differ, noted=True) > 1.3 * width(differ, noted=False)
+    assert width(differ, noted=True) > 1.3 * width(alike, noted=True)
+    assert width([0.0], noted=True) > width([0.0], noted=False)  # 4 % are assumed of one
+
+
+def test_no_p99_is_known_where_no_p95_is() -> None:
+    """Broken: result.json had a p99 and no p95, where the slow calls came in one round and the slowest in many."""
+    turns = [[0.01] * 39 + [0.03]] * 9 + [[0.02] * 40]
+    slow = Timing(
+        latency_s=tuple(call for turn in turns for call in turn), batch_size=1, stable=True, environment="x",
+        rounds=10, turns=(40,) * 10,
+    )  # fmt: skip
+    assert percentile(slow, 0.95) is None
+    assert percentile(slow, 0.99) is None
 
 
 def test_p95_is_that_of_the_batch_size_that_is_served() -> None:
