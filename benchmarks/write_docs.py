@@ -29,7 +29,15 @@ from ray_tables import ray_overhead  # noqa: E402
 from results import Run  # noqa: E402
 from rewrite_tables import graph_rewrites  # noqa: E402
 from serving_tables import predict_cost, served  # noqa: E402
-from simulation_tables import allocation, ends_of_starts, leaving, neighbour, selection, statistics  # noqa: E402
+from simulation_tables import (  # noqa: E402
+    allocation,
+    ends_of_starts,
+    leaving,
+    neighbour,
+    ruined,
+    selection,
+    statistics,
+)
 
 DOCS = results.ROOT / "docs"
 HEAD = """\
@@ -494,7 +502,8 @@ def versions_words(content: dict[str, Any]) -> str:
 SECTIONS = (
     goals, speed_of_winners, by_hand, roofline, every_backend, static_int8, accuracy_control, precisions,
     graph_rewrites, option_tuning, tvm_tuning, own_cost, memory, time_to_verdict, predict_cost, served, language_models,
-    operators, statistics, ends_of_starts, allocation, selection, leaving, neighbour, fleets, cache_hits, ray_overhead,
+    operators, statistics, ruined, ends_of_starts, allocation, selection, leaving, neighbour, fleets, cache_hits,
+    ray_overhead,
     runs,
 )  # fmt: skip
 

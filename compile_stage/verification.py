@@ -36,7 +36,8 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.core.uris import is_uri
-from compile_stage.measure.gates import CLASSES_ONLY, in_force
+from compile_stage.measure.gates import in_force
+from compile_stage.measure.label_needs import CLASSES_ONLY
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.recompute import describe, holds, refuse_published
 from compile_stage.rebuilding import rebuild as make_again

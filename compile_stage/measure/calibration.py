@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.measure.elementwise import F64, NotMeasurableError
-from compile_stage.measure.task_intervals import Score
+from compile_stage.measure.task_intervals import Score, far_apart
 
 if TYPE_CHECKING:
     from compile_stage.core.records import JsonMap
@@ -43,5 +43,6 @@ def ece(codes: NDArray[np.int64], logs: F64, options: JsonMap) -> Score:
     def of(weights: F64) -> F64:
         return np.asarray(np.abs(weights @ off).sum(axis=1) / weights.sum(axis=1))
 
-    # One changed answer takes up to 1 / n out of one bin, and puts as much into another.
-    return Score(value, of, None, np.stack([number, right], axis=1), 2 / len(codes))
+    # One ruined answer takes up to 1 / n out of one bin, and puts as much into another.
+    answers = np.stack([confidence, right], axis=1)
+    return Score(value, of, None, answers, 2 / len(codes), far_apart(answers))

@@ -14,6 +14,7 @@ from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.classes import CLASS_METRICS, has_classes
 from compile_stage.measure.columns import COLUMN_METRICS
 from compile_stage.measure.elementwise import DISTANCE_METRICS
+from compile_stage.measure.label_needs import CLASSES_ONLY
 from compile_stage.measure.resemblance import RESEMBLANCE
 from compile_stage.measure.similarity import SIMILARITY_METRICS
 from compile_stage.measure.stats import RESOLUTION
@@ -23,10 +24,6 @@ from compile_stage.measure.tokens import TEXT_METRICS, TOKEN_METRICS, is_text
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
-
-CLASSES_ONLY = "classes_only"
-"""Option of a task gate that nobody asked for by name: it holds where there are classes, and is left out, with a word,
-for a regression."""
 
 FLOAT_METRICS = (*DISTANCE_METRICS, "allclose", *COLUMN_METRICS)
 """Of floating outputs, whatever their axes mean."""

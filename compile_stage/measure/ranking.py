@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from compile_stage.measure.elementwise import F64, NotMeasurableError
 from compile_stage.measure.stats import Statistic
-from compile_stage.measure.task_intervals import Score
+from compile_stage.measure.task_intervals import FAR, Score, far_apart
 
 if TYPE_CHECKING:
     from compile_stage.core.records import JsonMap
@@ -59,9 +59,8 @@ def ranking(metric: str, truth: Array, output: Array, options: JsonMap, groups: 
         groups: `[n]`, numbered from 0: the query of each sample, if there are queries.
     """
     ranked = _ranked(metric, truth, output, groups)
-    lists = truth.ndim == 2
-    if metric == "ndcg" or lists or options.get("per_query"):
-        return _by_query(metric, ranked, int(options.get("k", K)), () if not lists else truth.shape)
+    if metric == "ndcg" or truth.ndim == 2 or options.get("per_query"):
+        return _by_query(metric, ranked, int(options.get("k", K)))
     return _spearman(ranked)
 
 
@@ -98,7 +97,7 @@ def _ranked(metric: str, truth: Array, output: Array, groups: NDArray[np.int64] 
 # ------------------------------------------------------------------------------------------------------------ by query
 
 
-def _by_query(metric: str, ranked: _Ranked, k: int, shape: tuple[int, ...]) -> Score:
+def _by_query(metric: str, ranked: _Ranked, k: int) -> Score:
     """The mean over the queries. Those whose labels have no order, and for ndcg those without a relevant item, are left
     out, of both models alike."""
     values, samples = [], []
@@ -119,7 +118,9 @@ def _by_query(metric: str, ranked: _Ranked, k: int, shape: tuple[int, ...]) -> S
 
     # A query may lose all that it has, and for a correlation as much again.
     worst = float(of_query.max()) + (1.0 if metric == "spearman" else 0.0)
-    return Score(float(of_query.mean()), of, None, _orders(ranked, shape), worst / ranked.count)
+    answers = np.zeros(ranked.count)
+    answers[first] = of_query
+    return Score(float(of_query.mean()), of, None, answers, worst / ranked.count, FAR * worst)
 
 
 def _ndcg(truth: F64, scores: F64, k: int) -> float:
@@ -136,22 +137,6 @@ def _rho(truth: F64, scores: F64) -> float:
     from scipy.stats import spearmanr
 
     return float(spearmanr(truth, scores).statistic) if np.ptp(scores) > 0 else 0.0
-
-
-def _orders(ranked: _Ranked, shape: tuple[int, ...]) -> Array:
-    """`[n]`, or `[n, k]` of lists: the place of each item within its query, ties by the order of items. What is not
-    ranked has 0."""
-    places = np.zeros(len(ranked.scores))
-    for items in ranked.lists():
-        places[items[np.argsort(-ranked.scores[items], kind="stable")]] = 1 + np.arange(len(items))
-    if not shape:
-        whole = np.zeros(ranked.count)
-        whole[ranked.sample] = places
-        return whole
-    rows = np.zeros(shape)
-    number = np.arange(len(places)) - np.searchsorted(ranked.sample, ranked.sample)
-    rows[ranked.sample, number] = places
-    return rows
 
 
 # --------------------------------------------------------------------------------------------------------- all at once
@@ -173,12 +158,21 @@ def _spearman(ranked: _Ranked) -> Score:
             rho = np.where(scale > 0, (drawn * x * y).sum(axis=1) / scale, 0.0)
         return np.where(known, rho, np.nan)
 
-    whole = np.zeros(ranked.count)
-    whole[ranked.sample] = np.argsort(np.argsort(ranked.scores, kind="stable"), kind="stable") + 1
     value = _rho(ranked.truth, ranked.scores)
-    # One of n items moved from one end to the other: its squared distance and those of the others add up to n^2 + n,
-    # and 1 - 6 sum d^2 / (n^3 - n) falls by 6 / (n - 1).
-    return Score(value, of, None, whole, 6 / max(len(ranked.truth) - 1, 1))
+    places, parts = np.zeros((2, ranked.count))
+    places[ranked.sample] = _standard(ranked.scores)
+    parts[ranked.sample] = -_standard(ranked.truth) * _standard(ranked.scores) / len(ranked.truth)
+    # A ruined answer has the place of another item, which tells nothing of its own.
+    return Score(value, of, None, places, max(value, 0.0) / len(ranked.truth), far_apart(places), parts)
+
+
+def _standard(values: F64) -> F64:
+    """Ranks with mean 0 and standard deviation 1, whose mean product is the rank correlation."""
+    from scipy.stats import rankdata
+
+    ranks = rankdata(values)
+    spread = float(ranks.std())
+    return np.asarray((ranks - ranks.mean()) / (spread if spread > 0 else 1.0))
 
 
 def _ranks(values: F64) -> Statistic:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from compile_stage.core.sample_sizes import samples_for_drop
 from compile_stage.measure.chance import demand_fit
 from compile_stage.measure.elementwise import NotMeasurableError
+from compile_stage.measure.label_needs import missing_labels
 from compile_stage.measure.proportions import drop_interval, effective_share, share_interval
 from compile_stage.measure.stats import Interval
 from compile_stage.measure.task_intervals import TaskResult
@@ -52,6 +53,8 @@ def measure_recall(
     if len(labels) != len(b):
         raise NotMeasurableError(f"there are {len(labels)} labels for {len(b)} samples")
     truth = np.asarray(labels)
+    if problem := missing_labels(truth):
+        raise NotMeasurableError(problem)
     codes, own, classes = predicted_classes(truth, np.asarray(a), np.asarray(b), gate.options)
     base_codes, base, _ = predicted_classes(truth, np.asarray(b), np.asarray(b), gate.options)
     answers = _Answers(own == codes, base == base_codes, groups, gate.confidence or _CONFIDENCE)

@@ -1,8 +1,9 @@
 """Intervals of how much a task metric loses against the baseline on the same samples.
 
 Accuracy is a share, and its interval is that of a paired difference of shares (`measure.proportions`). The other
-metrics are bootstrapped. A bootstrap can't tell a few changed answers from none, so where there are fewer than 10 its
-interval is widened by what the changes that so many samples can't rule out could do.
+metrics are bootstrapped. A bootstrap can't tell a few ruined answers from none, so where there are fewer than 10 its
+interval is widened by what the ruined answers that so many samples can't rule out could do. Rounding moves every
+answer a little and ruins none, so an answer of floats counts where it is as far off as those of other samples are.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 Compared: TypeAlias = Callable[[F64, F64], F64]
 """(candidate's values, baseline's values) → what the gate compares with its limit."""
+
+FAR = 0.2
+"""An answer that is off by more than this share of what answers differ by has lost its sample; rounding, and 8 bits,
+move it less."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,20 @@ class Score:
         of: The same as a function of sample weights.
         losses: `[n]`: each sample's part; None for metrics of pairs of samples.
         answers: `[n]` or `[n, k]`: what the metric reads of the model's output.
-        influence: How much one changed answer can worsen the metric at most.
+        influence: How much one ruined answer worsens the metric, or `[n]`: that of each sample. Samples of which it is
+            the same, those of a class, are counted by themselves.
+        apart: An answer that is further from the original's is a ruined one; 0 where any other answer is.
+        costs: `[n]`: each sample's part of the metric, the more the worse, to which a ruined answer adds `influence` on
+            average; None where `influence` is the most that one can cost.
     """
 
     value: float
     of: Statistic
     losses: F64 | None
     answers: Array
-    influence: float
+    influence: float | F64
+    apart: float = 0.0
+    costs: F64 | None = None
 
 
 @dataclass(frozen=True)
@@ -137,23 +148,28 @@ def interval_of_drop(wanted: Wanted, own: Score, base: Score, compared: Compared
     )
     if interval is None:
         raise NotMeasurableError(f"{count} samples are too few to put an interval around {wanted.gate.metric}")
-    unseen = _unseen_changes(own, base, wanted) * base.influence
+    parts = _parts(own, base, wanted.groups)
+    unseen = max((part.unseen(wanted.confidence) * part.influence for part in parts), default=0.0)
     ends = [float(compared(np.array(own.value + off), np.array(base.value))) for off in (-unseen, unseen)]
     return replace(interval, low=min(interval.low, *ends), high=max(interval.high, *ends))
 
 
 def mean_interval(
-    parts: F64, confidence: float, *, seed: int, groups: NDArray[np.int64] | None = None
+    parts: F64, confidence: float, *, seed: int, groups: NDArray[np.int64] | None = None, shares: bool = False
 ) -> Interval | None:
     """Of the mean of `[n]` samples' values; None for too few of them, or where all are equal and have no bounds.
 
     A share of samples has the binomial's interval. So has the mean of other values between 0 and 1 where fewer than 10
     of them differ from the rest: it is too wide, where a bootstrap would be too narrow.
+
+    Args:
+        shares: Values lie between 0 and 1 by what they are. Then so many of them may lie at either end as the samples
+            can't rule out, where fewer than 10 are far from the rest.
     """
     if len(parts) < 2:
         return None
-    inside = bool(np.all((parts >= 0) & (parts <= 1)))
-    few = int(np.count_nonzero(parts != np.median(parts))) < FEW_CHANGES
+    inside, off = bool(np.all((parts >= 0) & (parts <= 1))), np.abs(parts - np.median(parts))
+    few = int(np.count_nonzero(off)) < FEW_CHANGES
     if inside and (few or bool(np.all((parts == 0) | (parts == 1)))):
         share = effective_share(parts, groups, confidence)
         return share_interval(share * float(parts.sum()), share * len(parts), confidence)
@@ -164,7 +180,15 @@ def mean_interval(
         confidence=confidence,
         groups=groups,
     )
-    return None if interval is None or interval.low == interval.high else interval
+    if interval is None or interval.low == interval.high:
+        return None
+    units = np.arange(len(parts)) if groups is None else groups
+    far, number = len(np.unique(units[off > FAR])), int(units.max()) + 1
+    if not shares or far >= FEW_CHANGES:
+        return interval
+    more = share_interval(far, number, confidence).high - far / number
+    low, high = interval.value * (1 - more), interval.value + more * (1 - interval.value)
+    return replace(interval, low=min(interval.low, low), high=max(interval.high, high))
 
 
 def of_too_few(gate: Gate, result: TaskResult, worse: float, amount: Amount) -> tuple[Outcome, str]:
@@ -201,14 +225,18 @@ def _by_the_square_root(gate: Gate, result: TaskResult, worse: float, amount: Am
 
 
 def needed_samples(gate: Gate, own: Score, base: Score, groups: NDArray[np.int64] | None) -> int | None:
-    """`TaskResult.needed`: the least number that could show the limit if no answer changed at all."""
+    """`TaskResult.needed`: the least number that could show the limit if no answer were ruined at all."""
     drop = gate.options.get("drop")
-    if gate.confidence is None or drop is None or gate.metric == "accuracy" or base.influence <= 0:
+    if gate.confidence is None or drop is None or gate.metric == "accuracy":
         return None
-    if _changed_units(own, base, groups)[0] >= FEW_CHANGES:
-        return None
-    limit = gate.limit * (abs(base.value) if drop == "max_relative_drop" else 1.0)
-    return samples_for_drop(limit / (base.influence * len(base.answers)), gate.confidence)
+    limit, needed = gate.limit * (abs(base.value) if drop == "max_relative_drop" else 1.0), []
+    for part in _parts(own, base, groups):
+        if part.ruined < FEW_CHANGES and part.influence > 0:
+            least = samples_for_drop(limit / (part.influence * part.samples), gate.confidence)
+            if least is None:
+                return None
+            needed.append(math.ceil(least * part.of_all))
+    return max(needed, default=None)
 
 
 def _accuracy_interval(own: Score, base: Score, wanted: Wanted) -> Interval:
@@ -233,19 +261,67 @@ def _losses(score: Score) -> F64:
     return score.losses
 
 
-def _unseen_changes(own: Score, base: Score, wanted: Wanted) -> float:
-    """How many more answers may have changed than did on these samples, where fewer than 10 did; else 0: then a
-    bootstrap shows it."""
-    seen, units = _changed_units(own, base, wanted.groups)
-    if seen >= FEW_CHANGES:
-        return 0.0
-    return (share_interval(seen, units, wanted.confidence).high * units - seen) * len(own.answers) / units
+@dataclass(frozen=True)
+class _Part:
+    """Samples whose ruined answers cost the same: all, or those of a class.
+
+    Attributes:
+        influence: What one ruined answer costs.
+        samples: How many there are.
+        units: Groups among them, or samples.
+        ruined: Units with a ruined answer.
+        harm: What these cost, one ruined answer being 1.
+        of_all: All units of the validation set, over those among these samples.
+    """
+
+    influence: float
+    samples: int
+    units: int
+    ruined: int
+    harm: float
+    of_all: float
+
+    def unseen(self, confidence: float) -> float:
+        """How many more answers may be ruined than are on these samples, where fewer than 10 are; else 0: then a
+        bootstrap shows it.
+
+        Those that are cost what a ruined answer costs at least, since a few that happen to cost little don't make the
+        others cheap.
+        """
+        if self.ruined >= FEW_CHANGES:
+            return 0.0
+        size = self.samples / self.units
+        each = max(1.0, self.harm / (self.ruined * size)) if self.ruined else 1.0
+        return share_interval(self.ruined, self.units, confidence).high * self.samples * each - self.harm
 
 
-def _changed_units(own: Score, base: Score, groups: NDArray[np.int64] | None) -> tuple[int, int]:
-    """How many samples have another answer, or groups in which one has, and of how many."""
-    differs = own.answers != base.answers
-    changed = differs.reshape(len(differs), -1).any(axis=1)
-    if groups is None:
-        return int(changed.sum()), len(changed)
-    return len(np.unique(groups[changed])), int(groups.max()) + 1
+def _parts(own: Score, base: Score, groups: NDArray[np.int64] | None) -> list[_Part]:
+    ruined, influences = _ruined(own, base), np.broadcast_to(base.influence, len(base.answers))
+    groups = np.arange(len(ruined)) if groups is None else groups
+    number = int(groups.max()) + 1
+    parts = []
+    for influence in np.unique(influences):
+        here = influences == influence
+        units, hit = len(np.unique(groups[here])), here & ruined
+        count = len(np.unique(groups[hit]))
+        samples = int(np.count_nonzero(here))
+        harm = count * samples / units
+        if own.costs is not None and base.costs is not None and influence > 0:
+            harm = float((own.costs - base.costs)[hit].sum() / influence)
+        parts.append(_Part(float(influence), samples, units, count, harm, number / units))
+    return parts
+
+
+def _ruined(own: Score, base: Score) -> NDArray[np.bool_]:
+    """`[n]`: which answers are further from the original's than `Score.apart`."""
+    if base.apart == 0:
+        differs = own.answers != base.answers
+        return np.asarray(differs.reshape(len(differs), -1).any(axis=1))
+    off = (own.answers.astype(np.float64) - base.answers.astype(np.float64)).reshape(len(own.answers), -1)
+    return np.asarray(np.sqrt((off**2).sum(axis=1)) > base.apart)
+
+
+def far_apart(answers: F64) -> float:
+    """`Score.apart` of `[n]` or `[n, k]` numbers: a fifth of how far two samples' answers are apart (root mean
+    square). Above what rounding and 8 bits do, and below what an answer that has lost its sample is off by."""
+    return FAR * math.sqrt(2 * float(np.var(answers.reshape(len(answers), -1), axis=0).sum()))

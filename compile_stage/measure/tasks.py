@@ -10,7 +10,6 @@ a few answers changed, which a bootstrap can't tell from none, the interval is w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,10 +23,17 @@ from compile_stage.measure.chance import NUMBERS, demand_fit, demand_less_than_c
 from compile_stage.measure.classes import SUM_SLACK, is_distribution, log_probabilities
 from compile_stage.measure.detection import coco_map
 from compile_stage.measure.elementwise import F64, NotMeasurableError
-from compile_stage.measure.label_needs import RANKINGS, labels_problem
+from compile_stage.measure.label_needs import RANKINGS, labels_problem, missing_labels
 from compile_stage.measure.ranking import ranking
 from compile_stage.measure.stats import Statistic
-from compile_stage.measure.task_intervals import Score, TaskResult, Wanted, interval_of_drop, needed_samples
+from compile_stage.measure.task_intervals import (
+    Score,
+    TaskResult,
+    Wanted,
+    far_apart,
+    interval_of_drop,
+    needed_samples,
+)
 from compile_stage.measure.transcripts import wer
 
 if TYPE_CHECKING:
@@ -72,7 +78,8 @@ def measure_task(
     if len(labels) != len(b):
         raise NotMeasurableError(f"there are {len(labels)} labels for {len(b)} samples")
     truth = np.asarray(labels)
-    if problem := labels_problem(gate.metric, truth, gate.options, queries=groups is not None):
+    problem = labels_problem(gate.metric, truth, gate.options, queries=groups is not None) or missing_labels(truth)
+    if problem:
         raise NotMeasurableError(problem)
     own = _score(gate.metric, truth, np.asarray(a), np.asarray(b), gate.options, groups)
     base = _score(gate.metric, truth, np.asarray(b), np.asarray(b), gate.options, groups)
@@ -151,8 +158,10 @@ def classifies(outputs: Mapping[str, Array], labels: Array) -> bool:
     else.
 
     Whole numbers alone say little (a house's price is one): there must be an output of predicted labels, one of scores
-    `[n, classes]`, or a single score and no more than two labels.
+    `[n, classes]`, or a single score and no more than two labels. Labels that are NaN are missing, and say nothing.
     """
+    if labels.dtype.kind == "f":
+        labels = labels[~np.isnan(labels)]
     if labels.ndim != 1 or (labels.dtype.kind == "f" and bool(np.any(labels != np.floor(labels)))):
         return False
     flat = [o for o in outputs.values() if o.ndim == 1 or (o.ndim == 2 and o.shape[1] == 1)]
@@ -220,10 +229,12 @@ def _score(
         scores = _class_scores(truth, output, baseline, options)
         if metric == "ece":
             return ece(scores.codes, scores.logs, options)
-        return _log_loss(scores) if metric == "log_loss" else _roc_auc(scores.codes, _ranked_by(scores))
+        if metric == "roc_auc":
+            return _roc_auc(scores.codes, _ranked_by(scores))
+        return _log_loss(scores, _class_scores(truth, baseline, baseline, options))
     if metric in RANKINGS:
         return ranking(metric, truth, output, options, groups)
-    return _regression(metric, truth, output)
+    return _regression(metric, truth, output, baseline)
 
 
 def _predicted(truth: Array, output: Array, baseline: Array, options: JsonMap) -> Array:
@@ -344,19 +355,20 @@ def _of_labels(
         return np.asarray((scores * share).sum(axis=1) / share.sum(axis=1))
 
     influence = _influence_on_f1(hot_truth.sum(axis=0), hot_predicted.sum(axis=0), average, positive)
-    return Score(float(value), of, 1 - right, classes[predicted], influence)
+    return Score(float(value), of, 1 - right, classes[predicted], influence[truth])
 
 
-def _influence_on_f1(support: F64, predicted: F64, average: str, positive: int) -> float:
-    """What one right answer that turns wrong costs at most: its own class loses a hit, another gets a wrong one."""
+def _influence_on_f1(support: F64, predicted: F64, average: str, positive: int) -> F64:
+    """`[classes]`: what one right answer that turns wrong costs at most: its own class loses a hit, another gets a
+    wrong one."""
     total = support + predicted
     with np.errstate(divide="ignore", invalid="ignore"):
         lost_hit = np.where(support > 0, 2 / total, 0.0)
         wrong_hit = np.where(total > 0, 1 / (total + 1), 0.0)
     if average == "binary":
-        return float(max(lost_hit[positive], wrong_hit[positive]))
+        return np.where(np.arange(len(total)) == positive, lost_hit[positive], wrong_hit[positive])
     share = support / support.sum() if average == "weighted" else (support > 0) / np.count_nonzero(support)
-    return float(np.max(share * lost_hit) + np.max(share * wrong_hit))
+    return np.asarray(share * lost_hit + np.max(share * wrong_hit))
 
 
 @dataclass(frozen=True)
@@ -399,15 +411,29 @@ def _class_scores(truth: Array, output: Array, baseline: Array, options: JsonMap
     return _ClassScores(codes, given, logits, log_probabilities(given, logits=logits))
 
 
-def _log_loss(scores: _ClassScores) -> Score:
+def _log_loss(scores: _ClassScores, base: _ClassScores) -> Score:
     from sklearn.metrics import log_loss
 
-    codes = scores.codes
-    probabilities = np.exp(scores.logs) if scores.logits else np.clip(scores.given, 0, None)
-    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    codes, count = scores.codes, len(scores.codes)
+    probabilities, before = _normalized(scores), _normalized(base)
     value = log_loss(codes, probabilities, labels=range(probabilities.shape[1]))
-    losses = -np.log(np.clip(probabilities[np.arange(len(codes)), codes], _LEAST, 1 - _LEAST))
-    return Score(float(value), _mean(losses), losses, probabilities, -math.log(_LEAST) / len(codes))
+    losses, base_losses = (_surprise(each)[np.arange(count), codes] for each in (probabilities, before))
+    # A ruined answer is that to another sample. To a rare class it is wrong nearly always, so each class counts.
+    by_others = _surprise(before).mean(axis=0)
+    sizes = np.bincount(codes, minlength=len(by_others))
+    more = by_others - np.bincount(codes, weights=base_losses, minlength=len(by_others)) / np.maximum(sizes, 1)
+    influence = np.where(more > 0, more, by_others)[codes] / count
+    apart = far_apart(before)
+    return Score(float(value), _mean(losses), losses, probabilities, influence, apart, losses / count)
+
+
+def _normalized(scores: _ClassScores) -> F64:
+    probabilities = np.exp(scores.logs) if scores.logits else np.clip(scores.given, 0, None)
+    return np.asarray(probabilities / probabilities.sum(axis=1, keepdims=True))
+
+
+def _surprise(probabilities: F64) -> F64:
+    return np.asarray(-np.log(np.clip(probabilities, _LEAST, 1 - _LEAST)))
 
 
 def _ranked_by(scores: _ClassScores) -> F64:
@@ -425,21 +451,26 @@ def _roc_auc(codes: NDArray[np.int64], scores: F64) -> Score:
     from scipy.stats import rankdata
     from sklearn.metrics import roc_auc_score
 
-    # What it reads of an answer is its place among all: scores that differ in the last digit alone are no other answer.
-    places = rankdata(scores, axis=0)
+    # What it reads of an answer is its place among all.
+    places = rankdata(scores, axis=0) / len(scores)
     count = scores.shape[1]
     missing = sorted(set(range(count)) - set(codes.tolist()))
     if missing:
         raise NotMeasurableError(f"no sample is of class number {missing[0]}, so roc_auc is not defined")
     # One sample at the wrong end of the ranking loses all pairs that it is part of.
     sizes = np.bincount(codes, minlength=count)
-    influence = float(np.mean(1 / np.minimum(sizes, len(codes) - sizes)))
+    beside = 1 / (len(codes) - sizes)
+    influence, apart = ((beside.sum() - beside + 1 / sizes) / count)[codes], far_apart(places)
     if count == 2:
         second = scores[:, 1]
-        return Score(float(roc_auc_score(codes, second)), _auc(codes == 1, second), None, places, influence)
-    value = np.mean([roc_auc_score(codes == c, scores[:, c]) for c in range(count)])
+        return Score(float(roc_auc_score(codes, second)), _auc(codes == 1, second), None, places, influence, apart)
+    value = float(np.mean([roc_auc_score(codes == c, scores[:, c]) for c in range(count)]))
     each = [_auc(codes == c, scores[:, c]) for c in range(count)]
-    return Score(float(value), lambda weights: np.mean([of(weights) for of in each], axis=0), None, places, influence)
+
+    def of(weights: F64) -> F64:
+        return np.asarray(np.mean([of_one(weights) for of_one in each], axis=0))
+
+    return Score(value, of, None, places, influence, apart)
 
 
 def _auc(positive: NDArray[np.bool_], scores: F64) -> Statistic:
@@ -461,12 +492,12 @@ def _auc(positive: NDArray[np.bool_], scores: F64) -> Statistic:
     return of
 
 
-def _regression(metric: str, truth: Array, output: Array) -> Score:
+def _regression(metric: str, truth: Array, output: Array, baseline: Array) -> Score:
     from sklearn import metrics
 
     if truth.dtype.kind not in "iuf" or output.dtype.kind != "f":
         raise NotMeasurableError(f"{metric} compares numbers, and these are {truth.dtype} and {output.dtype}")
-    y, p = (values.reshape(len(values), -1).astype(np.float64) for values in (truth, output))
+    y, p, before = (values.reshape(len(values), -1).astype(np.float64) for values in (truth, output, baseline))
     if y.shape != p.shape:
         raise NotMeasurableError(f"labels have {y.shape[1]} values for each sample, and the output has {p.shape[1]}")
     functions: dict[str, Callable[..., Any]] = {
@@ -479,15 +510,20 @@ def _regression(metric: str, truth: Array, output: Array) -> Score:
     value = float(functions[metric](y, p))
     errors, centred = np.abs(y - p), y - y.mean(axis=0)
     losses = errors.mean(axis=1)
-    # An answer that is wrong by all that the labels span; a root rises by less than the root of what is added.
-    spans = np.ptp(y, axis=0)
+    costs = errors if metric == "mae" else errors**2
+    # A ruined answer is that to another sample: by so much it is further off than its own.
+    more = _more_by_others(y, before, squared=metric != "mae")
+    squares = ((y - before) ** 2).mean(axis=0)
     influence = {
-        "mae": float(spans.mean()) / len(y),
-        "rmse": float(np.mean(np.sqrt((errors**2).mean(axis=0) + spans**2 / len(y))) - value),
-        "r2": float(np.mean(spans**2 / np.maximum((centred**2).sum(axis=0), np.finfo(float).tiny))),
+        "mae": float(more.mean()) / len(y),
+        "rmse": float(np.mean(np.sqrt(squares + more / len(y)) - np.sqrt(squares))),
+        "r2": float(np.mean(more / np.maximum((centred**2).sum(axis=0), np.finfo(float).tiny))),
     }[metric]
+    costs = costs.mean(axis=1) * influence / more.mean()
+    spans = np.where(np.ptp(before, axis=0) > 0, np.ptp(before, axis=0), 1.0)
+    answers, apart = p / spans, far_apart(before / spans)
     if metric == "mae":
-        return Score(value, _mean(losses), losses, p, influence)
+        return Score(value, _mean(losses), losses, answers, influence, apart, costs)
 
     def rmse(weights: F64) -> F64:
         return np.asarray(np.sqrt(weights @ errors**2 / weights.sum(axis=1, keepdims=True)).mean(axis=1))
@@ -497,7 +533,25 @@ def _regression(metric: str, truth: Array, output: Array) -> Score:
         scale = np.where(total > 1e-12 * (weights @ centred**2), total, np.nan)
         return np.asarray((1 - weights @ errors**2 / scale).mean(axis=1))
 
-    return Score(value, rmse if metric == "rmse" else r2, losses, p, influence)
+    return Score(value, rmse if metric == "rmse" else r2, losses, answers, influence, apart, costs)
+
+
+def _more_by_others(truth: F64, answers: F64, *, squared: bool) -> F64:
+    """`[k]`: by how much the errors `|truth - answer|`, or their squares, of `[n, k]` are larger on average where each
+    sample has the answer to another one; those of the labels' span where they are not."""
+    count, errors = len(truth), np.abs(truth - answers)
+    if squared:
+        each = (truth**2).mean(axis=0) + (answers**2).mean(axis=0) - 2 * truth.mean(axis=0) * answers.mean(axis=0)
+        errors = errors**2
+    else:
+        ordered = np.sort(answers, axis=0)
+        below = np.stack([np.searchsorted(*pair) for pair in zip(ordered.T, truth.T, strict=True)], axis=1)
+        sums = np.concatenate([np.zeros((1, truth.shape[1])), np.cumsum(ordered, axis=0)])
+        under = np.take_along_axis(sums, below, axis=0)
+        each = (truth * below - under + (sums[-1] - under) - truth * (count - below)).mean(axis=0) / count
+    more = (each - errors.mean(axis=0)) * count / max(count - 1, 1)
+    spans = np.maximum(np.ptp(truth, axis=0), np.finfo(float).tiny)
+    return np.where(more > 0, more, spans**2 if squared else spans)
 
 
 def _mean(values: F64) -> Statistic:

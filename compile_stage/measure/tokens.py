@@ -21,7 +21,7 @@ from compile_stage.core.sample_sizes import samples_for_drop
 from compile_stage.measure.elementwise import BLOCK, F64, Measured, NotMeasurableError, release
 from compile_stage.measure.proportions import FEW_CHANGES, share_interval
 from compile_stage.measure.stats import Interval, Statistic, bootstrap
-from compile_stage.measure.task_intervals import TaskResult, mean_interval
+from compile_stage.measure.task_intervals import FAR, TaskResult, mean_interval
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -139,7 +139,7 @@ def measure_tokens(gate: Gate, tokens: Tokens, *, seed: int, groups: NDArray[np.
     note = f"over {total:,} tokens of {len(counts)} prompts"
     if gate.metric == "token_top1_agreement":
         shares = tokens.same[kept] / counts
-        interval = mean_interval(shares, confidence, seed=seed, groups=groups)
+        interval = mean_interval(shares, confidence, seed=seed, groups=groups, shares=True)
         needed = None if gate.confidence is None else samples_for_drop(1 - gate.limit, gate.confidence)
         badness = _spread(kept, 1 - shares)
         return Measured(float(shares.mean()), badness, note, shares, _ends(interval), needed)
@@ -210,7 +210,7 @@ def measure_text(gate: Gate, tokens: Tokens, *, seed: int, groups: NDArray[np.in
         raise NotMeasurableError(f"{number} prompts are too few to put an interval around {gate.metric}")
     needed = None
     if interval is not None:
-        changed, units = _changed(loss.lost != 0, groups)
+        changed, units = _changed(np.abs(loss.lost) > loss.apart, groups)
         if changed < FEW_CHANGES:
             more = (share_interval(changed, units, confidence).high - changed / units) * loss.worst
             interval = replace(interval, low=interval.low - more, high=interval.high + more)
@@ -228,6 +228,7 @@ class _Loss:
         of: What the gate compares with its limit, as a function of the prompts' weights.
         lost: `[prompts]`: what each loses per token; 0 where nothing changed.
         worst: What a whole share of prompts of 1 that change can cost at most, as far as it is known.
+        apart: A prompt that loses more, or gains it, has changed.
     """
 
     candidate: float
@@ -235,6 +236,7 @@ class _Loss:
     of: Statistic
     lost: F64
     worst: float
+    apart: float
 
 
 def _perplexity(tokens: Tokens, kept: NDArray[np.bool_]) -> _Loss:
@@ -250,7 +252,7 @@ def _perplexity(tokens: Tokens, kept: NDArray[np.bool_]) -> _Loss:
 
     # A text has no worst loss: as far as the worst prompt that was seen.
     lost = (own - base) / counts
-    return _Loss(candidate, baseline, increase, lost, float(np.expm1(np.abs(lost).max())))
+    return _Loss(candidate, baseline, increase, lost, float(np.expm1(np.abs(lost).max())), 0.0)
 
 
 def _accuracy(tokens: Tokens, kept: NDArray[np.bool_], *, relative: bool) -> _Loss:
@@ -267,7 +269,7 @@ def _accuracy(tokens: Tokens, kept: NDArray[np.bool_], *, relative: bool) -> _Lo
             return np.asarray((weights @ (base - own)) / of)
 
     worst = 1 / baseline if relative else 1.0
-    return _Loss(float(own.sum() / counts.sum()), baseline, drop, (base - own) / counts, worst)
+    return _Loss(float(own.sum() / counts.sum()), baseline, drop, (base - own) / counts, worst, FAR)
 
 
 _NO_TEXT = "it needs the text's own tokens as labels, whole numbers [prompts, new tokens]"

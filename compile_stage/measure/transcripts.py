@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compile_stage.measure.elementwise import F64, NotMeasurableError
-from compile_stage.measure.task_intervals import Score
+from compile_stage.measure.task_intervals import FAR, Score
 
 if TYPE_CHECKING:
     from compile_stage.core.records import JsonMap
@@ -35,9 +35,9 @@ def wer(truth: Array, output: Array, options: JsonMap) -> Score:
     def of(weights: F64) -> F64:
         return np.asarray(weights @ errors / (weights @ length))
 
-    # A changed transcript has every word wrong at most, but for words that it makes up.
-    influence = float(length.max() / length.sum())
-    return Score(float(jiwer.wer(said, heard)), of, errors / length, np.array(heard), influence)
+    # A ruined transcript has every word wrong at most, but for words that it makes up.
+    influence, share = float(length.max() / length.sum()), errors / length
+    return Score(float(jiwer.wer(said, heard)), of, share, share, influence, FAR)
 
 
 def transcripts(output: Array, options: JsonMap) -> list[str]:

@@ -345,7 +345,7 @@ def _fitting(has_labels: bool, limits: Node) -> Node:
     It is for data with labels, and gives way to a task metric that the policy chose itself, for all outputs or for one:
     nobody who asks for r2 wants accuracy too. The limit on the recall of a class stays beside metrics that count
     classes too. Whether the labels are classes is seen only when they are read
-    (`measure.gates.CLASSES_ONLY`).
+    (`measure.label_needs.CLASSES_ONLY`).
     """
     tasks = dict(_task_limits(limits))
     chosen = [*tasks.values()]
