@@ -229,9 +229,7 @@ def _score(
         scores = _class_scores(truth, output, baseline, options)
         if metric == "ece":
             return ece(scores.codes, scores.logs, options)
-        if metric == "roc_auc":
-            return _roc_auc(scores.codes, _ranked_by(scores))
-        return _log_loss(scores, _class_scores(truth, baseline, baseline, options))
+        return _log_loss(scores) if metric == "log_loss" else _roc_auc(scores.codes, _ranked_by(scores))
     if metric in RANKINGS:
         return ranking(metric, truth, output, options, groups)
     return _regression(metric, truth, output, baseline)
@@ -411,25 +409,21 @@ def _class_scores(truth: Array, output: Array, baseline: Array, options: JsonMap
     return _ClassScores(codes, given, logits, log_probabilities(given, logits=logits))
 
 
-def _log_loss(scores: _ClassScores, base: _ClassScores) -> Score:
+def _log_loss(scores: _ClassScores) -> Score:
     from sklearn.metrics import log_loss
 
     codes, count = scores.codes, len(scores.codes)
-    probabilities, before = _normalized(scores), _normalized(base)
-    value = log_loss(codes, probabilities, labels=range(probabilities.shape[1]))
-    losses, base_losses = (_surprise(each)[np.arange(count), codes] for each in (probabilities, before))
-    # A ruined answer is that to another sample. To a rare class it is wrong nearly always, so each class counts.
-    by_others = _surprise(before).mean(axis=0)
-    sizes = np.bincount(codes, minlength=len(by_others))
-    more = by_others - np.bincount(codes, weights=base_losses, minlength=len(by_others)) / np.maximum(sizes, 1)
-    influence = np.where(more > 0, more, by_others)[codes] / count
-    apart = far_apart(before)
-    return Score(float(value), _mean(losses), losses, probabilities, influence, apart, losses / count)
-
-
-def _normalized(scores: _ClassScores) -> F64:
     probabilities = np.exp(scores.logs) if scores.logits else np.clip(scores.given, 0, None)
-    return np.asarray(probabilities / probabilities.sum(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    value = log_loss(codes, probabilities, labels=range(probabilities.shape[1]))
+    losses = _surprise(probabilities[np.arange(count), codes])
+    # A ruined answer is that to another sample. To a rare class it is wrong nearly always, so each class counts.
+    by_others = np.array([_surprise(of_class).mean() for of_class in probabilities.T])
+    sizes = np.bincount(codes, minlength=len(by_others))
+    more = by_others - np.bincount(codes, weights=losses, minlength=len(by_others)) / np.maximum(sizes, 1)
+    influence = np.where(more > 0, more, by_others)[codes] / count
+    apart = far_apart(probabilities)
+    return Score(float(value), _mean(losses), losses, probabilities, influence, apart, losses / count)
 
 
 def _surprise(probabilities: F64) -> F64:
