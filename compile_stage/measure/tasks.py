@@ -544,8 +544,8 @@ def _more_by_others(truth: F64, answers: F64, *, squared: bool) -> F64:
         under = np.take_along_axis(sums, below, axis=0)
         each = (truth * below - under + (sums[-1] - under) - truth * (count - below)).mean(axis=0) / count
     more = (each - errors.mean(axis=0)) * count / max(count - 1, 1)
-    spans = np.maximum(np.ptp(truth, axis=0), np.finfo(float).tiny)
-    return np.where(more > 0, more, spans**2 if squared else spans)
+    spans = np.ptp(truth, axis=0)
+    return np.where(more > 0, more, np.maximum(spans**2 if squared else spans, np.finfo(float).tiny))
 
 
 def _mean(values: F64) -> Statistic:

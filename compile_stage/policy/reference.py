@@ -100,7 +100,8 @@ _LIMITS = """\
   the original model on the same samples; `max_relative_drop` is a share of the original's value. For metrics where
   lower is better, a rise is the loss. With `confidence`, the worse end of the interval of the loss must hold, not its
   mean; `confidence: null` looks at the mean. With fewer samples than can ever show the limit (299 for an accuracy of
-  0.01 at 0.95, docs/proof.md), the check is NOT_RUN and says how many it needs. They need `data.validation.labels`.
+  0.01 at 0.95, 300 to 600 for an r2 of 0.01, docs/proof.md), the check is NOT_RUN and says how many it needs. They
+  need `data.validation.labels`.
 - Language models are judged by metrics of their own, on the distribution of each new token after the tokens before it:
   `token_kl: 0.01` is `token_kl: {limit: 0.01}`, `perplexity: 0.02` is `perplexity: {max_relative_increase: 0.02}`.
   Their intervals are over prompts. The shipped limits on them hold for language models alone, in the place of the

@@ -122,7 +122,7 @@ def test_calls_of_few_states_of_the_machine_are_few_calls() -> None:
 
 
 def test_a_p95_has_room_for_what_processes_differ_by() -> None:
-    """Broken: of artifacts whose processes differ by 10 % and whose p95 is 5 % above its limit 21 % passed, by the
+    """Broken: of artifacts whose processes differ by 10 % and whose p95 is 5 % above its limit 24 % passed, by the
     calls of three processes as if all came from one."""
 
     def width(born: list[float], *, noted: bool) -> float:
