@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 from compile_stage.core import archives
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, SourceModel
+
+# 0.11 and older show other types than they make (CVE-2025-54412, CVE-2025-54413); of 0.12 a model card runs code
+# (CVE-2025-54886).
+_SKOPS = Version("0.13")
 
 # What a skops file may hold beyond what skops itself trusts (scikit-learn's estimators, NumPy's types and ufuncs). Only
 # types that store what they are given, and functions that compute on arrays: scikit-learn, NumPy and SciPy also hold
@@ -60,8 +67,13 @@ def refuse(
         return None
     if serialization_format != "skops":
         return (
-            "it is a pickle, and pickled models execute code when loaded: log it with serialization_format='skops', "
-            "or set compliance.allow_pickle in the policy"
+            "it is a pickle, and pickled models execute code when loaded: log it with serialization_format='skops' "
+            "(MLflow 3.9 and newer), or set compliance.allow_pickle in the policy"
+        )
+    if (version := Version(metadata.version("skops"))) < _SKOPS:
+        return (
+            f"it is a skops file, and one can make skops {version} run code that is on nobody's list: "
+            f'pip install "skops>={_SKOPS}", or set compliance.allow_pickle in the policy'
         )
     import skops.io
 

@@ -36,7 +36,7 @@ _NO_SHAPES: Mapping[str, ShapeRange] = {}
 
 _PICKLED = (
     "it is a pickled PyTorch module, and pickled models execute code when loaded: log it with "
-    "serialization_format='pt2', or set compliance.allow_pickle in the policy"
+    "serialization_format='pt2' (MLflow 3.11 and newer), or set compliance.allow_pickle in the policy"
 )
 
 
@@ -378,7 +378,8 @@ def _load_pickle(source: SourceModel) -> Any:
         except Exception as error:
             raise SourceError(
                 f"its pickle can't be loaded: {_reason(error)}",
-                fix="install the packages that it was trained with, or log it with serialization_format='pt2'",
+                fix="install the packages that it was trained with, or log it with serialization_format='pt2' (MLflow "
+                "3.11 and newer)",
                 where=source.uri,
             ) from error
     return module.eval()

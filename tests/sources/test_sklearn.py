@@ -320,6 +320,17 @@ def test_skops_types_that_nobody_declared_are_refused(tmp_path: Path) -> None:
     assert "sklearn.tree._tree.Tree" in (SklearnSource().refuse(source, Compliance()) or "")
 
 
+def test_a_skops_that_can_be_made_to_run_code_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an archive that shows harmless types runs code as it is loaded (CVE-2025-54412), without allow_pickle."""
+    source = save(tmp_path / "model", CLASSIFIERS["forest"]())
+    assert SklearnSource().refuse(source, Compliance()) is None
+    monkeypatch.setattr("importlib.metadata.version", lambda package: {"skops": "0.11.0"}[package])
+    reason = SklearnSource().refuse(source, Compliance())
+    assert reason is not None
+    assert 'pip install "skops>=0.13"' in reason
+    assert SklearnSource().refuse(source, PICKLES) is None
+
+
 def test_a_model_can_not_vouch_for_code_of_another_package(tmp_path: Path) -> None:
     import skops.io  # takes seconds, and each test process collects every file
 
