@@ -313,9 +313,9 @@ def _broken_locks(locking: Node, other: Node, merged: Node) -> Iterator[Problem]
     without_other = merge(locking, Node({"targets": bare, **data}, other.place))
     nothing = Node({}, other.place)
     after = resolve(Layers(files=merged, sets=nothing))
-    own = tuple(lock for lock in locks if lock.path[0] not in OVERRIDABLE)
+    own = tuple(lock for lock in locks if not lock.is_of_each_target)
     yield from broken(own, resolve(Layers(files=locking, sets=nothing)), after, other)
-    inherited = tuple(lock for lock in locks if lock.path[0] in OVERRIDABLE)
+    inherited = tuple(lock for lock in locks if lock.is_of_each_target)
     yield from broken(inherited, resolve(Layers(files=without_other, sets=nothing)), after, other)
 
 

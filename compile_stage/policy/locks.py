@@ -3,13 +3,13 @@
 A lock holds for the files that extend the one that declares it, whatever else they extend, for the target's own
 sections in them, and for `--set`. It compares resolved values, so a change that comes by way of a shipped default
 counts, and an equal value does not. A locked limit is compared for each output too, since a limit under `outputs` takes
-its place there.
+its place there. `targets.*` stands for each target, also for one that only a later layer has.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from compile_stage.core import plugins
@@ -22,6 +22,8 @@ from compile_stage.policy.schema import OVERRIDABLE
 
 # What every file says for itself.
 UNLOCKABLE = ("apiVersion", "kind", "name", "extends", "locked")
+
+_EACH = ("targets", "*")
 
 _WORD = re.compile(r'"([^"]*)"|([^."]+)')
 
@@ -38,10 +40,24 @@ class Lock:
     path: Path
     place: Place
 
+    @property
+    def is_of_each_target(self) -> bool:
+        """Whether it holds for each target, whatever its name."""
+        return self.path[0] in OVERRIDABLE or self.path[:2] == _EACH
+
+    def paths(self, targets: Iterable[str]) -> list[Path]:
+        """The values or sections that it locks, where these targets are."""
+        if self.path[:2] == _EACH:
+            return [("targets", name, *self.path[2:]) for name in targets]
+        inherited = targets if self.path[0] in OVERRIDABLE else ()
+        return [self.path, *(("targets", name, *self.path) for name in inherited)]
+
     def covers(self, path: Path) -> bool:
         """Whether a resolved value is locked. A section that a target may override is locked in the targets too."""
         if path[: len(self.path)] == self.path:
             return True
+        if self.path[:2] == _EACH and path[:1] == ("targets",) and path[1:2] not in ((), ("*",)):
+            return self.covers((*_EACH, *path[2:]))
         if path[:1] == ("targets",) and self.path[0] in OVERRIDABLE and self.covers(path[2:]):
             return True
         depth = _to_precision(path)
@@ -69,6 +85,13 @@ def unknown_locks(tree: Node) -> Iterator[Problem]:
         for depth, word in enumerate(path):
             above = path[:depth]
             known = _known(above)
+            if "*" in str(word) and not known and path[: depth + 1] != _EACH:
+                wrong = f"{element.value!r} is not a key that can be locked"
+                allowed = (
+                    f"`*` stands for all targets only, as in targets.*.threads: lock {show_path(above)} as a whole"
+                )
+                yield Problem(element.place, show_path(("locked", index)), wrong, allowed, code=Code.LOCKED)
+                break
             if not known and not holds_keys(above):
                 wrong = f"{element.value!r} is not a key that can be locked"
                 allowed = f"{show_path(above)} holds no keys: lock it as a whole"
@@ -110,14 +133,12 @@ def broken(locks: tuple[Lock, ...], before: Node, after: Node, over: Node) -> It
         over: The layer itself, for the place of what it changes.
     """
     for lock in locks:
-        paths = [lock.path]
-        if lock.path[0] in OVERRIDABLE:
-            paths += [("targets", name, *lock.path) for name, _ in after.items("targets")]
-        for path in paths:
+        for path in lock.paths([name for name, _ in after.items("targets")]):
             for changed, was, now in _differences(before.get(*path), after.get(*path), path):
                 yield _problem(lock, changed, was, now, over, f"is locked by {lock.place.origin}")
             for limit in _of_outputs(path, before, after):
-                wrong = f"takes the place of {show_path(lock.path)}, which is locked by {lock.place.origin}"
+                locked = path if lock.path[:2] == _EACH else lock.path
+                wrong = f"takes the place of {show_path(locked)}, which is locked by {lock.place.origin}"
                 for changed, was, now in _differences(_in_force(before, limit), _in_force(after, limit), limit):
                     yield _problem(lock, changed, was, now, over, wrong)
 

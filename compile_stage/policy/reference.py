@@ -69,7 +69,8 @@ In an editor with the YAML language server, a policy's first line may be
   holds for every output: one under `outputs` that takes its place is an error, unless it is equal. Each precision has
   limits of its own: lock `tolerances` where a team may choose the precision (`int8-dynamic`) and not its limits.
   Waivers and data are values of their own: lock `waivers` and `data` where a team may not waive a gate or choose the
-  samples (and `data.robustness`). `explain` shows what is locked.
+  samples (and `data.robustness`). `targets.*.threads` is locked of all targets: of one that only a later file names it
+  stays the default. `*` means nothing elsewhere, and is an error there. `explain` shows what is locked.
 - A `file:` data source is relative to the policy file that names it; in `--set`, to the current folder.
 - `--set targets.edge.threads=4` takes a dotted path and a YAML value. A key that holds a point is quoted:
   `--set 'tolerances.fp32."python:a.b:c"=null'`.

@@ -310,3 +310,49 @@ def test_a_policy_is_refused_exactly_when_a_locked_value_differs(write, base, te
     problems = said(write(as_yaml(team, extends=["base.yaml"], **targets)))
     assert bool(problems) == bool(changed), (problems, changed)
     assert all("is locked by base.yaml" in problem for problem in problems)
+
+
+FOR_EACH = "locked: [targets.*.threads, targets.*.tolerances.int8.cosine]\ntargets: {edge: {threads: 2}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "targets: {edge: {threads: 4}}",
+            "targets.edge.threads: is locked by base.yaml:4: it must stay `2` (base.yaml:5)",
+        ),
+        ("targets: {mine: {threads: 4}}", "targets.mine.threads: is locked by base.yaml:4: it must stay `1` (compile_"),
+        ("tolerances: {int8: {cosine: 0.5}}", "targets.edge.tolerances.int8.cosine: is locked by base.yaml:4"),
+        ("targets: {edge: {tolerances: {int8: {cosine: 0.5}}}}", "targets.edge.tolerances.int8.cosine: is locked"),
+        (
+            "targets: {mine: {tolerances: {int8: {outputs: {y: {cosine: 0.5}}}}}}",
+            "targets.mine.tolerances.int8.outputs.y.cosine: takes the place of targets.mine.tolerances.int8.cosine",
+        ),
+    ],
+)
+def test_a_lock_holds_for_all_targets(write, text: str, says: str) -> None:
+    """Broken: `targets.*.threads` is taken for a target called `*`, and locks nothing."""
+    write(FOR_EACH, "base.yaml")
+    (problem,) = said(write(f"extends: [base.yaml]\n{text}\n"))
+    assert f": {says}" in problem
+    assert problem.startswith("p.yaml:5:")
+
+
+def test_a_lock_for_all_targets_holds_against_set_and_leaves_the_rest_free(write) -> None:
+    """Broken: `--set` goes round it, it costs more than it protects, or `explain` does not show it."""
+    write(FOR_EACH, "base.yaml")
+    path = write("extends: [base.yaml]\ntargets: {edge: {batch_sizes: [4]}, mine: {threads: 1, ladder: true}}")
+    assert said(path) == []
+    (problem,) = said(path, "targets.mine.threads=4")
+    assert "targets.mine.threads: is locked by base.yaml:4: it must stay `1` (p.yaml:5)" in problem
+    rows = {row.path: row.locked_by for row in explain(path, today=TODAY)}
+    assert rows["targets.edge.threads"] == rows["targets.mine.tolerances.int8.cosine"] == "base.yaml:4"
+    assert rows["targets.edge.batch_sizes"] == ""
+
+
+@pytest.mark.parametrize("entry", ["targets.edge-*.threads", "targets.t.shapes.*.min", "targets.*.options.*"])
+def test_a_star_that_would_lock_nothing_is_a_mistake(write, entry: str) -> None:
+    """Broken: another pattern than `targets.*` is taken for a name, and protects nothing."""
+    (problem,) = said(write(f"locked: ['{entry}']\ntargets: {{t: {{}}}}"))
+    assert "`*` stands for all targets only, as in targets.*.threads" in problem
