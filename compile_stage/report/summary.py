@@ -100,6 +100,8 @@ def headline(result: RunResult) -> str:
             continue
         speed = how_fast(main_timing(target, winner.measurement), main_timing(target, baseline_of(result, target)))
         through = f", {_through_predict(target)}" if speed and _is_predict_measured(target) else ""
+        if contradicted := _contradiction(target):
+            speed, through = f"speedup in the runtime not known: {contradicted}", f"; {_through_predict(target)}"
         what = f"{winner.job.backend} {winner.job.scheme.name}"
         parts.append(f"{name}: {what} selected{_under_waivers(winner)}{f', {speed}' if speed else ''}{through}")
     return "; ".join(parts) or "no target was run"
@@ -154,7 +156,13 @@ def predict_text(target: TargetResult) -> str:
     medians = f"{numbers.duration(found.original_s)} before, {numbers.duration(found.compiled_s)} after, "
     words = f"{medians if found.original_s is not None else ''}given {rows}"
     slower = "; predict() is slower than the original's" if found.interval and found.interval[1] < 1 else ""
+    if contradicted := _contradiction(target):
+        slower += f"; {contradicted}"
     return f"{runtime}{_through_predict(target)}{span}: {words}{slower}"
+
+
+def _contradiction(target: TargetResult) -> str:
+    return target.predict_speedup.contradiction if target.predict_speedup is not None else ""
 
 
 def _is_predict_measured(target: TargetResult) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,8 @@ from compile_stage.measure.whole_predict import SPEEDUP
 
 PAIRS = 31
 _FEWEST_PAIRS = 5  # Student's t is 2.8 there; a model whose predict() takes seconds has no more
+_BASELINE_OVER_PREDICT = 1.5  # one process of each was seen, and the baseline's turns alternate with those of others
+_TENSORS = ("a data frame", "an array", "a dict of arrays")  # the samples themselves; texts may be longer or shorter
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class PredictComparison:
         except WorkerError as error:  # no result of the model's: not kept
             return PredictSpeedup(reason=error.problem)
         taken: PredictSpeedup = revive(PredictSpeedup, made.value)
-        return taken
+        return replace(taken, contradiction=contradiction(target, taken))
 
     def _measured(self, target: TargetResult, load: Callable[[], Worker]) -> PredictSpeedup:
         compliance, source = self.plan.policy.compliance, self.plan.source
@@ -192,6 +194,29 @@ def judge(pairs: list[tuple[float, float]], rows: int, given: str, seed: int) ->
         original_s=stats.median([pair[0] for pair in pairs]),
         compiled_s=stats.median([pair[1] for pair in pairs]),
         given=given,
+    )
+
+
+def contradiction(target: TargetResult, found: PredictSpeedup) -> str:
+    """What the reports say where the baseline took longer than the original's whole predict() of as many rows, of which
+    it is a part: something held the baseline up, so that each speedup over it is too large. Empty where it did not.
+
+    scikit-learn's predict() computes the label or the probabilities, and the baseline both: one of several outputs may
+    be all that predict() computes.
+    """
+    winner = target.winner
+    base = target.baseline.timing(found.rows) if target.baseline is not None else None
+    if base is None or not base.latency_s or base.new_tokens or found.original_s is None or found.given not in _TENSORS:
+        return ""
+    assert winner is not None
+    outputs = len(winner.artifact.signature.outputs) if winner.artifact is not None else 1
+    baseline_s = stats.median(base.latency_s)
+    if baseline_s <= _BASELINE_OVER_PREDICT * max(outputs, 1) * found.original_s:
+        return ""
+    return (
+        f"the baseline took {baseline_s * 1e3:.3g} ms, and the original's predict(), of which it is a part, "
+        f"{found.original_s * 1e3:.3g} ms: something slowed the baseline down, so that the speedups over it are too "
+        "large; measure again with --remeasure on an idle machine"
     )
 
 

@@ -10,11 +10,12 @@ from types import ModuleType
 import pytest
 
 from compile_stage.cli.render import Display
-from compile_stage.core.records import PredictSpeedup, RunResult
+from compile_stage.core.records import PredictSpeedup, RunResult, TargetResult
 from compile_stage.report import summary
 from compile_stage.report.html import render_html
 from compile_stage.report.junit import render_junit
 from compile_stage.report.markdown import render_markdown
+from compile_stage.steps.predict import contradiction
 
 
 class Log(io.StringIO):
@@ -121,3 +122,41 @@ def test_what_predict_gains_is_said_beside_the_runtime(factory: ModuleType, foun
     """Broken: a predict() that is slower than before looks like a gain, or one that was not measured like none."""
     target = dataclasses.replace(factory.every_ending(), predict_speedup=found)
     assert summary.predict_text(target) == said
+
+
+def slowed_baseline(result: RunResult, times: float, **found: object) -> TargetResult:
+    """The first target with a baseline that took so many times as long as the original's predict()."""
+    target, base = result.targets[0], result.baseline["cpu-server"]
+    assert target.predict_speedup is not None
+    original_s = target.predict_speedup.original_s
+    assert original_s is not None
+    timings = [dataclasses.replace(t, latency_s=(times * original_s,) * len(t.latency_s)) for t in base.timings]
+    taken = dataclasses.replace(target.predict_speedup, **found)  # type: ignore[arg-type]
+    slow = dataclasses.replace(base, timings=tuple(timings))
+    return dataclasses.replace(target, baseline=slow, predict_speedup=taken)
+
+
+def test_a_baseline_that_takes_longer_than_the_predict_that_contains_it_is_said(result: RunResult) -> None:
+    """Broken: something slows the baseline down, and the first line of all reports says `614×` beside `3× through
+    predict()`, without a word."""
+    target = slowed_baseline(result, 20)
+    assert target.predict_speedup is not None
+    said = contradiction(target, target.predict_speedup)
+    assert "the baseline took 52.4 ms, and the original's predict(), of which it is a part, 2.62 ms" in said
+    told = dataclasses.replace(target, predict_speedup=dataclasses.replace(target.predict_speedup, contradiction=said))
+    assert said in summary.predict_text(told)
+    headline = summary.headline(dataclasses.replace(result, targets=(told, *result.targets[1:])))
+    assert f"speedup in the runtime not known: {said}; 1.84× through predict()" in headline
+    assert "6.52×" not in headline
+
+
+@pytest.mark.parametrize(
+    ("times", "found"),
+    [(1.3, {}), (20, {"given": "a list"}), (20, {"rows": 3}), (20, {"original_s": None})],
+    ids=["noise", "other texts", "other rows", "not known"],
+)
+def test_what_need_not_be_a_contradiction_is_none(result: RunResult, times: float, found: dict[str, object]) -> None:
+    """Broken: reports call a sound measurement wrong."""
+    target = slowed_baseline(result, times, **found)
+    assert target.predict_speedup is not None
+    assert contradiction(target, target.predict_speedup) == ""

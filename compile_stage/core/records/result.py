@@ -82,6 +82,8 @@ class PredictSpeedup:
         original_s, compiled_s: Medians in seconds; None where only their quotient is known (a custom pyfunc).
         given: What predict() was given, in words: `a data frame`.
         reason: Why it was not measured; empty where it was.
+        contradiction: What of it can't be true together with the measurement of the runtime, whose speedups are then
+            not to be relied on; empty where nothing is.
     """
 
     speedup: float | None = None
@@ -93,6 +95,7 @@ class PredictSpeedup:
     compiled_s: float | None = None
     given: str = ""
     reason: str = ""
+    contradiction: str = ""
 
 
 @record
