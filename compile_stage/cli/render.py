@@ -38,6 +38,7 @@ _OUTCOME_STYLES = {"done": "green", "cached": "cyan"}
 _ASCII = str.maketrans({"×": "x", "—": "-", "…": "...", "·": "|", "µ": "u", "∞": "inf", "−": "-", "→": "->"})
 _LOG_WIDTH = 80  # a log has no width of its own; COLUMNS names another
 _ONE_LINE = 4096
+_BESIDE_KEYS = 60  # columns that a policy's value and its place need beside the longest key
 _ROOM_FOR_WORDS = 36  # columns that a sentence beside a job's id needs to be readable
 _LONG_NAME = 18  # a scheme's name that is longer is folded where the figures beside it would have no room
 _LONG_PART = 13  # `+half-threads`: a part of a scheme's name is not folded, where the backends' names leave room
@@ -178,7 +179,15 @@ class Display:
             self._say(f"next: {line}")
 
     def show_values(self, rows: Iterable[PolicyValue]) -> None:
-        """Resolved policy values; those that the shipped defaults gave are dimmed."""
+        """Resolved policy values; those that the shipped defaults gave are dimmed. A terminal that is too narrow for
+        three columns gets two lines for each value."""
+        rows = list(rows)
+        if self._folds and self.console.width < max((len(row.path) for row in rows), default=0) + _BESIDE_KEYS:
+            for row in rows:
+                style = "dim" if row.is_default else ""
+                self._say(f"{row.path}: {_scalar(row.value)}", style)
+                self._say(f"    from {row.origin}{f', locked by {row.locked_by}' if row.locked_by else ''}", "dim")
+            return
         table = self._grid("key", "value", "from", whole=("key",))
         for row in rows:
             style = "dim" if row.is_default else ""

@@ -65,7 +65,7 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
                     code=Code.UNKNOWN_NAME,
                 )
         yield from _precision_keys(tree, (*path, "tolerances"))
-        yield from _option_names(tree, (*path, "options"))
+        yield from _option_names(tree, path)
         yield from _shapes(tree, path)
         yield from _template(tree, (*path, "promote", "alias"), "target")
         yield from _alias(tree, (*path, "promote", "alias"), published_as(tree, name))
@@ -180,10 +180,20 @@ def _backend_names(tree: Node, path: Path) -> Iterator[Problem]:
             yield _unknown_backend(node.place, (*path, index), str(node.value))
 
 
-def _option_names(tree: Node, path: Path) -> Iterator[Problem]:
+def _option_names(tree: Node, target: Path) -> Iterator[Problem]:
+    """Options of backends that are not known. A file may hold options of more backends than the target has, since
+    another may extend it; `--set` is about this run."""
+    path = (*target, "options")
+    listed = tree.get(*target, "backends")
+    used = [node.value for node in listed.value] if listed is not None and listed.is_list else None
     for name, _ in tree.items(*path):
+        place = tree.place_of((*path, name), of_key=True)
         if name not in plugins.names("backends"):
-            yield _unknown_backend(tree.place_of((*path, name), of_key=True), (*path, name), name)
+            yield _unknown_backend(place, (*path, name), name)
+        elif used is not None and name not in used and not place.line and not place.is_shipped:
+            wrong = f"the target does not use {name}, so its options would change nothing"
+            allowed = f"it uses {', '.join(map(str, used)) or 'none'}"
+            yield Problem(place, show_path((*path, name)), wrong, allowed, code=Code.WRONG_SET)
 
 
 def _allowed_backends(tree: Node, path: Path) -> Iterator[Problem]:

@@ -34,7 +34,7 @@ def explain(
     names = [name for name, _ in resolved.tree.items("targets")]
     kept, unmatched = match_targets(names, [target] if target is not None else [])
     if resolved.problems or unmatched:
-        raise as_error(path, [*resolved.problems, *unmatched])
+        raise as_error(path, [*resolved.problems, *(unmatched if resolved.targets_known else ())])
     order = list(PolicyDocument.model_fields)
     rows, locks = [], locks_of(resolved.tree)
     for where, node in sorted(leaves(resolved.tree), key=lambda leaf: order.index(str(leaf[0][0]))):

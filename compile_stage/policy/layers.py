@@ -243,11 +243,9 @@ def _add_set(layers: Layers, argument: str) -> None:
     key, equals, text = argument.partition("=")
     words = tuple(map(str, words_of(key)))
     if not equals or not words:
-        layers.problems.append(
-            Problem(
-                place, "", "no KEY=VALUE", "write for example --set tolerances.int8.cosine=0.98", code=Code.WRONG_SET
-            )
-        )
+        wrong = f"{key!r} is not a dotted path: a part of it is empty" if equals and key.strip() else "no KEY=VALUE"
+        allowed = "write for example --set tolerances.int8.cosine=0.98"
+        layers.problems.append(Problem(place, "", wrong, allowed, code=Code.WRONG_SET))
         return
     value, problems = parse_text(text, place.file, located=False) if text.strip() else (Node(None, place), [])
     if value is None or problems:

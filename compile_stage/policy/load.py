@@ -36,12 +36,14 @@ class Resolved:
         document: The same, typed; None when there are problems.
         files: Every file that had a say, in layer order.
         problems: In the order of the files and of their lines.
+        targets_known: All targets could be read, so that a name that is none of them is a mistake.
     """
 
     tree: Node
     document: PolicyDocument | None
     files: tuple[str, ...]
     problems: tuple[Problem, ...]
+    targets_known: bool = True
 
 
 def _today() -> date:
@@ -75,7 +77,7 @@ def load_policy(
     resolved = read_policy(path, sets, today=today, base=base, roots=roots)
     names = [name for name, _ in resolved.tree.items("targets")]
     kept, unmatched = match_targets(names, targets)
-    problems: list[Problem | str] = [*resolved.problems, *unmatched]
+    problems: list[Problem | str] = [*resolved.problems, *(unmatched if resolved.targets_known else ())]
     if problems or resolved.document is None:
         raise as_error(path, problems)
     policy = to_policy(resolved.document, resolved.tree, resolved.files)
@@ -154,7 +156,13 @@ def read_policy(
             )
             problems.append(Problem(place, "targets", *wrong_and_allowed, code=Code.NO_TARGET))
     ordered = _in_order(problems, layers.names)
-    return Resolved(tree=tree, document=None if ordered else document, files=layers.names, problems=ordered)
+    return Resolved(
+        tree=tree,
+        document=None if ordered else document,
+        files=layers.names,
+        problems=ordered,
+        targets_known=not layers.incomplete and not any(path[0] == "targets" and len(path) < 3 for path in layers.cut),
+    )
 
 
 def match_targets(names: Sequence[str], patterns: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -25,12 +25,13 @@ UNLOCKABLE = ("apiVersion", "kind", "name", "extends", "locked")
 
 _EACH = ("targets", "*")
 
-_WORD = re.compile(r'"([^"]*)"|([^."]+)')
+_WORD = re.compile(r'"([^"]+)"|([^."]+)')
 
 
 def words_of(dotted: str) -> Path:
-    """`tolerances.fp32."python:a.b:c"` → its keys."""
-    return tuple(quoted or bare for quoted, bare in _WORD.findall(dotted))
+    """`tolerances.fp32."python:a.b:c"` → its keys; none where one of them is empty, or a quote is not closed."""
+    words = re.fullmatch(rf"(?:{_WORD.pattern})(?:\.(?:{_WORD.pattern}))*", dotted.strip())
+    return tuple(quoted or bare for quoted, bare in _WORD.findall(dotted.strip())) if words is not None else ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ def unknown_locks(tree: Node) -> Iterator[Problem]:
     """Entries that name nothing: they would protect nothing."""
     for index, element in enumerate(tree.elements("locked")):
         path = words_of(str(element.value))
+        if not path:
+            wrong = f"{element.value!r} is not a dotted path"
+            yield Problem(
+                element.place, show_path(("locked", index)), wrong, "such as tolerances.int8.cosine", code=Code.LOCKED
+            )
         for depth, word in enumerate(path):
             above = path[:depth]
             known = _known(above)

@@ -225,20 +225,21 @@ class _Reader:
     def _map(self, node: yaml.MappingNode, path: Path, place: Place) -> Node:
         mapping = Node({}, place)
         inherited: dict[str, Node] = {}
+        merges: Place | None = None
         for key_node, value_node in node.value:
             key_place = self._place(key_node)
             if key_node.tag == f"{_TAG}merge":
-                inherited |= self._merged(value_node, path)
+                if merges is not None:
+                    self._report_twice(key_place, merges, (*path, "<<"), "merge several maps in one: <<: [*a, *b]")
+                    continue
+                merges = key_place
+                inherited = self._merged(value_node, path)
                 continue
             key = self._key(key_node, path, key_place)
             if key is None:
                 continue
             if key in mapping.value:
-                first = mapping.keys[key]
-                message = (
-                    f"the key is given twice (first on line {first.line})" if first.line else "the key is given twice"
-                )
-                self._report(key_place, (*path, key), message, "each key once", code=Code.DUPLICATE_KEY)
+                self._report_twice(key_place, mapping.keys[key], (*path, key), "each key once")
                 continue
             mapping.value[key] = self.read(value_node, (*path, key))
             mapping.keys[key] = key_place
@@ -246,6 +247,10 @@ class _Reader:
             if key not in mapping.value:
                 mapping.value[key], mapping.keys[key] = child, child.place
         return mapping
+
+    def _report_twice(self, place: Place, first: Place, path: Path, allowed: str) -> None:
+        where = f" (first on line {first.line})" if first.line else ""
+        self._report(place, path, f"the key is given twice{where}", allowed, code=Code.DUPLICATE_KEY)
 
     def _merged(self, node: yaml.Node, path: Path) -> dict[str, Node]:
         """What `<<: *anchor` brings; of several anchors the first one wins, as YAML says."""

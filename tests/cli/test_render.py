@@ -13,7 +13,7 @@ import pytest
 
 from compile_stage.cli.render import Display
 from compile_stage.core.events import EventLog
-from compile_stage.core.records import Plan, RunResult, Verification
+from compile_stage.core.records import Plan, PolicyValue, RunResult, Verification
 from compile_stage.installation import DoctorEntry, DoctorReport
 
 
@@ -287,3 +287,19 @@ def test_verify_tells_its_rows_apart(factory: ModuleType) -> None:
     )
     rows = [line for line in stream.getvalue().splitlines() if "cosine" in line]
     assert len(rows) == 2 == len(set(rows))
+
+
+def test_policy_values_are_readable_on_a_narrow_terminal() -> None:
+    """Broken: the keys leave no room, and each value and where it is from is a column of single letters."""
+    of_target = "targets.cpu-server.tolerances.int8-dynamic.outputs.logits.cosine"
+    rows = [
+        PolicyValue(path=of_target, value=0.99, origin="p.yaml:12", is_default=False, locked_by="b.yaml:3"),
+        PolicyValue(path="owner", value="me", origin="compile_stage/policy/defaults.yaml:4", is_default=True),
+    ]
+    for width, lines in ((80, 4), (160, 4)):  # of a table one for its head, and a rule
+        stream = Terminal()
+        Display(stream, width=width).show_values(rows)
+        shown = stream.getvalue()
+        assert len(shown.splitlines()) == lines
+        assert "0.99" in shown
+        assert "p.yaml:12, locked by b.yaml:3" in shown

@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,18 @@ def test_a_file_that_may_not_be_read(write):
 
 SETS = {
     "nonsense": "--set nonsense: no KEY=VALUE; write for example --set tolerances.int8.cosine=0.98",
+    ".owner=a": (
+        "--set .owner=a: '.owner' is not a dotted path: a part of it is empty; write for example --set "
+        "tolerances.int8.cosine=0.98"
+    ),
+    "budget..minutes=1": (
+        "--set budget..minutes=1: 'budget..minutes' is not a dotted path: a part of it is empty; write for example "
+        "--set tolerances.int8.cosine=0.98"
+    ),
+    "targets.t.options.openvino.device=CPU": (
+        "--set targets.t.options.openvino.device=CPU: targets.t.options.openvino: the target does not use openvino, so "
+        "its options would change nothing; it uses onnxruntime"
+    ),
     "targets.u.threads=2": "--set targets.u.threads=2: targets.u: unknown target; one of: t",
     "targets.t.thread=2": (
         "--set targets.t.thread=2: targets.t.thread: unknown key; one of: device, backends, precisions, shapes, "
@@ -190,7 +203,29 @@ SETS = {
 
 @pytest.mark.parametrize("argument", SETS)
 def test_a_wrong_set_is_located_by_its_argument(write, argument):
-    assert said(write(TARGET), argument) == [SETS[argument]]
+    assert said(write("targets: {t: {backends: [onnxruntime]}}\n"), argument) == [SETS[argument]]
+
+
+def test_options_of_a_backend_that_the_target_uses_or_that_a_base_holds(write):
+    """Broken: options that are right are refused with those that change nothing."""
+    write("targets: {t: {backends: [onnxruntime, openvino], options: {openvino: {a: 1}}}}", "base.yaml")
+    path = write("extends: [base.yaml]\ntargets: {t: {backends: [onnxruntime]}}")
+    assert said(path) == said("base.yaml", "targets.t.options.openvino.a=2") == []
+    assert said("base.yaml", "targets.t.backends=[onnxruntime]") == []
+    assert said(path, "targets.t.backends=auto", "targets.t.options.openvino.a=2") == []
+    (problem,) = said(path, "targets.t.options={openvino: {a: 2}}")
+    assert "the target does not use openvino" in problem
+
+
+@pytest.mark.parametrize("targets", ["", "extends: [absent.yaml]", "targets: [t]"])
+def test_a_target_is_not_called_unknown_where_the_targets_could_not_be_read(write, targets):
+    """Broken: beside the true error stands one that is not true: the target may well be there."""
+    path = write(targets) if targets else "nope.yaml"
+    for ask in (partial(load_policy, path, targets=["t"]), partial(explain, path, target="t")):
+        with pytest.raises(PolicyError) as caught:
+            ask()
+        assert "matches no target" not in str(caught.value)
+        assert len(caught.value.problems) == 1
 
 
 def test_a_glob_that_matches_no_target(write):

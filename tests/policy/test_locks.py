@@ -125,6 +125,8 @@ def test_what_is_not_locked_and_what_is_equal_may_be_said(write) -> None:
         ("tolerances.int8.cosine.limit", "tolerances.int8.cosine holds no keys"),
         ("locked", "is not a key that can be locked"),
         ("extends", "is not a key that can be locked"),
+        (".owner", "'.owner' is not a dotted path"),
+        ("compliance..allow_pickle", "'compliance..allow_pickle' is not a dotted path"),
     ],
 )
 def test_a_lock_on_nothing_is_a_mistake(write, entry: str, says: str) -> None:

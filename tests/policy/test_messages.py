@@ -87,6 +87,16 @@ IN_A_FILE = {
         TARGET + "performance:\n  min_speedup: 1.0\n  min_speedup: 2.0",
         "p.yaml:7:3: performance.min_speedup: the key is given twice (first on line 6); each key once",
     ),
+    "merge key twice": (
+        "targets:\n  t: &t {threads: 1}\n  u:\n    <<: *t\n    <<: {threads: 2}\n",
+        'p.yaml:8:5: targets.u."<<": the key is given twice (first on line 7); merge several maps in one: <<: [*a, *b]',
+    ),
+    "another case of a key": (
+        "targets: {t: {THREADS: 2}}",
+        "p.yaml:4:15: targets.t.THREADS: unknown key; one of: device, backends, precisions, shapes, batch_sizes, "
+        "threads, required, hardware, family, options, generation, ladder, tolerances, performance, select, fallback, "
+        "promote, serving; did you mean threads?",
+    ),
     "scientific number as text": (
         TARGET + "tolerances: {fp32: {max_abs: 1e-4}}",
         "p.yaml:5:30: tolerances.fp32.max_abs: `1e-4` is text to YAML 1.1, which wants a point in it and a sign in its "
