@@ -58,6 +58,21 @@ def test_without_samples_the_policy_says_what_is_missing(model: Path) -> None:
     assert "A proof needs 32 real samples or" in text
 
 
+def test_a_policy_that_plan_refuses_is_not_said_to_run_next(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: `init` says that a run is next, and the run ends with 3."""
+    held = dict(np.load(model.parent / "data.npz"))
+    np.savez(tmp_path / "few.npz", x=held["x"][:9])
+    with pytest.raises(SystemExit) as left:
+        main(["init", f"folder:{model}", "--data", str(tmp_path / "few.npz"), "-o", str(tmp_path / "p.yaml")])
+    assert left.value.code == 0
+    shown = capsys.readouterr()
+    assert "warning: a run would fail: required target 'cpu' can have no winner: there are 9 validation" in shown.err
+    plan = f"compile-stage plan folder:{model} -p {tmp_path / 'p.yaml'}\n"
+    assert shown.out.endswith(f"next: change {tmp_path / 'p.yaml'} until this ends with 0: {plan}")
+
+
 def test_a_file_that_is_there_is_kept(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken: a policy that somebody wrote is lost."""
     mine = tmp_path / "policy.yaml"

@@ -28,6 +28,7 @@ from compile_stage.cli.options import (
     log_format_option,
     policy_option,
     quiet_option,
+    refuse_without_effect,
     roots_option,
     sets_option,
     shared_cache_option,
@@ -135,6 +136,8 @@ def run(
     from compile_stage import api
     from compile_stage.cli.next_step import Asked
 
+    if promote and not publish:
+        refuse_without_effect("with --no-publish: only what is published has an alias", "promote")
     results: list[RunResult] = []
     log = json_log(verbose) if log_format == "json" else display(as_json, quiet, verbose)
     with log as shown:

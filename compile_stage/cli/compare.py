@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from compile_stage.cli.options import example, json_option, roots_option
+from compile_stage.cli.options import example, json_option, refuse_without_effect, roots_option
 from compile_stage.cli.output import print_json, print_text, write_file
 from compile_stage.core import errors
 
@@ -54,6 +54,7 @@ def compare(
         else:
             print_text(text.render_policy_text(changed))
         return errors.EXIT_OK
+    refuse_without_effect("without --policy", "policy_roots")
     found = api.compare(before, after)
     for option, file, render in (("--markdown", markdown, text.render_markdown), ("--html", html, text.render_html)):
         if file is not None:
@@ -62,4 +63,7 @@ def compare(
         print_json(comparison.comparison_document(found))
     else:
         print_text(text.render_text(found))
-    return errors.EXIT_GATE if fail_on_regression and found.regressed else errors.EXIT_OK
+    if fail_on_regression and found.regressed:
+        click.echo(f"regression, exit code {errors.EXIT_GATE}: {text.regression_text(found)}", err=True)
+        return errors.EXIT_GATE
+    return errors.EXIT_OK

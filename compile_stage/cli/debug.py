@@ -11,6 +11,7 @@ from compile_stage.cli.options import (
     example,
     json_option,
     quiet_option,
+    refuse_without_effect,
     roots_option,
     sets_option,
     targets_option,
@@ -83,6 +84,13 @@ def debug(
     """
     from compile_stage import api
 
+    if candidate is not None or backend is not None:
+        of_files = "where files are looked into" if candidate is not None else "with --backend"
+        refuse_without_effect(of_files, "policy_path", "policy_roots", "job", "targets", "sets")
+    if candidate is not None:
+        refuse_without_effect("with a second file, which is compiled already", "backend")
+    else:
+        refuse_without_effect("without a second file", "data")
     with display(as_json, quiet, verbose) as shown:
         diagnosis = api.debug(
             subject,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compile_stage.cli.options import display, example, json_option
+from compile_stage.cli.options import display, example, json_option, refuse_without_effect
 from compile_stage.cli.output import print_json, print_text
 from compile_stage.core.errors import EXIT_OK, EXIT_USAGE
 
@@ -44,6 +44,7 @@ def doctor(engine: str, policy_path: Path | None, as_json: bool) -> int:
         else:
             print_text("\n".join(_lines(found)) + "\n")
         return EXIT_USAGE if found.problem or found.absent else EXIT_OK
+    refuse_without_effect("without --engine ray", "policy_path")
     report = api.doctor()
     if as_json:
         print_json(report)

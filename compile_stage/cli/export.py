@@ -12,6 +12,7 @@ from compile_stage.cli.options import (
     example,
     json_option,
     quiet_option,
+    refuse_without_effect,
     trusted_keys_option,
     verbose_option,
 )
@@ -77,6 +78,8 @@ def export(
     """
     from compile_stage import api
 
+    if to != "kserve":
+        refuse_without_effect("without --to kserve", "runtime")
     options = api.ExportOptions(storage_uri=storage_uri, runtime=runtime, image=image, push=push, plain_http=plain_http)
     with display(as_json, quiet, verbose) as shown:
         exported = api.export_version(

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from compile_stage.cli.options import Decorator, NumberRange, example, json_option, quiet_option, verbose_option
+from compile_stage.cli.options import (
+    Decorator,
+    NumberRange,
+    example,
+    json_option,
+    quiet_option,
+    refuse_without_effect,
+    verbose_option,
+)
 from compile_stage.cli.output import print_json, print_text
 from compile_stage.core.errors import EXIT_INTERRUPTED
 
@@ -153,6 +161,8 @@ def requalify(
 def _settings(given: dict[str, Any], **more: Any) -> Settings:
     from compile_stage.fleet.fleets import Settings
 
+    if given["engine"] != "ray":
+        refuse_without_effect("without --engine ray", "address")
     known = ("state", "engine", "jobs", "address", "budget_minutes", "fresh")
     return Settings(**{name: given[name] for name in known}, **more)
 

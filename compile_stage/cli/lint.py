@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compile_stage.cli.options import example, quiet_option, roots_option, sets_option
+from compile_stage.cli.options import example, quiet_option, refuse_without_effect, roots_option, sets_option
 from compile_stage.cli.output import print_text, write_file
 from compile_stage.core import errors
 from compile_stage.core.errors import UsageError
@@ -51,11 +51,14 @@ def init(
 ) -> int:
     """Write a first policy for MODEL_URI: its inputs, the samples that were found, the backends that take it here.
 
-    The model is opened; nothing is compiled. Each value has a comment that says where it is from.
+    The model is opened; nothing is compiled. Each value has a comment that says where it is from. What is written is
+    planned, and what a run would fail for is said.
     """
     from compile_stage import api
     from compile_stage.policy.load import findings
 
+    if data is None:
+        refuse_without_effect("without --data", "labels")
     to_file = str(output) != "-"
     if to_file and output.exists() and not force:
         raise UsageError(f"{output} is there already", fix="name another file with -o, or replace it with --force")
@@ -67,8 +70,22 @@ def init(
     click.echo(f"wrote {output}")
     for finding in findings(output):
         click.echo(_line(finding), err=True)
-    click.echo(f"next: compile-stage run {model_uri} -p {output}")
+    if refused := _refused(model_uri, output):
+        click.echo(f"warning: a run would fail: {refused}", err=True)
+        click.echo(f"next: change {output} until this ends with 0: compile-stage plan {model_uri} -p {output}")
+    else:
+        click.echo(f"next: compile-stage run {model_uri} -p {output}")
     return errors.EXIT_OK
+
+
+def _refused(model_uri: str, policy: Path) -> str:
+    """Why a run of this policy would fail, as `plan` knows it; empty where it would not."""
+    from compile_stage import api
+
+    try:
+        return api.plan(model_uri, policy).problem
+    except errors.CompileStageError as error:
+        return error.problem
 
 
 @click.command(

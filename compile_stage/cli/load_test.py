@@ -13,6 +13,7 @@ from compile_stage.cli.options import (
     example,
     json_option,
     quiet_option,
+    refuse_without_effect,
     trusted_keys_option,
     verbose_option,
 )
@@ -69,6 +70,8 @@ def load_test(
     from compile_stage.core.errors import UsageError
     from compile_stage.core.records import Serving
 
+    if price_per_hour is None:
+        refuse_without_effect("without --price-per-hour", "currency")
     single = [value for value in (p99_ms, rows, price_per_hour, seconds) if value is not None]
     if min([*rates, *clients, *instances, *threads, *single]) <= 0:
         raise UsageError("rates, limits, counts, seconds and prices are above 0")

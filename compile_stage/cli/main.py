@@ -20,6 +20,7 @@ from compile_stage.cli.commands import cli
 from compile_stage.cli.output import outlive_reader, print_error
 from compile_stage.core import errors
 from compile_stage.core.ending import ending_signals
+from compile_stage.core.error_codes import Code
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import explained
 
@@ -98,7 +99,7 @@ def complete(instruction: str) -> int:
     if shell_complete(cli, {}, "compile-stage", COMPLETION_VARIABLE, instruction) == 0:
         sys.stdout.flush()
         return errors.EXIT_OK
-    click.echo(f"error: {COMPLETION_VARIABLE}={instruction} names no shell", err=True)
+    click.echo(f"error: {COMPLETION_VARIABLE}={instruction} names no shell [{Code.USAGE}]", err=True)
     click.echo("fix: use bash_source, zsh_source or fish_source", err=True)
     return errors.EXIT_USAGE
 
@@ -107,7 +108,7 @@ def _print_usage(error: click.ClickException) -> None:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return
-    click.echo(f"error: {error.format_message()}", err=True)
+    click.echo(f"error: {error.format_message()} [{Code.USAGE}]", err=True)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "compile-stage"
     click.echo(f"fix: {command} --help", err=True)

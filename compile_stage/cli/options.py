@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from compile_stage.cli import exits
-from compile_stage.core.errors import CompileStageError
+from compile_stage.core.errors import CompileStageError, UsageError
 from compile_stage.core.redaction import redacted
 
 if TYPE_CHECKING:
@@ -48,6 +48,23 @@ class NumberRange(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number. Fails where it is none, `nan`, infinite or out of the range."""
         return _finite(super().convert(value, param, ctx), self, param, ctx)
+
+
+def is_typed(name: str) -> bool:
+    """Whether the running command was given this parameter on the command line: not by a default, nor by a variable of
+    the environment, which is there for other commands too."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def refuse_without_effect(where: str, *names: str) -> None:
+    """Raise UsageError for the first of these parameters that was typed, though it changes nothing there.
+
+    Args:
+        where: Such as `without --host`.
+    """
+    for parameter in click.get_current_context().command.params:
+        if parameter.name in names and is_typed(parameter.name):
+            raise UsageError(f"{parameter.opts[-1]} changes nothing {where}", fix="leave it out")
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -12,6 +12,7 @@ from compile_stage.cli.options import (
     example,
     json_option,
     quiet_option,
+    refuse_without_effect,
     roots_option,
     sets_option,
     targets_option,
@@ -77,6 +78,10 @@ def profile(
     """
     from compile_stage import api
 
+    if policy_path is None:
+        refuse_without_effect("without a policy (-p)", "policy_roots", "precisions")
+    else:
+        refuse_without_effect("with a policy (-p), which says it: compliance.allow_pickle", "allow_pickle")
     with display(as_json, quiet, verbose) as shown:
         found = api.profile(
             uri,

@@ -13,6 +13,7 @@ from compile_stage.cli.options import (
     example,
     json_option,
     quiet_option,
+    refuse_without_effect,
     roots_option,
     sets_option,
     signing_key_option,
@@ -66,11 +67,13 @@ def verify(
     """
     from compile_stage import api
 
+    if policy_path is None:
+        refuse_without_effect("without a policy (-p)", "policy_roots", "sets")
     with display(as_json, 0, verbose) as shown:
         verification = api.verify(
             uri,
             policy_path=policy_path,
-            policy_roots=policy_roots,
+            policy_roots=policy_roots if policy_path is not None else (),
             sets=sets,
             revalidate=revalidate,
             rebuild=rebuild,
@@ -124,6 +127,8 @@ def validate(
     """
     from compile_stage import api
 
+    if not host:
+        refuse_without_effect("without --host", "hosts")
     with display(as_json, quiet, verbose) as shown:
         given: dict[str, Any] = {
             "allow_pickle": allow_pickle,

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from compile_stage.cli.options import Decorator, NumberRange, example
+from compile_stage.cli.options import Decorator, NumberRange, example, refuse_without_effect
 from compile_stage.core import errors, plugins
 from compile_stage.core.errors import UsageError
 
@@ -87,6 +87,8 @@ def watch(context: click.Context, /, **given: Any) -> int:
     if context.invoked_subcommand is not None:
         return errors.EXIT_OK
     _set_up_logging(given["verbose"])
+    if not given["requalify"]:
+        refuse_without_effect("without --requalify", "requalify_hours")
     if given["once"]:
         return _requalify_once(given)
     if given["policies"] is None:

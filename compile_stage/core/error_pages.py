@@ -29,8 +29,8 @@ class Page(NamedTuple):
 PAGES: dict[str, Page] = {
     Code.UNREADABLE_POLICY: Page(
         "a policy file can't be read",
-        "The file is not there, is a folder, is empty, is larger than a policy may be, is not UTF-8, or "
-        "holds no map at its top.",
+        "The file is not there, is a folder, is empty, is larger or nested deeper than a policy may be, is not "
+        "UTF-8, or holds no map at its top.",
         "Look at the path: names in `extends` are relative to the file that names them. A policy starts "
         "with `apiVersion: compile-stage/v1`; `compile-stage policy --from cpu-server > policy.yaml` "
         "writes one that is valid.",
@@ -77,15 +77,17 @@ PAGES: dict[str, Page] = {
         "Copy the file into the repository and name it by a relative path, or name its folder with `--policy-root`.",
     ),
     Code.LOCKED: Page(
-        "a value that a lower layer has locked",
+        "a value that a lower layer has locked, or a lock on nothing",
         "An organisation's base policy names in `locked` what no policy above it may change, not even with `--set`. "
-        "A locked limit holds for every output, so a limit under `outputs` may not differ from it.",
-        "Leave the key out, or have the owner of the base change it. `compile-stage explain` shows who locks what.",
+        "A locked limit holds for every output, so a limit under `outputs` may not differ from it. "
+        "An entry of `locked` that names no value would protect nothing, so it is a mistake itself.",
+        "Leave the key out, or have the owner of the base change it. `compile-stage explain` shows who locks what. "
+        "In `locked` write dotted paths of the policy; `targets.*` stands for all targets.",
     ),
     Code.WRONG_SET: Page(
         "a --set that can't be used",
         "`--set` takes KEY=VALUE with a dotted path, and can't change what a file is (`apiVersion`, "
-        "`kind`, `extends`, `locked`).",
+        "`kind`, `extends`, `locked`). Options of a backend that the target does not use would change nothing.",
         "Write for example `--set tolerances.int8.cosine=0.98`; a text with special characters is quoted "
         "within the shell's quotes.",
     ),
@@ -152,7 +154,8 @@ PAGES: dict[str, Page] = {
     ),
     Code.USAGE: Page(
         "a command, an option or an argument can't be used as it is given",
-        "The message names it. Nothing was compiled or published.",
+        "The message names it, or the file that it names: a key, a result.json, a hosts file. Or the option would "
+        "change nothing beside the others. Nothing was compiled or published.",
         "`compile-stage COMMAND --help` shows what it takes.",
     ),
     Code.UNKNOWN_COMMAND: Page(

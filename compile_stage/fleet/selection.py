@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
 from compile_stage.core.records import Policy, RegisteredVersion
 from compile_stage.core.shipped import policy_file
@@ -60,6 +61,7 @@ def read_policies(path: Path) -> list[PolicyFile]:
             "; ".join(f"{file.path.name}: {file.problem}" for file in broken),
             fix=f"compile-stage lint {shlex.join(str(file.path) for file in broken)}",
             where=str(path),
+            code=Code.USAGE,  # of each file, `lint` says its own
         )
     held = [file for file in files if file.policy is not None]
     if not held:

@@ -340,7 +340,7 @@ def _split(spec: DataSpec, columns: dict[str, Rows]) -> Table:
         raise PolicyError(
             f"there are no labels {spec.labels!r} in the samples, which have "
             f"{', '.join(map(repr, columns)) or 'nothing'}",
-            fix="correct data.*.labels in the policy, or leave it out when there are no labels",
+            fix="correct data.*.labels in the policy, or write `labels: null` where there are none",
             where=spec.source,
         )
     return Table(left, labels, groups)

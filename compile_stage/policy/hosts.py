@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from compile_stage.core.errors import PolicyError, UsageError
+from compile_stage.core.errors import UsageError
 from compile_stage.core.hosts import BaselineKind, Host
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.nodes import Node
@@ -30,8 +30,8 @@ def load_host(name: str, file: str | os.PathLike[str] | None = None) -> Host:
         file: By default `$COMPILE_STAGE_HOSTS`, else `hosts.yaml` in the current folder, where there is one.
 
     Raises:
-        PolicyError: The file can't be read, or says something that it can't say.
-        UsageError: The file does not name it, and it is no address either.
+        UsageError: The file can't be read, or says something that it can't say; or it does not name the host, which is
+            no address either.
     """
     named = file or os.environ.get(HOSTS_VARIABLE)
     path = Path(named or HOSTS_FILE)
@@ -50,15 +50,16 @@ def load_host(name: str, file: str | os.PathLike[str] | None = None) -> Host:
 
 
 def read_hosts(path: Path) -> dict[str, Host]:
-    """Every host of a file. Raises PolicyError, with the place, for what is wrong in it."""
+    """Every host of a file. Raises UsageError, with the place, for what is wrong in it."""
     try:
         tree, problems = parse_bytes(path.read_bytes(), str(path))
     except OSError as error:
-        raise PolicyError(f"the hosts file can't be read: {error.strerror}", where=str(path)) from error
+        raise UsageError(f"the hosts file can't be read: {error.strerror}", where=str(path)) from error
     if problems or tree is None:
-        raise PolicyError("the hosts file is wrong", where=str(path), problems=tuple(map(str, problems)))
+        codes = tuple(problem.code for problem in problems)
+        raise UsageError("the hosts file is wrong", where=str(path), problems=tuple(map(str, problems)), codes=codes)
     if not tree.is_map or set(tree.value) != {"hosts"} or not tree.value["hosts"].is_map:
-        raise PolicyError(
+        raise UsageError(
             "a hosts file holds the key `hosts` and nothing else", fix="hosts: {board: {ssh: pi@board.lan}}",
             where=str(tree.place),
         )  # fmt: skip
@@ -66,9 +67,9 @@ def read_hosts(path: Path) -> dict[str, Host]:
 
 
 def _host(name: str, node: Node, beside: Path) -> Host:
-    def wrong(problem: str, key: str | None = None, fix: str = "") -> PolicyError:
+    def wrong(problem: str, key: str | None = None, fix: str = "") -> UsageError:
         place = node.place_of((key,)) if key is not None else node.place
-        return PolicyError(f"hosts.{name}: {problem}", fix=fix, where=str(place))
+        return UsageError(f"hosts.{name}: {problem}", fix=fix, where=str(place))
 
     if not node.is_map:
         raise wrong("it is no map", fix="board: {ssh: pi@board.lan}")

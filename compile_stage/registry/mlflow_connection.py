@@ -42,6 +42,7 @@ _PROBE_S = 10  # a server that is alive answers /health at once, however busy it
 _PROBE_PATIENCE_S = 2.0
 _PROBE_LIMIT_S = 40.0  # three attempts and what lies between them
 _LOCK_S = 1800.0
+_LONGEST_SENTENCE = 1000  # characters of a message of MLflow's
 _BUSY_DATABASE = "database is locked"  # as SQLite says it
 
 _UNREACHABLE_FIX = "check MLFLOW_TRACKING_URI and that the server runs; `compile-stage doctor` shows what is used"
@@ -255,4 +256,6 @@ def _short_network(text: str) -> str:
 def _sentence(error: Exception) -> str:
     text = str(getattr(error, "message", "") or error) or type(error).__name__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return redacted(lines[0] if lines else type(error).__name__)[:400]
+    text = redacted(lines[0] if lines else type(error).__name__)
+    # MLflow's longest, on its file store, has 590 characters, and what to do about it at the end.
+    return text if len(text) <= _LONGEST_SENTENCE else f"{text[:_LONGEST_SENTENCE]}..."

@@ -72,6 +72,7 @@ class TargetComparison:
         figures: All that were compared, those that did not change among them.
         regressed: A winner was lost, what passed fails, or a figure of the winner is worse beyond the noise than that
             of the first run's winner.
+        regressions: A sentence for each of these.
     """
 
     target: str
@@ -80,6 +81,7 @@ class TargetComparison:
     notes: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
     regressed: bool = False
+    regressions: tuple[str, ...] = ()
 
     @property
     def unchanged_text(self) -> str:
@@ -209,11 +211,12 @@ def _compare(
     winners = (old["winner"] if old else None, new["winner"] if new else None)
     if old is None or new is None:
         only = "only in the second run" if old is None else "only in the first run"
-        return TargetComparison(target=name, winners=winners, changes=(only,), regressed=winners[0] is not None)
-    changes, notes, figures = [], [], []
-    regressed = winners[0] is not None and winners[1] is None
+        lost = (only,) if winners[0] is not None else ()
+        return TargetComparison(target=name, winners=winners, changes=(only,), regressed=bool(lost), regressions=lost)
+    changes, notes, figures, worse = [], [], [], []
     if winners[0] != winners[1]:
         changes.append(f"winner: {winners[0] or 'none'} -> {winners[1] or 'none'}")
+        worse += changes if winners[1] is None else []
     if before["source"]["digest"] != after["source"]["digest"]:
         notes.append("the source models differ")
     ours = {_kind(candidate): candidate for candidate in new["candidates"]}
@@ -224,7 +227,8 @@ def _compare(
             continue
         if candidate["state"] != other["state"]:
             changes.append(f"{kind}: {candidate['state']} -> {other['state']}: {other['reason']}")
-        regressed |= candidate["job_id"] == winners[0] and other["state"] not in ("won", "lost")
+        if candidate["job_id"] == winners[0] and other["state"] not in ("won", "lost"):
+            worse.append(f"{kind}: {candidate['state']} -> {other['state']}: {other['reason']}")
         found, note = _figures(kind, candidate, other)
         notes += [f"{kind}: {note}"] if note else []
         if candidate["job_id"] == winners[0] and other["job_id"] == winners[1]:
@@ -232,7 +236,8 @@ def _compare(
             notes += [f"{kind}: {note}"] if note else []
             found += through
             other_winner = _kind(candidate) != _kind(other)
-            regressed |= any(f.verdict == "worse" and not (other_winner and _is_as_large(f)) for f in found)
+            of_both = [f for f in found if f.verdict == "worse" and not (other_winner and _is_as_large(f))]
+            worse += map(figure_text, of_both)
         figures += found
         changes += [figure_text(figure) for figure in found if figure.verdict != "unchanged"]
     changes += [f"{kind}: new, {candidate['state']}" for kind, candidate in ours.items()]
@@ -243,7 +248,8 @@ def _compare(
         changes=tuple(changes),
         notes=tuple(notes),
         figures=tuple(figures),
-        regressed=regressed,
+        regressed=bool(worse),
+        regressions=tuple(dict.fromkeys(worse)),
     )
 
 

@@ -59,6 +59,15 @@ def render_text(found: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
+def regression_text(found: Comparison) -> str:
+    """What is worse in the second run, in one line: `cpu-server: openvino--fp32: slower beyond the noise: ...`; empty
+    where nothing is."""
+    before, after = found.statuses
+    parts = [f"status: {before} -> {after}"] if before == "passed" != after else []
+    parts += [f"{target.target}: {sentence}" for target in found.targets for sentence in target.regressions]
+    return "; ".join(parts)
+
+
 def render_policy_text(found: tuple[Difference, ...]) -> str:
     """One line for each value and job that differs."""
     return "".join(f"{input_text(one)}\n" for one in found) or "the resolved policies are the same\n"

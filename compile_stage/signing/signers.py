@@ -10,9 +10,11 @@ import base64
 import hashlib
 import json
 import os
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -277,11 +279,24 @@ def _private_key(path: Path) -> Any:
     except (OSError, ValueError, TypeError) as error:
         encrypted = " (it is encrypted; set COMPILE_STAGE_SIGNING_PASSWORD)" if "encrypted" in str(error) else ""
         raise UsageError(
-            f"it can't be used as a signing key: {error}{encrypted}",
-            fix=f"openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out {path.name}",
-            where=str(path),
+            f"it can't be used as a signing key: {error}{encrypted}", fix=_fix_of_key(path), where=str(path)
         ) from error
     return private
+
+
+def _fix_of_key(path: Path) -> str:
+    """What to do about a file that is no private key; no command in it writes over a file."""
+    command = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out"
+    if not path.exists():
+        return f"{command} {shlex.quote(str(path))}"
+    try:
+        is_public = b"PUBLIC KEY-----" in path.read_bytes()
+    except OSError:
+        return "name a PEM file that can be read, with an elliptic-curve private key"
+    if is_public:
+        return "it holds a public key: name the file of the private key that belongs to it"
+    new = next(name for number in count(1) if not (name := path.with_name(f"signing-key-{number}.pem")).exists())
+    return f"name a PEM file with an elliptic-curve private key, or make one: {command} {shlex.quote(str(new))}"
 
 
 def read_chain(path: Path) -> Sequence[Any]:

@@ -106,7 +106,7 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
         word = "queries" if spec.whole_groups else "groups"
         raise PolicyError(
             f"there are no {word} {spec.groups!r} in the validation samples",
-            fix=f"correct data.{word} in the policy, or leave it out where each sample is independent",
+            fix=f"correct data.{word} in the policy, or write `{word}: null` where each sample is independent",
             where=spec.source,
         )
     return replace(chosen, path=stored.path)

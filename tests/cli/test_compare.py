@@ -38,6 +38,7 @@ def test_a_regression_has_its_exit_code_only_where_it_is_asked_for(
     assert "passed -> failed" in capsys.readouterr().out
     written = ("--markdown", tmp_path / "c.md", "--html", tmp_path / "c.html")
     assert run("compare", *two, "--fail-on-regression", *written) == 3
+    assert capsys.readouterr().err == "regression, exit code 3: status: passed -> failed\n"
     assert (tmp_path / "c.md").read_text().startswith("## Comparison: a regression")
     assert "A regression." in (tmp_path / "c.html").read_text()
     capsys.readouterr()

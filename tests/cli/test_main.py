@@ -24,7 +24,7 @@ from compile_stage.cli.main import main
 from compile_stage.core import errors
 from compile_stage.core.records import Plan, Receipt, RunResult, Verification
 from compile_stage.core.records.serving import Layout, LoadPoint, ServedLoad, ServingCost
-from compile_stage.report.result import result_json_schema
+from compile_stage.report.result import result_json_schema, result_text
 
 
 @pytest.fixture(autouse=True)
@@ -493,6 +493,56 @@ def test_validate_runs_on_the_device_that_it_names(monkeypatch: pytest.MonkeyPat
     assert (named["hosts"], named["allow_code"], named["allow_pickle"]) == (hosts, True, False)
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["run", "m", "-p", "p", "--promote", "--no-publish"], "--promote changes nothing with --no-publish"),
+        (["doctor", "-p", "p"], "--policy changes nothing without --engine ray"),
+        (["export", "m", "--to", "triton", "--runtime", "r"], "--runtime changes nothing without --to kserve"),
+        (["compare", "a", "b", "--policy-root", "r"], "--policy-root changes nothing without --policy"),
+        (["validate", "m", "--hosts", "h"], "--hosts changes nothing without --host"),
+        (["verify", "m", "--set", "a=1"], "--set changes nothing without a policy (-p)"),
+        (["init", "m", "--labels", "y"], "--labels changes nothing without --data"),
+        (["profile", "m", "--precision", "int8"], "--precision changes nothing without a policy (-p)"),
+        (["debug", "a.onnx", "--backend", "b", "--job", "j"], "--job changes nothing with --backend"),
+        (["debug", "a.onnx", "b.onnx", "--backend", "b"], "--backend changes nothing with a second file"),
+        (["load-test", "m", "--rate", "1", "--currency", "EUR"], "--currency changes nothing without --price-per-hour"),
+        (
+            ["watch", "--policies", "p", "--requalify-hours", "2"],
+            "--requalify-hours changes nothing without --requalify",
+        ),
+        (["fleet", "run", "m", "-p", "p", "--ray-address", "a"], "--ray-address changes nothing without --engine ray"),
+    ],
+)
+def test_an_option_without_effect_is_refused(line: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: who gives it believes that it did something."""
+    assert leave(*line) == errors.EXIT_USAGE
+    said = capsys.readouterr().err
+    assert f"error: {says}" in said
+    assert said.endswith("[CS0200]\nfix: leave it out\n")
+
+
+def test_a_variable_that_is_set_for_other_commands_is_no_option(
+    monkeypatch: pytest.MonkeyPatch, result: RunResult, tmp_path: Path
+) -> None:
+    """Broken: with COMPILE_STAGE_POLICY_ROOT set for all commands, `verify` ended with 2, for a --policy-root that
+    nobody gave."""
+    monkeypatch.setenv("COMPILE_STAGE_POLICY_ROOT", str(tmp_path))
+    monkeypatch.setenv("COMPILE_STAGE_HOSTS", str(tmp_path / "hosts.yaml"))
+    asked: list[dict[str, Any]] = []
+
+    def answer(uri: str, **named: Any) -> Verification:
+        asked.append(named)
+        return Verification(uri=uri, passed=True, checks=(), notes=())
+
+    monkeypatch.setattr(api, "verify", answer)
+    monkeypatch.setattr(api, "validate", answer)
+    assert leave("verify", "models:/m/1") == leave("validate", "models:/m/1") == 0
+    assert asked[0]["policy_roots"] == ()
+    (tmp_path / "result.json").write_text(result_text(result))
+    assert leave("compare", str(tmp_path), str(tmp_path)) == 0
+
+
 def _numbers(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Parameter]]:
     for parameter in command.params:
         if isinstance(parameter.type, click.types.FloatParamType):
@@ -517,7 +567,7 @@ def test_an_option_that_is_no_finite_number_is_wrong_usage(capsys: pytest.Captur
     with pytest.raises(SystemExit) as ended:
         main(["load-test", "models:/m/1", "--rate", "nan"])
     assert ended.value.code == 2
-    assert "Invalid value for '--rate': nan is not a finite number." in capsys.readouterr().err
+    assert "Invalid value for '--rate': nan is not a finite number. [CS0200]" in capsys.readouterr().err
 
 
 def test_a_load_test_of_which_no_rate_could_be_measured_fails(

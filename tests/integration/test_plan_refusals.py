@@ -12,6 +12,7 @@ import pytest
 from compile_stage import api
 from compile_stage.cli.main import main
 from compile_stage.core.errors import CompileStageError
+from compile_stage.core.records import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
@@ -20,6 +21,7 @@ FAST = (
     "fallback: {mixed_precision: false}"
 )
 ONE = "backends: [onnxruntime], precisions: [fp32]"
+HEAD = "apiVersion: compile-stage/v1\nkind: OptimizationPolicy\nname: own\n"
 Write = Callable[..., Path]
 
 
@@ -105,6 +107,25 @@ def test_samples_that_can_prove_nothing_are_refused_by_plan(
     assert says in message
     if code in (2, 5):
         assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "refused"
+
+
+@pytest.mark.parametrize("key", ["validation.labels", "groups"])
+def test_the_advice_on_labels_and_groups_holds_under_a_base(
+    small_model: Path, write_policy: Write, tmp_path: Path, key: str
+) -> None:
+    """Broken: the advice is to leave out of the policy what its base says, and that leaves it as it is."""
+    section, _, word = key.rpartition(".")
+    write_policy(ONE, FAST).rename(tmp_path / "base.yaml")
+
+    def plan(value: str) -> Plan:
+        said = f"{section}: {{{word}: {value}}}" if section else f"{word}: {value}"
+        (tmp_path / "middle.yaml").write_text(f"{HEAD}extends: [base.yaml]\ndata: {{{said}}}\n")
+        return api.plan(f"folder:{small_model}", tmp_path / "middle.yaml")
+
+    with pytest.raises(CompileStageError) as caught:
+        plan("truth")
+    assert f"or write `{word}: null` where" in caught.value.fix
+    assert plan("null").exit_code == 0
 
 
 def test_a_run_refuses_the_jobs_that_its_plan_refuses(

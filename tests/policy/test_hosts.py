@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
+from compile_stage.core.error_codes import Code
+from compile_stage.core.errors import CompileStageError, UsageError
 from compile_stage.core.hosts import Host
 from compile_stage.policy.hosts import load_host, read_hosts
 
@@ -51,9 +52,11 @@ def test_what_is_wrong_in_a_hosts_file_is_told_with_its_place(tmp_path: Path, te
     """Broken: a file of hosts could run a program here or there, or be wrong without a word."""
     file = tmp_path / "hosts.yaml"
     file.write_text(text)
-    with pytest.raises(PolicyError, match=says) as raised:
+    with pytest.raises(UsageError, match=says) as raised:
         read_hosts(file)
     assert str(file) in str(raised.value)
+    assert raised.value.code == Code.USAGE  # its page is not about policies
+    assert set(raised.value.codes) <= {Code.NOT_YAML}
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=sh", "a b", "a;b", ""])

@@ -21,6 +21,7 @@ from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError, SourceError
 from compile_stage.core.records import SourceModel
 from compile_stage.registry.mlflow import MLflowRegistry
+from compile_stage.registry.mlflow_connection import trouble
 from compile_stage.registry.model_files import pick_flavor, read_model
 
 LogModel = Callable[..., str]
@@ -844,3 +845,14 @@ def test_a_rollback_that_was_not_confirmed_says_that_it_may_be_done(
             registry.rollback("net-compiled", "prod")
     assert "compile-stage promote models:/net-compiled/2 --alias prod" in raised.value.fix
     assert str(client().get_model_version_by_alias("net-compiled", "prod").version) == "2"
+
+
+def test_what_mlflow_advises_at_the_end_of_a_long_message_is_not_cut() -> None:
+    """Broken: what MLflow 3.17 says of its file store ends in the middle of a sentence, before the variable that
+    helps."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+    said = f"{'The filesystem tracking backend is in maintenance mode. ' * 10}Set `MLFLOW_ALLOW_FILE_STORE=true`."
+    with pytest.raises(RegistryError, match=r"Set `MLFLOW_ALLOW_FILE_STORE=true`\.$"), trouble("m"):
+        raise MlflowException(said, error_code=INVALID_PARAMETER_VALUE)

@@ -228,7 +228,9 @@ def test_a_lost_winner_is_a_regression(result: RunResult) -> None:
     """Broken: `--fail-on-regression` would let a pull request pass after which nothing ships."""
     target = result.targets[0]
     lost = replace(target, selection=replace(target.selection, winner=None))
-    assert compare(result, replace(result, targets=(lost, *result.targets[1:]))).regressed
+    found = compare(result, replace(result, targets=(lost, *result.targets[1:])))
+    assert found.regressed
+    assert text.regression_text(found).startswith("cpu-server: winner: ")
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -260,6 +262,9 @@ def test_another_winner_that_is_worse_is_a_regression(
     figures = [one for one in found.targets[0].figures if one.candidate == "openvino--int8-sym -> onnxruntime--fp32"]
     assert [one.what for one in figures] == ["speedup", "size", "predict() speedup"]
     assert [one.what for one in figures if one.verdict == "worse"] == ([what] if what else [])
+    said = text.regression_text(found)
+    assert bool(said) is bool(what)
+    assert said.startswith("cpu-server: openvino--int8-sym -> onnxruntime--fp32: " if what else "")
 
 
 def test_another_winner_that_is_a_few_bytes_larger_is_no_regression(result: RunResult) -> None:

@@ -333,3 +333,17 @@ def test_what_is_no_key_says_how_to_make_one(tmp_path: Path, content: bytes) -> 
     with pytest.raises(UsageError, match="can't be used as a signing key") as caught:
         signer_of(file)
     assert "openssl genpkey -algorithm EC" in caught.value.fix
+    assert "key.pem" not in caught.value.fix.replace("signing-key-1.pem", "")
+    file.unlink()
+    with pytest.raises(UsageError, match="No such file") as caught:
+        signer_of(file)
+    assert caught.value.fix.endswith(f" -out {file}")
+
+
+def test_the_advice_on_a_public_key_does_not_overwrite_it(tmp_path: Path) -> None:
+    """Broken: who names the public key by mistake copies a command that replaces it, and nobody can verify with it what
+    was signed before."""
+    _, public = make_key(tmp_path, "ci")
+    with pytest.raises(UsageError, match="can't be used as a signing key") as caught:
+        signer_of(public)
+    assert caught.value.fix == "it holds a public key: name the file of the private key that belongs to it"
