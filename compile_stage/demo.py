@@ -101,7 +101,9 @@ def _train(name: str, script: Path, reporter: Reporter) -> None:
     """Run an example as its reader would; it registers the model itself."""
     reporter.began("train", name)
     began = time.monotonic()
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    done = subprocess.run(  # noqa: S603 - ours
+        [sys.executable, str(script)], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         reporter.ended("train", name, time.monotonic() - began, last)

@@ -170,7 +170,9 @@ def _version_of(compiler: str) -> dict[str, str]:
     if (found := shutil.which(compiler)) is None:
         return {}
     try:
-        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 - the user's compiler
+        done = subprocess.run(  # noqa: S603 - the user's compiler
+            [found, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=60
+        )
     except (OSError, subprocess.SubprocessError):
         return {}
     lines = done.stdout.splitlines()

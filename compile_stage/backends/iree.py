@@ -308,7 +308,7 @@ def _workers(expected: int) -> int | None:
         found = 0
         for task in tasks.iterdir():
             with contextlib.suppress(OSError):  # one that ends meanwhile
-                found += (task / "comm").read_text().startswith("iree-worker")
+                found += (task / "comm").read_text(encoding="utf-8").startswith("iree-worker")
         if found == expected:
             break
         time.sleep(0.01)

@@ -190,7 +190,7 @@ def _run_compiler(flags: list[str], folder: Path) -> None:
 
     # Relative names: the compiler writes its input's into the module.
     command = [find_tool("iree-compile"), "main.mlir", *flags, "-o", "main.vmfb"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, errors="replace")  # noqa: S603 - the package's own program
+    done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", check=False)  # noqa: S603 - the package's own program
     if done.returncode < 0:
         raise NothingCompiledError(f"IREE's compiler crashed with signal {-done.returncode}: {_why(done.stderr)}")
     if done.returncode:

@@ -273,7 +273,9 @@ def _asked() -> tuple[str, tuple[str, ...]]:
     code = (
         "import onnxruntime, json; print(json.dumps([onnxruntime.__version__, onnxruntime.get_available_providers()]))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    ended = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if ended.returncode:
         said = ended.stderr.strip().splitlines()[-1:] or [f"it ended with {ended.returncode}"]
         raise NothingCompiledError(f"onnxruntime can't be imported: {said[0]}")

@@ -131,7 +131,8 @@ def describe_here() -> dict[str, Any]:
 def host() -> str:
     """Equal for processes with the same files. Containers of one machine have the same boot id and other names."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{platform.node()} {boot.read_text().strip() if boot.exists() else ''}"
+    started = boot.read_text(encoding="utf-8").strip() if boot.exists() else ""
+    return f"{platform.node()} {started}"
 
 
 def refuse_version(node: Node) -> str | None:

@@ -289,7 +289,7 @@ class Cache:
         """Give the part the entry's name."""
         entry = self.locate(sealed["step"], sealed["key"])
         stored = sealed if self._secret is None else {**sealed, "mac": self._mac(sealed)}
-        (part / "entry.json").write_text(canonical_json(stored))
+        (part / "entry.json").write_text(canonical_json(stored), encoding="utf-8")
         flush_tree(part)
         with self._placing:
             shutil.rmtree(entry, ignore_errors=True)  # damaged, or to be replaced

@@ -129,7 +129,7 @@ def _cpu() -> tuple[str, tuple[str, ...]]:
     info = Path("/proc/cpuinfo")
     if info.exists():
         fields: dict[str, str] = {}
-        for line in info.read_text(errors="replace").splitlines():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             fields.setdefault(key.strip().lower(), value.strip())
         flags = set((fields.get("flags") or fields.get("features") or "").split())
@@ -150,7 +150,7 @@ def _gpus() -> tuple[str, ...]:
 
 def _output(*command: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -37,7 +37,7 @@ _INDEX = "samples.json"
 
 def write_index(folder: Path, inputs: Mapping[str, str], *, labels: bool, count: int) -> None:
     """Write the index. `inputs` is tensor name → file, relative to the folder."""
-    (folder / _INDEX).write_text(canonical_json({"inputs": inputs, "labels": labels, "count": count}))
+    (folder / _INDEX).write_text(canonical_json({"inputs": inputs, "labels": labels, "count": count}), encoding="utf-8")
 
 
 def read_index(samples: SampleSet) -> tuple[dict[str, Path], Path | None]:
@@ -67,7 +67,7 @@ def inputs_alone(folder: Path) -> tuple[list[str], str] | None:
 
 def write_inputs_alone(index: str, folder: Path) -> None:
     """Write the index of `inputs_alone`."""
-    (folder / _INDEX).write_text(index)
+    (folder / _INDEX).write_text(index, encoding="utf-8")
 
 
 def as_given(samples: SampleSet) -> SampleSet | None:

@@ -80,7 +80,7 @@ def own_usage() -> dict[str, Any]:
 
 
 def _our_cpus() -> list[list[int]]:
-    lines = [line.split() for line in _STAT.read_text().splitlines() if line.startswith("cpu")]
+    lines = [line.split() for line in _STAT.read_text(encoding="utf-8").splitlines() if line.startswith("cpu")]
     each = {words[0][3:]: [int(word) for word in words[1:]] for words in lines}
     ours = set(range(available_cores()))
     if sys.platform == "linux":

@@ -238,7 +238,7 @@ def _enter_namespaces(libc: ctypes.CDLL, shared_memory_bytes: int, granted: Sequ
     user, group = os.geteuid(), os.getegid()
     _checked(libc.unshare(_NAMESPACES))
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        Path(f"/proc/self/{name}").write_text(text)
+        Path(f"/proc/self/{name}").write_text(text, encoding="utf-8")
     _raise_loopback(libc)
     for place, size in ((_SHARED_MEMORY, shared_memory_bytes), ("/run", 4096)):
         if _is_free(place, granted):

@@ -48,8 +48,8 @@ def answer_export(
         if samples:
             whole["inputs"] = _written(open_samples(revive(SampleSet, samples)).inputs, Path(folder))
         done = subprocess.run(  # noqa: S603 - our own interpreter and script
-            [sys.executable, "-P", script], input=json.dumps(whole) + "\n", capture_output=True, text=True, check=False,
-            cwd=folder, env=serving_environment(folder, trusted), timeout=_TIMEOUT_S,
+            [sys.executable, "-P", script], input=json.dumps(whole) + "\n", capture_output=True, encoding="utf-8",
+            errors="replace", check=False, cwd=folder, env=serving_environment(folder, trusted), timeout=_TIMEOUT_S,
         )  # fmt: skip
     line = next((line for line in done.stdout.splitlines() if line.startswith(mark)), None)
     if line is None:

@@ -69,7 +69,7 @@ def stand_guard(requests: int, answers: int, folders: Sequence[str]) -> None:
         if os.getppid() != guard:  # it died before the line above
             os._exit(1)
         with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(starter.FIRST_TO_GO)
+            Path("/proc/self/oom_score_adj").write_text(starter.FIRST_TO_GO, encoding="utf-8")
         return
     os.close(answers)
     if ends is not None:
@@ -137,7 +137,7 @@ def _kill_children(worker: int) -> None:
 def _children() -> list[int]:
     me = os.getpid()
     try:
-        return [int(word) for word in Path(f"/proc/self/task/{me}/children").read_text().split()]
+        return [int(word) for word in Path(f"/proc/self/task/{me}/children").read_text(encoding="utf-8").split()]
     except OSError:  # another system, or a kernel without that file
         import psutil
 

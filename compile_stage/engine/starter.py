@@ -78,8 +78,8 @@ def start(command: Sequence[str], *, cwd: str, environment: Mapping[str, str], s
     """
     if _starter is None:
         return subprocess.Popen(  # noqa: S603 - our own interpreter and script
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=cwd,
-            env=dict(environment),
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8",
+            cwd=cwd, env=dict(environment),
         )  # fmt: skip
     its_input, stdin = os.pipe()
     stdout, its_output = os.pipe()
@@ -215,7 +215,7 @@ def _fork(request: Mapping[str, Any], descriptors: Sequence[int], arguments: Map
             for number in (signal.SIGCHLD, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             with contextlib.suppress(OSError):
-                Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
+                Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO, encoding="utf-8")
             confine(**arguments)
             os.chdir(request["cwd"])
             for standard, descriptor in enumerate(descriptors):

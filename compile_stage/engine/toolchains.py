@@ -253,7 +253,15 @@ def _run(command: Sequence[str], what: str, held: int = -1) -> str:
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     kept = (held,) if held >= 0 and os.name == "posix" else ()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, pass_fds=kept)  # noqa: S603 - our own commands
+        done = subprocess.run(  # noqa: S603 - our own commands
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            env=environment,
+            pass_fds=kept,
+        )
     except OSError as error:
         raise MissingDependencyError(f"{what}: {command[0]} can't be run: {error.strerror}") from error
     if done.returncode:

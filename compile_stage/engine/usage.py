@@ -49,7 +49,7 @@ def usage_of(guard: int) -> WorkerUsage:
 def waited_by_this_thread() -> float:
     """Seconds that the calling thread was ready to run and had no core; 0 where the kernel does not count them."""
     try:
-        return int((_PROC / "thread-self/schedstat").read_text().split()[1]) / 1e9
+        return int((_PROC / "thread-self/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 
@@ -119,7 +119,7 @@ def _by_their_parents(pid: int) -> list[int]:
     for process in _PROC.iterdir():
         if process.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = int((process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(process.name))
     found = [pid]
     for parent in found:

@@ -122,8 +122,10 @@ def free_memory_bytes() -> int:
     where there is one."""
     free = psutil.virtual_memory().available
     with contextlib.suppress(OSError, ValueError, KeyError):  # "max" is no limit; the files are there in containers
-        limit, used = (int((_CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        kept = dict(line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text().splitlines())
+        limit, used = (
+            int((_CONTROL_GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current")
+        )
+        kept = dict(line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text(encoding="utf-8").splitlines())
         free = min(free, limit - used + int(kept["inactive_file"]))  # files that were read count as used
     return max(0, free)
 
@@ -131,7 +133,7 @@ def free_memory_bytes() -> int:
 def kernel_oom_kills() -> int:
     """How many processes the kernel has killed for want of memory, in any container; 0 where it does not say."""
     try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
+        for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     except (OSError, ValueError):
@@ -194,7 +196,7 @@ def own_memory(process: psutil.Process) -> int:
     """Memory that would be free without the process: anonymous and shared memory, divided among those that share it,
     and swap."""
     try:
-        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8")
     except OSError:
         return _resident(process)
     sizes = {words[0]: int(words[1]) * 1024 for line in text.splitlines()[1:] if len(words := line.split()) == 3}

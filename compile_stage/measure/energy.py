@@ -34,7 +34,7 @@ class EnergyMeter:
         """Counter → joules so far; None where nothing can be read."""
         found = {}
         for name, zone in self._zones.items():
-            found[name] = int((zone / "energy_uj").read_text()) / 1e6
+            found[name] = int((zone / "energy_uj").read_text(encoding="utf-8")) / 1e6
         if self._gpus is not None:
             found |= self._gpus.read()
         return found or None
@@ -48,7 +48,7 @@ class EnergyMeter:
         for name, value in after.items():
             used = value - before[name]
             if used < 0 and name in self._zones:
-                used += int((self._zones[name] / "max_energy_range_uj").read_text()) / 1e6
+                used += int((self._zones[name] / "max_energy_range_uj").read_text(encoding="utf-8")) / 1e6
             joules += used
         return joules
 
@@ -62,8 +62,8 @@ def _zones(powercap: Path) -> tuple[dict[str, Path], str]:
         if zone.name.count(":") != 1:
             continue
         try:
-            name = (zone / "name").read_text().strip()
-            int((zone / "energy_uj").read_text())
+            name = (zone / "name").read_text(encoding="utf-8").strip()
+            int((zone / "energy_uj").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if name.startswith("package"):

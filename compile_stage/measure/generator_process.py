@@ -27,7 +27,7 @@ class LoadGenerator:
         # -I: neither the current folder nor the user's packages are looked at.
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and script
             [sys.executable, "-I", str(load_generator.__file__)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8",
         )  # fmt: skip
 
     def __enter__(self) -> LoadGenerator:

@@ -38,6 +38,6 @@ def peak_rss_bytes(pid: int | None = None) -> int:
 def _status_bytes(pid: int | str, *fields: str) -> list[int]:
     """Sizes that the kernel tells of a process; none of one that has ended, and without `/proc`."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
         return [int(line.split()[1]) * 1024 for line in lines if line.startswith(fields)]
     return []

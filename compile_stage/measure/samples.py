@@ -145,7 +145,7 @@ def _through_predict(
     (into / RAW).mkdir(parents=True, exist_ok=True)
     for name, array in columns.items():
         np.save(into / RAW / files[name], array, allow_pickle=False)
-    (into / RAW / "columns.json").write_text(canonical_json(files))
+    (into / RAW / "columns.json").write_text(canonical_json(files), encoding="utf-8")
     labels, groups = (
         None if rows is None else Rows.of(rows.take(chosen.indices)) for rows in (table.labels, table.groups)
     )

@@ -210,7 +210,7 @@ def _waited_s() -> float:
     waited = 0
     for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, IndexError):  # the thread ended meanwhile
-            waited += int((task / "schedstat").read_text().split()[1])
+            waited += int((task / "schedstat").read_text(encoding="utf-8").split()[1])
     return waited / 1e9
 
 

@@ -204,7 +204,7 @@ class FolderRegistry(Registry):
                     "metrics": dict(bundle.metrics),
                     "params": dict(bundle.params),
                 }
-                (part / "version.json").write_text(json.dumps(described, indent=2, sort_keys=True))
+                (part / "version.json").write_text(json.dumps(described, indent=2, sort_keys=True), encoding="utf-8")
                 flush_tree(part)
                 part.chmod(0o755)  # mkdtemp makes it private
                 part.rename(home / version)

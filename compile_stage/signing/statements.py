@@ -139,7 +139,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(  # noqa: S603 - fixed words and a file's own name
             ["git", "-C", str(folder), *arguments],  # noqa: S607 - the user's own git
-            capture_output=True, text=True, timeout=10, check=False,
+            capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None

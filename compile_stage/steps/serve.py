@@ -207,7 +207,9 @@ def _predict(worker: Worker, version: FetchedVersion, target: Target, samples: S
 def hand_over_trust(trust: Trust, model_dir: str, folder: Path) -> dict[str, str]:
     """A new folder with the trust file that a worker verifies a model with."""
     folder.mkdir()
-    (folder / "trust.json").write_text(json.dumps(trust_document(offline_trust(trust, Path(model_dir)))))
+    (folder / "trust.json").write_text(
+        json.dumps(trust_document(offline_trust(trust, Path(model_dir)))), encoding="utf-8"
+    )
     return {"path": str(folder)}
 
 

@@ -54,7 +54,7 @@ def in_fresh_process(case: Case, what: str, task: Mapping[str, Any]) -> dict[str
         [sys.executable, "-c", _SCRIPT],
         input=json.dumps({"what": what, **where, **task}),
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=120,
         check=False,
         cwd=case.folder,
