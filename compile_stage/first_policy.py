@@ -11,6 +11,7 @@ from pathlib import Path
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
+from compile_stage.core.control_groups import cores_to_fill
 from compile_stage.core.digest import revive
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import CompileStageError, PolicyError, SourceError, UsageError
@@ -228,7 +229,7 @@ def _text(
         "    device: cpu",
         *_backends(plan, chosen, willing),
         "    batch_sizes: [1]  # each is proven and measured; the first decides who wins",
-        f"    threads: {min(machine.cores, 4)}  # of the {machine.cores} cores here; what one serving process may use",
+        f"    threads: {min(cores_to_fill(), 4)}  # of {machine.cores} cores here; what one serving process may use",
         *_shapes(signature),
         "",
         *(["# The model is a pickle: opening it runs code of whoever made it.", _ALLOWED] if _is_allowed(plan) else []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from compile_stage.core import plugins
 from compile_stage.core.cache import cache_root
+from compile_stage.core.control_groups import cpu_limit
 from compile_stage.core.environment import hardware, python_version
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.records import record
@@ -69,6 +71,7 @@ def examine() -> DoctorReport:
         "system": f"{this_machine.system} {this_machine.machine}",
         "cpu": this_machine.cpu,
         "cores": str(this_machine.cores),
+        **({} if math.isinf(limit := cpu_limit()) else {"CPU limit": f"{limit:.3g} cores, of this container or group"}),
         "instruction sets": " ".join(this_machine.features) or "none that matter",
         "accelerators": ", ".join(this_machine.accelerators) or "none",
         "fingerprint": this_machine.fingerprint,

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, ClassVar
 
 from compile_stage.core.cache import cache_root
 from compile_stage.core.capabilities import Capabilities
+from compile_stage.core.control_groups import cores_to_fill
 from compile_stage.core.digest import plain, revive
-from compile_stage.core.environment import available_cores
 from compile_stage.core.errors import (
     CompileStageError,
     FailureKind,
@@ -99,9 +99,9 @@ class LocalEngine:
                 self._workers.discard(worker)
 
     def max_parallel(self, memory_bytes: int) -> int:
-        """As many as there are cores, since lowerings and most compilers use one at a time, and as there is memory for
-        now."""
-        return max(1, min(available_cores(), free_memory_bytes() // memory_bytes))
+        """As many as there are cores, or a container's limit allows, since lowerings and most compilers use one at a
+        time; and as there is memory for now."""
+        return max(1, min(cores_to_fill(), free_memory_bytes() // memory_bytes))
 
     def free_memory_bytes(self) -> int:
         """What new workers can have without pushing others out, now."""
@@ -170,6 +170,7 @@ class LocalWorker:
         self._number = 0
         self._tail_from = 0  # size of the log when the call began
         self._over = ""  # why no further call can be made; empty while it can
+        self._oom_kills = kernel_oom_kills()  # when it was last known to live: it may be killed between two calls
         self._surroundings = Surroundings(limits)
         try:
             self._log = _open_log(self._surroundings.folder, name, logs)
@@ -336,7 +337,6 @@ class LocalWorker:
     def _await(self, what: str, number: int, timeout_s: float) -> dict[str, Any]:
         """The answer to a request, with an eye on the clock and on the worker's memory."""
         self._tail_from = _size(self._log)
-        oom_kills = kernel_oom_kills()
         look_every_s = _LOOK_EVERY_ALONE_S if self.limits.exclusive else _LOOK_EVERY_S
         deadline = time.monotonic() + timeout_s
         while True:
@@ -346,14 +346,15 @@ class LocalWorker:
             try:
                 line = self._pipe.turn(0 if ended else min(look_every_s, max(remaining, 0.0)))
                 if line is not None:
+                    self._oom_kills = kernel_oom_kills()
                     return open_message(line, number)
             except EOFError:
-                raise self._death(what, oom_kills) from None
+                raise self._death(what) from None
             except ValueError as error:
                 problem = f"the worker answered with something that is not a message ({error})"
                 raise self._failure("crash", what, problem) from None
             if ended:
-                raise self._death(what, oom_kills)
+                raise self._death(what)
             if remaining <= 0:
                 raise self._failure("timeout", what, f"took longer than {timeout_s:g} s")
             self._demand_limits(what)
@@ -372,7 +373,7 @@ class LocalWorker:
             allowed = gigabytes(self.limits.disk_bytes)
             raise self._failure("crash", what, f"wrote {gigabytes(written)} of files, {allowed} are allowed")
 
-    def _death(self, what: str, oom_kills: int) -> WorkerError:
+    def _death(self, what: str) -> WorkerError:
         """What to say of a worker whose pipe closed without an answer."""
         if self._over:
             return self._failure("crash", what, "was stopped, since the stage ended the worker")
@@ -384,7 +385,7 @@ class LocalWorker:
             returncode,
             held_bytes=self._watch.held_bytes,
             limit_bytes=self.limits.memory_bytes,
-            oom_kills=kernel_oom_kills() - oom_kills,
+            oom_kills=kernel_oom_kills() - self._oom_kills,
             log=self._tail(),
         )
         failure = self._failure(kind, what, words)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from compile_stage.core import control_groups
 from compile_stage.core.errors import FailureKind
 from compile_stage.engine.protocol import says_out_of_memory
 from compile_stage.engine.usage import descendants_of
@@ -24,7 +25,6 @@ _FIND_CHILDREN_EVERY_S = 0.5  # where /proc does not name children, it is read w
 _LOOK_AT_DISK_EVERY_S = 2.0
 _LOOK_AT_DISK_SHARE = 0.02  # of the time, where there are very many files
 _NO_SPACE_BYTES = 1_000_000  # with less free, a disk is full: what was too large for the rest leaves a little
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
 _NEAR = 0.8  # of the limit or of the machine's memory: a kill from outside that late is memory's doing
 
 
@@ -120,18 +120,15 @@ def _bytes_below(folder: str) -> int:
 def free_memory_bytes() -> int:
     """What new processes can have without pushing others out: of the machine's memory, and of the container's limit
     where there is one."""
-    free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError, KeyError):  # "max" is no limit; the files are there in containers
-        limit, used = (
-            int((_CONTROL_GROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current")
-        )
-        kept = dict(line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text(encoding="utf-8").splitlines())
-        free = min(free, limit - used + int(kept["inactive_file"]))  # files that were read count as used
-    return max(0, free)
+    free, left = psutil.virtual_memory().available, control_groups.memory_left_bytes()
+    return max(0, free if left is None else min(free, left))
 
 
 def kernel_oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory, in any container; 0 where it does not say."""
+    """How many processes the kernel has killed for want of memory: in this container, or, where no control group
+    counts them, on the machine; 0 where neither is known."""
+    if (here := control_groups.oom_kills()) is not None:
+        return here
     try:
         for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines():
             if line.startswith("oom_kill "):
@@ -150,7 +147,7 @@ def name_death(
         returncode: As `subprocess` gives it: negative is a signal.
         held_bytes: What it held when last looked at.
         limit_bytes: What it might hold.
-        oom_kills: How many more out-of-memory kills the kernel counts than before the call.
+        oom_kills: How many more out-of-memory kills the kernel counts than when it last answered.
         log: What the worker printed during the call.
     """
     if returncode >= 0:

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from compile_stage.core.control_groups import cpu_limit, held_back_s
 from compile_stage.core.environment import available_cores
 from compile_stage.core.records import record
 
@@ -27,6 +28,9 @@ process, so over half a second less than this can't be told apart from nothing."
 
 QUIET_WINDOW_S = 0.25
 """So long is looked at to say that the machine is quiet."""
+
+_HELD_BACK_SHARE = 0.01
+"""Of the time for measuring: less is said to nobody."""
 
 WAIT_SHARE, WAIT_S = 0.2, 10.0
 """A wait for other processes takes at most this share of the time for measuring, and at most so many seconds."""
@@ -41,12 +45,14 @@ class Usage:
         own_s: By this process with its descendants.
         at_s: When it was read (`time.monotonic`).
         stolen_s: The part of `machine_s` that a hypervisor gave to other virtual machines.
+        held_back_s: For which the kernel stopped processes of this container, since it had used up its CPU limit.
     """
 
     machine_s: float
     own_s: float
     at_s: float
     stolen_s: float = 0.0
+    held_back_s: float = 0.0
 
 
 def usage() -> Usage:
@@ -62,7 +68,7 @@ def usage() -> Usage:
         with contextlib.suppress(psutil.Error):
             times = member.cpu_times()
             own_s += times.user + times.system
-    return Usage(machine_s=machine_s, own_s=own_s, at_s=time.monotonic(), stolen_s=stolen_s)
+    return Usage(machine_s=machine_s, own_s=own_s, at_s=time.monotonic(), stolen_s=stolen_s, held_back_s=held_back_s())
 
 
 def foreign_cores(before: Usage, after: Usage) -> float:
@@ -114,11 +120,12 @@ def wait_until_quiet(
 
 @dataclass
 class Load:
-    """What others used over all rounds of a measurement, in core seconds."""
+    """What others used over all rounds of a measurement, in core seconds, and for how long a limit held us back."""
 
     seconds: float = 0.0
     foreign_s: float = 0.0
     stolen_s: float = 0.0
+    held_back_s: float = 0.0
 
     def add(self, before: Usage, after: Usage) -> None:
         """Count one round."""
@@ -126,6 +133,7 @@ class Load:
         self.seconds += seconds
         self.foreign_s += foreign_cores(before, after) * seconds
         self.stolen_s += max(0.0, after.stolen_s - before.stolen_s)
+        self.held_back_s += max(0.0, after.held_back_s - before.held_back_s)
 
     def note(self, threads: int, cores: int | None = None) -> str:
         """One sentence for the reports when the machine was busy; empty when it was not."""
@@ -138,6 +146,17 @@ class Load:
             f"The machine was busy while measuring: other processes used {by_others:.1f} of {cores} "
             f"core{'s' if cores > 1 else ''}{taken}; latencies are higher and ratios less certain than on a quiet "
             "machine"
+        )
+
+    def limit_note(self) -> str:
+        """One sentence for the reports where a container's CPU limit stopped what was measured; empty where it did
+        not."""
+        if self.held_back_s <= _HELD_BACK_SHARE * self.seconds:
+            return ""
+        return (
+            f"The container's CPU limit, {cpu_limit():.3g} cores, stopped processes for {self.held_back_s:.2g} s in "
+            f"{self.seconds:.2g} s of measuring: a median hides such stops, and throughput is lower than it says. "
+            "Allow more, or name fewer threads in the target"
         )
 
 

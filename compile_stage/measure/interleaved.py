@@ -427,8 +427,7 @@ class Interleaved:
 
     def measurements(self) -> dict[str, Measurement]:
         """By participant. The baseline's notes tell of all of them."""
-        busy = self._load.note(self._threads, self._cores)
-        notes = (busy,) if busy else ()
+        notes = tuple(filter(None, (self._load.note(self._threads, self._cores), self._load.limit_note())))
         everybody = {name: (runner, "") for name, runner in self._runners.items()} | self._dropped
         return {
             name: Measurement(

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from compile_stage.core import plugins
-from compile_stage.core.environment import available_cores
+from compile_stage.core.control_groups import cores_to_fill
 from compile_stage.core.errors import (
     CompileStageError,
     InternalError,
@@ -27,7 +28,7 @@ from compile_stage.core.errors import (
 )
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import Gate
-from compile_stage.engine import watch
+from compile_stage.engine import local, watch
 from compile_stage.engine.local import LocalEngine
 
 LIMITS = WorkerLimits(timeout_s=60.0)
@@ -123,10 +124,28 @@ def test_printing_does_not_garble_answers(engine: LocalEngine, tmp_path: Path) -
     assert "from a child" in text
 
 
+def test_who_was_killed_for_want_of_memory_between_two_calls_is_named_so(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: where all models of a measurement are open and the container's memory runs out, the kernel may end one
+    that waits for its turn, and the error said that memory was not short."""
+    kills = [0]
+    monkeypatch.setattr(local, "kernel_oom_kills", lambda: kills[0])
+    with engine.worker("waits", LIMITS) as worker:
+        assert worker.call("echo", n=1) == {"n": 1}
+        for process in psutil.Process(worker.pid).children():
+            process.kill()
+            process.wait()
+        kills[0] += 1
+        with pytest.raises(WorkerError) as raised:
+            worker.call("echo", n=2)
+    assert (raised.value.kind, raised.value.killed) == ("out_of_memory", False)
+
+
 def test_there_is_room_for_what_memory_holds(engine: LocalEngine) -> None:
     """Broken: compilations side by side would push each other out of memory, or none would begin."""
     assert engine.max_parallel(10**18) == 1
-    assert engine.max_parallel(1) == available_cores()
+    assert engine.max_parallel(1) == cores_to_fill()
 
 
 def test_two_workers_at_once(engine: LocalEngine) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from compile_stage.engine import watch
+from compile_stage.core import control_groups
 from compile_stage.engine.watch import MemoryWatch, free_memory_bytes, gigabytes, kernel_oom_kills, name_death
 
 GB = 1_000_000_000
@@ -67,7 +67,9 @@ def test_a_containers_limit_counts_and_the_files_it_read_do_not(
 ) -> None:
     """Broken: in a container of 2 GB on a machine of 64, jobs side by side would be killed; or one that read a large
     file would run alone."""
-    monkeypatch.setattr(watch, "_CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(control_groups, "_ROOT", tmp_path)
+    (tmp_path / "own").write_text("0::/\n")
+    monkeypatch.setattr(control_groups, "_OWN", tmp_path / "own")
     outside = free_memory_bytes()
     (tmp_path / "memory.max").write_text("50000000")
     (tmp_path / "memory.current").write_text("30000000")
