@@ -96,7 +96,17 @@ def explained(error: BaseException) -> CompileStageError:
         return many
     if isinstance(error, CompileStageError):
         return error
-    return storage_error(error) or InternalError(f"{type(error).__name__}: {error}")
+    return storage_error(error) or _without_folder(error) or InternalError(f"{type(error).__name__}: {error}")
+
+
+def _without_folder(error: BaseException) -> UsageError | None:
+    """What to say where the current folder was deleted, so that no relative path means anything; None otherwise."""
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            return UsageError("the current folder is not there any more", fix="change to a folder that is there")
+    return None
 
 
 def _too_many_open(error: BaseException) -> UsageError | None:

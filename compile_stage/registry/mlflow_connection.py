@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -43,6 +44,7 @@ _PROBE_PATIENCE_S = 2.0
 _PROBE_LIMIT_S = 40.0  # three attempts and what lies between them
 _LOCK_S = 1800.0
 _LONGEST_SENTENCE = 1000  # characters of a message of MLflow's
+_TOO_MANY = re.compile(r"too many (\d{3}) error responses")  # as urllib3 says it
 _BUSY_DATABASE = "database is locked"  # as SQLite says it
 
 _UNREACHABLE_FIX = "check MLFLOW_TRACKING_URI and that the server runs; `compile-stage doctor` shows what is used"
@@ -188,7 +190,23 @@ def _probe(uri: str) -> None:
     # Any answer will do, also one that is cut off: a proxy in front of the server may not let /health through.
     probe = partial(http_request, get_default_host_creds(uri), "/health", "GET", timeout=_PROBE_S, max_retries=2)
     ask = partial(probe, backoff_factor=1, raise_on_status=False, stream=True)
-    repeated_call(within, ask, lambda: _PROBE_LIMIT_S, patience_s=_PROBE_PATIENCE_S).close()
+    with repeated_call(within, ask, lambda: _PROBE_LIMIT_S, patience_s=_PROBE_PATIENCE_S) as answer:
+        _demand_no_redirect(uri, answer)
+
+
+def _demand_no_redirect(uri: str, answer: Any) -> None:
+    """Raise RegistryError where all of the server is elsewhere, as where http:// is sent on to https://: what reads
+    would work, and what writes would arrive without its content. A log-in page for /health alone is no such thing."""
+    asked, got = (urlsplit(str(url)) for url in ([*answer.history, answer][0].url, answer.url))
+    changes_method = any(hop.status_code in (301, 302, 303) for hop in answer.history)
+    if changes_method and asked.path == got.path and asked[:2] != got[:2]:
+        there = f"{got.scheme}://{got.netloc}{got.path.removesuffix('/health')}"
+        raise RegistryError(
+            f"the server sends every request on to {redacted(there)}, and requests that write lose their content so",
+            fix=f"set MLFLOW_TRACKING_URI to {redacted(there)}",
+            where=redacted(uri),
+            code=Code.REGISTRY_UNREACHABLE,
+        )
 
 
 def _explained(error: Any, place: str, missing: str) -> RegistryError:
@@ -211,6 +229,15 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or status in (401, 403):
         return RegistryError(
             f"the registry refuses: {text}", fix=_AUTH_FIX, where=place, code=Code.REGISTRY_UNREACHABLE
+        )
+    if (refusals := _TOO_MANY.search(text)) is not None:
+        number = refusals[1]
+        said = "it takes no more requests for now" if number == "429" else "it, or what is in front of it, fails"
+        return UnreachableError(
+            f"the server answers with error {number} again and again: {said}",
+            fix="run again later; what is finished is kept. If it stays so, look at the server and at what is in front "
+            "of it, also at limits on requests",
+            where=place,
         )
     if failed_on_the_way(error):
         return UnreachableError(

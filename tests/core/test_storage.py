@@ -121,3 +121,16 @@ def test_too_few_open_files_are_no_damage_and_no_bug() -> None:
     processes = UsageError("this machine starts no further process", fix="ulimit -u")
     processes.__cause__ = refused
     assert explained(processes) is processes
+
+
+def test_a_current_folder_that_was_deleted_is_no_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a command that a clean-up job left without its folder would end as a bug of ours, and name nothing."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError) as raised:
+        Path("out").absolute()
+    assert explained(raised.value).exit_code == 2
+    monkeypatch.chdir(tmp_path)
+    assert explained(FileNotFoundError()).exit_code == 70

@@ -355,6 +355,53 @@ def test_a_server_whose_answer_is_cut_off_is_there(monkeypatch: pytest.MonkeyPat
         assert time.monotonic() - began < 10
 
 
+def test_a_server_that_sends_every_request_on_is_named_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: behind a gateway that sends http:// on to https://, a run compiled and measured for an hour, and then
+    failed to publish with "405", since a request that is sent on so loses its content."""
+
+    def there(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+
+    with serving(there) as other:
+
+        def send_on(handler: BaseHTTPRequestHandler) -> None:
+            handler.send_response(301)
+            handler.send_header("Location", other + handler.path)
+            handler.end_headers()
+
+        def log_in(handler: BaseHTTPRequestHandler) -> None:
+            handler.send_response(302)
+            handler.send_header("Location", f"{other}/login")
+            handler.end_headers()
+
+        with serving(send_on, healthy=False) as uri:
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+            with pytest.raises(RegistryError, match="sends every request on to") as caught:
+                mlflow_connection.connect()
+            assert caught.value.fix == f"set MLFLOW_TRACKING_URI to {other}"
+        with serving(log_in, healthy=False) as uri:  # /health alone may ask for a log-in
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+            assert mlflow_connection.connect() is not None
+
+
+def test_a_server_that_takes_no_more_requests_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: who is held back by a limit on requests was told to check the address and whether the server runs."""
+
+    def limited(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(429)
+        handler.end_headers()
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.0,))
+    with serving(limited) as uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with pytest.raises(RegistryError, match="error 429 again and again: it takes no more requests") as caught:
+            MLflowRegistry().published("models:/net/1")
+    assert "limits on requests" in caught.value.fix
+
+
 def test_a_transfer_may_go_on_while_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a large model would be given up although it arrives, or one that stopped would be waited for."""
     monkeypatch.setattr(mlflow_retries, "_TRANSFER_S", 1.0)
