@@ -14,10 +14,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -249,19 +250,37 @@ def _tried(commands: Sequence[Sequence[str]], say: Say, held: int) -> bool:
     return True
 
 
+def _ended(
+    command: Sequence[str], environment: Mapping[str, str], kept: Sequence[int]
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end. Where this process is interrupted meanwhile, all that the command started ends too: pip
+    installs in a process of its own, which would go on, and write into what is made anew."""
+    with subprocess.Popen(  # noqa: S603 - our own commands
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        env=environment,
+        pass_fds=kept,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, complained = process.communicate()
+        except BaseException:
+            if os.name == "posix":
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, said, complained)
+
+
 def _run(command: Sequence[str], what: str, held: int = -1) -> str:
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     kept = (held,) if held >= 0 and os.name == "posix" else ()
     try:
-        done = subprocess.run(  # noqa: S603 - our own commands
-            command,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-            env=environment,
-            pass_fds=kept,
-        )
+        done = _ended(command, environment, kept)
     except OSError as error:
         raise MissingDependencyError(f"{what}: {command[0]} can't be run: {error.strerror}") from error
     if done.returncode:

@@ -11,10 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from compile_stage.cli.main import main
@@ -290,6 +293,30 @@ def test_an_installer_that_outlives_its_stage_is_waited_for(tmp_path: Path) -> N
     os.kill(installer, signal.SIGKILL)
     with FileLock(f"{folder}.lock", timeout=60):
         pass
+
+
+def test_an_interrupted_installation_leaves_nothing_that_goes_on(tmp_path: Path) -> None:
+    """What SIGTERM leaves: pip installs in a process of its own. Broken: it went on, unseen, and wrote into the folder
+    while the next installation filled it."""
+    pid = tmp_path / "pid"
+    grandchild = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    code = (
+        "import signal, sys\n"
+        "from compile_stage.engine import toolchains as engine\n"
+        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        f"engine._run([sys.executable, '-c', {child!r}], 'tiny')\n"
+    )
+    stage = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    while not pid.exists() or not pid.read_text():
+        assert stage.poll() is None
+    stage.terminate()
+    assert stage.wait(60) != 0
+    until = time.monotonic() + 60
+    with suppress(psutil.NoSuchProcess):  # a zombie that init has not fetched yet has ended
+        while psutil.Process(int(pid.read_text())).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def test_a_folder_that_can_not_be_written_is_no_bug_of_ours(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
