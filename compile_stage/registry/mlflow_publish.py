@@ -49,7 +49,7 @@ _PARAM_CHARS = 6000
 _REFUSED = ("PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
 _ATTEMPTS = 4  # as many machines at once
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0)
-_ABANDONED_S = 3600  # what another machine began and left for so long is dead
+_ABANDONED_S = 24 * 3600  # what another machine began so long ago is dead: large models take hours on a slow line
 
 
 @record
@@ -196,7 +196,6 @@ def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, 
         same = model.status == "READY" and model.tags.get(DIGEST_TAG) == bundle.digest
         if same and refuse_version(f"models:/{model.model_id}", model.tags, bundle) is None:
             return model
-    _clear_away(client, held, writer)
     _clear_away_unpublished(client, runs, held, writer)
     model = client.create_logged_model(
         runs.experiment_id,
@@ -206,6 +205,8 @@ def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, 
         params={key: str(value)[:_PARAM_CHARS] for key, value in bundle.params.items()},
         model_type="compiled",
     )
+    # How old the others are is told by when this one was made: the server's clock may be hours off from ours.
+    _clear_away(client, held, writer, model.creation_timestamp)
     with temporary_folder("push") as scratch:
         staged = _staged(bundle, model, runs, Path(scratch) / "model")
         client.log_model_artifacts(model.model_id, str(staged))
@@ -213,7 +214,7 @@ def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, 
         demand_uploaded(f"models:/{model.model_id}", staged)
     client.finalize_logged_model(model.model_id, "READY")
     # A call whose answer was lost, and which HTTP then sent again, made one more: nobody would look for it any more.
-    _clear_away(client, _logged_models(client, runs, bundle), writer)
+    _clear_away(client, _logged_models(client, runs, bundle), writer, model.creation_timestamp)
     return client.get_logged_model(model.model_id)
 
 
@@ -221,10 +222,10 @@ def _logged_models(client: Any, runs: Runs, bundle: Bundle) -> list[Any]:
     return list(client.search_logged_models([runs.experiment_id], filter_string=f"tags.`{KEY_TAG}` = '{bundle.key}'"))
 
 
-def _clear_away(client: Any, models: Sequence[Any], writer: str) -> None:
-    """Delete the uploads among them that nobody will finish."""
+def _clear_away(client: Any, models: Sequence[Any], writer: str, now_ms: int) -> None:
+    """Delete the uploads among them that nobody will finish, at this time of the server's clock."""
     for model in models:
-        if model.status != "READY" and _is_abandoned(model, writer):
+        if model.status != "READY" and _is_abandoned(model, writer, now_ms):
             client.delete_logged_model(model.model_id)
 
 
@@ -242,10 +243,10 @@ def _clear_away_unpublished(client: Any, runs: Runs, models: Sequence[Any], writ
             client.delete_logged_model(model.model_id)
 
 
-def _is_abandoned(model: Any, writer: str) -> bool:
+def _is_abandoned(model: Any, writer: str, now_ms: int) -> bool:
     """An unfinished upload of this place's earlier holder, who is dead since we hold the place; or one that is very
     old."""
-    age_s = time.time() - model.creation_timestamp / 1000
+    age_s = (now_ms - model.creation_timestamp) / 1000
     return bool(model.tags.get(_WRITER_TAG) == writer or age_s > _ABANDONED_S)
 
 

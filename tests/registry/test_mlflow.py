@@ -608,6 +608,30 @@ def test_an_upload_that_was_begun_twice_leaves_one_model(
     assert [model.status for model in held] == ["READY"]
 
 
+def test_an_upload_under_way_on_another_machine_stays_whatever_the_clock_says_here(
+    server: Any, unique: str, log_model: Any, make_bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a machine whose clock is two days ahead of the server's takes every upload for an old one that nobody
+    finishes, and deletes it."""
+    from mlflow import MlflowClient
+
+    source = MLflowRegistry().resolve(log_model(unique), tmp_path / "sources")
+    bundle = make_bundle(f"{unique}-compiled")
+    create, now = MlflowClient.create_logged_model, time.time
+
+    def beside_another(self: Any, *args: Any, **kwargs: Any) -> Any:
+        create(self, *args, **{**kwargs, "tags": {**kwargs["tags"], "compile_stage.writer": "another machine"}})
+        return create(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "create_logged_model", beside_another)
+    monkeypatch.setattr(time, "time", lambda: now() + 48 * 3600)
+    MLflowRegistry().push(bundle, source, {})
+    client = MlflowClient()
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    held = client.search_logged_models(experiments, filter_string=f"tags.`compile_stage.key` = '{bundle.key}'")
+    assert sorted(model.status for model in held) == ["PENDING", "READY"]
+
+
 def test_an_upload_that_a_killed_run_finished_and_the_next_measured_anew_is_cleared_away(
     embedded: str, unique: str, log_model: Any, make_bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
