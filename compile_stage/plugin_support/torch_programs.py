@@ -39,6 +39,67 @@ def flat_module(program: Any) -> Any:
     return Flat()
 
 
+def changed_tensors(program: Any) -> tuple[str, ...]:
+    """The program's inputs, parameters and buffers that running it changes, as their placeholders are named.
+
+    `torch.export` keeps operators that work in place, and its signature then names no tensor that changes. So the
+    program is run without data, on tensors that count how often they, and what shares their memory, were written to.
+    """
+    import torch
+
+    if not any(_writes(node) for module in program.graph_module.modules() for node in _nodes(module)):
+        return ()
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    values = [node.meta.get("val") for node in placeholders]
+    try:
+        with next(value.fake_mode for value in values if hasattr(value, "fake_mode")), torch.no_grad():
+            given = [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in values]
+            torch.fx.Interpreter(program.graph_module).run(*given)
+    except Exception:  # noqa: BLE001 - an operator that can't run without data: the slower way, which runs nothing
+        signature = program.run_decompositions({}).graph_signature
+        changed = {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
+        return tuple(
+            spec.arg.name for spec in program.graph_signature.input_specs if changed & {spec.target, spec.arg.name}
+        )
+    return tuple(node.name for node, value in zip(placeholders, given, strict=True) if getattr(value, "_version", 0))
+
+
+def keep_inputs(program: Any) -> tuple[str, ...]:
+    """Have the program work on copies of the inputs that it changes, and give their names.
+
+    What is compiled leaves its inputs as they are. The original must too: it would change the samples on which it is
+    compared and timed.
+    """
+    import torch
+
+    inputs = set(map(str, program.graph_signature.user_inputs))
+    changed = tuple(name for name in changed_tensors(program) if name in inputs)
+    module = program.graph_module
+    for node in [node for node in module.graph.nodes if node.op == "placeholder" and node.name in changed]:
+        following = node.next
+        while following.op == "placeholder":
+            following = following.next
+        with module.graph.inserting_before(following):
+            copy = module.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy.meta = {**node.meta}
+        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+        for spec in program.graph_signature.output_specs:
+            if spec.arg.name == node.name:  # it answers with what it changed
+                spec.arg.name = copy.name
+    if changed:
+        module.recompile()
+    return changed
+
+
+def _nodes(module: Any) -> Any:
+    return getattr(getattr(module, "graph", None), "nodes", ())
+
+
+def _writes(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return bool(node.op == "call_function" and schema is not None and schema.is_mutable)
+
+
 def free_axes(signature: Signature) -> tuple[dict[int, Any], ...]:
     """For `torch.export.export`: of each input, the axes whose sizes are free. Which can be, the export finds out."""
     import torch

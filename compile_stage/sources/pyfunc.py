@@ -21,7 +21,7 @@ from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
-from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
+from compile_stage.plugin_support.torch_programs import keep_inputs, threads_restored, use_threads
 from compile_stage.serving.python_model import CompiledNetwork, load_python_model, replaced
 from compile_stage.sources import mlmodel
 from compile_stage.sources import torch as torch_source
@@ -240,13 +240,15 @@ class _Marked:
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # deprecations inside the tracer
-                return torch.export.export(self.network, args, kwargs, dynamic_shapes=sizes)
+                program = torch.export.export(self.network, args, kwargs, dynamic_shapes=sizes)
         except Exception as error:
             raise SourceError(
                 f"torch.export can't trace self.{self.attribute}: {torch_source._reason(error)}",
                 fix="make its forward traceable by torch.export, or mark the part of it that is",
                 where=self.source.uri,
             ) from error
+        keep_inputs(program)
+        return program
 
 
 def _unmarked(source: SourceModel, held: Mapping[str, Any], marked: Sequence[str]) -> SourceError:

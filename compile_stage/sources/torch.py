@@ -22,7 +22,7 @@ from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
-from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
+from compile_stage.plugin_support.torch_programs import changed_tensors, keep_inputs, threads_restored, use_threads
 from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
@@ -80,17 +80,25 @@ class TorchSource(Exporter):
             use_threads(target.threads)
             if _archive(source).exists():
                 program = _load_archive(source)
+                keep_inputs(program)
                 signature = signature_of(program, *_names(source, program))
-                module = there.program(program)
+                module, changed = there.program(program), [False] * len(signature.inputs)
             else:
                 original = _load_pickle(source)
                 program = _export_module(source, original, target.shapes)
+                found = keep_inputs(program)
                 signature = signature_of(program, *_names(source, program))
-                module = there.module(original)
+                module, changed = (
+                    there.module(original),
+                    [name in found for name in program.graph_signature.user_inputs],
+                )
             in_spec = program.call_spec.in_spec
 
             def call(arrays: Sequence[Any]) -> list[Any]:
-                inputs = [there.tensor(_tensor(array)) for array in arrays]
+                inputs = [
+                    there.tensor(_tensor(array.copy() if is_changed else array))
+                    for array, is_changed in zip(arrays, changed, strict=True)
+                ]
                 args, kwargs = torch.utils._pytree.tree_unflatten(inputs, in_spec)
                 with torch.no_grad():
                     outputs = module(*args, **kwargs)
@@ -166,13 +174,35 @@ def refuse_program(program: ExportedProgram) -> str | None:
         if spec.kind.name in ("USER_INPUT", "USER_OUTPUT") and type(spec.arg).__name__ != "TensorArgument":
             side = "input" if spec.kind.name == "USER_INPUT" else "output"
             return f"its {side} {getattr(spec.arg, 'name', '')!r} is not a tensor"
-    if program.graph_signature.buffers_to_mutate:
-        names = ", ".join(sorted(set(program.graph_signature.buffers_to_mutate.values())))
-        return f"running it changes its own state ({names}), so two calls differ"
+    if state := _state(program):
+        return (
+            f"running it changes its own state ({', '.join(state)}), so two calls differ: log a model that takes its "
+            "state as an input and answers with the next one"
+        )
     half = [spec.name for spec in tensors(program) if spec.dtype == "bfloat16"]
     if half:
         return f"its tensors {', '.join(half)} are bfloat16, which arrays don't have: log the model in float32"
     return None
+
+
+def _state(program: ExportedProgram) -> list[str]:
+    """Buffers and parameters that running the program changes, and that what it answers depends on. A counter of calls
+    that nothing reads is no state."""
+    inputs = set(map(str, program.graph_signature.user_inputs))
+    if not set(changed_tensors(program)) - inputs:
+        return []
+    functional = program.run_decompositions({})  # names what changes, and reads what was before
+    signature = functional.graph_signature
+    changed = {**signature.buffers_to_mutate, **getattr(signature, "parameters_to_mutate", {})}
+    nodes = {node.name: node for node in functional.graph.nodes}
+    read, waiting = set(), [nodes[str(name)] for name in signature.user_outputs if str(name) in nodes]
+    while waiting:
+        node = waiting.pop()
+        if node.name not in read:
+            read.add(node.name)
+            waiting += node.all_input_nodes
+    held = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target is not None}
+    return sorted({name for name in changed.values() if held.get(name) in read})
 
 
 def _refuse_names(program: ExportedProgram) -> str | None:
@@ -261,10 +291,26 @@ def export_graph(
         ) from error
     finally:
         registration.setLevel(level)
+    _rename_inner(exported.model.graph, signature)
     model = _as_message(exported, program, into)
     _write_fixed_sizes(model)
     graph.rename_symbols(model, symbol_names(program, inputs) if symbols is None else symbols)
     return graph.finish(model, source, shapes, into)
+
+
+def _rename_inner(exported: Any, signature: Signature) -> None:
+    """Weights and results within the graph that are called like an input or an output get another name. The exporter
+    gives each the name that is asked for, and in ONNX an input takes the place of a weight of its name."""
+    taken = {spec.name for spec in (*signature.inputs, *signature.outputs)}
+    inner = [*exported.initializers.values(), *(value for node in exported.all_nodes() for value in node.outputs)]
+    known = {value.name for value in inner} | taken
+    for value in inner:
+        if value.name in taken and not value.is_graph_output():
+            name = f"{value.name}_inner"
+            while name in known:
+                name += "_"
+            known.add(name)
+            value.name = name
 
 
 def _write_fixed_sizes(model: Any) -> None:
@@ -326,7 +372,10 @@ def _pickle(source: SourceModel) -> Path:
 
 
 def _program(source: SourceModel, shapes: Mapping[str, ShapeRange] = _NO_SHAPES) -> ExportedProgram:
-    return _load_archive(source) if _archive(source).exists() else _export_module(source, _load_pickle(source), shapes)
+    archived = _archive(source).exists()
+    program = _load_archive(source) if archived else _export_module(source, _load_pickle(source), shapes)
+    keep_inputs(program)
+    return program
 
 
 def _load_archive(source: SourceModel) -> ExportedProgram:

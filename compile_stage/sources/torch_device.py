@@ -46,7 +46,8 @@ class Place:
             import torch
 
             torch.cuda.synchronize()
-        return [tensor.numpy() if self.name == "cpu" else tensor.cpu().numpy() for tensor in tensors]
+        # By force: what is a parameter, or a view of one, would be refused for its gradient.
+        return [tensor.numpy(force=True) for tensor in tensors]
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "compliance": compliance,
     }
     stored = context.cached(
-        "inspect/6",
+        "inspect/7",
         "",
         key,
         lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),
@@ -100,7 +100,7 @@ def _as_onnx(context: Context, worker: Worker, source: SourceModel, target: Targ
     shapes = target.shapes
     key = {"source": source.identity, "shapes": shapes, "made_by": plugins.cache_identity("sources", source.flavor)}
     stored = context.cached(
-        "export/1",
+        "export/2",
         "",
         key,
         lambda into: _relative(worker.call("export", source=source, shapes=shapes, into=str(into)), into),
@@ -131,7 +131,7 @@ def _as_program(context: Context, worker: Worker, source: SourceModel, target: T
         "made_by": plugins.cache_identity("sources", source.flavor),
     }
     stored = context.cached(
-        "export-program/1",
+        "export-program/2",
         "",
         key,
         lambda into: _relative(

@@ -260,6 +260,97 @@ def test_integer_inputs_and_a_scalar_for_each_row(tmp_path: Path, prove: Proof) 
     assert str(model.signature.outputs[0]) == "output: int64[batch]"
 
 
+class InPlace(torch.nn.Module):
+    """Changes its input, by itself and by a view of it, and answers with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(4, 2)
+
+    def forward(self, rows: Any) -> Any:
+        rows.relu_()
+        rows[:, 0].mul_(3)
+        return self.out(rows), rows
+
+
+@pytest.mark.parametrize("form", ["pt2", "pickle"])
+def test_a_model_that_works_in_place_leaves_the_samples_as_they_are(tmp_path: Path, prove: Proof, form: str) -> None:
+    """Broken: the original would change the samples that it is compared on, and each call would answer to the last."""
+    rows = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    signature = infer_signature(rows, {"scores": rows[:, :2], "positive": rows})
+    source = save(tmp_path / "in-place", InPlace(), rows.copy(), signature=signature, serialization_format=form)
+    positive = np.maximum(rows, 0) * np.array([3, 1, 1, 1], np.float32)
+    kept = rows.copy()
+    with TorchSource().open(source, Target(name="cpu")) as session:
+        for _ in range(2):
+            np.testing.assert_array_equal(session.run({"rows": rows})["positive"], positive)
+            np.testing.assert_array_equal(rows, kept)
+    prove(source, {"rows": rows}, compliance=PICKLES)
+    saved = TorchSource().export_program(source, {}, tmp_path / "program")
+    given = torch.from_numpy(rows)
+    _, answered = torch.export.load(saved.path).module()(given)
+    np.testing.assert_array_equal(answered.numpy(), positive)
+    np.testing.assert_array_equal(given.numpy(), kept)
+
+
+class Counting(torch.nn.Module):
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, rows: Any) -> Any:
+        self.calls += 1
+        return rows * self.calls if self.reads else rows * 2
+
+
+def test_a_model_whose_answer_depends_on_the_calls_before_is_refused(tmp_path: Path, prove: Proof) -> None:
+    """Broken: what is compiled would keep the state that the model was logged with. A counter that nothing reads is
+    none."""
+    rows = np.ones((4, 3), np.float32)
+    stateful = save(tmp_path / "stateful", Counting(reads=True), rows, signature=infer_signature(rows, rows))
+    assert "changes its own state (calls)" in (TorchSource().refuse(stateful, Compliance()) or "")
+    counted = save(tmp_path / "counted", Counting(reads=False), rows, signature=infer_signature(rows, rows))
+    prove(counted, {"rows": rows})
+
+
+def test_a_parameter_as_an_output_is_answered(tmp_path: Path, prove: Proof) -> None:
+    """Broken: the original could not answer, since PyTorch gives no array of a tensor that has a gradient."""
+
+    class Token(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = torch.nn.Parameter(torch.arange(3.0))
+
+        def forward(self, rows: Any) -> Any:
+            return {"sum": rows + self.token, "token": self.token.expand(rows.shape[0], -1)}
+
+    rows = np.ones((4, 3), np.float32)
+    source = save(tmp_path / "token", Token(), rows, signature=infer_signature(rows, {"sum": rows, "token": rows}))
+    prove(source, {"rows": rows})
+
+
+class Namesakes(torch.nn.Module):
+    """Parameters that are called like an input and like an output, and an output like an operator before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.total = torch.nn.Parameter(torch.full((1,), 5.0)), torch.nn.Parameter(torch.full((3,), 7.0))
+
+    def forward(self, scale: Any) -> Any:
+        return {"total": scale * self.scale + self.total, "relu": torch.relu(scale) + 1}
+
+
+def test_what_is_called_like_an_input_or_an_output_keeps_its_place(tmp_path: Path, prove: Proof) -> None:
+    """Broken: the input would stand where the weight belongs, or the export be no valid ONNX."""
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    signature = infer_signature({"scale": rows}, {"total": rows, "relu": rows})
+    source = save(tmp_path / "namesakes", Namesakes(), rows, signature=signature)
+    answer = run_onnx(prove(source, {"scale": rows}), {"scale": rows})
+    np.testing.assert_allclose(answer["total"], rows * 5 + 7)
+    np.testing.assert_allclose(answer["relu"], rows + 1)
+
+
 def test_outputs_are_the_callers(tmp_path: Path) -> None:
     source = saved_net(tmp_path / "net")
     with TorchSource().open(source, Target(name="cpu")) as session:
