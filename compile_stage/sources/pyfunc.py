@@ -26,6 +26,7 @@ from compile_stage.serving.python_model import CompiledNetwork, load_python_mode
 from compile_stage.sources import mlmodel
 from compile_stage.sources import torch as torch_source
 from compile_stage.sources.session import SourceSession
+from compile_stage.sources.torch_attention import answer_masked_rows
 from compile_stage.sources.torch_device import place
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class PyfuncSource(Exporter):
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         marked = _Marked(source)
+        answer_masked_rows(marked.program)
         return torch_source.export_graph(marked.program, marked.signature, source, shapes, into)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:

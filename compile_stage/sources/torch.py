@@ -25,6 +25,7 @@ from compile_stage.core.tensors import Dim, Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import changed_tensors, keep_inputs, threads_restored, use_threads
 from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
+from compile_stage.sources.torch_attention import answer_masked_rows
 from compile_stage.sources.torch_device import DEVICES, place
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class TorchSource(Exporter):
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         program = _program(source, shapes)
+        answer_masked_rows(program)
         return export_graph(program, signature_of(program, *_names(source, program)), source, shapes, into)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:

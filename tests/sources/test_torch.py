@@ -11,6 +11,7 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from mlflow.models import ModelSignature, infer_signature
@@ -328,6 +329,42 @@ def test_a_parameter_as_an_output_is_answered(tmp_path: Path, prove: Proof) -> N
     rows = np.ones((4, 3), np.float32)
     source = save(tmp_path / "token", Token(), rows, signature=infer_signature(rows, {"sum": rows, "token": rows}))
     prove(source, {"rows": rows})
+
+
+class Masked(torch.nn.Module):
+    """Attention with a mask of what is padding: as floats within PyTorch's encoder, as truths, and one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 6, padding_idx=0)
+        self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 1)
+        self.register_buffer("causal", torch.ones(4, 4).tril().bool())
+
+    def forward(self, ids: Any) -> Any:
+        found = self.embed(ids)
+        heads = found.unflatten(2, (2, 3)).transpose(1, 2)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return {
+            "encoded": self.encoder(found, src_key_padding_mask=ids == 0),
+            "attended": attend(heads, heads, heads, attn_mask=(ids != 0)[:, None, None]),
+            "causal": attend(heads, heads, heads, attn_mask=self.causal),
+        }
+
+
+def test_a_sample_of_padding_alone_is_answered_as_by_the_original(tmp_path: Path, prove: Proof) -> None:
+    """Broken: where a mask hides everything the graph would answer NaN, or as if nothing were hidden, and no sample
+    that has something to look at shows it."""
+    torch.manual_seed(0)
+    ids = np.array([[1, 2, 3, 4], [5, 6, 0, 0], [0, 0, 0, 0], [7, 0, 0, 0]])
+    network = Masked().eval()
+    answers = {name: value.detach().numpy() for name, value in network(torch.from_numpy(ids)).items()}
+    source = save(tmp_path / "masked", network, ids, signature=infer_signature(ids, answers))
+    model = prove(source, {"ids": ids})
+    answer = run_onnx(model, {"ids": ids})
+    for name, wanted in answers.items():
+        np.testing.assert_allclose(answer[name], wanted, rtol=1e-4, atol=1e-5)
+    kinds = [node.op_type for node in onnx.load(model.path).graph.node]
+    assert kinds.count("ReduceMin") == 2  # a mask that does not depend on the inputs hides nothing more in any sample
 
 
 class Namesakes(torch.nn.Module):

@@ -1,0 +1,54 @@
+"""Attention of a PyTorch program, before it becomes ONNX: rows that may look at nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def answer_masked_rows(program: Any) -> None:
+    """Write into the program what PyTorch's attention answers where a mask hides everything: zeros.
+
+    PyTorch's ONNX exporter leaves that out: its graphs answer a sample of padding alone with NaN, or as if nothing were
+    hidden. The zeros are put in behind the attention, whose own operators stay as runtimes know them. A mask that does
+    not depend on the inputs is left alone: it hides the same in every sample, so validation sees it.
+    """
+    import torch
+
+    graph, aten = program.graph_module.graph, torch.ops.aten
+    inputs = set(map(str, program.graph_signature.user_inputs))
+    for node in list(graph.nodes):
+        if node.target is not aten.scaled_dot_product_attention.default:
+            continue
+        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        if mask is None or not _depends_on(mask, inputs):
+            continue
+        with graph.inserting_before(node.next):
+            if mask.meta["val"].dtype == torch.bool:
+                closed = graph.call_function(aten.logical_not.default, (mask,))
+            else:  # each number by itself: OpenVINO's largest of infinities alone is finite
+                closed = graph.call_function(aten.eq.Scalar, (mask, -math.inf))
+            hidden = graph.call_function(aten.all.dim, (closed, -1, True))
+            answer = graph.call_function(aten.masked_fill.Scalar, (node, hidden, 0.0))
+        answer.meta = {**node.meta}
+        node.replace_all_uses_with(answer, delete_user_cb=lambda user, answer=answer: user is not answer)
+        for spec in program.graph_signature.output_specs:
+            if spec.arg.name == node.name:
+                spec.arg.name = answer.name
+    program.graph_module.recompile()
+
+
+def _depends_on(node: Any, inputs: set[str]) -> bool:
+    """Whether values of these placeholders, and not their sizes alone, go into the node's."""
+    import torch
+
+    seen: set[str] = set()
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if one.name in inputs:
+            return True
+        if one.name not in seen and one.target is not torch.ops.aten.sym_size.int:
+            seen.add(one.name)
+            waiting += one.all_input_nodes
+    return False
