@@ -147,9 +147,11 @@ class _InductorSession(TorchSession):
         tensors = [torch.from_numpy(in_place_or_copied(array)) for array in arrays]
         with torch.no_grad():
             answers = self._program.run(tensors)
-        given = {tensor.data_ptr() for tensor in tensors}
+        kept = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         for answer in answers:
-            yield answer.clone().numpy() if answer.data_ptr() in given else answer.numpy()
+            shared = answer.untyped_storage().data_ptr() in kept
+            kept.add(answer.untyped_storage().data_ptr())  # two outputs may be one tensor
+            yield answer.clone().numpy() if shared else answer.numpy()
 
 
 # ---------------------------------------------------------------------------------------------- what it needs and takes

@@ -31,7 +31,7 @@ FP32 = Scheme(precision="fp32", name="fp32", native=True)
 
 
 class Several(torch.nn.Module):
-    """A dict and a keyword argument in; out: an input as it came, a weight as it is, a boolean, and a sum."""
+    """A dict and a keyword argument in; out: an input as it came, a part of it, a weight, a boolean, and a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,8 @@ class Several(torch.nn.Module):
 
     def forward(self, parts: dict[str, Any], *, scale: Any) -> Any:
         mixed = (parts["b"] - parts["a"]) * scale + self.weight
-        return {"weight": self.weight, "same": scale, "positive": mixed > 0, "mixed": mixed}
+        part = scale[:, 2:]
+        return {"weight": self.weight, "same": scale, "part": part, "positive": mixed > 0, "mixed": mixed}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,13 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
     signature = Signature(
         inputs=(spec("b"), spec("a"), spec("scale")),
-        outputs=(spec("weight", shape=(12,)), spec("same"), spec("positive", "bool"), spec("mixed")),
+        outputs=(
+            spec("weight", shape=(12,)),
+            spec("same"),
+            spec("part", shape=("batch", 10)),
+            spec("positive", "bool"),
+            spec("mixed"),
+        ),
     )
     model = saved_program(program, tmp_path / "model", signature)
     return Inductor().compile(model, FP32, TARGET, "job", tmp_path / "artifact")
@@ -91,11 +98,12 @@ def test_an_output_that_is_an_input_or_a_weight_is_the_callers_own(several: Arti
         batch = rows_of(2)
         kept = batch["scale"].copy()
         answer = session.run(batch)
-        for name in ("same", "weight"):
+        for name in ("same", "part", "weight"):
             answer[name][...] = -7
         np.testing.assert_array_equal(batch["scale"], kept)
         again = session.run(batch)
         np.testing.assert_array_equal(again["same"], kept)
+        np.testing.assert_array_equal(again["part"], kept[:, 2:])
         np.testing.assert_array_equal(again["weight"], np.arange(12, dtype=np.float32))
 
 
