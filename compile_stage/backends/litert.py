@@ -33,6 +33,7 @@ from compile_stage.plugin_support.fixed_shapes import read_modules
 from compile_stage.plugin_support.options import FLAG, Option, valid_options
 from compile_stage.plugin_support.pool_threads import PoolCores
 from compile_stage.plugin_support.sessions import demand_call, quiet_logs
+from compile_stage.plugin_support.torch_attention import answer_masked_rows
 from compile_stage.plugin_support.torch_programs import flat_module
 
 if TYPE_CHECKING:
@@ -291,6 +292,7 @@ def _convert(model: PortableModel, shapes: Sequence[tuple[int, ...]]) -> bytes:
 
     tree = torch.utils._pytree
     program = torch.export.load(model.path)
+    answer_masked_rows(program)
     example = []
     for tensor, shape in zip(tree.tree_leaves(program.example_inputs), shapes, strict=True):
         sized = tensor

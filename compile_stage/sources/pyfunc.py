@@ -21,12 +21,12 @@ from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
+from compile_stage.plugin_support.torch_attention import answer_masked_rows
 from compile_stage.plugin_support.torch_programs import keep_inputs, threads_restored, use_threads
 from compile_stage.serving.python_model import CompiledNetwork, load_python_model, replaced
 from compile_stage.sources import mlmodel
 from compile_stage.sources import torch as torch_source
 from compile_stage.sources.session import SourceSession
-from compile_stage.sources.torch_attention import answer_masked_rows
 from compile_stage.sources.torch_device import place
 
 if TYPE_CHECKING:

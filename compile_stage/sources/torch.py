@@ -22,10 +22,10 @@ from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
+from compile_stage.plugin_support.torch_attention import answer_masked_rows
 from compile_stage.plugin_support.torch_programs import changed_tensors, keep_inputs, threads_restored, use_threads
 from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
-from compile_stage.sources.torch_attention import answer_masked_rows
 from compile_stage.sources.torch_device import DEVICES, place
 
 if TYPE_CHECKING:

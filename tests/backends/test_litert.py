@@ -147,6 +147,30 @@ def test_a_file_for_each_batch_size_and_the_sources_types(
 
 
 @pytest.mark.compilers
+def test_a_sample_of_padding_alone_is_answered_as_by_the_original(torch: Any, tmp_path: Path) -> None:
+    """Broken: where a mask hides everything LiteRT would answer NaN, and PyTorch answers zeros."""
+
+    class Attends(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, rows: Any, mask: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(rows, rows, rows, attn_mask=mask[:, None])
+
+    (tmp_path / "model").mkdir()
+    rows, mask = torch.rand(3, 4, 4), torch.tensor([[0.0, 0, 0, 0], [-torch.inf] * 4, [0, 0, -torch.inf, 0]])
+    program = torch.export.export(Attends(), (rows, mask), dynamic_shapes=({0: torch.export.Dim.AUTO},) * 2)
+    torch.export.save(program, str(tmp_path / "model" / "model.pt2"))
+    given = [TensorSpec(name=name, dtype="float32", shape=("batch", 4, 4)) for name in ("rows", "answer")]
+    masks = TensorSpec(name="mask", dtype="float32", shape=("batch", 4))
+    model = replace(
+        described(path=str(tmp_path / "model" / "model.pt2"), digest=digest_tree(tmp_path / "model")),
+        signature=Signature(inputs=(given[0], masks), outputs=(given[1],)),
+    )
+    artifact = BACKEND.compile(model, FP32, TARGET, "job", tmp_path / "artifact")
+    with BACKEND.open(artifact, 1) as session:
+        answer = session.run({"rows": rows.numpy(), "mask": mask.numpy()})["answer"]
+    np.testing.assert_allclose(answer, Attends()(rows, mask).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.compilers
 def test_threads_are_the_sessions(torch: Any, tmp_path: Path) -> None:
     """Broken: a measurement would say that it used the target's threads, and have used another number. The caller is
     one of them."""

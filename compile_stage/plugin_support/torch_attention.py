@@ -1,4 +1,4 @@
-"""Attention of a PyTorch program, before it becomes ONNX: rows that may look at nothing."""
+"""Attention of a PyTorch program, before a converter takes it: rows that may look at nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 def answer_masked_rows(program: Any) -> None:
     """Write into the program what PyTorch's attention answers where a mask hides everything: zeros.
 
-    PyTorch's ONNX exporter leaves that out: its graphs answer a sample of padding alone with NaN, or as if nothing were
-    hidden. The zeros are put in behind the attention, whose own operators stay as runtimes know them. A mask that does
-    not depend on the inputs is left alone: it hides the same in every sample, so validation sees it.
+    PyTorch's ONNX exporter and LiteRT's converter leave that out: they answer a sample of padding alone with NaN, or as
+    if nothing were hidden. The zeros are put in behind the attention, whose own operators stay as runtimes know them. A
+    mask that does not depend on the inputs is left alone: it hides the same in every sample, so validation sees it.
     """
     import torch
 
