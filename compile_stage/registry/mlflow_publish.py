@@ -205,7 +205,7 @@ def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, 
         params={key: str(value)[:_PARAM_CHARS] for key, value in bundle.params.items()},
         model_type="compiled",
     )
-    # How old the others are is told by when this one was made: the server's clock may be hours off from ours.
+    # The others' age is counted from when this one was made: the server's clock may be hours off from ours.
     _clear_away(client, held, writer, model.creation_timestamp)
     with temporary_folder("push") as scratch:
         staged = _staged(bundle, model, runs, Path(scratch) / "model")
