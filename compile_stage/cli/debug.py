@@ -50,7 +50,11 @@ from compile_stage.core.digest import plain
     "--data", type=click.Path(dir_okay=False), help="For two files: samples (.npz, .parquet, .csv).  [default: random]"
 )
 @click.option(
-    "--samples", type=click.IntRange(min=1), default=16, show_default=True, help="How many samples are traced."
+    "--samples",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="How many samples are traced; of a job, those that its validation found worst.",
 )
 @click.option(
     "--out",

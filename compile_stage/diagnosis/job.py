@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
 
@@ -103,6 +104,7 @@ class _Diagnosing:
             precision=job.scheme.precision,
             hint=str(artifact.options.get("hint", "f32")),
             threads=job.target.threads,
+            worst=_worst(candidate),
         )
         traced = trace(context, self._worker, pair, self._count)
         diagnosis = self._searched(replace(diagnosis, trace=traced), candidate, traced)
@@ -172,6 +174,20 @@ def _matching(plan: Plan, pattern: str) -> Sequence[Job]:
 def _misses(verdict: Verdict | None) -> tuple[str, ...]:
     checks: tuple[Check, ...] = verdict.checks if verdict else ()
     return tuple(check.reason for check in checks if check.outcome is not Outcome.PASS)
+
+
+def _worst(candidate: Candidate) -> tuple[int, ...]:
+    """Samples, worst first: those on which a check failed, each check's worst before any check's second, then all by
+    their error. A sample that fails alone among thousands is seldom among the first ones."""
+    checks = candidate.verdict.checks if candidate.verdict else ()
+    failed = [check.worst for check in checks if check.outcome is Outcome.FAIL]
+    of_checks = [index for same_place in zip_longest(*failed) for index in same_place if index is not None]
+    errors: dict[int, float] = {}
+    for output in candidate.errors:
+        for index, error in enumerate(output.errors):
+            errors[index] = max(error, errors.get(index, 0.0))
+    by_error = sorted((index for index, error in errors.items() if error > 0), key=lambda index: -errors[index])
+    return tuple(dict.fromkeys([*of_checks, *by_error]))
 
 
 def _problem(candidate: Candidate) -> str:

@@ -26,7 +26,7 @@ def compare_samples(model: Any, calibration: Any, validation: Any) -> dict[str, 
 
 
 def trace_nodes(pair: Any, count: int) -> Any:
-    """Two model files side by side on the first samples: a `graph_debug.trace.Trace`."""
+    """Two model files side by side, on the first samples of `Comparison.order`: a `graph_debug.trace.Trace`."""
     from compile_stage.graph_debug.comparison import Comparison
     from compile_stage.graph_debug.graphs import open_graph
     from compile_stage.graph_debug.trace import trace
@@ -35,7 +35,8 @@ def trace_nodes(pair: Any, count: int) -> Any:
     compared: Comparison = revive(Comparison, pair)
     opened, size = open_samples(compared.samples), _fixed_batch(compared.reference) or 1
     taken = max(size, min(count, opened.count) // size * size)
-    batches = (opened.batch(start, start + size) for start in range(0, taken, size))
+    order = compared.order(taken)
+    batches = (opened.some(order[start : start + size]) for start in range(0, taken, size))
     graphs = open_graph(compared.reference), open_graph(compared.candidate, hint=compared.hint)
     return trace(*graphs, batches, precision=compared.precision, threads=compared.threads)
 

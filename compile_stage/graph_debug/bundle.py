@@ -34,7 +34,7 @@ def write_trace_bundle(
     """
     reference, candidate = Path(pair.reference), Path(pair.candidate)
     shown = {"reference": _copy(reference, into / "reference"), "candidate": _copy(candidate, into / "candidate")}
-    batch = open_samples(pair.samples).batch(0, fixed_batch or min(SAMPLES, pair.samples.count))
+    batch = open_samples(pair.samples).some(pair.order(fixed_batch or min(SAMPLES, pair.samples.count)))
     graphs = {"reference": open_graph(reference), "candidate": open_graph(candidate, hint=pair.hint)}
     shared = find_tensors(graphs["reference"], graphs["candidate"])
     pairs = pair_outputs(graphs["reference"], graphs["candidate"], shared)

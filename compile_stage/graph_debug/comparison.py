@@ -13,6 +13,7 @@ class Comparison:
         title: For people: a job's id, or the names of the files.
         hint: What OpenVINO executes a `.xml` in.
         precision: Of the candidate; empty where it is read from the file.
+        worst: Indices of the samples that the validation found worst, worst first: they are looked at first.
     """
 
     title: str
@@ -22,3 +23,9 @@ class Comparison:
     precision: str = ""
     hint: str = "f32"
     threads: int = 2
+    worst: tuple[int, ...] = ()
+
+    def order(self, count: int) -> list[int]:
+        """`count` samples of the set, by index: the worst ones, then the others as they lie."""
+        every = dict.fromkeys([*self.worst, *range(self.samples.count)])
+        return [index for index in every if index < self.samples.count][:count]

@@ -422,6 +422,10 @@ class Samples:
         """Samples `start` to `stop - 1`, in memory."""
         return {name: np.ascontiguousarray(array[start:stop]) for name, array in self.inputs.items()}
 
+    def some(self, indices: Sequence[int]) -> Batch:
+        """The samples of these indices, in their order, in memory."""
+        return {name: np.ascontiguousarray(array[list(indices)]) for name, array in self.inputs.items()}
+
     def batches(self, size: int) -> Iterator[Batch]:
         """All samples in batches; the last may be smaller."""
         for start in range(0, self.count, size):

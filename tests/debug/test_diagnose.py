@@ -106,6 +106,30 @@ def test_a_job_that_misses_its_gate_is_explained_and_mended(
     assert found.trace.first in done.stdout
 
 
+def test_the_sample_that_fails_is_traced_and_what_nncf_names_nothing_is_reproduced(
+    outlier: Path, policy: Path, tmp_path: Path
+) -> None:
+    """Broken: of 40 samples the 31st fails, and the first four say that all is well; or the bundle's script asks
+    OpenVINO for a tensor by a name that its file does not have, as NNCF's quantisations have none."""
+    images = np.load(outlier.parent / "data.npz")["image"].copy()
+    images[30] *= 30
+    np.savez(tmp_path / "data.npz", image=images)
+    of_model, spoiled = f"file:{outlier.parent / 'data.npz'}", f"file:{tmp_path / 'data.npz'}"
+    policy.write_text(policy.read_text().replace(of_model, spoiled, 1))  # of the validation, not of the calibration
+    limits = ["tolerances.int8={snr_db: 30}"]
+    found = api.debug(
+        f"folder:{outlier}", policy_path=policy, job="*--int8-nncf", out=tmp_path / "out", samples=4, sets=limits
+    )
+    traced = np.load(Path(found.bundle) / "inputs.npz")["input_0"]
+    assert len(traced) == 4
+    assert any(np.array_equal(one, images[30]) for one in traced)
+    watched = json.loads((Path(found.bundle) / "facts.json").read_text())["tensor"]["candidate"]
+    assert watched.endswith(":0")
+    done = run_script(Path(found.bundle), "reproduce.py")
+    assert done.returncode == 0, watched + done.stdout + done.stderr
+    assert "seen again" in done.stdout
+
+
 def test_a_result_of_a_run_says_which_job_to_look_into(
     outlier: Path, policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,10 @@ def run(path: Path, batch: dict[str, Any], outputs: list[str], tensor: str, hint
     model = core.read_model(path)
     listed = [name for port in model.outputs for name in port.get_names()]
     if tensor not in listed and tensor not in batch:
-        model.add_outputs([tensor])
+        # What has no name in the file, as NNCF's quantisations have none, is called by its operation and place.
+        ports = [port for operation in model.get_ordered_ops() for port in operation.outputs()]
+        called = {f"{port.get_node().get_friendly_name()}:{port.get_index()}": port for port in ports}
+        model.add_outputs([called.get(tensor, tensor)])
     config = {"INFERENCE_PRECISION_HINT": hint, "LP_TRANSFORMS_MODE": "NO"}
     compiled = core.compile_model(model, "CPU", config)
     request = compiled.create_infer_request()
