@@ -4,8 +4,9 @@
 
 The stage may live in an environment of its own: `COMPILE_STAGE` in the environment is its executable, `compile-stage`
 on the path without it. Arguments are a list, which no shell reads. The policy travels as text, so that a step on
-another machine has it and the run records it; one that `extends` another file needs that file there, by an absolute
-path.
+another machine has it and the run records it. One that `extends` another file needs that file there, by an absolute
+path, and its folder as a policy root: `--arguments '["--policy-root", "/policies"]'`, or `COMPILE_STAGE_POLICY_ROOT` in
+the step's environment.
 """
 
 import json

@@ -1,7 +1,9 @@
 """The entry point `compile` of the MLflow Project: calls the stage, and keeps its reports as artifacts of the
 project's run, also when a gate failed. Exits with the stage's own exit code.
 
-    python compile_model.py MODEL_URI POLICY TARGETS ARGUMENTS      the last two are JSON lists
+    python compile_model.py MODEL_URI POLICY TARGETS ARGUMENTS SHIPPED      the third and fourth are JSON lists
+
+MLflow reads `shipped:NAME` in POLICY as a URI to download, so the name is a parameter of its own.
 """
 
 import json
@@ -16,8 +18,11 @@ import mlflow
 REPORTS = ("result.json", "report.html", "report.md", "junit.xml")
 
 
-def main(model_uri: str, policy: str, targets: str, arguments: str) -> int:
+def main(model_uri: str, policy: str, targets: str, arguments: str, shipped: str) -> int:
     """Returns the stage's exit code."""
+    if shipped == "" and not Path(policy).is_file():
+        sys.exit("name the policy: -P policy=FILE, or -P shipped=NAME for one that comes with compile-stage")
+    policy = f"shipped:{shipped}" if shipped else policy
     # The run that the project made is for the reports; the stage must not take it for one of its own.
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_RUN_ID"}
     with tempfile.TemporaryDirectory() as folder:

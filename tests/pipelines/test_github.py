@@ -201,11 +201,44 @@ def test_the_keys_of_the_caches_are_what_the_command_prints(tmp_path, registered
     assert all(printed.startswith(one) and one.endswith("-") for one in beginnings[1].splitlines())
 
 
+def test_arguments_that_change_the_policy_change_the_key(tmp_path, registered):
+    """Broken: a policy that extends a file of `--policy-root` has no key, and its job begins with an empty cache; or
+    two jobs that `--set` makes different keep theirs under one key."""
+    roof = tmp_path / "roof"
+    roof.mkdir()
+    shutil.copy(registered.policy, roof / "base.yaml")
+    policy = tmp_path / "apart" / "policy.yaml"
+    policy.parent.mkdir()
+    head = "\n".join(
+        line for line in registered.policy.read_text().splitlines() if re.match(r"(apiVersion|kind):", line)
+    )
+    policy.write_text(f"{head}\nname: apart\nowner: tests\nextends: ['{roof / 'base.yaml'}']\n", encoding="utf-8")
+    keys = set()
+    for more in ([], ["--set", "budget.minutes=7"], ["--set=budget.minutes=8"]):
+        given = ["--no-promote", f"--policy-root={roof}", "--target", "small", *more]
+        output = tmp_path / "github-output"
+        output.unlink(missing_ok=True)
+        done, outputs = run_script(
+            tmp_path, "cache-keys.sh", POLICY=str(policy), TOOLCHAINS="", ARGS="\n".join([*given, ""])
+        )
+        assert done.returncode == 0, done.stderr
+        keys.add(outputs["key"])
+    assert len(keys) == 3
+
+
 def test_a_wrong_policy_has_no_key_and_ends_no_job(tmp_path):
     """Broken: the job would end before the stage has said what is wrong with the policy."""
     done, outputs = run_script(tmp_path, "cache-keys.sh", POLICY="$(touch pwned).yaml", TOOLCHAINS="")
     assert (done.returncode, outputs) == (0, {})
     assert not (tmp_path / "pwned").exists()
+
+
+def test_the_reusable_workflow_takes_what_two_calls_must_not_share():
+    """Broken: of two calls in one workflow run, the second fails, since GitHub keeps one artifact of a name."""
+    workflow = load(ROOT / ".github/workflows/compile-model.yml")
+    assert "artifact-name" in workflow[True]["workflow_call"]["inputs"]
+    [action] = [step for step in workflow["jobs"]["compile"]["steps"] if step.get("id") == "stage"]
+    assert action["with"]["artifact-name"] == "${{ inputs.artifact-name }}"
 
 
 def test_a_toolchain_that_there_is_not_fails_the_step(tmp_path):

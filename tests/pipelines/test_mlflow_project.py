@@ -41,4 +41,14 @@ def test_its_entry_points_hand_on_every_parameter():
     promote = project.get_entry_point("promote").compute_command({"uri": "$(id)", "alias": "x;y"}, None)
     assert promote == "compile-stage promote --alias 'x;y' -- '$(id)'"
     compiled = project.get_entry_point("compile").compute_command({"model_uri": "a b", "policy": str(PROJECT)}, None)
-    assert compiled == f"python compile_model.py 'a b' {PROJECT} '[]' '[]'"
+    assert compiled == f"python compile_model.py 'a b' {PROJECT} '[]' '[]' ''"
+
+
+def test_a_policy_that_comes_with_the_stage_is_named_without_a_file(embedded, tmp_path):
+    """Broken: MLflow takes `shipped:cpu-server` for a URI, and ends while it tries to download it."""
+    given = ["-P", "model_uri=models:/nothing@here", "-P", "shipped=cpu-server"]
+    command = ["mlflow", "run", str(PROJECT), "-e", "compile", *given, "--env-manager", "local"]
+    done = shells.run(command, tmp_path, {})
+    assert "there is no registered model" in done.stderr, done.stderr
+    done = shells.run([*command[:5], *given[:2], *command[9:]], tmp_path, {})
+    assert "-P shipped=NAME" in done.stderr
