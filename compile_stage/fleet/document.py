@@ -103,6 +103,9 @@ def _status(state: str, passed: int | None, targets: list[dict[str, Any]]) -> st
         return "not begun"
     if passed:
         return "passed"
+    missed = {target["outcome"] for target in targets if target["outcome"] not in ("passed", "compiled")}
+    if missed == {"not begun"}:
+        return "not begun"
     return "refused" if targets and all(target["outcome"] == "refused" for target in targets) else "failed"
 
 

@@ -315,11 +315,12 @@ class Journal:
 
     def before(self, fleet: int, name: str, policy: str, target: str) -> tuple[str, str] | None:
         """What an earlier fleet of the same kind last found of that target of the model: the version's URI, and the
-        outcome."""
+        outcome. A run that could not say, or had no time to begin, found nothing."""
         row = self._one(
             "SELECT j.uri, o.outcome FROM jobs j JOIN outcomes o ON o.job=j.id WHERE j.fleet<? AND j.name=? AND "
-            "j.policy=? AND o.target=? AND (SELECT kind FROM fleets WHERE id=j.fleet)=(SELECT kind FROM fleets WHERE "
-            "id=?) ORDER BY j.fleet DESC, j.ended_at DESC LIMIT 1",
+            "j.policy=? AND o.target=? AND o.outcome NOT IN ('unknown', 'not begun') AND "
+            "(SELECT kind FROM fleets WHERE id=j.fleet)=(SELECT kind FROM fleets WHERE id=?) "
+            "ORDER BY j.fleet DESC, j.ended_at DESC LIMIT 1",
             fleet, name, policy, target, fleet,
         )  # fmt: skip
         return None if row is None else (str(row[0]), str(row[1]))

@@ -10,9 +10,11 @@ from typing import Any
 from compile_stage.core.errors import EXIT_GATE, EXIT_NOTHING_COMPILED, EXIT_OK, EXIT_SOURCE
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import Outcome, record
+from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.report import numbers
 
 PASSED, FAILED, REFUSED, COMPILED, UNKNOWN = "passed", "failed", "refused", "compiled", "unknown"
+NOT_BEGUN = "not begun"
 
 
 @record
@@ -21,7 +23,8 @@ class TargetOutcome:
 
     Attributes:
         outcome: `passed`: it has a winner; `compiled`: for hardware that was not there, to be validated; `failed`;
-            `refused`: the model or the policy was; `unknown`: the run ended before it could say.
+            `refused`: the model or the policy was; `unknown`: the run ended before it could say; `not begun`: no time
+            was left to try any of its candidates.
         reason: Why it did not pass.
         speedup: Of the winner over the original, at the policy's first batch size; None where its measurement was
             unstable, which no single figure stands for.
@@ -127,7 +130,9 @@ def _target(
         outcome, reason = COMPILED, str(held.get("reason") or "")
         receipt = drafts[0].get("receipt") or {}
     else:
-        outcome, reason = FAILED, str(held.get("reason") or problem)
+        # What was never tried is neither worse than the original nor worse than before.
+        outcome = NOT_BEGUN if _is_untried(held) else FAILED
+        reason = str(held.get("reason") or problem)
     winner: Mapping[str, Any] = next(
         (one for one in held.get("candidates", []) if one.get("job_id") == held["winner"]), {}
     )
@@ -145,6 +150,18 @@ def _target(
         published=str(receipt.get("uri") or ""),
         note="; ".join(filter(None, notes)),
     )
+
+
+def _is_untried(held: Mapping[str, Any]) -> bool:
+    """Whether the budget ended before any candidate of a target was started; those that were refused are none."""
+    meant = [one for one in held.get("candidates", []) if one.get("state") != "refused"]
+    return bool(meant) and all(map(_is_late, meant))
+
+
+def _is_late(candidate: Mapping[str, Any]) -> bool:
+    """Whether no time was left to start it. One that was validated, and then had no time to be measured, was tried."""
+    error = candidate.get("error") or {}
+    return error.get("kind") == "timeout" and error.get("step") == NOT_STARTED and not candidate.get("verdict")
 
 
 def _main_timing(candidate: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -281,6 +281,33 @@ def test_what_time_or_a_lost_worker_decided_holds_for_no_other_job(
 
 
 @pytest.mark.parametrize(
+    ("steps", "outcome"), [(["plan", "plan"], "not begun"), (["plan", "validate"], "failed"), ([], "failed")]
+)
+def test_what_the_budget_left_untried_has_not_failed(tmp_path: Path, steps: list[str], outcome: str) -> None:
+    """Broken: a model that no candidate was tried of is reported as failed, and as worse than in the last fleet."""
+    candidates: list[dict[str, Any]] = [
+        {"job_id": step, "state": "failed", "error": {"kind": "timeout", "step": step}} for step in steps
+    ]
+    refused = {"job_id": "r", "state": "refused", "error": None}
+    target = {"name": "cpu", "winner": None, "reason": "no time left", "candidates": [*candidates, refused]}
+    document = {"status": "failed", "problem": "no winner", "events": [], "targets": [{**target, "drafts": []}]}
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    found = outcome_of_run(tmp_path / "result.json", (("cpu", True),), 6, "", 1.0)
+    assert (found.targets[0].outcome, found.targets[0].reason) == (outcome, "no time left")
+    journal = Journal(tmp_path / "journal")
+    fleets = [journal.begin("run", "s", {}) for _ in range(2)]
+    passed = replace(found, passed=True, targets=(replace(found.targets[0], outcome="passed"),))
+    for fleet, ended in zip(fleets, (passed, found), strict=True):
+        journal.plan(fleet, [planned("fraud")])
+        ((job,),) = journal.select("SELECT id FROM jobs WHERE fleet=?", fleet)
+        journal.ended(job, ended, 1.0)
+    note_regressions(journal, fleets[1], None)
+    counts = fleet_document(journal, fleets[1])["counts"]
+    assert counts[outcome] == 1
+    assert counts["regressed"] == (outcome == "failed")
+
+
+@pytest.mark.parametrize(
     ("stable", "waived", "speedup", "note"),
     [
         (True, [], 2.0, "the alias waits"),
