@@ -5,6 +5,7 @@ Heavy imports stay inside the commands: `--help` and `lint` answer at once.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -336,7 +337,9 @@ def demo(out: Path, quiet: int, verbose: int) -> int:
         for result in results:
             shown.show_result(result, out / result.source.name)
     if "MLFLOW_TRACKING_URI" not in os.environ:
-        click.echo(f"registry: mlflow ui --backend-store-uri sqlite:///{out.absolute()}/mlflow.db")
+        # mlflow-skinny, which is enough for all else, has the command `mlflow ui` and lacks what it serves with.
+        first = "" if importlib.util.find_spec("flask") else "pip install mlflow && "
+        click.echo(f"registry: {first}mlflow ui --backend-store-uri sqlite:///{out.absolute()}/mlflow.db")
     return max((result.exit_code for result in results), default=errors.EXIT_OK)
 
 

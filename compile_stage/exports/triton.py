@@ -69,19 +69,21 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
         held = version.manifest.get("runtime", {})
         named = ", ".join(f"{package} {number}" for package, number in held.items())
         said.append(
-            f"Triton's backend {choice.backend} brings its own version of the runtime; proven was {named}. Nothing "
-            "compares them: Triton does not know our loader."
+            f"The predictions were proven with {named}. Triton's backend {choice.backend} brings a version of its own, "
+            "and Triton does not check that it is this one. Take an image that has it, or compare the server's answers "
+            "with predict() before it serves."
         )
     values = refused_values_of(version.manifest, version.published.folder, version.published.trust)
     if choice.backend != PYTHON and (refused := _refused_missing(values)):
         said.append(
-            f"A missing number (NaN) in {refused} is computed with: predict() refuses it there, since the original "
-            "does or answers it otherwise, and Triton's backend can't. Refuse it before the request is sent."
+            f"Triton answers a request with a missing number (NaN) in {refused}, and the answer is not proven: the "
+            "original refuses such a request or answers it otherwise, so predict() raises an error. Keep such requests "
+            "from the server."
         )
     if choice.backend != PYTHON and (taken := _taken(values)):
         said.append(
-            f"{taken}: predict() refuses others, since the original does, and Triton's backend can't. Refuse them "
-            "before the request is sent."
+            f"{taken}. Triton answers a request with other values too, and the answer is not proven: the original "
+            "refuses them, so predict() raises an error. Keep such requests from the server."
         )
     said += _batches_said(version, choice, config["max_batch_size"])
     if choice.backend == "onnxruntime" and not version.artifact.options.get("spinning", True):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import (
     EXIT_GATE,
     EXIT_OK,
@@ -76,6 +77,14 @@ def plan_for(context: Context, policy: Policy, source: SourceModel) -> Plan:
     """Expand the policy into jobs and refusals, for the hardware of the context."""
     if (reason := refuse_policy(source, policy.applies_to)) is not None:
         raise UsageError(reason, where=source.uri, fix="choose another policy, or widen applies_to")
+    if policy.publish_name.replace("{model}", source.name) == source.name:
+        raise UsageError(
+            f"publish.name would publish the compiled versions as versions of the source, {source.name!r}: its latest "
+            "version, and an alias that is promoted, would no longer be an original",
+            where=source.uri,
+            fix='give them a name of their own, such as "{model}-compiled"',
+            code=Code.WRONG_NAME,
+        )
     plan = expand(source, policy, context.hardware)
     return replace(plan, notes=(*plan.notes, *announce(policy, plan.jobs)))
 

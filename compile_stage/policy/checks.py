@@ -310,6 +310,9 @@ def _template(tree: Node, path: Path, field: str) -> Iterator[Problem]:
 def _published_name(tree: Node, path: Path) -> Iterator[Problem]:
     """A name that no registry takes is said now, not after the work."""
     node = tree.get(*path)
+    if node is not None and node.value == "{model}":
+        message = "the compiled versions would become versions of the source model"
+        yield Problem(node.place, show_path(path), message, "use {model}-compiled", code=Code.WRONG_NAME)
     if node is not None and isinstance(node.value, str) and (wrong := _UNNAMEABLE.search(node.value)):
         message = f"{node.value!r} can't be the name of a registered model: it holds {wrong[0]!r}"
         yield Problem(

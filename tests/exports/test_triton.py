@@ -111,8 +111,14 @@ def test_what_the_original_does_not_take_is_refused_as_predict_does_or_said(
     for home in (flavor, triton):
         monkeypatch.setattr(home, "refused_values_of", lambda *_: RefusedValues(rule, taken))
     made = exported(versions.native, "triton", tmp_path / "native")
-    assert any("NaN) in input 'x' (columns 2, 5) is computed with" in line for line in made.differs)
-    assert any("column 0 of input 'x' takes 1, 5: predict() refuses others" in line for line in made.differs)
+    assert any(
+        "with a missing number (NaN) in input 'x' (columns 2, 5), and the answer is not proven" in line
+        for line in made.differs
+    )
+    assert any(
+        "column 0 of input 'x' takes 1, 5. Triton answers a request with other values too" in line
+        for line in made.differs
+    )
     made = exported(versions.scripted, "triton", tmp_path / "scripted")
     assert not any("NaN" in line for line in made.differs)
     home = tmp_path / "scripted" / "perceptron-compiled"

@@ -39,7 +39,7 @@ from compile_stage.pipeline import evaluate
 from compile_stage.pipeline.cache_status import cache_status
 from compile_stage.pipeline.job_workers import JobWorkers, Pair
 from compile_stage.pipeline.outcome import RunOptions, RunState
-from compile_stage.pipeline.run import make_plan, run
+from compile_stage.pipeline.run import make_plan, plan_for, run
 
 Stage = Callable[..., RunResult]
 
@@ -499,6 +499,13 @@ def test_a_run_that_is_to_measure_again_measures_everything_again(
         taken.append((made.total() > 0, any(function == "time_turn" for function, _ in made)))
         assert not (remeasure and any(function in ("compile_model", "predict") for function, _ in made))
     assert taken == [(True, True), (False, False), (True, True)]
+
+
+@pytest.mark.parametrize("name", ["{model}", "fraud"])
+def test_nothing_is_published_among_the_sources_own_versions(context: Callable[[Scenario], Context], name: str) -> None:
+    """Broken: the source's latest version is a compiled one, and the next run compiles what was compiled."""
+    with pytest.raises(UsageError, match="as versions of the source, 'fraud'"):
+        plan_for(context(Scenario()), replace(policy(), publish_name=name), source(name="fraud"))
 
 
 @pytest.mark.parametrize("complete", [True, False])

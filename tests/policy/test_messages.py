@@ -426,6 +426,11 @@ IN_A_FILE = {
         TARGET + "publish: {name: '{modle}-x'}",
         "p.yaml:5:17: publish.name: unknown placeholder {modle}; use {model}",
     ),
+    "the source's own name": (
+        TARGET + "publish: {name: '{model}'}",
+        "p.yaml:5:17: publish.name: the compiled versions would become versions of the source model; use "
+        "{model}-compiled",
+    ),
     "broken placeholder": (
         TARGET + "publish: {name: '{model'}",
         "p.yaml:5:17: publish.name: '{model' is not a valid template: expected '}' before end of string; use {model}",
