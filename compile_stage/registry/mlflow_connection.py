@@ -47,7 +47,10 @@ _LONGEST_SENTENCE = 1000  # characters of a message of MLflow's
 _TOO_MANY = re.compile(r"too many (\d{3}) error responses")  # as urllib3 says it
 _BUSY_DATABASE = "database is locked"  # as SQLite says it
 
-_UNREACHABLE_FIX = "check MLFLOW_TRACKING_URI and that the server runs; `compile-stage doctor` shows what is used"
+_UNREACHABLE_FIX = (
+    "check MLFLOW_TRACKING_URI and that the server runs (`compile-stage doctor` shows what is used), then run again; "
+    "what is finished is kept"
+)
 _AUTH_FIX = (
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of an account with the rights"
 )
