@@ -42,7 +42,7 @@ from compile_stage.cli.profile import profile
 from compile_stage.cli.published import promote, rollback, validate, verify
 from compile_stage.cli.toolchain import toolchain
 from compile_stage.cli.watch import watch
-from compile_stage.core import errors, plugins
+from compile_stage.core import address_space, errors, plugins
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import UsageError
 from compile_stage.core.spelling import did_you_mean
@@ -139,6 +139,8 @@ def run(
 
     if promote and not publish:
         refuse_without_effect("with --no-publish: only what is published has an alias", "promote")
+    if warning := address_space.warning():
+        click.echo(f"warning: {warning}", err=True)
     results: list[RunResult] = []
     log = json_log(verbose) if log_format == "json" else display(as_json, quiet, verbose)
     with log as shown:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from compile_stage.core import address_space
 from compile_stage.core.errors import CompileStageError, InternalError, RemovedError, StorageError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -96,7 +97,8 @@ def explained(error: BaseException) -> CompileStageError:
         return many
     if isinstance(error, CompileStageError):
         return error
-    return storage_error(error) or _without_folder(error) or InternalError(f"{type(error).__name__}: {error}")
+    known = storage_error(error) or _without_folder(error) or _without_memory(error)
+    return known or InternalError(f"{type(error).__name__}: {error}")
 
 
 def _without_folder(error: BaseException) -> UsageError | None:
@@ -107,6 +109,25 @@ def _without_folder(error: BaseException) -> UsageError | None:
         except FileNotFoundError:
             return UsageError("the current folder is not there any more", fix="change to a folder that is there")
     return None
+
+
+def _without_memory(error: BaseException) -> UsageError | None:
+    """What to say where this process, and not a worker, could get no more memory; None when it is something else."""
+    if not any(_wants_memory(caught) for caught in _with_causes(error)):
+        return None
+    limit, said = address_space.limit_bytes(), str(error) or type(error).__name__
+    if limit is None:
+        return UsageError(f"this process got no more memory: {said}", fix="free memory, or take a larger machine")
+    return UsageError(
+        f"{address_space.said_in_mb(limit)}, and that was too little: {said}",
+        fix="allow more (ulimit -v unlimited): libraries map more than they use. A control group limits what is used",
+    )
+
+
+def _wants_memory(error: BaseException) -> bool:
+    if isinstance(error, ImportError):  # a library that can't be loaded, as the dynamic linker says it
+        return any(words in str(error) for words in ("failed to map segment", os.strerror(errno.ENOMEM)))
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def _too_many_open(error: BaseException) -> UsageError | None:

@@ -134,3 +134,23 @@ def test_a_current_folder_that_was_deleted_is_no_bug_of_ours(tmp_path: Path, mon
     assert explained(raised.value).exit_code == 2
     monkeypatch.chdir(tmp_path)
     assert explained(FileNotFoundError()).exit_code == 70
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        ImportError("libblas.so: failed to map segment from shared object"),
+    ],
+)
+def test_memory_that_runs_out_in_the_stage_itself_is_no_bug(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: under `ulimit -v` a library can't be loaded, and the user is asked to report a bug of ours."""
+    resource = pytest.importorskip("resource", reason="limits of processes are POSIX's")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (900_000_000, resource.RLIM_INFINITY))
+    said = explained(error)
+    assert isinstance(said, UsageError)
+    assert "900 MB of addresses here (ulimit -v)" in said.problem
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert explained(error).fix == "free memory, or take a larger machine"
+    assert not isinstance(explained(ImportError("No module named 'x'")), UsageError)
