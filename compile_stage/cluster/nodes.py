@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
@@ -15,6 +14,7 @@ from compile_stage.core.cache import cache_root
 from compile_stage.core.context import code_digest
 from compile_stage.core.digest import plain
 from compile_stage.core.environment import Hardware, hardware, python_version
+from compile_stage.core.host import host
 from compile_stage.core.records import record
 
 
@@ -126,13 +126,6 @@ def describe_here() -> dict[str, Any]:
         "backends": backends,
         "toolchains": [state.name for state in states() if state.toolchain is not None],
     }
-
-
-def host() -> str:
-    """Equal for processes with the same files. Containers of one machine have the same boot id and other names."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    started = boot.read_text(encoding="utf-8").strip() if boot.exists() else ""
-    return f"{platform.node()} {started}"
 
 
 def refuse_version(node: Node) -> str | None:

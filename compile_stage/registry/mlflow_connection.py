@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from compile_stage.core.cache import cache_root
 from compile_stage.core.digest import digest_of
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import CompileStageError, RegistryError
+from compile_stage.core.host import host
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import disk_full
 from compile_stage.registry.mlflow_retries import (
@@ -141,7 +141,8 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
 
 @contextmanager
 def single_writer(name: str) -> Iterator[str]:
-    """Hold this machine's one writer's place for a registered model; yields an identity that all holders of it share.
+    """Hold this machine's one writer's place for a registered model; yields an identity that all holders of it share,
+    and nobody else: not a machine or a container of the same name that has this path too.
 
     What another holder of the same place left unfinished was left by a process that is dead.
     """
@@ -152,7 +153,8 @@ def single_writer(name: str) -> Iterator[str]:
     place = folder / f"{digest_of([redacted(str(mlflow.get_registry_uri())), name])[7:31]}.lock"
     try:
         with FileLock(place, timeout=_LOCK_S):
-            yield digest_of([platform.node(), str(place)])[7:23]
+            disk = folder.stat()
+            yield digest_of([host(), str(place), disk.st_dev, disk.st_ino])[7:23]
     except Timeout as error:
         raise RegistryError(
             f"another process has been writing {name!r} for {_LOCK_S / 60:.0f} minutes",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from compile_stage.core.errors import UsageError
+from compile_stage.core.host import host
 
 SECRET_VARIABLE = "COMPILE_STAGE_WATCH_SECRET"  # noqa: S105 - the variable's name
 DATABASE_VARIABLE = "COMPILE_STAGE_WATCH_DATABASE"
@@ -65,8 +65,9 @@ class Settings:
 
     @property
     def owner(self) -> str:
-        """Who has taken a job: this machine and state folder, also after a restart."""
-        return f"{platform.node() or 'host'}:{self.state}"
+        """Who has taken a job: this machine and state folder, also after a restart of the service. After one of the
+        machine its jobs are free as another's are (`queue.LOST_S`)."""
+        return f"{host()}:{self.state}"
 
     def run_folder(self, job: int) -> Path:
         """Where the logs and the results of a job are."""

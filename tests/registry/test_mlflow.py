@@ -21,7 +21,7 @@ from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError, SourceError
 from compile_stage.core.records import SourceModel
 from compile_stage.registry.mlflow import MLflowRegistry
-from compile_stage.registry.mlflow_connection import trouble
+from compile_stage.registry.mlflow_connection import single_writer, trouble
 from compile_stage.registry.model_files import pick_flavor, read_model
 
 LogModel = Callable[..., str]
@@ -880,3 +880,19 @@ def test_what_mlflow_advises_at_the_end_of_a_long_message_is_not_cut() -> None:
     said = f"{'The filesystem tracking backend is in maintenance mode. ' * 10}Set `MLFLOW_ALLOW_FILE_STORE=true`."
     with pytest.raises(RegistryError, match=r"Set `MLFLOW_ALLOW_FILE_STORE=true`\.$"), trouble("m"):
         raise MlflowException(said, error_code=INVALID_PARAMETER_VALUE)
+
+
+def test_machines_of_one_name_are_not_taken_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: of two CI machines made of one image, each deletes the upload that the other has under way, since it
+    takes it for what its own killed run left."""
+    monkeypatch.setattr("compile_stage.registry.mlflow_connection.host", lambda: "runner")
+    shown = tmp_path / "cache"  # one path, and a folder of its own behind it on each machine
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", str(shown))
+    seen = []
+    for machine in ("first", "first", "second"):
+        (tmp_path / machine).mkdir(exist_ok=True)
+        shown.unlink(missing_ok=True)
+        shown.symlink_to(tmp_path / machine)
+        with single_writer("fraud-compiled") as writer:
+            seen.append(writer)
+    assert seen[0] == seen[1] != seen[2]
