@@ -616,7 +616,7 @@ def test_an_upload_under_way_on_another_machine_stays_whatever_the_clock_says_he
     from mlflow import MlflowClient
 
     source = MLflowRegistry().resolve(log_model(unique), tmp_path / "sources")
-    bundle = make_bundle(f"{unique}-compiled")
+    bundle = make_bundle(f"{unique}-compiled", key=unique)
     create, now = MlflowClient.create_logged_model, time.time
 
     def beside_another(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -629,7 +629,7 @@ def test_an_upload_under_way_on_another_machine_stays_whatever_the_clock_says_he
     client = MlflowClient()
     experiments = [one.experiment_id for one in client.search_experiments()]
     held = client.search_logged_models(experiments, filter_string=f"tags.`compile_stage.key` = '{bundle.key}'")
-    assert sorted(one.status for one in held if one.name.startswith(f"{unique}-")) == ["PENDING", "READY"]
+    assert sorted(one.status for one in held) == ["PENDING", "READY"]
 
 
 def test_an_upload_that_a_killed_run_finished_and_the_next_measured_anew_is_cleared_away(
