@@ -68,8 +68,8 @@ def held_back_s() -> float:
     seconds = [0.0]
     for group in _groups("cpu"):
         with contextlib.suppress(OSError, ValueError):
-            told = _words(group / "cpu.stat")
-            seconds.append(int(told.get("throttled_usec", 0)) / 1e6 + int(told.get("throttled_time", 0)) / 1e9)
+            stat = _words(group / "cpu.stat")
+            seconds.append(int(stat.get("throttled_usec", 0)) / 1e6 + int(stat.get("throttled_time", 0)) / 1e9)
     return max(seconds)
 
 

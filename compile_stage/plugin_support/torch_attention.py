@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from compile_stage.plugin_support.torch_programs import read_for, use_instead
+
 
 def answer_masked_rows(program: Any) -> None:
     """Write into the program what PyTorch's attention answers where a mask hides everything: zeros.
@@ -21,7 +23,7 @@ def answer_masked_rows(program: Any) -> None:
         if node.target is not aten.scaled_dot_product_attention.default:
             continue
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-        if mask is None or not _depends_on(mask, inputs):
+        if mask is None or inputs.isdisjoint(read_for([mask], sizes=False)):
             continue
         with graph.inserting_before(node.next):
             if mask.meta["val"].dtype == torch.bool:
@@ -30,25 +32,5 @@ def answer_masked_rows(program: Any) -> None:
                 closed = graph.call_function(aten.eq.Scalar, (mask, -math.inf))
             hidden = graph.call_function(aten.all.dim, (closed, -1, True))
             answer = graph.call_function(aten.masked_fill.Scalar, (node, hidden, 0.0))
-        answer.meta = {**node.meta}
-        node.replace_all_uses_with(answer, delete_user_cb=lambda user, answer=answer: user is not answer)
-        for spec in program.graph_signature.output_specs:
-            if spec.arg.name == node.name:
-                spec.arg.name = answer.name
+        use_instead(program, node, answer)
     program.graph_module.recompile()
-
-
-def _depends_on(node: Any, inputs: set[str]) -> bool:
-    """Whether values of these placeholders, and not their sizes alone, go into the node's."""
-    import torch
-
-    seen: set[str] = set()
-    waiting = [node]
-    while waiting:
-        one = waiting.pop()
-        if one.name in inputs:
-            return True
-        if one.name not in seen and one.target is not torch.ops.aten.sym_size.int:
-            seen.add(one.name)
-            waiting += one.all_input_nodes
-    return False

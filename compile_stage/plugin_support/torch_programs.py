@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -81,14 +81,35 @@ def keep_inputs(program: Any) -> tuple[str, ...]:
             following = following.next
         with module.graph.inserting_before(following):
             copy = module.graph.call_function(torch.ops.aten.clone.default, (node,))
-        copy.meta = {**node.meta}
-        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
-        for spec in program.graph_signature.output_specs:
-            if spec.arg.name == node.name:  # it answers with what it changed
-                spec.arg.name = copy.name
+        use_instead(program, node, copy)
     if changed:
         module.recompile()
     return changed
+
+
+def use_instead(program: Any, node: Any, new: Any) -> None:
+    """Have all that reads a node's tensor read a new one of its type and shape, which is made of it; the program's
+    outputs too."""
+    new.meta = {**node.meta}
+    node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+    for spec in program.graph_signature.output_specs:
+        if spec.arg.name == node.name:
+            spec.arg.name = new.name
+
+
+def read_for(nodes: Iterable[Any], *, sizes: bool = True) -> set[str]:
+    """The names of the nodes that these are computed from, and theirs; not what is read for its `sizes` alone, if that
+    is false."""
+    import torch
+
+    read: set[str] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node.name not in read and (sizes or node.target is not torch.ops.aten.sym_size.int):
+            read.add(node.name)
+            waiting += node.all_input_nodes
+    return read
 
 
 def _nodes(module: Any) -> Any:

@@ -23,7 +23,13 @@ from compile_stage.core.records import Compliance, PortableModel, ShapeRange, So
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
 from compile_stage.plugin_support.torch_attention import answer_masked_rows
-from compile_stage.plugin_support.torch_programs import changed_tensors, keep_inputs, threads_restored, use_threads
+from compile_stage.plugin_support.torch_programs import (
+    changed_tensors,
+    keep_inputs,
+    read_for,
+    threads_restored,
+    use_threads,
+)
 from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
@@ -197,12 +203,7 @@ def _state(program: ExportedProgram) -> list[str]:
     signature = functional.graph_signature
     changed = {**signature.buffers_to_mutate, **getattr(signature, "parameters_to_mutate", {})}
     nodes = {node.name: node for node in functional.graph.nodes}
-    read, waiting = set(), [nodes[str(name)] for name in signature.user_outputs if str(name) in nodes]
-    while waiting:
-        node = waiting.pop()
-        if node.name not in read:
-            read.add(node.name)
-            waiting += node.all_input_nodes
+    read = read_for(nodes[str(name)] for name in signature.user_outputs if str(name) in nodes)
     held = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target is not None}
     return sorted({name for name in changed.values() if held.get(name) in read})
 
