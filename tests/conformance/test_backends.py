@@ -37,7 +37,13 @@ def demand_time(request: pytest.FixtureRequest, backend: Any) -> None:
         pytest.skip("builds with a slow compiler: run pytest --compilers, as CI does in a job of its own")
 
 
-@pytest.mark.parametrize("make", models.ALL, ids=lambda make: make.__name__)
+MODELS = [
+    pytest.param(make, id=make.__name__, marks=[pytest.mark.slow] if make is models.transformer else [])
+    for make in models.ALL
+]
+
+
+@pytest.mark.parametrize("make", MODELS)
 def test_backend_conforms(backend: Any, make: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     demand_time(request, backend)
     if (backend.name, make.__name__) == ("openvino", "transformer") and "amx_int8" in hardware().features:

@@ -130,6 +130,7 @@ def test_the_sample_that_fails_is_traced_and_what_nncf_names_nothing_is_reproduc
     assert "seen again" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_result_of_a_run_says_which_job_to_look_into(
     outlier: Path, policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

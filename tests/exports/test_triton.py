@@ -102,6 +102,7 @@ def test_what_the_configuration_can_not_say_runs_on_the_python_backend(versions:
         call({"x": versions.rows[:3, :5]})
 
 
+@pytest.mark.slow
 def test_what_the_original_does_not_take_is_refused_as_predict_does_or_said(
     versions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_run_of_an_older_source_leaves_the_alias_to_the_newer(
     assert source_of_alias() == "models:/net/1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ours", [1, 2])
 def test_a_run_whose_alias_moved_while_it_measured_looks_again(
     two_known_versions: None, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: int

@@ -143,6 +143,7 @@ def test_what_passes_and_dies_while_it_is_measured_leaves_the_dropped_one_to_be_
     assert any("validated after all" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_a_job_starts_one_worker_where_its_backend_has_no_toolchain(
     small_model: Path, write_policy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_what_was_compiled_for_another_machine_is_promoted_once_that_machine_pro
         flavor.load_model(str(proven))
 
 
+@pytest.mark.slow
 def test_neither_a_validation_that_failed_nor_one_of_the_build_machine_promotes(
     small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

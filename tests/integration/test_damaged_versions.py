@@ -159,6 +159,7 @@ def test_a_rollback_goes_only_to_the_version_that_was_looked_at(
     assert json.loads((published / "aliases.json").read_text()) == {"prod": "1"}
 
 
+@pytest.mark.slow
 def test_promote_says_when_the_validation_samples_are_others(published: Path, tmp_path: Path) -> None:
     """Broken: an alias would move without a word where `verify` says that the data were replaced since, or where they
     were deleted and made-up samples took their place."""
@@ -175,6 +176,7 @@ def test_promote_says_when_the_validation_samples_are_others(published: Path, tm
     assert "; the validation samples can't be had here: the policy's samples can't be read" in note
 
 
+@pytest.mark.slow
 def test_promote_by_hand_says_what_it_did_not_compare_and_what_was_waived(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:

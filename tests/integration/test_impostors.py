@@ -86,6 +86,7 @@ def test_no_forged_graph_passes(run: Run) -> None:
     assert found["fp32"]["state"] == "won", found["fp32"]["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(landlock.abi() < landlock.KEEPS_FILES, reason="this kernel's Landlock keeps no files")
 @pytest.mark.skipif(not seccomp.available(), reason="there is no seccomp filter for this machine")
 def test_a_source_reaches_nothing_but_its_model(run: Run, tmp_path: Path, server: socket.socket) -> None:

@@ -92,6 +92,7 @@ def test_int8_that_misses_its_tolerance_ends_as_mixed_int8_that_holds_it(policy:
     assert all(event.cached for event in again.events if event.step in ("mix", "compile", "validate", "rank"))
 
 
+@pytest.mark.slow
 def test_an_impossible_tolerance_ends_with_the_proof_of_what_was_tried(policy: Callable[..., Path]) -> None:
     """Broken: the search would not end, or end with nothing to show."""
     result = run(policy(150, evaluations=5))

@@ -24,6 +24,7 @@ targets:
 """
 
 
+@pytest.mark.slow
 def test_a_plan_refuses_the_lengths_that_a_run_would_refuse(tmp_path: Path) -> None:
     """Broken: `plan` says that a run would pass, which then ends at once since the network has too few places, or since
     texts make fewer prompts of the policy's length than of the shipped one."""

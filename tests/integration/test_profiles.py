@@ -143,6 +143,7 @@ def test_a_planted_operator_is_at_the_top_of_baseline_and_winner(ran: RunResult,
         assert "Conv c_node + Relu r_node → Conv" in shown.replace("\\_", "_")
 
 
+@pytest.mark.slow
 def test_the_command_profiles_what_is_only_compiled(
     ran: RunResult, planted: Path, isolated_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_the_source_gives_the_same_bytes_again(target: str, versions: dict[str, 
     assert "verified: folder:" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "file"), [("ort-int8", "model.onnx"), ("ov-int8", "model.bin")])
 def test_weights_that_were_changed_and_sealed_again_are_found(
     target: str, file: str, versions: dict[str, Path], tmp_path: Path

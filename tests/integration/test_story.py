@@ -230,6 +230,7 @@ def test_two_runs_into_one_folder_take_turns(
     assert (out / "bundles" / "cpu" / "MLmodel").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["resolve", "export", "sample", "compile", "validate", "benchmark"])
 def test_a_cache_that_is_removed_meanwhile_is_named_and_running_again_helps(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, step: str

@@ -58,6 +58,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plugins.refresh()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("house")
 def test_a_third_partys_lowering_and_a_backends_own_precision_run_from_the_policy_on(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path

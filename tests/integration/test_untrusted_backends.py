@@ -69,6 +69,7 @@ def test_each_way_to_die_is_named_rightly_and_harms_nobody_else(
     assert result.exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_compiler_that_measures_has_the_machine_alone(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_no_false_answer_passes(small_model: Path, write_policy: Callable[..., P
         assert result.targets[0].selection.reasons[candidate.job.id], backend
 
 
+@pytest.mark.slow
 def test_slower_than_the_original_is_rejected_for_that_reason(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_models_name_can_not_run_a_command(tmp_path, registered, hostile):
     assert not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_gate_leaves_the_artifacts(tmp_path, registered):
     """Broken: Argo keeps no report, or shows a failed gate as a success."""
     text = registered.unreachable.read_text(encoding="utf-8")

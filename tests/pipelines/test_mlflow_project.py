@@ -44,6 +44,7 @@ def test_its_entry_points_hand_on_every_parameter():
     assert compiled == f"python compile_model.py 'a b' {PROJECT} '[]' '[]' ''"
 
 
+@pytest.mark.slow
 def test_a_policy_that_comes_with_the_stage_is_named_without_a_file(embedded, tmp_path):
     """Broken: MLflow takes `shipped:cpu-server` for a URI, and ends while it tries to download it."""
     given = ["-P", "model_uri=models:/nothing@here", "-P", "shipped=cpu-server"]

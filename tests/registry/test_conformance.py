@@ -175,6 +175,7 @@ def test_rollbacks_go_one_back_each_though_a_version_came_twice(
         registry.rollback(one.name, "cpu-prod")
 
 
+@pytest.mark.slow
 def test_a_version_that_an_early_release_promoted_comes_again(
     case: Case, tmp_path: Path, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_push_killed_before_any_of_its_calls_is_completed_by_the_next(
         assert after["files"] == ["report.md"], call
 
 
+@pytest.mark.slow
 def test_four_writers_without_a_common_lock_make_one_version(
     server: Any, log_model: LogModel, unique: str, tmp_path: Path
 ) -> None:

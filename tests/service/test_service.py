@@ -23,6 +23,7 @@ from compile_stage.service.settings import Settings, alert_url, read_secrets
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
 
+@pytest.mark.slow
 def test_each_version_runs_once_though_the_service_is_killed_twice(
     service: Running, register: Callable[..., None]
 ) -> None:

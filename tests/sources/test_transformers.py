@@ -44,6 +44,7 @@ def save(path: Path, kind: str = "BertForSequenceClassification", task: str = "t
     return source_of(path, "transformers")
 
 
+@pytest.mark.slow
 def test_a_text_model_keeps_batch_and_sequence_open(tmp_path: Path, prove: Proof) -> None:
     source = save(tmp_path / "model")
     example = TransformersSource().example(source)
