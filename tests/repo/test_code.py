@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "compile_stage"
-MODULES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = {
     "ai_edge_litert", "ai_edge_quantizer", "alembic", "executorch", "iree", "lightgbm", "litert_torch", "mlflow",
     "nncf", "onnx", "onnxmltools", "onnxruntime", "onnxscript", "openvino", "pandas", "scipy", "skl2onnx", "sklearn",
@@ -78,24 +77,29 @@ def texts_in_the_locale_s_encoding(tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_text_has_its_encoding_named(module: Path) -> None:
+# Of hundreds of files each rule is one test, which names them: with a test for each file, collecting these would take
+# longer than running them.
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return {path.relative_to(PACKAGE).as_posix(): tree_of(path) for path in PACKAGE.rglob("*.py")}
+
+
+def test_text_has_its_encoding_named(trees: dict[str, ast.Module]) -> None:
     """Broken: in a container whose locale is not UTF-8, a minus sign in a measured note ends the run as a bug of ours,
     and a cache that was written under one locale can't be read under another."""
-    lines = list(texts_in_the_locale_s_encoding(tree_of(module)))
-    if module.relative_to(PACKAGE).as_posix() != "graph_debug/scripts/load.py":  # runs where the bug report is read
-        assert lines == []
+    found = {name: list(texts_in_the_locale_s_encoding(tree)) for name, tree in trees.items()}
+    assert found.pop("graph_debug/scripts/load.py")  # runs where the bug report is read
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_heavy_packages_are_imported_inside_functions(module):
+def test_heavy_packages_are_imported_inside_functions(trees: dict[str, ast.Module]) -> None:
     """`--help` and `lint` answer at once, and a missing extra is noticed only by the plug-in that needs it."""
-    assert HEAVY & set(imported_at_once(tree_of(module))) == LOADED_BY.get(module.name, set())
+    heavy = {name: HEAVY & set(imported_at_once(tree)) for name, tree in trees.items()}
+    assert {name: packages for name, packages in heavy.items() if packages} == LOADED_BY
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_module_says_what_it_is_for(module):
-    assert ast.get_docstring(tree_of(module))
+def test_every_module_says_what_it_is_for(trees: dict[str, ast.Module]) -> None:
+    assert [name for name, tree in trees.items() if not ast.get_docstring(tree)] == []
 
 
 def reasonless_skips(tree: ast.Module) -> Iterator[int]:
@@ -112,9 +116,9 @@ def reasonless_skips(tree: ast.Module) -> Iterator[int]:
             yield from (node.lineno for name in bare if re.search(r"mark\.(skip|xfail)$", name))
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("tests/**/*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_skip_gives_its_reason(path):
-    assert list(reasonless_skips(tree_of(path))) == []
+def test_every_skip_gives_its_reason() -> None:
+    found = {path.relative_to(ROOT): list(reasonless_skips(tree_of(path))) for path in ROOT.glob("tests/**/*.py")}
+    assert {str(path): lines for path, lines in found.items() if lines} == {}
 
 
 def test_a_skip_without_a_reason_is_found():

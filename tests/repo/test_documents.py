@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -72,14 +73,21 @@ def code_of(path: Path) -> str:
     return "\n".join([*fenced, *re.findall(r"^    (.*)$", rest, flags=re.MULTILINE), *re.findall(r"`([^`\n]+)`", rest)])
 
 
+def wrong_in(documents: Iterable[Path], look: Callable[[Path], list[str]]) -> dict[str, list[str]]:
+    """Of each document in which `look` finds anything: its name → what was found.
+
+    A rule is one test for all documents: collecting a test for each would take longer than running them."""
+    found = {str(path.relative_to(ROOT)): look(path) for path in documents}
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
 def anchors_of(path: Path) -> set[str]:
     """The anchors that a renderer gives the document's headings."""
     headings = re.findall(r"^#+ (.+)$", text_of(path), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(document):
+def broken_links(document: Path) -> list[str]:
     broken = []
     for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose_of(document)):
         if re.match(r"[a-z]+:", link):
@@ -88,41 +96,49 @@ def test_relative_links_lead_somewhere(document):
         there = (document.parent / name).resolve() if name else document
         if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors_of(there)):
             broken.append(link)
-    assert broken == []
+    return broken
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_make_targets_exist(document):
-    """A document that tells to type `make x` is right."""
+def test_relative_links_lead_somewhere():
+    assert wrong_in(DOCUMENTS, broken_links) == {}
+
+
+def unknown_targets(document: Path) -> list[str]:
     targets = set(re.findall(r"^([a-z][\w-]*):", text_of(ROOT / "Makefile"), flags=re.MULTILINE))
     told = set(re.findall(r"(?:^|[\s(])make ([a-z][\w-]*)", code_of(document), flags=re.MULTILINE))
-    assert told <= targets
+    return sorted(told - targets)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_exist(document):
-    """A document that shows `compile-stage x` shows a command of ours."""
+def test_make_targets_exist():
+    """A document that tells to type `make x` is right."""
+    assert wrong_in(DOCUMENTS, unknown_targets) == {}
+
+
+def unknown_commands(document: Path) -> list[str]:
     from compile_stage.cli.main import cli
 
     told = set(re.findall(r"^\s*(?:\$ )?compile-stage ([a-z][\w-]*)", code_of(document), flags=re.MULTILINE))
-    assert told <= set(cli.commands)
+    return sorted(told - set(cli.commands))
 
 
-@pytest.mark.parametrize(
-    "document",
-    # pipelines/ shows callers, whose policies lie in their own repositories
-    [path for path in DOCUMENTS if path.parent.name != "pipelines"],
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
-def test_policies_exist(document):
-    """A policy that a document names is one that we ship."""
+def test_commands_exist():
+    """A document that shows `compile-stage x` shows a command of ours."""
+    assert wrong_in(DOCUMENTS, unknown_commands) == {}
+
+
+def unknown_policies(document: Path) -> list[str]:
     named = set(re.findall(r"(?<![\w./-])policies/[\w.-]+\.yaml", text_of(document)))
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    return [name for name in sorted(named) if not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_options_exist(document):
-    """Broken: a command that is copied from a page ends with "No such option"."""
+def test_policies_exist():
+    """A policy that a document names is one that we ship."""
+    # pipelines/ shows callers, whose policies lie in their own repositories
+    ours = [path for path in DOCUMENTS if path.parent.name != "pipelines"]
+    assert wrong_in(ours, unknown_policies) == {}
+
+
+def unknown_options(document: Path) -> list[str]:
     from compile_stage.cli.main import cli
 
     unknown = []
@@ -134,27 +150,33 @@ def test_options_exist(document):
         known = {o for parameter in command.params for o in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
         given = set(re.findall(r"(?<![\w-])(--?[a-z][\w-]*)", match[2])) if match else set()
         unknown += [f"{line.strip()}: {option}" for option in sorted(given - known) if option not in ("-vv",)]
-    assert unknown == []
+    return unknown
+
+
+def test_options_exist():
+    """Broken: a command that is copied from a page ends with "No such option"."""
+    assert wrong_in(DOCUMENTS, unknown_options) == {}
 
 
 # The change log and the decisions speak of the code of their day.
 PRESENT = [path for path in DOCUMENTS if path.name != "CHANGELOG.md" and path.parent != DECISIONS]
 
 
-@pytest.mark.parametrize("document", PRESENT, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_of_ours_exist(document):
-    """Broken: a reader is sent to a module that was moved or renamed."""
+def gone_files(document: Path) -> list[str]:
     gone = []
     for span in re.findall(r"`([^`\n]+)`", text_of(document)):
         for name in re.findall(r"(?<![\w./<-])((?:[\w-]+/)+[\w.-]*\.(?:py|yaml|txt|in|toml))\b", span):
             if name.split("/")[0] in FOLDERS and not any((root / name).exists() for root in (ROOT, PACKAGE)):
                 gone.append(name)
-    assert gone == []
+    return gone
 
 
-@pytest.mark.parametrize("document", PRESENT, ids=lambda path: str(path.relative_to(ROOT)))
-def test_names_of_ours_exist(document):
-    """Broken: a plug-in is written against a protocol that has another name now."""
+def test_files_of_ours_exist():
+    """Broken: a reader is sent to a module that was moved or renamed."""
+    assert wrong_in(PRESENT, gone_files) == {}
+
+
+def gone_names(document: Path) -> list[str]:
     gone = []
     for name in re.findall(r"`((?:compile_stage\.)?(?:[a-z_]+\.)+\w+)(?:\([^`]*\))?`", text_of(document)):
         parts = name.removeprefix("compile_stage.").split(".")
@@ -167,7 +189,12 @@ def test_names_of_ours_exist(document):
     for name, attribute in re.findall(r"`([A-Z]\w+)\.([a-z_]+)\b[^`]*`", text_of(document)):
         if hasattr(records, name) and not hasattr(getattr(records, name), attribute):
             gone.append(f"{name}.{attribute}")
-    assert gone == []
+    return gone
+
+
+def test_names_of_ours_exist():
+    """Broken: a plug-in is written against a protocol that has another name now."""
+    assert wrong_in(PRESENT, gone_names) == {}
 
 
 def resolves(parts: list[str]) -> bool:
@@ -275,12 +302,12 @@ def test_every_decision_is_in_the_index():
     assert all(name.startswith(number) for number, name in listed)
 
 
-@pytest.mark.parametrize("decision", sorted(DECISIONS.glob("[0-9]*.md")), ids=lambda path: path.stem)
-def test_decisions_are_short_and_dated(decision):
-    lines = text_of(decision).splitlines()
-    assert lines[0].startswith(f"# {decision.name[:4]} ")
-    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", lines[2])
-    assert len(lines) <= 45
+def test_decisions_are_short_and_dated():
+    for decision in sorted(DECISIONS.glob("[0-9]*.md")):
+        lines = text_of(decision).splitlines()
+        assert lines[0].startswith(f"# {decision.name[:4]} ")
+        assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", lines[2]), f"{decision.name}: the third line is its date"
+        assert len(lines) <= 45, f"{decision.name} has {len(lines)} lines"
 
 
 @pytest.mark.parametrize("arguments", [{"PYTHON": "/bin/false"}, {"CANDIDATES": "python-that-is-not-there"}])
