@@ -97,12 +97,14 @@ class CoreMl(Backend):
         return package_versions("coremltools", "torch", "numpy")
 
     def refuse_target(self, target: Target) -> str | None:
-        if (reason := super().refuse_target(target)) is not None:
+        # What the policy says wrongly first: it is wrong whatever is installed.
+        reason = super().refuse_target(target) or refuse_options(self.name, _OPTIONS, target)
+        if reason is not None:
             return reason
         numpy = package_versions("numpy").get("numpy", "")
         if tuple(map(int, re.findall(r"\d+", numpy)[:2])) >= (2, 4):
             return f"coremltools 9 needs a numpy below 2.4, and {numpy} is installed: pip install 'numpy<2.4'"
-        return refuse_options(self.name, _OPTIONS, target)
+        return None
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
         if target.device != "apple":

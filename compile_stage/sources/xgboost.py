@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ class XGBoostSource(Exporter):
             booster = _booster(model)
             return (
                 _refuse_booster(booster)
+                or _refuse_dropout(_file(source).read_bytes(), booster)
                 or tabular.refuse_names(source, booster.feature_names or ())
                 or mlmodel.refuse_params(source, _own_params(model))
             )
@@ -168,6 +170,20 @@ def _refuse_booster(booster: Any) -> str | None:
     if int(learner["learner_model_param"].get("num_target", 1)) > 1:
         return "it predicts several targets at once, for which there is no converter"
     return None
+
+
+def _refuse_dropout(file: bytes, booster: Any) -> str | None:
+    """Why a model can't be taken in which dropout left a weight for each tree.
+
+    XGBoost 3.4 and newer say `gbtree` of these models too. Older ones load such a file and predict without the weights.
+    """
+    # The key in .ubj or .json. The text of a large model takes seconds: it is parsed only where the key is there.
+    if re.search(rb'weight_drop(\[|"\s*:)', file) is None:
+        return None
+    weights = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"].get("weight_drop")
+    if weights is not None and all(weight == 1 for weight in weights):
+        return None
+    return "it was trained with dropout (dart, rate_drop), and the converter leaves out the weights of its trees"
 
 
 def _own_params(model: Any) -> dict[str, Any]:

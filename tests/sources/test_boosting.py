@@ -3,6 +3,8 @@ unproven."""
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +113,50 @@ def test_xgboost_takes_truth_values_and_whole_numbers(tmp_path: Path, prove: Pro
     )
 
 
+# From XGBoost 3.4 on, `booster="dart"` is deprecated, and says so.
+@pytest.mark.filterwarnings("ignore:.*`booster=dart` is deprecated:UserWarning")
 @pytest.mark.parametrize(
-    ("options", "word"), [({"booster": "dart"}, "dart"), ({"objective": "rank:pairwise"}, "rank:pairwise")]
+    ("options", "word"),
+    [({"booster": "dart", "one_drop": 1}, "dart"), ({"objective": "rank:pairwise"}, "rank:pairwise")],
 )
-def test_xgboost_refuses_what_has_no_proven_conversion(tmp_path: Path, options: dict[str, str], word: str) -> None:
+def test_xgboost_refuses_what_has_no_proven_conversion(tmp_path: Path, options: dict[str, object], word: str) -> None:
+    """Broken: the graph of a model with dropout adds its trees as they are, without the weights that dropout gave
+    them. XGBoost 3.4 and newer say `gbtree` of it too."""
     xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
     model = xgboost.train({"nthread": 1, **options}, xgboost.DMatrix(rows_of(TWO), TWO[1]), 2)
     source = save(tmp_path / "model", "xgboost", model, rows_of(TWO))
     assert word in (plugins.load("sources", "xgboost").refuse(source, Compliance()) or "")
+
+
+@pytest.mark.parametrize("ending", ["json", "ubj"])
+def test_xgboost_refuses_dropout_that_an_older_one_does_not_see(tmp_path: Path, ending: str) -> None:
+    """Broken: XGBoost before 3.4 loads such a file of 3.4 without its weights, and artifacts would be proven against
+    other answers than the model's."""
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    rows = pd.DataFrame(rows_of(TWO)[:, :2], columns=["weight_drop", "b"])
+    model = xgboost.train({"nthread": 1}, xgboost.DMatrix(rows, TWO[1]), 2)
+    source = save(tmp_path / "model", "xgboost", model, rows, model_format=ending)
+    file = tmp_path / "model" / f"model.{ending}"
+    if ending == "json":
+        written = json.loads(file.read_text())
+        written["learner"]["gradient_booster"]["model"]["weight_drop"] = [0.5, 1.0]
+        file.write_text(json.dumps(written))
+    else:
+        key = b"L" + struct.pack(">q", 5) + b"trees["
+        weights = b"L" + struct.pack(">q", 11) + b"weight_drop[#L" + struct.pack(">qcfcf", 2, b"d", 0.5, b"d", 1.0)
+        written = file.read_bytes()
+        assert written.count(key) == 1
+        file.write_bytes(written.replace(key, weights + key))
+    assert "dropout" in (plugins.load("sources", "xgboost").refuse(source, Compliance()) or "")
+
+
+def test_xgboost_takes_dropout_that_is_not_there(tmp_path: Path, prove: Proof) -> None:
+    """Broken: a model is refused, or not answered for, for an option that dropped nothing, or for a column's name."""
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    rows = pd.DataFrame(rows_of(TWO)[:, :2], columns=["weight_drop", "b"])
+    model = xgboost.train({"nthread": 1, "rate_drop": 0.0}, xgboost.DMatrix(rows, TWO[1]), 2)
+    source = save(tmp_path / "model", "xgboost", model, rows)
+    prove(source, {"X": rows.to_numpy(np.float32)}, sizes=(1, 100))
 
 
 def test_xgboost_does_not_import_a_class_that_the_model_names(tmp_path: Path) -> None:
