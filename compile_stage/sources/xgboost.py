@@ -94,6 +94,9 @@ class XGBoostSource(Exporter):
         if model is booster:
             # A bare booster predicts with all its trees; the converter would stop at the best round of early stopping.
             booster.set_attr(best_iteration=None, best_score=None)
+        elif (best := booster.attr("best_iteration")) is not None:
+            # The converter takes one tree of each class for a round.
+            booster.set_attr(best_iteration=str((int(best) + 1) * _trees_at_once(booster) - 1))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # deprecations inside the converter
@@ -104,6 +107,8 @@ class XGBoostSource(Exporter):
                 )
         except Exception as error:
             raise SourceError(f"onnxmltools can't convert it: {first_line(error)}", where=source.uri) from error
+        if _trees_at_once(booster) > 1:
+            _name_classes(converted, booster)
         names = [value.name for value in graph.signature_of(converted).outputs]
         tabular.standardize(converted, wanted, _repairs(names, model, booster))
         return graph.finish(converted, source, shapes, into)
@@ -184,6 +189,24 @@ def _refuse_dropout(file: bytes, booster: Any) -> str | None:
     if weights is not None and all(weight == 1 for weight in weights):
         return None
     return "it was trained with dropout (dart, rate_drop), and the converter leaves out the weights of its trees"
+
+
+def _trees_at_once(booster: Any) -> int:
+    """How many trees a round adds for each class: more than one in a random forest."""
+    return int(_learner(booster)["gradient_booster"]["gbtree_model_param"]["num_parallel_tree"])
+
+
+def _name_classes(converted: Any, booster: Any) -> None:
+    """Say in the graph which class each tree is of.
+
+    The converter takes the trees for one of each class in turn. Where a round adds several of a class, they stand
+    beside each other.
+    """
+    for node in converted.graph.node:
+        found = {attribute.name: attribute for attribute in node.attribute}
+        if node.op_type == "TreeEnsembleClassifier" and len(set(found["class_ids"].ints)) > 1:
+            classes = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"]["tree_info"]
+            found["class_ids"].ints[:] = [classes[tree] for tree in found["class_treeids"].ints]
 
 
 def _own_params(model: Any) -> dict[str, Any]:

@@ -97,6 +97,29 @@ def test_xgboost_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
     prove_answer(source, rows[:50])
 
 
+@pytest.mark.parametrize("kind", ["forest", "forests", "booster", "early", "early of two", "early number"])
+def test_xgboost_takes_several_trees_a_round(tmp_path: Path, prove: Proof, kind: str) -> None:
+    """Broken: the trees of a random forest were given to classes in turn, so that three and more classes were answered
+    wrongly, and early stopping kept fewer trees than predict() takes."""
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    data = {"early of two": TWO, "early number": NUMBER}.get(kind, TEN)
+    rows, wanted = rows_of(data), data[1]
+    if kind == "booster":
+        options = {"objective": "multi:softprob", "num_class": 10, "num_parallel_tree": 3, "subsample": 0.5}
+        model = xgboost.train({"nthread": 1, **options}, xgboost.DMatrix(rows, wanted), 2)
+    elif kind == "forest":
+        model = xgboost.XGBRFClassifier(n_estimators=3, n_jobs=1).fit(rows, wanted)
+    else:
+        made = xgboost.XGBRegressor if kind == "early number" else xgboost.XGBClassifier
+        model = made(n_estimators=4, num_parallel_tree=3, subsample=0.5, n_jobs=1).fit(rows, wanted)
+        if "early" in kind:
+            everything = model.predict(rows, output_margin=True)
+            model.get_booster().set_attr(best_iteration="1")
+            assert not np.allclose(everything, model.predict(rows, output_margin=True))
+    source = save(tmp_path / "model", "xgboost", model, rows)
+    prove(source, {"X": rows}, sizes=(1, 200))
+
+
 def test_xgboost_takes_truth_values_and_whole_numbers(tmp_path: Path, prove: Proof) -> None:
     """Broken: a model with a column of truth values was refused with "'split_condition'", and whole numbers beyond 32
     bits were compared with what is left of them there."""
