@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
+import importlib.machinery
 import json
 import os
 import re
@@ -226,7 +226,8 @@ def _with_pip(lock: Path, folder: Path) -> list[list[str]]:
     python = str(toolchains.interpreter_in(folder))
     options = ["install", "--disable-pip-version-check", "--no-input", "--quiet", "--no-deps", "-r", str(lock)]
     make = [sys.executable, "-m", "venv"]
-    if importlib.util.find_spec("pip") is None:
+    # Not importlib.util.find_spec: asked for pip, setuptools takes distutils from what is imported, and warns of it.
+    if importlib.machinery.PathFinder.find_spec("pip") is None:
         return [[*make, str(folder)], [python, "-m", "pip", *options]]
     # By the pip that is here, so that the environment holds what the lock says and nothing of this Python's own.
     return [[*make, "--without-pip", str(folder)], [sys.executable, "-m", "pip", "--python", python, *options]]

@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ _MAX_BYTES = 2 * 2**20  # a table of 10,000 columns has 0.7 MB
 _MAX_VALUES = 100_000  # once aliases are expanded
 _MAX_DEPTH = 40
 _MAX_PLAIN_CHARS = 10_000  # of an unquoted word: YAML tries to read it as a number, to the base of 60 if need be
+_TOO_DEEP = "its values are nested too deeply"
 
 
 class UnreadableError(ValueError):
@@ -48,7 +50,7 @@ def _demand_bounded(text: str) -> None:
         if held + size > _MAX_VALUES:
             raise UnreadableError(f"it holds more than {_MAX_VALUES:,} values once its aliases (*name) are expanded")
 
-    for event in yaml.parse(text, Loader=_loader()):
+    for event in _events(text):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
                 raise UnreadableError(f"its alias *{event.anchor} stands within what it names, or before it")
@@ -61,12 +63,24 @@ def _demand_bounded(text: str) -> None:
         elif isinstance(event, yaml.CollectionStartEvent):
             open_maps.append((event.anchor, 1))
             if len(open_maps) > _MAX_DEPTH:
-                raise UnreadableError("its values are nested too deeply")
+                raise UnreadableError(_TOO_DEEP)
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_maps.pop()
             add(size)
             if anchor:
                 sizes[anchor] = size
+
+
+def _events(text: str) -> Iterator[Any]:
+    import yaml
+
+    try:
+        yield from yaml.parse(text, Loader=_loader())
+    except yaml.MarkedYAMLError as error:
+        # PyYAML 6.0.4 and newer have a limit of their own, which they may reach before an event is handed out.
+        if "nesting depth" in str(error.problem):
+            raise UnreadableError(_TOO_DEEP) from error
+        raise
 
 
 def _demand_short(scalar: Any) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -109,6 +110,15 @@ def write_lock(place: Path, version: str) -> None:
 
 def state() -> engine.State:
     return next(state for state in engine.states() if state.name == "tiny")
+
+
+def test_looking_for_pip_leaves_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: beside setuptools, a process that had imported distutils was warned ("Setuptools is replacing distutils
+    ... In the future, this condition will fail"), and lost it."""
+    there = types.ModuleType("distutils")
+    monkeypatch.setitem(sys.modules, "distutils", there)
+    engine._with_pip(tmp_path / "lock.txt", tmp_path / "toolchain")
+    assert sys.modules["distutils"] is there
 
 
 def test_life_of_a_toolchain(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
