@@ -54,8 +54,8 @@ def count_distinct(samples: Samples, outputs: Mapping[str, Array]) -> int:
     inputs = [array for _, array in sorted(samples.inputs.items())]
     floats = [array for array in inputs if array.dtype.kind == "f" and array.size]
     by_key: dict[bytes, list[int]] = defaultdict(list)
-    for row in np.flatnonzero(answered):
-        by_key[_exact(inputs, int(row))].append(int(row))
+    for row in np.flatnonzero(answered).tolist():
+        by_key[_exact(inputs, row)].append(row)
     if not floats:
         return len(by_key)
     places, sizes = _projected(floats, samples.count)

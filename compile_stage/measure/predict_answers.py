@@ -75,7 +75,8 @@ def _refuse_parts(
         numbers.append((of, was, now))
     # An output may be answered as a data frame of its columns.
     if len(numbers) > 1 and len({len(was) for _, was, _ in numbers}) == 1:
-        numbers.append(("", *(np.concatenate([one[side] for one in numbers], axis=1) for side in (1, 2))))
+        was, now = (np.concatenate([one[side] for one in numbers], axis=1) for side in (1, 2))
+        numbers.append(("", was, now))
     for of, was, now in numbers:
         for output, answers in outputs.items():
             if _is_output(was, answers) and (reason := _beyond_gates(gates, output, now, answers)):

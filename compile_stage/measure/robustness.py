@@ -138,9 +138,9 @@ def _mixed(column: _Column, chosen: NDArray[np.int64], random: np.random.Generat
     one, other = column.values[chosen[0]], column.values[chosen[1]]
     picked = np.where(random.random(one.shape) < 0.5, one, other)
     if column.codes.all():
-        return picked
+        return np.asarray(picked)
     share = random.uniform(0.25, 0.75, size=(len(one), 1))
-    return np.where(column.codes, picked, share * one + (1 - share) * other)
+    return np.asarray(np.where(column.codes, picked, share * one + (1 - share) * other))
 
 
 def _scaled(column: _Column, chosen: NDArray[np.int64], random: np.random.Generator) -> Array:
@@ -152,7 +152,7 @@ def _scaled(column: _Column, chosen: NDArray[np.int64], random: np.random.Genera
     outermost = np.argsort(-distance, kind="stable")[: len(rows) // 2]
     rows[: len(outermost)] = column.values[outermost]
     factor = np.where(np.arange(len(rows)) < len(outermost), BEYOND, 0.5)[:, None]
-    return np.where(column.codes, rows, column.mean + factor * (rows - column.mean))
+    return np.asarray(np.where(column.codes, rows, column.mean + factor * (rows - column.mean)))
 
 
 def _permuted(column: _Column, chosen: NDArray[np.int64], random: np.random.Generator) -> Array:

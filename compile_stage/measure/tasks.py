@@ -364,7 +364,7 @@ def _influence_on_f1(support: F64, predicted: F64, average: str, positive: int) 
         lost_hit = np.where(support > 0, 2 / total, 0.0)
         wrong_hit = np.where(total > 0, 1 / (total + 1), 0.0)
     if average == "binary":
-        return np.where(np.arange(len(total)) == positive, lost_hit[positive], wrong_hit[positive])
+        return np.asarray(np.where(np.arange(len(total)) == positive, lost_hit[positive], wrong_hit[positive]))
     share = support / support.sum() if average == "weighted" else (support > 0) / np.count_nonzero(support)
     return np.asarray(share * lost_hit + np.max(share * wrong_hit))
 
@@ -545,7 +545,7 @@ def _more_by_others(truth: F64, answers: F64, *, squared: bool) -> F64:
         each = (truth * below - under + (sums[-1] - under) - truth * (count - below)).mean(axis=0) / count
     more = (each - errors.mean(axis=0)) * count / max(count - 1, 1)
     spans = np.ptp(truth, axis=0)
-    return np.where(more > 0, more, np.maximum(spans**2 if squared else spans, np.finfo(float).tiny))
+    return np.asarray(np.where(more > 0, more, np.maximum(spans**2 if squared else spans, np.finfo(float).tiny)))
 
 
 def _mean(values: F64) -> Statistic:

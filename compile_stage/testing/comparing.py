@@ -31,7 +31,7 @@ def off(name: str, value: Any, wanted: Array, limit: float) -> str | None:
     if not np.array_equal(np.isfinite(value), np.isfinite(wanted)):
         return f"output {name!r} holds NaN or infinity where the reference does not"
     finite = np.isfinite(wanted)
-    error = float(np.max(np.abs(value[finite].astype(np.float64) - wanted[finite]), initial=0.0))
+    error = float(np.max(np.abs(value[finite].astype(np.float64) - wanted[finite].astype(np.float64)), initial=0.0))
     span = float(np.max(np.abs(wanted[finite]), initial=0.0)) or 1.0
     return (
         None
