@@ -3,13 +3,17 @@
 Every step is one transaction: what is taken out of one table is in the next, whenever the process is killed. A job is
 known by its kind, version and subject (the policy's name), which the database holds unique, so a version that ten
 deliveries and the poll report is compiled once.
+
+Several machines may share the queue, and their clocks differ and jump. So no time that one wrote is held against the
+clock of another: whether an owner is silent is measured by the reader's monotonic clock, from when its last sign was
+first seen. And whatever an owner writes of a job, it writes only while the attempt is still its own.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +23,7 @@ from compile_stage.service.store import Store, insert_once, table
 
 LOST_S = 120.0
 """A job whose owner has not been heard of for so long is free again: another machine's service had it."""
+_LONGEST_RETRY_S = 3600.0
 _KEEP_DELIVERIES_S = 7 * 86400  # far longer than a signature is fresh
 _KEEP_REFUSALS = 500  # rows
 _ATTEMPTS = 6
@@ -68,6 +73,10 @@ class Queue:
     def __init__(self, store: Store, owner: str, retry_s: float = 30.0) -> None:
         self._store, self._owner, self._retry_s = store, owner, retry_s
         self.changed = threading.Condition()
+        self._seen: dict[tuple[int, int], tuple[float, float]] = {}
+        """Of attempts of others, by job and number: the last sign of life, and when it was first seen here."""
+        self._seen_at = 0.0
+        self._seen_lock = threading.Lock()
 
     # ------------------------------------------------------------------------------------------------- deliveries
 
@@ -117,9 +126,10 @@ class Queue:
     def next_look(self) -> Look | None:
         """The oldest version that is due; it stays until `looked` or `postpone`."""
         looks = table("looks")
-        due = looks.select().where(looks.c.not_before <= time.time()).order_by(looks.c.id).limit(1)
+        due = _is_due(looks.c.not_before, _LOOK_PAUSE_S[1])
+        first = looks.select().where(due).order_by(looks.c.id).limit(1)
         with self._store.transaction() as connection:
-            row = connection.execute(due).one_or_none()
+            row = connection.execute(first).one_or_none()
         return Look(row.id, row.name, row.version, row.alias, row.attempts) if row is not None else None
 
     def looked(self, look: Look, jobs: Iterable[tuple[str, str]]) -> int:
@@ -164,19 +174,38 @@ class Queue:
 
     def claim(self, kinds: Iterable[str]) -> Job | None:
         """Take the oldest job that is due; its attempt is counted before anything is started."""
-        from sqlalchemy import and_, or_
+        from sqlalchemy import and_, false, or_
 
-        jobs, now = table("jobs"), time.time()
-        lost = and_(jobs.c.state == _RUNNING, jobs.c.owner != self._owner, jobs.c.beat_at < now - LOST_S)
-        due = or_(and_(jobs.c.state == _QUEUED, jobs.c.not_before <= now), lost)
-        first = jobs.select().where(jobs.c.kind.in_(list(kinds)), due).order_by(jobs.c.id).limit(1)
+        jobs = table("jobs")
+        others = jobs.select().where(jobs.c.state == _RUNNING, jobs.c.owner != self._owner)
         with self._store.transaction() as connection:
+            # The sign of life is compared once more where the row is locked: its owner may have written another.
+            silent = [
+                and_(jobs.c.id == row.id, jobs.c.attempt == row.attempt, jobs.c.beat_at == row.beat_at)
+                for row in self._silent(connection.execute(others).all())
+            ]
+            waiting = and_(jobs.c.state == _QUEUED, _is_due(jobs.c.not_before, _LONGEST_RETRY_S))
+            lost = and_(jobs.c.state == _RUNNING, or_(false(), *silent))
+            first = jobs.select().where(jobs.c.kind.in_(list(kinds)), or_(waiting, lost)).order_by(jobs.c.id).limit(1)
             row = connection.execute(first.with_for_update(skip_locked=True)).one_or_none()
             if row is None:
                 return None
-            taken = {"state": _RUNNING, "owner": self._owner, "attempt": row.attempt + 1, "beat_at": now}
+            taken = {"state": _RUNNING, "owner": self._owner, "attempt": row.attempt + 1, "beat_at": time.time()}
             connection.execute(jobs.update().where(jobs.c.id == row.id).values(**taken))
         return Job(row.id, row.kind, row.name, row.version, row.subject, row.attempt + 1, row.tries)
+
+    def _silent(self, running: Sequence[Any]) -> list[Any]:
+        """Those jobs of others whose sign of life has not changed for `LOST_S`, while this service looked."""
+        now = time.monotonic()
+        with self._seen_lock:
+            # After a pause, such as an outage of the database, the silence of others says nothing: they could not
+            # write either.
+            before = self._seen if now - self._seen_at < LOST_S / 2 else {}
+            self._seen, self._seen_at = {}, now
+            for row in running:
+                sign, since = before.get((row.id, row.attempt), (row.beat_at, now))
+                self._seen[row.id, row.attempt] = (row.beat_at, since if sign == row.beat_at else now)
+            return [row for row in running if now - self._seen[row.id, row.attempt][1] > LOST_S]
 
     def unfinished(self) -> list[Job]:
         """What this service had begun when it was last killed."""
@@ -186,14 +215,29 @@ class Queue:
             rows = connection.execute(mine).all()
         return [Job(row.id, row.kind, row.name, row.version, row.subject, row.attempt, row.tries) for row in rows]
 
-    def beat(self, job: Job) -> None:
-        """Say that a job is still looked after."""
+    def beat(self, job: Job) -> bool:
+        """Say that a job is still looked after. False where it is not this service's any more: it was silent for
+        `LOST_S`, and another has begun the job again."""
+        from sqlalchemy import select
+
         jobs = table("jobs")
         with self._store.transaction() as connection:
-            connection.execute(jobs.update().where(jobs.c.id == job.id).values(beat_at=time.time()))
+            # Never a value that was there before, whatever the clock does: that it changes is the sign.
+            (last,) = connection.execute(select(jobs.c.beat_at).where(self._is_mine(job))).one_or_none() or (None,)
+            if last is None:
+                return False
+            sign = {"beat_at": max(time.time(), last + 1.0)}
+            return connection.execute(jobs.update().where(self._is_mine(job)).values(**sign)).rowcount == 1
+
+    def _is_mine(self, job: Job) -> Any:
+        """The condition that an attempt is under way and this service's."""
+        jobs = table("jobs")
+        mine = (jobs.c.id == job.id) & (jobs.c.owner == self._owner) & (jobs.c.attempt == job.attempt)
+        return mine & (jobs.c.state == _RUNNING)
 
     def ended(self, job: Job, exit_code: int | None, seconds: float, problem: str) -> None:
         """Record how an attempt ended. Registry trouble is tried again after a pause, and what was interrupted at once.
+        Of a job that another has begun again meanwhile, only the attempt is recorded: the job is the other's.
 
         Args:
             exit_code: The stage's; None when the process was killed before it could say.
@@ -202,19 +246,20 @@ class Queue:
         fate = {"state": _DONE if exit_code == EXIT_OK else _FAILED, "ended_at": now}
         if exit_code in (EXIT_REGISTRY, EXIT_INTERRUPTED, None) and job.tries + 1 < _ATTEMPTS:
             pause_s = self._retry_s * 4**job.tries if exit_code == EXIT_REGISTRY else 0.0
-            fate = {"state": _QUEUED, "not_before": now + min(pause_s, 3600.0)}
+            fate = {"state": _QUEUED, "not_before": now + min(pause_s, _LONGEST_RETRY_S)}
         values = {**fate, "tries": job.tries + 1, "exit_code": exit_code, "problem": problem[:2000]}
         attempt = {"job": job.id, "attempt": job.attempt, "kind": job.kind, "exit_code": exit_code, "seconds": seconds}
         with self._store.transaction() as connection:
             insert_once(connection, "attempts", **attempt, ended_at=now)
-            connection.execute(jobs.update().where(jobs.c.id == job.id).values(**values))
+            connection.execute(jobs.update().where(self._is_mine(job)).values(**values))
         self._notify()
 
     def release(self, job: Job) -> None:
-        """Put back what was interrupted since the service is stopped: that is no failed try."""
+        """Put back what was interrupted since the service is stopped: that is no failed try. What another has begun
+        again is left to it."""
         jobs = table("jobs")
         with self._store.transaction() as connection:
-            connection.execute(jobs.update().where(jobs.c.id == job.id).values(state=_QUEUED, not_before=0))
+            connection.execute(jobs.update().where(self._is_mine(job)).values(state=_QUEUED, not_before=0))
 
     # ------------------------------------------------------------------------------------------------ the first start
 
@@ -296,6 +341,13 @@ class Figures:
     jobs: list[tuple[Any, ...]]
     exits: list[tuple[Any, ...]]
     durations: list[tuple[Any, ...]]
+
+
+def _is_due(not_before: Any, longest_s: float) -> Any:
+    """The condition that a pause is over. So is one that has twice its greatest length still before it: whoever wrote
+    it had a clock that was far ahead, and what waits would wait for as long."""
+    now = time.time()
+    return (not_before <= now) | (not_before > now + 2 * longest_s)
 
 
 def _rows(connection: Any, query: Any, *by: Any) -> Iterator[tuple[Any, ...]]:

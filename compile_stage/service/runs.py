@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from compile_stage.core.attempt import EXIT_FILE, LOG_FILE
@@ -87,7 +89,9 @@ class Worker:
         self._record(job, folder, started)
 
     def _wait(self, process: subprocess.Popen[bytes], job: Job) -> None:
-        beat, interrupted_at = time.monotonic(), 0.0
+        """Until the attempt has ended. It is interrupted when the service is stopped, and where another service has
+        begun the job again, so that two do not go on with it."""
+        beat, interrupted_at, lost = time.monotonic(), 0.0, False
         while True:
             try:
                 process.wait(_STEP_S)
@@ -95,14 +99,27 @@ class Worker:
                 now = time.monotonic()
                 if now - beat > _BEAT_S:
                     beat = now
-                    self._queue.beat(job)
-                if self.interrupt.is_set() and not interrupted_at:
+                    lost = lost or self._is_lost(job)
+                if (lost or self.interrupt.is_set()) and not interrupted_at:
                     interrupted_at = now
                     process.send_signal(signal.SIGINT)
                 elif interrupted_at and now - interrupted_at > _KILL_S:
-                    process.kill()
+                    with suppress(ProcessLookupError):  # the command too, or it would go on and keep the job's place
+                        os.killpg(process.pid, signal.SIGKILL)
             else:
                 return
+
+    def _is_lost(self, job: Job) -> bool:
+        """Give a sign of life; True where it comes too late. A database that can't be reached for a while ends no
+        run."""
+        try:
+            if self._queue.beat(job):
+                return False
+        except Exception:  # noqa: BLE001 - of any database; the next sign may arrive
+            _log.exception("job %d: no sign of life could be written", job.id)
+            return False
+        _log.warning("job %d, attempt %d is interrupted: another service has begun the job", job.id, job.attempt)
+        return True
 
     def _record(self, job: Job, folder: Path, started: float) -> None:
         try:

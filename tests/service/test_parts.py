@@ -203,6 +203,32 @@ def test_a_promotion_that_waited_while_somebody_promoted_by_hand_is_not_started(
     assert ended == [(0, 0.0, "not asked for any more: promoted by hand, or no longer approved")]
 
 
+def test_a_run_whose_job_another_service_has_begun_is_interrupted(
+    policies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a service that was cut off from the database for some minutes goes on with what another does too; or one
+    failed sign of life ends its watch over a run that goes on."""
+    settings = Settings(policies, tmp_path / "state", command=(sys.executable, "-c", "import time; time.sleep(600)"))
+    queue = Queue(Store(f"sqlite:///{tmp_path}/jobs.db"), "test")
+    queue.add("run", "m", "1", "cpu-server")
+    signs = iter([OSError("the database is away"), True, False])
+
+    def beat(_: Job) -> bool:
+        sign = next(signs)
+        if isinstance(sign, OSError):
+            raise sign
+        return bool(sign)
+
+    monkeypatch.setattr(queue, "beat", beat)
+    monkeypatch.setattr(runs, "_BEAT_S", 0.0)
+    stop = threading.Event()
+    worker = runs.Worker(settings, queue, PolicyFolder(policies), ("run",), after=lambda *_: stop.set())
+    worker.work(stop)
+    assert list(signs) == []
+    (attempt,) = (tmp_path / "state" / "runs").glob("*/1/exit.json")
+    assert json.loads(attempt.read_text())["exit_code"] == -signal.SIGINT
+
+
 def test_a_search_finds_what_was_not_delivered_and_leaves_alone_what_was_there(
     register: Callable[..., None], policies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from compile_stage.core.errors import StorageError
 from compile_stage.service import queue as queue_module
 from compile_stage.service.deliveries import Delivery, Refused
 from compile_stage.service.metrics import BUCKETS_S, exposition
-from compile_stage.service.queue import Figures, Queue
+from compile_stage.service.queue import Figures, Job, Queue
 from compile_stage.service.store import Store
 
 
@@ -44,10 +45,25 @@ def delivery(number: int, of: int = 1) -> Delivery:
     return Delivery(id=f"d-{number}", event="model_version.created", name="m", version=str(of))
 
 
+def set_clocks(monkeypatch: pytest.MonkeyPatch, *, wall: float, monotonic: float) -> None:
+    """Have the queue's clocks stand still; nobody else's."""
+    clocks = SimpleNamespace(time=lambda: wall, monotonic=lambda: monotonic)
+    monkeypatch.setattr(queue_module, "time", clocks)
+
+
 def later(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
-    """Move the clock on."""
-    now = time.time() + by_s
-    monkeypatch.setattr(queue_module.time, "time", lambda: now)
+    """Set the wall clock so far from the true time."""
+    set_clocks(monkeypatch, wall=queue_module.time.time() + by_s, monotonic=queue_module.time.monotonic())
+
+
+def watched_for(queue: Queue, monkeypatch: pytest.MonkeyPatch, seconds: float) -> Job | None:
+    """What a service that looks every 30 s for so long takes. Time passes, and the wall clock stands still."""
+    taken = queue.claim(["run"])
+    for _ in range(int(seconds // 30)):
+        clocks = queue_module.time
+        set_clocks(monkeypatch, wall=clocks.time(), monotonic=clocks.monotonic() + 30)
+        taken = taken or queue.claim(["run"])
+    return taken
 
 
 def test_ten_deliveries_of_one_version_are_one_job(store: Store) -> None:
@@ -120,13 +136,78 @@ def test_what_a_dead_service_began_is_taken_up(store: Store, monkeypatch: pytest
     job = here.claim(["run"])
     assert job is not None
     assert (here.unfinished(), there.unfinished(), there.claim(["run"])) == ([job], [], None)
-    later(monkeypatch, queue_module.LOST_S + 1)
-    here.beat(job)
-    assert there.claim(["run"]) is None
-    later(monkeypatch, queue_module.LOST_S + 1)
-    taken = there.claim(["run"])
+    assert watched_for(there, monkeypatch, queue_module.LOST_S - 30) is None
+    assert here.beat(job)
+    assert watched_for(there, monkeypatch, queue_module.LOST_S) is None
+    taken = watched_for(there, monkeypatch, 60)
     assert taken is not None
     assert (taken.id, taken.attempt, here.unfinished()) == (job.id, 2, [])
+
+
+@pytest.mark.parametrize("by_s", [-86400, -300, 300, 86400])
+def test_clocks_that_differ_or_jump_take_no_job_from_its_owner(
+    store: Store, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    """Broken: a machine whose clock is five minutes ahead would begin what another runs, or one whose clock is behind
+    would never take up what a dead one left."""
+    here, there = Queue(store, "here"), Queue(store, "there")
+    here.add("run", "m", "1", "cpu")
+    job = here.claim(["run"])
+    assert job is not None
+    later(monkeypatch, by_s)
+    assert there.claim(["run"]) is None
+    for _ in range(4):  # alive, by a clock that stands still
+        assert watched_for(there, monkeypatch, 90) is None
+        assert here.beat(job)
+    assert watched_for(there, monkeypatch, queue_module.LOST_S + 60) is not None
+
+
+def test_an_outage_of_the_database_takes_no_job_from_its_owner(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: after it, whoever reaches the database first would begin what the other still runs."""
+    here, there = Queue(store, "here"), Queue(store, "there")
+    here.add("run", "m", "1", "cpu")
+    assert (here.claim(["run"]) is not None, there.claim(["run"])) == (True, None)
+    set_clocks(monkeypatch, wall=time.time(), monotonic=time.monotonic() + 10 * queue_module.LOST_S)
+    assert there.claim(["run"]) is None
+
+
+@pytest.mark.parametrize("exit_code", [0, 3, 4, 130, None])
+def test_who_lost_a_job_changes_nothing_of_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, exit_code: int | None
+) -> None:
+    """Broken: the late end of the first attempt would put the job back into the queue, for a third to begin, or end it
+    while the second runs."""
+    here, there, third = Queue(store, "here"), Queue(store, "there"), Queue(store, "third")
+    here.add("run", "m", "1", "cpu")
+    first = here.claim(["run"])
+    second = watched_for(there, monkeypatch, queue_module.LOST_S + 60)
+    assert first is not None
+    assert second is not None
+    assert not here.beat(first)
+    here.release(first)
+    here.ended(first, exit_code, 1.0, "late")
+    assert third.claim(["run"]) is None
+    assert there.beat(second)
+    there.ended(second, 0, 1.0, "")
+    assert [(row["state"], row["problem"]) for row in here.rows("jobs", 9)] == [("done", "")]
+
+
+def test_a_clock_that_was_far_ahead_makes_nothing_wait_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: what was postponed while the clock showed next year would wait until then."""
+    queue = Queue(store, "here")
+    with monkeypatch.context() as patch:
+        later(patch, 365 * 86400)
+        queue.add("run", "m", "1", "cpu")
+        job = queue.claim(["run"])
+        assert job is not None
+        queue.ended(job, 4, 1.0, "the registry can't be reached")
+        queue.accept(delivery(1))
+        look = queue.next_look()
+        assert look is not None
+        queue.postpone(look, "the registry can't be reached")
+        assert (queue.claim(["run"]), queue.next_look()) == (None, None)
+    assert queue.claim(["run"]) is not None
+    assert queue.next_look() is not None
 
 
 def test_a_version_waits_until_the_registry_can_be_asked(store: Store) -> None:
