@@ -1,5 +1,5 @@
-"""Limits that hold whatever a model answers, targets without any, and exceptions without an end: no mistakes, so
-warnings of `lint`, and first lines of every report."""
+"""Limits that hold whatever a model answers, targets without any, exceptions without an end, and locks and options
+that change nothing: no mistakes, so warnings of `lint`, and first lines of every report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from datetime import date
 
 from compile_stage.core.error_codes import Code
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.checks import gate_name
+from compile_stage.policy.locks import words_of
 from compile_stage.policy.metrics import METRICS
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
 
@@ -71,6 +73,8 @@ def weak_limits(tree: Node, today: date) -> Iterator[Problem]:
         yield Problem(factor.place, "data.robustness.factor", wrong, allowed, code=Code.LIMIT_NEVER_FAILS)
     for name, _ in tree.items("targets"):
         yield from _without_limits(tree, name)
+        yield from _unused_options(tree, ("targets", name))
+    yield from _locks_of_no_target(tree)
     bases: list[Path] = [("targets", name) for name, _ in tree.items("targets")]
     for base in bases or [()]:
         yield from _slowdown(tree, (*base, "promote", "max_slowdown"))
@@ -101,6 +105,36 @@ def _without_limits(tree: Node, target: str) -> Iterator[Problem]:
     wrong = f"no limit is left on {' and '.join(precisions)}, so every job of the target is refused"
     allowed = "keep the limits of one of them, or name a precision that has some"
     yield Problem(place, show_path((*path, "tolerances")), wrong, allowed, code=Code.MISSING_KEY)
+
+
+def _unused_options(tree: Node, target: Path) -> Iterator[Problem]:
+    """Options of backends that the file's own target does not use. Those of a base, which has other targets too, are
+    left out."""
+    listed = tree.get(*target, "backends")
+    if listed is None or not listed.is_list:  # auto: any
+        return
+    used = [str(node.value) for node in listed.value]
+    for name, node in tree.items(*target, "options"):
+        place = tree.place_of((*target, "options", name), of_key=True)
+        if name not in used and node.value != {} and place.file == tree.place_of(target).file and place.line:
+            wrong = f"the target does not use {name}, so its options change nothing"
+            allowed = f"leave them out, or add {name} to its backends: {', '.join(used)}"
+            yield Problem(place, show_path((*target, "options", name)), wrong, allowed, code=Code.UNKNOWN_NAME)
+
+
+def _locks_of_no_target(tree: Node) -> Iterator[Problem]:
+    """Locks on a target that is not there. A file that extends this one may add it, so that is no mistake. Without any
+    target the file is a base, and the names are not known yet."""
+    names = [name for name, _ in tree.items("targets")]
+    for index, element in enumerate(tree.elements("locked")):
+        path = words_of(str(element.value))
+        if not names or path[:1] != ("targets",) or len(path) < 2 or path[1] in ("*", *names):
+            continue
+        near = did_you_mean(str(path[1]), names)
+        meant = show_path(("targets", near, *path[2:])) if near else ""
+        wrong = f"{element.value!r} locks nothing: there is no target {path[1]!r}"
+        allowed = f"one of: {', '.join(names)}, or * for all of them"
+        yield Problem(element.place, show_path(("locked", index)), wrong, allowed, meant, code=Code.LOCKED)
 
 
 def _is_limited(tree: Node, path: Path) -> bool:

@@ -106,7 +106,7 @@ def pin(client: Any, uri: str) -> Pinned:
     if scheme == "runs":
         return _pin_run(client, uri, rest)
     if not rest.startswith("/") or rest.startswith("//"):
-        raise RegistryError(f"{uri!r} is not a model URI that can be resolved", fix=_FORMS)
+        raise RegistryError(f"{uri!r} is not a model URI that can be resolved", fix=_FORMS, code=Code.NOT_IN_REGISTRY)
     path = rest.strip("/")
     if _MODEL_ID.fullmatch(path):
         return _pin_logged_model(client, uri, path)
@@ -114,14 +114,15 @@ def pin(client: Any, uri: str) -> Pinned:
     alias = ""
     if not slash:
         name, _, alias = path.rpartition("@")
-        if not name:
-            raise RegistryError(f"{uri!r} names no version", fix=_FORMS)
+        if not name or not alias:
+            raise RegistryError(f"{uri!r} names no version", fix=_FORMS, code=Code.NOT_IN_REGISTRY)
     check_name(name)
     if "/" in version or (slash and not (version.isdigit() or version == "latest")):
         raise RegistryError(
             f"{version!r} is not a version number",
             fix=f"{_FORMS}; MLflow's stages are deprecated, use an alias",
             where=uri,
+            code=Code.NOT_IN_REGISTRY,
         )
     return _pin_version(client, uri, name, version, alias)
 
@@ -445,7 +446,7 @@ def _pin_logged_model(client: Any, uri: str, model_id: str) -> Pinned:
 def _pin_run(client: Any, uri: str, rest: str) -> Pinned:
     run_id, _, path = rest.strip("/").partition("/")
     if not path or rest.startswith("//"):
-        raise RegistryError(f"{uri!r} names no model of the run", fix=_FORMS)
+        raise RegistryError(f"{uri!r} names no model of the run", fix=_FORMS, code=Code.NOT_IN_REGISTRY)
     with trouble(uri, missing=f"there is no run {run_id}"):
         run = client.get_run(run_id)
         models = client.search_logged_models([run.info.experiment_id], filter_string=f"source_run_id = '{run_id}'")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from compile_stage.core import plugins
 from compile_stage.core.baseline import crosses, refuse_baseline
 from compile_stage.core.capabilities import SOURCE_PRECISION
+from compile_stage.core.control_groups import cpu_limit
 from compile_stage.core.environment import Hardware
 from compile_stage.core.language_models import fitting_gates
 from compile_stage.core.metric_packages import missing_package
@@ -42,7 +43,7 @@ def plan(source: SourceModel, policy: Policy, hardware: Hardware) -> Plan:
                 )
                 refused.append(_refusal(source, outcome.target.name, outcome.backend, outcome.scheme.precision, reason))
     made = tuple(jobs.values())
-    notes = (*not_required, *_notes(policy, made))
+    notes = (*not_required, *_notes(policy, made), *_thread_notes(policy, made, hardware))
     return Plan(source=source, policy=policy, jobs=made, refused=tuple(refused), notes=notes)
 
 
@@ -232,6 +233,20 @@ def _refusal(source: SourceModel, target: str, backend: str, precision: str, rea
         precision=precision,
         reason=reason,
     )
+
+
+def _thread_notes(policy: Policy, jobs: Sequence[Job], hardware: Hardware) -> Iterator[str]:
+    """Of targets that are measured on this machine with more threads than can compute here at once."""
+    limit, planned = cpu_limit(), {job.target.name for job in jobs}
+    for target in (rules.target for rules in policy.targets):
+        if target.name not in planned or hardware.refuse(dict(target.hardware)) is not None:
+            continue
+        if target.threads > min(hardware.cores, limit):
+            has = f"{hardware.cores} cores" if hardware.cores <= limit else f"a CPU limit of {limit:.3g} cores"
+            yield (
+                f"target {target.name} has threads: {target.threads}, and this machine has {has}: threads wait for "
+                "each other, so times say nothing of a machine that has enough"
+            )
 
 
 def _notes(policy: Policy, jobs: Sequence[Job]) -> Iterator[str]:

@@ -128,3 +128,23 @@ def test_a_target_without_any_limit_is_a_warning(write) -> None:
 def test_a_factor_that_leaves_nothing_of_a_limit_is_a_warning(write, text: str, says: str) -> None:
     """Broken: robustness, or the guard of an alias, is looked at and can't fail, and nobody is told."""
     assert warnings(write(text), today=TODAY) == [says]
+
+
+def test_options_of_a_backend_that_no_target_uses_are_a_warning(write) -> None:
+    """Broken: options under the wrong backend's name are accepted in silence, and change nothing."""
+    target = "targets:\n  t: {backends: [onnxruntime], options: {openvino: {num_streams: 1}, onnxruntime: {}}}\n"
+    path = write(target)
+    assert lint([path]) == []
+    assert one(path).startswith(
+        "p.yaml:5:42: targets.t.options.openvino: the target does not use openvino, so its options change nothing"
+    )
+    assert not warnings(write("targets:\n  t: {options: {openvino: {num_streams: 1}}}\n"), today=TODAY)
+
+
+def test_a_lock_on_a_target_that_is_not_there_is_a_warning(write) -> None:
+    """Broken: a misspelt lock protects nothing, and nobody is told."""
+    path = write("locked: [targets.egde.threads, targets.edge.threads]\ntargets: {edge: {}}\n")
+    assert lint([path]) == []
+    assert one(path).endswith("one of: edge, or * for all of them; did you mean targets.edge.threads?")
+    base = write("locked: [targets.edge.threads]\n")
+    assert not warnings(base, today=TODAY), "the file that extends it may name the target"

@@ -128,6 +128,7 @@ def test_the_registrys_own_folder_is_never_written_to(
     ("uri", "words"),
     [
         ("models:/net", "names no version"),
+        ("models:/net@", "names no version"),
         ("models:/net/9", "there is no model version"),
         ("models:/net@nope", "has no alias 'nope'"),
         ("models:/other/1", "there is no registered model 'other'"),
@@ -149,6 +150,8 @@ def test_what_is_not_there_is_said_in_words(
     with pytest.raises(RegistryError) as caught:
         registry.resolve(uri, tmp_path)
     assert words in caught.value.problem
+    if words not in ("can't be used as a model name", "ambiguous"):
+        assert caught.value.code == Code.NOT_IN_REGISTRY, "its page says what to do"
     assert caught.value.fix
     assert "\n" not in caught.value.problem
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,6 +25,7 @@ from compile_stage.core.records import (
     Scheme,
     Target,
 )
+from compile_stage.steps import plan as plan_module
 from compile_stage.steps.plan import plan
 from compile_stage.steps.resolve import refuse_policy
 
@@ -286,3 +288,19 @@ def test_a_variant_for_other_hardware_is_not_required_where_the_family_has_one_f
 
     assert required("avx2", "avx512_vnni") == [True, False]
     assert required("amx_int8", "avx512_vnni") == [True, True]
+
+
+def test_more_threads_than_can_compute_here_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: times of threads that wait for each other are taken for those of a machine that has enough cores."""
+
+    def notes(**changes: object) -> list[str]:
+        machine = replace(hardware(), cores=4)
+        return [note for note in plan(SOURCE, with_target(**changes), machine).notes if "threads" in note]
+
+    monkeypatch.setattr(plan_module, "cpu_limit", lambda: math.inf)
+    assert notes(threads=4) == []
+    (note,) = notes(threads=64)
+    assert note.startswith("target cpu has threads: 64, and this machine has 4 cores")
+    assert notes(threads=64, hardware={"cores": "96"}) == [], "it is measured elsewhere"
+    monkeypatch.setattr(plan_module, "cpu_limit", lambda: 1.5)
+    assert "has threads: 2, and this machine has a CPU limit of 1.5 cores" in notes(threads=2)[0]
