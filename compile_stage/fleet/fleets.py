@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,6 +248,11 @@ class _Runs:
         self._hardware = {
             file.policy.digest: _common_hardware(file.policy) for file in policies if file.policy is not None
         }
+        self._several = {
+            file.policy.digest: (file.policy.name, kinds)
+            for file in policies
+            if file.policy is not None and len(kinds := _kinds_of_hardware(file.policy)) > 1
+        }
         # Of these, two versions with the same files are not equal work: each is validated on its own run's samples.
         self._of_the_run = {
             file.policy.digest
@@ -269,6 +274,10 @@ class _Runs:
         """What the policy's targets name, where they agree."""
         return self._hardware.get(row.planned.policy_digest, {})
 
+    def several(self, digest: str) -> tuple[str, Sequence[Mapping[str, str]]]:
+        """Of a policy whose targets name several kinds of `hardware`: its name, and these; else none."""
+        return self._several.get(digest, ("", ()))
+
     def command(self, row: JobRow, out: Path) -> list[str]:
         """What runs it."""
         options = ["--out", str(out), "-q"]
@@ -289,9 +298,23 @@ class _Runs:
 
 
 def _common_hardware(policy: Policy) -> Mapping[str, str]:
-    """The `hardware` that all targets that name some name; empty where they differ, which no one node is."""
-    first, *others = [dict(one.target.hardware) for one in policy.targets if one.target.hardware] or [{}]
-    return first if all(other == first for other in others) else {}
+    """The `hardware` that the targets name together; empty where no one node can be that."""
+    return _together(_kinds_of_hardware(policy))
+
+
+def _together(kinds: Iterable[Mapping[str, str]]) -> Mapping[str, str]:
+    """One `hardware` of several; empty where they ask for different values of one key."""
+    joined: dict[str, str] = {}
+    for kind in kinds:
+        if any(joined.setdefault(key, value) != value for key, value in kind.items()):
+            return {}
+    return joined
+
+
+def _kinds_of_hardware(policy: Policy) -> Sequence[Mapping[str, str]]:
+    """What its targets name, each once."""
+    named = (tuple(sorted(dict(one.target.hardware).items())) for one in policy.targets if one.target.hardware)
+    return [dict(kind) for kind in dict.fromkeys(named)]
 
 
 def _takes_samples_of_the_run(policy: Policy) -> bool:
@@ -319,7 +342,8 @@ def _drive(journal: Journal, fleet: int, settings: Settings, work: _Runs, say: C
 
     budget_s = None if settings.budget_minutes is None else settings.budget_minutes * 60
     with ExitStack() as stack:
-        executor = _executor(settings, work, stack)
+        digests = journal.select("SELECT DISTINCT policy_digest FROM jobs WHERE fleet=?", fleet)
+        executor = _executor(settings, work, stack, [digest for (digest,) in digests])
         drive = Drive(journal, fleet, Scheduler(budget_s=budget_s), executor, work)
         drive.say = say
         with _stopping(drive.stop):
@@ -334,7 +358,8 @@ def _drive(journal: Journal, fleet: int, settings: Settings, work: _Runs, say: C
     return document
 
 
-def _executor(settings: Settings, work: _Runs, stack: ExitStack) -> Executor:
+def _executor(settings: Settings, work: _Runs, stack: ExitStack, policies: Sequence[str]) -> Executor:
+    """What runs jobs of the policies with these digests."""
     if settings.engine == "local":
         return LocalExecutor(settings.jobs or 1, settings.attempt, work)
     if settings.engine == "ray":
@@ -344,8 +369,26 @@ def _executor(settings: Settings, work: _Runs, stack: ExitStack) -> Executor:
             settings.jobs, settings.attempt, work, settings.address, like_here=isinstance(work, _Validations)
         )
         stack.callback(executor.close)
+        for digest in policies:
+            name, kinds = work.several(digest)
+            together = _together(kinds)
+            if not (together and executor.has(together)):
+                _refuse_some(name, [kind for kind in kinds if executor.has(kind)])
         return executor
     raise UsageError(f"no engine of fleets is called {settings.engine!r}", fix="--engine local or --engine ray")
+
+
+def _refuse_some(policy: str, here: Sequence[Mapping[str, str]]) -> None:
+    """Raise UsageError where the cluster has hardware that targets of a policy name, and no node has that of all: a job
+    runs on one node, and what is for another would be published as compiled and not validated."""
+    if here:
+        has = ", ".join("{" + ", ".join(f"{key}: {value}" for key, value in kind.items()) + "}" for kind in here)
+        raise UsageError(
+            f"the targets of the policy {policy!r} are for different hardware, of which the cluster has {has}; a job "
+            "of a fleet runs on one node, and could not prove the others",
+            fix="write a policy for each kind of hardware, or have each model's targets placed one by one: "
+            "compile-stage run MODEL -p POLICY --engine ray",
+        )
 
 
 def _begin(journal: Journal, kind: str, spec: str, given: dict[str, Any], settings: Settings) -> int:

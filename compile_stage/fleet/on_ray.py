@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -71,6 +71,11 @@ class RayExecutor(LocalExecutor):
             raise
         super().__init__(places or sum(max(1, node.cpus // _CPUS) for node in nodes if node.cpus), folder, work)
 
+    def has(self, wanted: Mapping[str, str]) -> bool:
+        """Whether a node has what a policy's `hardware` names."""
+        needs = replace(self._needs, hardware=wanted)
+        return any(needs.refuse(node) is None for node in self._pool.nodes())
+
     def start(self, lease: Lease, row: JobRow) -> None:
         self._taken.add(lease)
         folder = self._folder(lease)
@@ -86,12 +91,10 @@ class RayExecutor(LocalExecutor):
         wanted = self._work.hardware(row)
         if not wanted:
             return self._needs
-        needs = replace(self._needs, hardware=wanted)
         try:
-            has_one = any(needs.refuse(node) is None for node in self._pool.nodes())
+            return replace(self._needs, hardware=wanted) if self.has(wanted) else self._needs
         except CompileStageError:  # whoever places it says what is wrong with the nodes
             return self._needs
-        return needs if has_one else self._needs
 
     def _done(self, lease: Lease, folder: Path, began: float, future: Future[Any]) -> None:
         try:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import factories
 import pytest
 
 from compile_stage.cluster.nodes import Needs, describe_here
@@ -20,12 +23,13 @@ from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.fleet import on_ray
 from compile_stage.fleet.driving import Drive
-from compile_stage.fleet.fleets import _common_hardware
+from compile_stage.fleet.fleets import Settings, _common_hardware, _executor, _Runs
 from compile_stage.fleet.journal import Journal
 from compile_stage.fleet.local import ended_in
 from compile_stage.fleet.on_ray import RayExecutor, _bring, attempt
 from compile_stage.fleet.scheduler import Lease, Scheduler
 from compile_stage.fleet.simulation import Plan, SimulatedNodes, SimulatedWork, simulated_jobs
+from compile_stage.policy.folder import PolicyFile
 
 PATIENCE_S = 180  # of whatever a process does; the machine is shared
 
@@ -140,7 +144,12 @@ def test_a_job_goes_to_a_node_with_the_hardware_that_it_is_for(
 
 @pytest.mark.parametrize(
     ("named", "agreed"),
-    [([{}, {"cpu": "Xeon"}], {"cpu": "Xeon"}), ([{"cpu": "Xeon"}, {"cpu": "EPYC"}], {}), ([{}, {}], {})],
+    [
+        ([{}, {"cpu": "Xeon"}], {"cpu": "Xeon"}),
+        ([{"cpu": "Xeon"}, {"cpu": "EPYC"}], {}),
+        ([{"cpu": "Xeon"}, {"machine": "x86_64"}], {"cpu": "Xeon", "machine": "x86_64"}),
+        ([{}, {}], {}),
+    ],
 )
 def test_the_hardware_of_a_job_is_what_its_targets_agree_on(
     named: list[dict[str, str]], agreed: dict[str, str]
@@ -149,6 +158,39 @@ def test_the_hardware_of_a_job_is_what_its_targets_agree_on(
     targets = [SimpleNamespace(target=SimpleNamespace(hardware=one)) for one in named]
     policy: Any = SimpleNamespace(targets=targets)
     assert _common_hardware(policy) == agreed
+
+
+@pytest.mark.parametrize(
+    ("named", "has"),
+    [
+        ([{"cpu": "Xeon"}, {"cpu": "EPYC"}], "{cpu: Xeon}"),
+        ([{"cpu": "Xeon"}, {"cores": "4096"}], "{cpu: Xeon}"),
+        ([{"cpu": "Xeon"}, {"system": platform.system()}], ""),
+        ([{"cpu": "EPYC"}, {"cpu": "Cortex"}], ""),
+        ([{"cpu": "Xeon"}, {}], ""),
+    ],
+)
+def test_targets_that_no_one_node_can_prove_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[dict[str, str]], has: str
+) -> None:
+    """Broken: any node gets the job, and what the cluster could prove on another is published as compiled and not
+    validated."""
+    node = SimpleNamespace(name="n", cpus=4, hardware=replace(hardware(), cpu="Intel Xeon 1"))
+    cluster = SimpleNamespace(find=lambda _: (node,), nodes=lambda: (node,), close=lambda: None)
+    monkeypatch.setattr(on_ray.Pool, "connect", lambda: cluster)
+    targets = tuple(
+        factories.target_policy(factories.target(name=f"t{number}", hardware=kind)) for number, kind in enumerate(named)
+    )
+    policy = factories.policy(*targets)
+    settings = Settings(engine="ray", state=tmp_path)
+    work = _Runs(settings, [PolicyFile(tmp_path / "p.yaml", policy=policy)])
+    with ExitStack() as stack:
+        if not has:
+            _executor(settings, work, stack, [policy.digest])
+            return
+        with pytest.raises(UsageError) as refused:
+            _executor(settings, work, stack, [policy.digest])
+    assert f"the cluster has {has}; a job of a fleet runs on one node" in refused.value.problem
 
 
 def test_what_is_proven_anew_on_a_cluster_is_proven_where_it_counts(
