@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -66,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         if (asked := os.environ.get(COMPLETION_VARIABLE)) is not None:
             sys.exit(complete(asked))
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        _demand_readable_names(words)
         # Not `cli.main`: it ends with 1, which is none of our codes, when the reader of `--help` has gone.
-        with cli.make_context("compile-stage", list(sys.argv[1:] if arguments is None else arguments)) as context:
+        with cli.make_context("compile-stage", words) as context:
             code = cli.invoke(context) or errors.EXIT_OK
         sys.stdout.flush()
     except click.exceptions.Exit as leave:
@@ -85,6 +88,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if code == errors.EXIT_INTERNAL:
             _save_traceback(error)
     sys.exit(code)
+
+
+def _demand_readable_names(words: Sequence[str]) -> None:
+    """Raise UsageError where Python reads names of files by another encoding than UTF-8, and a path has letters beyond
+    ASCII. Runtimes take paths as UTF-8, would not find the file, and the model would be blamed."""
+    encoding = sys.getfilesystemencoding()
+    if encoding.casefold().replace("-", "") == "utf8":
+        return
+    places = (
+        *words,
+        str(Path.cwd()),
+        *(os.environ.get(name, "") for name in ("COMPILE_STAGE_CACHE", "HOME", "TMPDIR")),
+    )
+    if (named := next((place for place in places if not place.isascii()), None)) is not None:
+        shown = os.fsencode(named).decode("utf-8", "replace")
+        raise errors.UsageError(
+            f"the locale says that names of files are {encoding}, so {shown!a} can't be handed on",
+            fix="set LC_ALL=C.UTF-8, and leave PYTHONUTF8 unset or set it to 1",
+        )
 
 
 def complete(instruction: str) -> int:

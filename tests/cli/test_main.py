@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -208,6 +209,19 @@ def test_lint_says_every_mistake_of_every_file(
     assert f"error: {absent}: does not exist" in shown.err
     assert "2 of 3 policies are invalid" in shown.err
     assert shown.out == f"{policy}: ok (cpu-server, 1 target)\n"
+
+
+def test_a_locale_that_can_not_name_a_path_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a path with an umlaut under LC_ALL=C is handed to a runtime that does not find it, and the model is
+    blamed."""
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", "cache")
+    assert leave("plan", "folder:/m\udcc3\udcb6del", "-p", "p.yaml") == 2
+    said = capsys.readouterr().err
+    assert r"so 'folder:/m\xf6del' can't be handed on [CS0200]" in said
+    assert "LC_ALL=C.UTF-8" in said
 
 
 def test_lint_of_good_policies_is_0(policy: Path) -> None:
