@@ -22,8 +22,10 @@ from compile_stage.core.host import host
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import disk_full
 from compile_stage.registry.mlflow_retries import (
+    NoAnswerError,
     RetryingClient,
     UnreachableError,
+    answer_limit_s,
     failed_on_the_way,
     is_foreign_404,
     refused_with,
@@ -31,17 +33,19 @@ from compile_stage.registry.mlflow_retries import (
     within,
 )
 
-# MLflow retries a dead server for about four minutes. The first two bound it to seconds; whoever set a variable keeps
-# it.
+# MLflow retries a dead server for about four minutes, and one that says `Retry-After: 3600` after an hour. The first
+# three bound it to seconds; whoever set a variable keeps it.
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is ours: it may be JSON
 }
 _PROBE_S = 10  # a server that is alive answers /health at once, however busy its database is
 _PROBE_PATIENCE_S = 2.0
 _PROBE_LIMIT_S = 40.0  # three attempts and what lies between them
+_FIRST_PATIENCE_S = 5.0  # a wrong address stays wrong; a lost request gets five attempts
 _LOCK_S = 1800.0
 _LONGEST_SENTENCE = 1000  # characters of a message of MLflow's
 _TOO_MANY = re.compile(r"too many (\d{3}) error responses")  # as urllib3 says it
@@ -54,6 +58,10 @@ _UNREACHABLE_FIX = (
 _AUTH_FIX = (
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of an account with the rights"
 )
+
+
+_answered: set[str] = set()
+"""Addresses at which MLflow answered this process."""
 
 
 def connect() -> Any:
@@ -73,6 +81,7 @@ def connect() -> Any:
         with trouble(where()):
             _probe(str(mlflow.get_tracking_uri()))
             client = MlflowClient()  # it opens a database at once
+            _demand_mlflow(client, str(mlflow.get_tracking_uri()))
     except UnreachableError as error:  # a wrong address is said at once, not after the patience of `repeatable`
         if _BUSY_DATABASE in error.problem:
             raise
@@ -194,9 +203,39 @@ def _probe(uri: str) -> None:
 
     # Any answer will do, also one that is cut off: a proxy in front of the server may not let /health through.
     probe = partial(http_request, get_default_host_creds(uri), "/health", "GET", timeout=_PROBE_S, max_retries=2)
-    ask = partial(probe, backoff_factor=1, raise_on_status=False, stream=True)
+    ask = partial(probe, backoff_factor=1, raise_on_status=False, stream=True, respect_retry_after_header=False)
     with repeated_call(within, ask, lambda: _PROBE_LIMIT_S, patience_s=_PROBE_PATIENCE_S) as answer:
         _demand_no_redirect(uri, answer)
+        _demand_soon(uri, answer)
+
+
+def _demand_soon(uri: str, answer: Any) -> None:
+    """Raise RegistryError where the server refuses for now, and says when it may be asked again: later than anybody
+    waits here."""
+    asked = str(answer.headers.get("Retry-After", ""))
+    if answer.status_code in (429, 503) and asked and not (asked.isdigit() and int(asked) <= _PROBE_LIMIT_S):
+        when = f"in {asked} s" if asked.isdigit() else f"at {redacted(asked[:64])}"
+        raise RegistryError(
+            f"the server takes no requests for now ({answer.status_code}), and says to ask again {when} (Retry-After)",
+            fix="run again then; what is finished is kept",
+            where=redacted(uri),
+            code=Code.REGISTRY_UNREACHABLE,
+        )
+
+
+def _demand_mlflow(client: Any, uri: str) -> None:
+    """Ask once in each process whether MLflow is at the address, and whether it works: a gateway that answers for it
+    (404, 502) is said in seconds, and not after the patience that a server has which answered before."""
+    if not _is_server(uri) or uri in _answered:
+        return
+    ask = partial(client.search_experiments, max_results=1)
+    try:
+        repeated_call(within, ask, answer_limit_s, patience_s=_FIRST_PATIENCE_S)
+    except Exception as error:
+        if isinstance(error, NoAnswerError) or is_foreign_404(error) or _TOO_MANY.search(str(error)):
+            raise
+        # Whoever may not do this may do other things; and what else went wrong is said where it matters.
+    _answered.add(uri)
 
 
 def _demand_no_redirect(uri: str, answer: Any) -> None:
@@ -222,7 +261,7 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
             "the registry can't be reached: the server knows no MLflow at this address (404)",
             fix="check MLFLOW_TRACKING_URI, also the path in it (https://HOST/PATH), and what is in front of the "
             "server; or the server is too old for what was asked",
-            where=f"{place}, at {where()}",
+            where=place if place == where() else f"{place}, at {where()}",
         )
     if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND") or status == 404:
         return RegistryError(

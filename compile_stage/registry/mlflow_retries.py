@@ -89,8 +89,13 @@ class RetryingClient:
         return partial(repeated_call, call) if name.startswith(_SAME_WHEN_REPEATED) else call
 
 
+def answer_limit_s() -> float:
+    """How long a call that moves no files may take, for `within`."""
+    return _ANSWER_S
+
+
 def _bounded(folder_at: int | None, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-    limit_s = transfer_limit(Path(args[folder_at])) if folder_at is not None else lambda: _ANSWER_S
+    limit_s = transfer_limit(Path(args[folder_at])) if folder_at is not None else answer_limit_s
     return within(partial(call, *args, **kwargs), limit_s)
 
 

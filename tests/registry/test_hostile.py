@@ -385,6 +385,46 @@ def test_a_server_that_sends_every_request_on_is_named_with_its_address(monkeypa
             assert mlflow_connection.connect() is not None
 
 
+@pytest.mark.parametrize("healthy", [False, True])
+def test_a_server_that_asks_to_wait_for_an_hour_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, healthy: bool
+) -> None:
+    """Broken: the run waits for as long as the server likes, and then says only that there was no whole answer."""
+
+    def later(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(503)
+        handler.send_header("Retry-After", "3600")
+        handler.end_headers()
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.0,))
+    with serving(later, healthy=healthy) as uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with pytest.raises(RegistryError) as caught:
+            mlflow_connection.connect()
+    assert ("error 503 again and again" if healthy else "says to ask again in 3600 s") in caught.value.problem
+    assert caught.value.code == Code.REGISTRY_UNREACHABLE
+
+
+def test_a_gateway_without_a_server_is_said_by_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: each of a run's calls has the patience that a server has which worked before, and a wrong address is said
+    after more than a minute."""
+    asked: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        handler.send_response(404)
+        handler.end_headers()
+
+    monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.0, 0.0))
+    with serving(answer) as uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with pytest.raises(RegistryError, match=r"knows no MLflow at this address \(404\)") as caught:
+            MLflowRegistry().published("models:/net/1")
+    assert caught.value.where == uri
+    assert [path for path in asked if "experiments/search" not in path] == []
+
+
 def test_a_server_that_takes_no_more_requests_is_not_called_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: who is held back by a limit on requests was told to check the address and whether the server runs."""
 
