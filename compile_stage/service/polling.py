@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 
 from compile_stage.core import plugins
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.records import RegisteredVersion
 from compile_stage.policy.folder import PolicyFolder
@@ -74,9 +75,11 @@ class Poller:
         return True
 
     def _requalify_if_due(self) -> None:
-        """One job for each period, whatever was restarted meanwhile."""
+        """One job for each period and kind of machine, whatever was restarted meanwhile: what one finds holds for its
+        hardware alone, and machines may share the queue."""
         if (period_s := self._settings.requalify_s) > 0:
-            self._queue.add("requalify", "", "", time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(_slot(period_s))))
+            due = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(_slot(period_s)))
+            self._queue.add("requalify", "", "", f"{due} {hardware().fingerprint}")
 
 
 def _key(version: RegisteredVersion) -> tuple[str, str]:

@@ -48,7 +48,8 @@ class Job:
 
     Attributes:
         kind: `run`, `promote` or `requalify`.
-        subject: The policy's name; of a promotion the alias and the tag's value; else when it was due.
+        subject: The policy's name; of a promotion the alias and the tag's value; else when it was due, and the
+            fingerprint of the machines that it is for.
         attempt: Counted from 1; a new one is another start.
         tries: How many of them ended by themselves, since it was queued.
     """
@@ -68,10 +69,14 @@ class Job:
 
 
 class Queue:
-    """The queue in a database; its methods may be called from any thread. `changed` is set when there is news."""
+    """The queue in a database; its methods may be called from any thread. `changed` is set when there is news.
 
-    def __init__(self, store: Store, owner: str, retry_s: float = 30.0) -> None:
-        self._store, self._owner, self._retry_s = store, owner, retry_s
+    Args:
+        machine: This machine's fingerprint. A requalification that names another is left to machines that have it.
+    """
+
+    def __init__(self, store: Store, owner: str, retry_s: float = 30.0, machine: str = "") -> None:
+        self._store, self._owner, self._retry_s, self._machine = store, owner, retry_s, machine
         self.changed = threading.Condition()
         self._seen: dict[tuple[int, int], tuple[float, float]] = {}
         """Of attempts of others, by job and number: the last sign of life, and when it was first seen here."""
@@ -186,7 +191,13 @@ class Queue:
             ]
             waiting = and_(jobs.c.state == _QUEUED, _is_due(jobs.c.not_before, _LONGEST_RETRY_S))
             lost = and_(jobs.c.state == _RUNNING, or_(false(), *silent))
-            first = jobs.select().where(jobs.c.kind.in_(list(kinds)), or_(waiting, lost)).order_by(jobs.c.id).limit(1)
+            is_ours = or_(
+                jobs.c.kind != "requalify",
+                jobs.c.subject.endswith(f" {self._machine}", autoescape=True),
+                ~jobs.c.subject.contains(" "),  # of a service before fingerprints were named
+            )
+            able = and_(jobs.c.kind.in_(list(kinds)), is_ours)
+            first = jobs.select().where(able, or_(waiting, lost)).order_by(jobs.c.id).limit(1)
             row = connection.execute(first.with_for_update(skip_locked=True)).one_or_none()
             if row is None:
                 return None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from compile_stage.core import plugins
 from compile_stage.core.ending import ending_signals
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import UsageError
 from compile_stage.policy.folder import PolicyFolder
 from compile_stage.service import spans
@@ -54,7 +55,7 @@ class Service:
         self.settings, self.policies = settings, PolicyFolder(settings.policies)
         self._lock = _only_one(settings.state)
         self._store = Store(settings.database_url)
-        self.queue = Queue(self._store, settings.owner, settings.retry_s)
+        self.queue = Queue(self._store, settings.owner, settings.retry_s, hardware().fingerprint)
         self.poller = Poller(settings, self.queue, self.policies)
         decider = Decider(settings, self.queue, self.policies)
         self.workers = [self._worker(_HEAVY) for _ in range(settings.runs)] + [self._worker(_LIGHT)]

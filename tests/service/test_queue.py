@@ -210,6 +210,16 @@ def test_a_clock_that_was_far_ahead_makes_nothing_wait_for_ever(store: Store, mo
     assert queue.next_look() is not None
 
 
+def test_each_kind_of_machine_has_its_own_requalification(store: Store) -> None:
+    """Broken: of machines that share a queue only one looks at what is published, and finds that the others' is for
+    other hardware, so nobody validates it anew."""
+    one, other = Queue(store, "one", machine="x86_64-1a"), Queue(store, "other", machine="aarch64-2b")
+    for queue, machine in ((one, "x86_64-1a"), (other, "aarch64-2b"), (one, "x86_64-1a")):
+        queue.add("requalify", "", "", f"2026-01-01T00:00Z {machine}")
+    taken = [(queue, queue.claim(["requalify"])) for queue in (other, one, other, one)]
+    assert [job.subject.partition(" ")[2] if job else "" for _, job in taken] == ["aarch64-2b", "x86_64-1a", "", ""]
+
+
 def test_a_version_waits_until_the_registry_can_be_asked(store: Store) -> None:
     """Broken: what was delivered while the registry was down would be forgotten."""
     queue = Queue(store, "here")
