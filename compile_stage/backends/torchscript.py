@@ -26,6 +26,7 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe
 from compile_stage.plugin_support.compiler import Compiler
+from compile_stage.plugin_support.sessions import in_place_or_copied
 from compile_stage.plugin_support.torch_programs import TorchSession, flat_module, opened
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class _ScriptSession(TorchSession):
     def _answers(self, arrays: Sequence[Array]) -> Iterator[Array]:
         import torch
 
-        tensors = [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in arrays]
+        tensors = [torch.from_numpy(in_place_or_copied(array)) for array in arrays]
         # The executor would profile the first calls and then compile anew, for each shape again.
         with torch.no_grad(), torch.jit.optimized_execution(False):
             answers = self._program(*tensors)

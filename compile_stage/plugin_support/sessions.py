@@ -29,7 +29,12 @@ def demand_call(signature: Signature, batch: Batch, *, closed: bool) -> None:
 def in_place_or_copied(array: Array) -> Array:
     """The array itself, where a runtime's tensor can lie in its memory; else a copy in C order, which can be written
     to."""
-    return array if array.flags.c_contiguous and array.flags.writeable else array.copy("C")
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        return array.copy("C")
+    # NumPy calls an array contiguous whatever the stride of an axis of one element is: of one reversed row it is
+    # negative, which PyTorch refuses.
+    odd = 1 in array.shape and any(stride < 0 or stride % array.itemsize for stride in array.strides)
+    return array.copy("C") if odd else array
 
 
 @contextmanager

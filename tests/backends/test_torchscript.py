@@ -67,6 +67,20 @@ def test_outputs_are_the_callers_whatever_memory_they_are(tmp_path: Path) -> Non
             np.testing.assert_allclose(answer["again"], rows @ weight.T, rtol=1e-5)
 
 
+def test_rows_in_any_order_of_memory_are_read_right(tmp_path: Path) -> None:
+    """Reversed rows have a negative stride, one reversed row too, which NumPy calls contiguous. Broken: the call is
+    refused by PyTorch, in words on its tensors."""
+    artifact = TorchScript().compile(
+        portable(Outputs(), OUTPUTS, tmp_path / "model"), FP32, TARGET, "job", tmp_path / "artifact"
+    )
+    rows = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    frozen = rows.copy()
+    frozen.flags.writeable = False
+    with TorchScript().open(artifact, 1) as session:
+        for given in (rows[::-1], rows[:1][::-1], rows[:, ::-1], np.asfortranarray(rows), frozen):
+            np.testing.assert_array_equal(session.run({"rows": given})["same"], given)
+
+
 def test_no_path_of_the_machine_is_in_it(tmp_path: Path) -> None:
     """Broken: the archive's debugging records would publish where the model was compiled."""
     artifact = TorchScript().compile(
