@@ -33,6 +33,8 @@ _CHANNELS_LAST = "iree-preprocessing-convert-conv-to-channels-last"
 
 # The flag that names the chip, by device; a device without one takes no chip.
 CHIP_FLAGS = {"cuda": "--iree-cuda-target", "vulkan": "--iree-vulkan-target", "hip": "--iree-rocm-target"}
+_WITH_DOUBLES = ("local", "cuda", "hip")
+"""Devices that compute in float64; for the others IREE's own choice stands."""
 ENTRY = "main"
 
 
@@ -80,7 +82,7 @@ def compile_graph(
 
     fixed = buckets(model.signature, target) if shapes == "fixed" else []
     sources = [source(bucket_name(model.signature, found), found) for found in fixed] or [source("model", None)]
-    options, modules, notes = _compile_all(sources, asked, defaults, scratch, into)
+    options, modules, notes = _compile_all(sources, asked, defaults, scratch, into, doubles=_has_doubles(model))
     if why_free:
         notes.append(f"compiled for free shapes, which is slower than for fixed ones: {why_free}")
     return {**options, "shapes": shapes}, modules if fixed else [], notes
@@ -96,24 +98,32 @@ def compile_modules(
     """
 
     sources = [(one.file.stem, one.shapes, partial(shutil.copyfile, one.file)) for one in read_modules(model)]
-    return _compile_all(sources, asked, {}, scratch, into)
+    return _compile_all(sources, asked, {}, scratch, into, doubles=_has_doubles(model))
 
 
 def _compile_all(
-    sources: Sequence[Source], asked: Mapping[str, Any], defaults: Mapping[str, Any], scratch: Path, into: Path
+    sources: Sequence[Source],
+    asked: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    scratch: Path,
+    into: Path,
+    *,
+    doubles: bool,
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
     """The largest comes first, since what can't be optimised fails there."""
     options, modules, notes = dict(asked), [], []
     for name, shapes, write in reversed(sources):
         write(scratch / "main.mlir")
-        options, note = _compile_module(options, defaults, scratch)
+        options, note = _compile_module(options, defaults, scratch, doubles=doubles)
         (into / f"{name}.vmfb").write_bytes((scratch / "main.vmfb").read_bytes())
         modules.append({"file": f"{name}.vmfb", "shapes": [list(shape) for shape in shapes]})
         notes += [note] if note and note not in notes else []
     return {**defaults, **options}, modules[::-1], notes
 
 
-def _compile_module(asked: Mapping[str, Any], defaults: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
+def _compile_module(
+    asked: Mapping[str, Any], defaults: Mapping[str, Any], folder: Path, *, doubles: bool
+) -> tuple[dict[str, Any], str]:
     """Compile with what was asked for, and where the target leaves that open, without an optimisation that fails.
     Returns what was asked for with what was left out, and what a reader should know.
 
@@ -124,7 +134,7 @@ def _compile_module(asked: Mapping[str, Any], defaults: Mapping[str, Any], folde
     tries = list(_tries(asked, defaults))
     for number, changed in enumerate(tries, 1):
         try:
-            _run_compiler(_flags({**defaults, **asked, **changed}), folder)
+            _run_compiler(_flags({**defaults, **asked, **changed}, doubles=doubles), folder)
         except NothingCompiledError as error:
             first = first or error.problem
             if number == len(tries):
@@ -146,7 +156,12 @@ def _tries(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[di
             yield left_out
 
 
-def _flags(asked: Mapping[str, Any]) -> list[str]:
+def _has_doubles(model: PortableModel) -> bool:
+    """Whether an input or an output is float64."""
+    return any(spec.dtype == "float64" for spec in (*model.signature.inputs, *model.signature.outputs))
+
+
+def _flags(asked: Mapping[str, Any], *, doubles: bool) -> list[str]:
     device = asked.get("target_device", "local")
     tiles = bool(asked.get("data_tiling", True))
     flags = [
@@ -157,6 +172,10 @@ def _flags(asked: Mapping[str, Any]) -> list[str]:
         "--iree-vm-bytecode-module-strip-source-map=true",
         "--iree-llvmcpu-debug-symbols=false",
     ]
+    if doubles and device in _WITH_DOUBLES:
+        # IREE computes float64 as float32 by itself, which the proof judges. Inputs and outputs then have four bytes a
+        # number, where the caller's have eight, and every call fails.
+        flags.append("--iree-input-demote-f64-to-f32=false")
     if tiles and device == "local":
         # From O2 on, products become general loops, which are not laid out anew: data tiling would do nothing.
         flags.append("--iree-opt-generalize-matmul=false")

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 from compile_stage.backends import iree as module
-from compile_stage.backends import iree_module
+from compile_stage.backends import iree_compiler, iree_module
 from compile_stage.backends.iree import Iree
 from compile_stage.core import plugins
 from compile_stage.core.digest import canonical_json
@@ -296,9 +296,34 @@ def test_float16_is_close_and_not_equal(conv: Any, tmp_path: Path) -> None:
 
 
 @needs_iree
-def test_what_its_runtime_raises_in_a_call_is_told_in_words(tmp_path: Path) -> None:
-    """A module that reads past a buffer (onnx's own case of a Bernoulli in doubles). Broken: it would leave the session
-    as a bare IndexError."""
+def test_float64_in_and_out_is_computed_in_float64(tmp_path: Path) -> None:
+    """Seconds since 1970, less those of another day, in sixteenths of a second. Broken: IREE would compute in float32,
+    which has no such numbers, and could not run what it compiled."""
+    when = onnx.helper.make_tensor_value_info("when", onnx.TensorProto.DOUBLE, ["batch", 2])
+    since = onnx.helper.make_tensor_value_info("since", onnx.TensorProto.DOUBLE, ["batch", 2])
+    start = onnx.numpy_helper.from_array(np.array([1.7e9, 1.6e9]), "start")
+    node = onnx.helper.make_node("Sub", ["when", "start"], ["since"])
+    graph = onnx.helper.make_graph([node], "net", [when], [since], [start])
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), path)
+    signature = Signature(
+        inputs=(TensorSpec(name="when", dtype="float64", shape=("batch", 2)),),
+        outputs=(TensorSpec(name="since", dtype="float64", shape=("batch", 2)),),
+    )
+    model = PortableModel(path=str(path), digest="", form="onnx", opset=18, precision="fp32", signature=signature)
+    artifact = Iree().compile(model, FP32, TARGET, "job", tmp_path / "out")
+    rows = np.array([[1.7e9 + 1 / 16, 1.7e9 + 3 / 16]])
+    with Iree().open(artifact, 1) as session:
+        answer = session.run({"when": rows})["since"]
+    np.testing.assert_array_equal(answer, [[1 / 16, 1e8 + 3 / 16]])
+    assert answer.dtype == np.float64
+
+
+@needs_iree
+def test_what_its_runtime_raises_in_a_call_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that reads past a buffer (onnx's own case of a Bernoulli in doubles, compiled in float32 as for a GPU
+    without them). Broken: it would leave the session as a bare IndexError."""
+    monkeypatch.setattr(iree_compiler, "_WITH_DOUBLES", ())
     (case,) = (one for one in collect(("bernoulli",)) if one.name == "test_bernoulli_double_expanded")
     finding = judge(Iree(), case, tmp_path)
     assert finding.found is Found.CAUGHT, finding
