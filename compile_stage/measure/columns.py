@@ -30,6 +30,10 @@ COLUMN_METRICS = ("column_nrmse", "column_spread")
 MANY = 20
 """From so many columns on, one in twenty may miss `column_nrmse`: some are next to dead in the original too."""
 
+SIXTEEN_BITS = 1e-3
+"""A floor below this is that of float32, in which a column that is next to dead has a precision of its own: fp16 has
+2^-11, and a floor of 0.003. There no column may miss its limit."""
+
 FEW = 8
 """With fewer samples than this a column's spread is luck, so that all elements are taken as one column."""
 
@@ -101,7 +105,8 @@ def _nrmse(columns: Columns, floor: float) -> Measured:
     excess = np.maximum(columns.error - floor * columns.scale, 0)[columns.moving]
     values = excess / columns.std_b[columns.moving]
     order = np.argsort(-values, kind="stable")
-    rank = order[len(values) // MANY if len(values) >= MANY else 0]
+    spared = len(values) // MANY if floor >= SIXTEEN_BITS else 0
+    rank = order[spared]
     return Measured(float(values[rank]), note=columns.named(int(np.flatnonzero(columns.moving)[rank])))
 
 

@@ -92,7 +92,7 @@ _ALL = (
         "column_nrmse",
         "elementwise",
         "(root mean square of a - b, less floor * root mean square of b) / standard deviation of b over the samples, "
-        "the worst column's; of 20 columns or more, one in twenty may miss it",
+        "the worst column's; of 20 columns or more, one in twenty may miss it where the floor is 0.001 or more",
         "at_most",
     ),
     Metric(

@@ -189,6 +189,27 @@ def test_the_worst_column_is_named_and_values_are_their_formulas() -> None:
     assert nrmse.note == spread.note == "column 1 of 3 along axis 1"
 
 
+def test_in_float32_no_column_of_many_may_be_lost(shipped: dict[str, tuple[Gate, ...]]) -> None:
+    """A probability beside 23 prices: PyTorch's exporter leaves the divisor_override of an average pool out, so that
+    this column alone is 5/3 of what it should be. Broken: it is one of twenty, and its answers are published."""
+    random = np.random.default_rng(0)
+    baseline = (random.normal(size=(256, 24)) * 300 + 1000).astype(np.float32)
+    baseline[:, 7] = random.random(256) * 0.5
+    candidate = baseline.copy()
+    candidate[:, 7] *= 5 / 3
+    assert failures(shipped["fp32"], candidate, baseline) == {"column_nrmse"}
+
+
+def test_in_float32_a_column_that_is_next_to_dead_may_be_rounded(shipped: dict[str, tuple[Gate, ...]]) -> None:
+    """A feature of 1e-9 beside others of 1, each with float32's rounding of the layer. Broken: right conversions of
+    wide outputs fail."""
+    random = np.random.default_rng(0)
+    baseline = random.normal(size=(256, 64)).astype(np.float32)
+    baseline[:, 7] *= 1e-9
+    candidate = baseline + (random.normal(size=baseline.shape) * 1e-6).astype(np.float32)
+    assert failures(shipped["fp32"], candidate, baseline) == set()
+
+
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: an output wider than a piece would have other columns."""
     baseline = RANDOM.normal(size=(9, 4, 5, 3)) * np.arange(1, 4)
