@@ -8,6 +8,7 @@ meet the original as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from compile_stage.measure.participant import Turn
@@ -18,8 +19,13 @@ CLAIMED_TOO_MUCH = 0.01
 """Share by which the latencies of a turn may exceed the stage's own time for it: none, but for the clocks' ticks."""
 
 UNEXPLAINED_S, UNEXPLAINED_SHARE, UNEXPLAINED_CALL_S = 0.015, 0.1, 10e-6
-"""What the stage's clock may see of a turn beyond the latencies, and beyond what it sees of the original: the message,
-a share of the latencies, and for each call the loop around it (1 to 4 microseconds) with its part of the message."""
+"""What the stage's clock may see of a turn beyond the latencies, and beyond what it sees of the original's turns: a
+delay on a busy machine, a share of the latencies, and at most so much for each call that the original's turns do not
+have: the loop around it (1 to 4 microseconds) with its part of the message. The median of several turns is known the
+better the more they are, so that the delay is over the root of their number."""
+
+LEAST_UNEXPLAINED_S = 0.003
+"""However many turns there are: processes differ in how soon they wake up, and in their message's length."""
 
 SPARE_THREADS = 0.5
 """Runnable threads, on average, beyond those that the policy grants: the interpreter and the runtime's own."""
@@ -82,9 +88,13 @@ def _clock(own: Sequence[Turn], baseline: Sequence[Turn]) -> str:
             f"its clock is wrong: its latencies add up to {claimed * 1e3:.3g} ms a turn, which took {wall * 1e3:.3g} "
             "ms by the stage's clock"
         )
-    seen = median([_unexplained(turn) for turn in own])
+    seen, calls = median([_unexplained(turn) for turn in own]), median([_calls(turn) for turn in own])
     usual = max(0.0, median([_unexplained(turn) for turn in baseline])) if baseline else 0.0
-    if seen <= UNEXPLAINED_S + UNEXPLAINED_SHARE * claimed + usual:
+    known = median([_calls(turn) for turn in baseline]) if baseline else 0.0
+    delay = max(UNEXPLAINED_S / math.sqrt(len(own)), LEAST_UNEXPLAINED_S)
+    # Many calls of the original show what one takes here, and few say nothing of it.
+    of_a_call_s = min(UNEXPLAINED_CALL_S, (usual + delay) / known) if known else UNEXPLAINED_CALL_S
+    if seen <= delay + UNEXPLAINED_SHARE * claimed + of_a_call_s * max(0.0, calls - known) + usual:
         return ""
     return (
         f"its clock is wrong: a turn took {wall * 1e3:.3g} ms by the stage's clock, and its latencies explain "
@@ -119,15 +129,14 @@ def _wall(turn: Turn) -> float:
     return turn.wall_s
 
 
+def _calls(turn: Turn) -> float:
+    return float(len(turn.latency_s) + len(turn.first_s))
+
+
 def _unexplained(turn: Turn) -> float:
     """Seconds of a turn beyond its latencies and beyond what the stage itself waited for a core, less the share of the
     turn in which the thread that took the times did: that much of it is the machine's doing, as far as others used its
     cores. Threads of the participant that wait for each other excuse nothing."""
-    seconds = (
-        turn.wall_s
-        - turn.stage_waited_s
-        - _claimed(turn)
-        - UNEXPLAINED_CALL_S * (len(turn.latency_s) + len(turn.first_s))
-    )
+    seconds = turn.wall_s - turn.stage_waited_s - _claimed(turn)
     waiting = min(1.0, turn.held_up_s / turn.wall_s, turn.foreign_cores) if turn.wall_s > 0 else 0.0
     return seconds * (1 - waiting)
