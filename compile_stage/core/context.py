@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compile_stage.core import plugins
+from compile_stage.core import plugins, remote_plugins
 from compile_stage.core.cache import Cache, Cached
 from compile_stage.core.digest import digest_file, digest_of
 from compile_stage.core.environment import Hardware, python_version
@@ -79,6 +79,13 @@ class Context:
             mark.cached = value.hit
             return value
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the machine alone, as `Engine.exclusive` says, for a measurement: the workers in which plug-ins answer
+        the stage's questions have ended too."""
+        with self.engine.exclusive(), remote_plugins.ended():
+            yield
+
     def confinement(self) -> Confinement:
         """What keeps this run's workers from the rest of the machine; nothing that is known of an engine that does not
         say."""
@@ -133,7 +140,7 @@ class Context:
             What it says of the artifact, as plain JSON, and how many seconds it took, without the wait for the machine.
         """
         capabilities = plugins.load("backends", job.backend).capabilities_for(job.target)
-        with self.engine.exclusive() if capabilities.times_kernels else nullcontext():
+        with self.alone() if capabilities.times_kernels else nullcontext():
             began = time.monotonic()
             # Which limits it will be judged by is no matter of the backend's.
             asked = replace(job, gates=())

@@ -2,8 +2,8 @@
 
 Importing a plug-in runs its code, and code that runs in the stage's own process can change how the stage judges. So
 backends, sources and lowerings of other distributions are imported in workers only. The stage asks such a worker, one
-for each distribution; an answer is kept until `release`. What arrives is plain JSON, and has the type that the port
-names or is refused.
+for each distribution; an answer is kept until `release`, and no such worker lives while something is measured
+(`ended`). What arrives is plain JSON, and has the type that the port names or is refused.
 
 Registries and engines are part of the stage: they hold its credentials and start its workers.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 import base64
 import os
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -162,38 +163,64 @@ def release() -> None:
     """End the workers, and forget what they answered: at the end of a run, so that the next one sees what is installed
     then."""
     with _lock:
-        hosts = list(_hosts.values())
-        _hosts.clear()
-    for host in hosts:
-        host.stack.close()
+        _answers.clear()
+        _end_hosts()
+
+
+@contextmanager
+def ended() -> Iterator[None]:
+    """No worker of a plug-in's lives on meanwhile, for a measurement. Its code could compute beside what is timed: only
+    those that are measured are watched for that, and to the rest of the measurement it is a part of the stage. What was
+    answered stays known; who asks something new is given a worker for that question alone. May be entered by several
+    threads."""
+    global _measurements
+    with _lock:
+        _measurements += 1
+        _end_hosts()
+    try:
+        yield
+    finally:
+        with _lock:
+            _measurements -= 1
 
 
 @dataclass
 class _Host:
-    """One distribution's worker, and what it has answered."""
+    """One distribution's worker."""
 
     worker: Worker
     stack: ExitStack
-    answers: dict[str, Any]
 
 
 _hosts: dict[str, _Host] = {}
+_answers: defaultdict[str, dict[str, Any]] = defaultdict(dict)  # by distribution
+_measurements = 0
 _lock = threading.RLock()
 
 
 def _ask(entry: EntryPoint, engine: Callable[[], Engine], function: str, /, **arguments: Any) -> Any:
     question = canonical_json([function, arguments])
     with _lock:
-        host = _host(entry, engine)
-        if question not in host.answers:
+        answers = _answers[_origin(entry)]
+        if question not in answers:
+            host = _host(entry, engine)
             try:
-                host.answers[question] = host.worker.call(function, **arguments)
+                answers[question] = host.worker.call(function, **arguments)
             except BaseException:
                 # It may be gone; the next question starts it anew.
                 _hosts.pop(_origin(entry), None)
                 host.stack.close()
                 raise
-        return host.answers[question]
+            if _measurements:
+                _end_hosts()
+        return answers[question]
+
+
+def _end_hosts() -> None:
+    hosts = list(_hosts.values())
+    _hosts.clear()
+    for host in hosts:
+        host.stack.close()
 
 
 def _host(entry: EntryPoint, engine: Callable[[], Engine]) -> _Host:
@@ -203,7 +230,7 @@ def _host(entry: EntryPoint, engine: Callable[[], Engine]) -> _Host:
             runner = engine()
             starting.callback(runner.close)
             worker = starting.enter_context(runner.worker(f"plug-ins of {origin}", _LIMITS))
-            _hosts[origin] = _Host(worker, starting.pop_all(), {})
+            _hosts[origin] = _Host(worker, starting.pop_all())
     return _hosts[origin]
 
 

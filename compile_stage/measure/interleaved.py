@@ -342,7 +342,6 @@ class Interleaved:
             problem = problem or beside
             if problem := problem or refuse_turns(turns[name], turns[BASELINE][: len(turns[name])], self._threads):
                 self._drop(name, WorkerError("exception", problem))
-                self._own[name].close()  # it may go on computing as long as it lives
         return disturbed
 
     def _room(self, batch_size: int) -> tuple[int, int]:
@@ -364,6 +363,7 @@ class Interleaved:
                 f"its latency was at least {times:.3g} times that of {whose} in each"
             )
             self._dropped[name] = (runner, why)
+            self._end(name)
             self._progress(f"{name} {why}")
 
     def _round(self, number: int, wanted: Rounds, answers: AnswerLog, longest_s: float) -> tuple[_Round, bool]:
@@ -454,12 +454,18 @@ class Interleaved:
         if name == BASELINE or isinstance(error, StorageError):
             raise error  # without the baseline no ratio means anything; for a full disk nobody is to blame
         self._runners.pop(name, None)
+        self._end(name)
         self.failures[name] = Failure(
             kind=error.kind if isinstance(error, WorkerError) else "exception",
             step="benchmark",
             problem=error.problem,
             detail=error.detail if isinstance(error, WorkerError) else "",
         )
+
+    def _end(self, name: str) -> None:
+        """End its process. It may go on computing as long as it lives, and who takes no turns is not watched."""
+        if name in self._own:  # it failed before its process was started otherwise
+            self._own[name].close()
 
     def _summary(self, name: str, rounds: Mapping[str, list[Turn]], wanted: Rounds) -> Timing:
         timed = self._timing(rounds[name], wanted)

@@ -49,7 +49,7 @@ class ProcessStarts:
 
     def measure(self) -> dict[str, Measurement]:
         """Everybody once, and those who may win in as many new processes as there is time for."""
-        with ExitStack() as stack, self.context.engine.exclusive():
+        with ExitStack() as stack, self.context.alone():
             drafts = Drafts(self.context.scratch, stack)
             for model in self.models.values():
                 if isinstance(model, Artifact):

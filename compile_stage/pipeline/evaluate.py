@@ -288,7 +288,7 @@ def _time_quickly(
     }
 
     def measure(_: Path) -> float:
-        with opened() as pair, context.engine.exclusive():
+        with opened() as pair, context.alone():
             worker = pair.runs
             worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
             warmed = worker.call("warm_up", samples=samples, batch_size=batch_size, seconds=_WARM_UP_S)

@@ -167,7 +167,7 @@ class PredictComparison:
     def _take_turns(self, served: Worker, call_s: float) -> list[tuple[float, float]]:
         """Seconds of both, pair by pair; who begins alternates."""
         pairs: list[tuple[float, float]] = []
-        with self.context.engine.exclusive():
+        with self.context.alone():
             ends = time.monotonic() + self.plan.policy.budget.predict_seconds
             while len(pairs) < PAIRS and (len(pairs) < _FEWEST_PAIRS or time.monotonic() + call_s < ends):
                 if len(pairs) % 2 == 0:

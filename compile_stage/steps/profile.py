@@ -87,7 +87,7 @@ def _key(context: Context, samples: SampleSet, target: Target) -> dict[str, Any]
 
 def _profiled(context: Context, of: Profiled, key: Mapping[str, Any], call: Callable[[Path], Any]) -> Profiled:
     def make(into: Path) -> Any:
-        with context.engine.exclusive():  # what else runs would show as slow kernels
+        with context.alone():  # what else runs would show as slow kernels
             return call(into)
 
     try:

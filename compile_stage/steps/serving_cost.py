@@ -170,7 +170,7 @@ class _Measuring:
             cores=available_cores(),
         )
         try:
-            with ExitStack() as stack, self.context.engine.exclusive():
+            with ExitStack() as stack, self.context.alone():
                 self._prepare_all()
                 generator = stack.enter_context(LoadGenerator())
                 tried = self._choose(generator, limit_s)
