@@ -49,7 +49,7 @@ from compile_stage.steps.benchmark import benchmark_successor
 from compile_stage.steps.export import inspect, predict_original
 from compile_stage.steps.package import family_key, package, package_family, remove_bundles
 from compile_stage.steps.plan import plan as expand
-from compile_stage.steps.predict import PredictComparison
+from compile_stage.steps.predict import PredictComparison, demand_speedup
 from compile_stage.steps.promote import alias_of, incumbent, lacking, promote, shipped, where_aliases_ended
 from compile_stage.steps.publish import attach_reports, publish
 from compile_stage.steps.resolve import refuse_policy, resolve
@@ -285,7 +285,8 @@ def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparis
     """Each winner's predict() beside the original's: of what was packaged, before anybody has it.
 
     Raises:
-        GateError: One answers otherwise.
+        GateError: One answers otherwise; or it shows that the baseline's latency is not the original's, and no
+            speedup that the policy asks for.
     """
     for target in progress.targets:
         bundle, winner = target.bundle, target.winner
@@ -299,7 +300,9 @@ def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparis
         with ExitStack() as stack:
             loading = load_model_dir(context, bundle, where, limits, trust)
             found = comparison.known(target) or comparison.take(target, partial(stack.enter_context, loading))
-        _put(progress, replace(target, predict_speedup=found))
+        target = replace(target, predict_speedup=found)
+        _put(progress, target)  # first: the reports show by what it fails
+        demand_speedup(target)
 
 
 def _remove_packaged(progress: RunState) -> None:

@@ -6,6 +6,7 @@ A custom pyfunc is compared within its validation (`measure.whole_predict`), and
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +25,14 @@ from compile_stage.core.ports import Worker
 from compile_stage.core.records import Candidate, Plan, PredictSpeedup, TargetResult
 from compile_stage.core.sample_files import as_given
 from compile_stage.measure import stats
+from compile_stage.measure.gates import holds
+from compile_stage.measure.performance import ratio_text
 from compile_stage.measure.whole_predict import SPEEDUP
 
 PAIRS = 31
 _FEWEST_PAIRS = 5  # Student's t is 2.8 there; a model whose predict() takes seconds has no more
 _BASELINE_OVER_PREDICT = 1.5  # one process of each was seen, and the baseline's turns alternate with those of others
+_MEASURE_AGAIN = "measure again with --remeasure on an idle machine"
 _TENSORS = ("a data frame", "an array", "a dict of arrays")  # the samples themselves; texts may be longer or shorter
 
 
@@ -216,7 +220,29 @@ def contradiction(target: TargetResult, found: PredictSpeedup) -> str:
     return (
         f"the baseline took {baseline_s * 1e3:.3g} ms, and the original's predict(), of which it is a part, "
         f"{found.original_s * 1e3:.3g} ms: something slowed the baseline down, so that the speedups over it are too "
-        "large; measure again with --remeasure on an idle machine"
+        f"large; {_MEASURE_AGAIN}"
+    )
+
+
+def demand_speedup(target: TargetResult) -> None:
+    """Where the baseline's latency is contradicted, `min_speedup` is held to the speedup through predict() instead,
+    which was measured with both in turns.
+
+    Raises:
+        GateError: That does not show the limit either.
+    """
+    winner, found = target.winner, target.predict_speedup
+    if winner is None or winner.verdict is None or found is None or not found.contradiction:
+        return
+    check = next((c for c in winner.verdict.checks if c.gate.metric == "speedup" and c.waived is None), None)
+    if check is None or (found.speedup is not None and holds(check.gate, found.speedup, found.interval)):
+        return
+    low, high = found.interval or (0.0, math.inf)
+    raise GateError(
+        f"{winner.job.id} reaches min_speedup {check.gate.limit:g} by a baseline that can't be relied on: "
+        f"{found.contradiction.removesuffix(f'; {_MEASURE_AGAIN}')}. Through predict() it is {ratio_text(low)} to "
+        f"{ratio_text(high)} times as fast as the original (95 % interval), which does not show that it is",
+        fix=_MEASURE_AGAIN,
     )
 
 

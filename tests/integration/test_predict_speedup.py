@@ -11,6 +11,7 @@ import yaml
 
 from compile_stage import api
 from compile_stage.core.records import RunResult
+from compile_stage.steps import predict
 
 pytestmark = [
     pytest.mark.usefixtures("known_original"),
@@ -57,6 +58,27 @@ def test_it_is_measured_before_promotion_and_kept(small_model: Path, write_polic
     stored = api.compare(target.receipt.uri, again)  # by the result.json that lies beside the published version
     assert not stored.changed, str(stored)
     assert stored.inputs == ()
+
+
+@pytest.mark.slow
+def test_nothing_is_published_by_a_speedup_over_a_baseline_that_is_contradicted(
+    small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: something slowed the baseline down, so that `min_speedup` held; the original's predict() shows that, and
+    that the published one takes ten times as long, and the alias moves to it."""
+    monkeypatch.setattr(predict, "contradiction", lambda target, found: "the baseline took 50 ms")
+    pairs = [(0.001, 0.01)] * predict.PAIRS
+    monkeypatch.setattr(predict.PredictComparison, "_take_turns", lambda *_: pairs)
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", BODY.replace("null", "0.2"))
+    result = run(small_model, policy)
+    assert result.exit_code == 3
+    assert "reaches min_speedup 0.2 by a baseline that can't be relied on: the baseline took 50 ms" in result.problem
+    assert "--remeasure" in result.problem
+    (target,) = result.targets
+    assert target.receipt is None
+    assert target.bundle is None
+    written = json.loads((policy.parent / "out" / "result.json").read_text())
+    assert written["targets"][0]["predict_speedup"]["contradiction"] == "the baseline took 50 ms"
 
 
 def test_the_code_of_a_model_does_not_run_for_a_figure(small_model: Path, write_policy: Write, tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from types import ModuleType
 import pytest
 
 from compile_stage.cli.render import Display
-from compile_stage.core.records import PredictSpeedup, RunResult, TargetResult
+from compile_stage.core.errors import GateError
+from compile_stage.core.records import Check, Gate, Outcome, PredictSpeedup, RunResult, TargetResult
 from compile_stage.report import summary
 from compile_stage.report.html import render_html
 from compile_stage.report.junit import render_junit
 from compile_stage.report.markdown import render_markdown
-from compile_stage.steps.predict import contradiction
+from compile_stage.steps.predict import contradiction, demand_speedup
 
 
 class Log(io.StringIO):
@@ -148,6 +149,37 @@ def test_a_baseline_that_takes_longer_than_the_predict_that_contains_it_is_said(
     headline = summary.headline(dataclasses.replace(result, targets=(told, *result.targets[1:])))
     assert f"speedup in the runtime not known: {said}; 1.84× through predict()" in headline
     assert "6.52×" not in headline
+
+
+def asked_for(target: TargetResult, limit: float, *, said: str) -> TargetResult:
+    """The target, whose winner passed `min_speedup`, with that contradiction."""
+    assert target.winner is not None
+    assert target.winner.verdict is not None
+    assert target.predict_speedup is not None
+    gate = Gate(metric="speedup", limit=limit, direction="at_least", unit="ratio")
+    check = Check(gate=gate, outcome=Outcome.PASS, measured=6.52, reason="", interval=(6.32, 6.65))
+    others = (one for one in target.winner.verdict.checks if one.gate.metric != "speedup")
+    verdict = dataclasses.replace(target.winner.verdict, checks=(*others, check))
+    winner = dataclasses.replace(target.winner, verdict=verdict)
+    candidates = tuple(winner if c.job.id == winner.job.id else c for c in target.candidates)
+    found = dataclasses.replace(target.predict_speedup, contradiction=said)
+    return dataclasses.replace(target, candidates=candidates, predict_speedup=found)
+
+
+def test_a_speedup_over_a_baseline_that_is_contradicted_passes_no_limit(result: RunResult) -> None:
+    """Broken: something slows the baseline down by 20, the report says so, and `min_speedup` passes by it all the same:
+    what is published and promoted may be slower than the original."""
+    target = slowed_baseline(result, 20)
+    assert target.predict_speedup is not None
+    assert target.predict_speedup.interval is not None
+    said = contradiction(target, target.predict_speedup)
+    low, _ = target.predict_speedup.interval
+    demand_speedup(asked_for(target, low, said=said))  # predict() itself is so much faster
+    demand_speedup(asked_for(target, 2 * low, said=""))
+    with pytest.raises(GateError, match=r"by a baseline that can't be relied on: the baseline took 52\.4 ms") as caught:
+        demand_speedup(asked_for(target, 2 * low, said=said))
+    assert "Through predict() it is 1." in caught.value.problem
+    assert caught.value.fix == "measure again with --remeasure on an idle machine"
 
 
 @pytest.mark.parametrize(
