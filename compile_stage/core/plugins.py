@@ -74,8 +74,7 @@ def load(group: Group, name: str) -> Any:
     worker; in workers it is the plug-in itself.
 
     Raises:
-        UsageError: There is no such plug-in; the nearest name is suggested.
-        WorkerError: A third party's can't be imported.
+        UsageError: There is no such plug-in (the nearest name is suggested), or a third party's can't be imported.
     """
     entry = _entry(group, name)
     if is_remote(group, entry):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.capabilities import BackendCapabilities, LoweringCapabilities, SourceCapabilities
 from compile_stage.core.digest import canonical_json, plain, revive
-from compile_stage.core.errors import UsageError
+from compile_stage.core.errors import CompileStageError, InternalError, UsageError, WorkerError
 from compile_stage.core.ports.engine import Engine, Worker, WorkerLimits
 from compile_stage.core.records import (
     Budget,
@@ -97,8 +97,7 @@ class RemotePlugin:
     opens anything; that is asked of the workers of a run."""
 
     def __init__(self, group: str, entry: EntryPoint, engine: Callable[[], Engine]) -> None:
-        """Raises UsageError when what it declares is not what this version asks for, and WorkerError when it can't be
-        imported.
+        """Raises UsageError when what it declares is not what this version asks for, or when it can't be imported.
 
         Args:
             engine: Makes the engine that its worker runs on.
@@ -206,14 +205,24 @@ def _ask(entry: EntryPoint, engine: Callable[[], Engine], function: str, /, **ar
             host = _host(entry, engine)
             try:
                 answers[question] = host.worker.call(function, **arguments)
-            except BaseException:
+            except BaseException as error:
                 # It may be gone; the next question starts it anew.
                 _hosts.pop(_origin(entry), None)
                 host.stack.close()
+                if isinstance(error, (WorkerError, InternalError)):  # no job's, and no fault of ours
+                    raise _unusable(entry, error) from error
                 raise
             if _measurements:
                 _end_hosts()
         return answers[question]
+
+
+def _unusable(entry: EntryPoint, error: CompileStageError) -> UsageError:
+    return UsageError(
+        f"the plug-in {entry.name!r} of {_origin(entry)} can't be used: {error.problem}",
+        fix="update or uninstall that package, install what it needs, or leave the plug-in out of the policy",
+        where=entry.value,
+    )
 
 
 def _end_hosts() -> None:

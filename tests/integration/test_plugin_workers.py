@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import psutil
@@ -9,6 +10,7 @@ import pytest
 from factories import run_context, target
 
 from compile_stage.core import plugins
+from compile_stage.core.errors import UsageError
 from compile_stage.engine.local import LocalEngine
 
 
@@ -39,3 +41,35 @@ def test_no_plug_in_has_a_process_beside_a_measurement(tmp_path: Path) -> None:
         plugins.refresh()
         engine.close()
     assert workers() == before
+
+
+@pytest.mark.usefixtures("isolated_home")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import surely_not_there", "No module named 'surely_not_there'"),
+        ("import os; os._exit(0)", "ended the process with exit code 0"),
+        ("from compile_stage.core.errors import InternalError; raise InternalError('no')", "can't be used: no"),
+    ],
+    ids=["lacks a package", "ends its process", "raises an error of ours"],
+)
+def test_a_plug_in_that_cannot_be_imported_is_named_and_is_no_bug_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str
+) -> None:
+    """Broken: who lacks a package that a plug-in needs reads that a worker's function failed, is asked to report a bug
+    of ours, and does not learn which plug-in it was."""
+    (tmp_path / "house_backend.py").write_text(code)
+    info = tmp_path / "house_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: house-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[compile_stage.backends]\nhouse = house_backend:House\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    plugins.refresh()
+    try:
+        with pytest.raises(UsageError, match=r"the plug-in 'house' of house-backend 1\.0 can't be used") as caught:
+            plugins.load("backends", "house")
+        assert says in caught.value.problem
+        assert caught.value.where == "house_backend:House"
+    finally:
+        monkeypatch.undo()
+        plugins.refresh()
