@@ -118,8 +118,8 @@ def compared(raises: dict[str, BaseException]) -> PredictSpeedup | None:
     where = SimpleNamespace(name="cpu", batch_sizes=(1,), threads=1, device="cpu", device_index=0)
     context = SimpleNamespace(
         cached=lambda step, name, key, make, anew: SimpleNamespace(value=make(None)),
-        exclusive=nullcontext,
-        engine=SimpleNamespace(exclusive=nullcontext, close=lambda: None),
+        alone=nullcontext,
+        engine=SimpleNamespace(close=lambda: None),
         hardware=None,
         remeasure=False,
     )
