@@ -67,6 +67,7 @@ class _NobodyWaitsError(BaseException):
 
 _ALLOWANCE: ContextVar[_Allowance | None] = ContextVar("allowance", default=None)
 _running: set[_Call] = set()
+_LONGEST_PAUSE_S = 5.0  # native code may go on for hours
 
 
 @contextmanager
@@ -129,8 +130,8 @@ def _in_time(path: str, measure: Callable[[], Measured]) -> Measured:
         _running.discard(call)
         took_s, ended = time.monotonic() - began, call.ended
         allowance.left_s = max(0.0, allowance.left_s - took_s) if ended else 0.0
-        if not ended:
-            _end(thread)
+        if not ended and thread.is_alive():
+            _end(thread, call)
     if not ended:
         why = "the run was ended" if in_time else f"it did not end within {allowance.seconds:.3g} s"
         advice = "" if in_time else "; make it faster, or raise budget.job_minutes"
@@ -141,10 +142,23 @@ def _in_time(path: str, measure: Callable[[], Measured]) -> Measured:
     return call.measured
 
 
-def _end(thread: threading.Thread) -> None:
-    """Python code ends at its next line. A call into native code, or a sleep, ends first."""
-    if thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_NobodyWaitsError))
+def _end(thread: threading.Thread, call: _Call) -> None:
+    """Python code ends at its next line. A call into native code, or a sleep, ends first.
+
+    It is asked again until it has ended: what is raised within a finalizer or a callback of the garbage collector is
+    lost, and a function may catch it.
+    """
+
+    def ask() -> None:
+        pause_s = 0.1
+        while thread.is_alive() and not call.ended:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_NobodyWaitsError)
+            )
+            thread.join(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    threading.Thread(target=ask, name=f"end of {thread.name}", daemon=True).start()
 
 
 def _measured(
