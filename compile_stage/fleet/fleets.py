@@ -244,21 +244,14 @@ class _Runs:
     """
 
     def __init__(self, settings: Settings, policies: Iterable[PolicyFile] = ()) -> None:
-        self._settings, policies = settings, list(policies)
-        self._hardware = {
-            file.policy.digest: _common_hardware(file.policy) for file in policies if file.policy is not None
-        }
+        self._settings = settings
+        valid = [file.policy for file in policies if file.policy is not None]
+        self._hardware = {policy.digest: _common_hardware(policy) for policy in valid}
         self._several = {
-            file.policy.digest: (file.policy.name, kinds)
-            for file in policies
-            if file.policy is not None and len(kinds := _kinds_of_hardware(file.policy)) > 1
+            policy.digest: (policy.name, kinds) for policy in valid if len(kinds := _kinds_of_hardware(policy)) > 1
         }
         # Of these, two versions with the same files are not equal work: each is validated on its own run's samples.
-        self._of_the_run = {
-            file.policy.digest
-            for file in policies
-            if file.policy is not None and _takes_samples_of_the_run(file.policy)
-        }
+        self._of_the_run = {policy.digest for policy in valid if _takes_samples_of_the_run(policy)}
 
     def content(self, row: JobRow) -> str:
         """What a job computes: the model's files as the registry gives them out now, the policy, and the run that the

@@ -180,19 +180,23 @@ def _backend_names(tree: Node, path: Path) -> Iterator[Problem]:
             yield _unknown_backend(node.place, (*path, index), str(node.value))
 
 
+def named_backends(tree: Node, target: Path) -> list[str] | None:
+    """The backends that a target lists; None where it takes any (`auto`)."""
+    listed = tree.get(*target, "backends")
+    return [str(node.value) for node in listed.value] if listed is not None and listed.is_list else None
+
+
 def _option_names(tree: Node, target: Path) -> Iterator[Problem]:
     """Options of backends that are not known. A file may hold options of more backends than the target has, since
     another may extend it; `--set` is about this run."""
-    path = (*target, "options")
-    listed = tree.get(*target, "backends")
-    used = [node.value for node in listed.value] if listed is not None and listed.is_list else None
+    path, used = (*target, "options"), named_backends(tree, target)
     for name, _ in tree.items(*path):
         place = tree.place_of((*path, name), of_key=True)
         if name not in plugins.names("backends"):
             yield _unknown_backend(place, (*path, name), name)
         elif used is not None and name not in used and not place.line and not place.is_shipped:
             wrong = f"the target does not use {name}, so its options would change nothing"
-            allowed = f"it uses {', '.join(map(str, used)) or 'none'}"
+            allowed = f"it uses {', '.join(used) or 'none'}"
             yield Problem(place, show_path((*path, name)), wrong, allowed, code=Code.WRONG_SET)
 
 

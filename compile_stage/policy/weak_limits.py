@@ -8,7 +8,7 @@ from datetime import date
 
 from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
-from compile_stage.policy.checks import gate_name
+from compile_stage.policy.checks import gate_name, named_backends
 from compile_stage.policy.locks import words_of
 from compile_stage.policy.metrics import METRICS
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
@@ -110,10 +110,9 @@ def _without_limits(tree: Node, target: str) -> Iterator[Problem]:
 def _unused_options(tree: Node, target: Path) -> Iterator[Problem]:
     """Options of backends that the file's own target does not use. Those of a base, which has other targets too, are
     left out."""
-    listed = tree.get(*target, "backends")
-    if listed is None or not listed.is_list:  # auto: any
+    used = named_backends(tree, target)
+    if used is None:
         return
-    used = [str(node.value) for node in listed.value]
     for name, node in tree.items(*target, "options"):
         place = tree.place_of((*target, "options", name), of_key=True)
         if name not in used and node.value != {} and place.file == tree.place_of(target).file and place.line:

@@ -159,6 +159,11 @@ def _learner(booster: Any) -> Any:
     return json.loads(booster.save_config())["learner"]
 
 
+def _trees(booster: Any) -> Any:
+    """All trees, which for a large model are seconds of text."""
+    return json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"]
+
+
 def _objective(booster: Any) -> str:
     return str(_learner(booster)["objective"]["name"])
 
@@ -182,10 +187,10 @@ def _refuse_dropout(file: bytes, booster: Any) -> str | None:
 
     XGBoost 3.4 and newer say `gbtree` of these models too. Older ones load such a file and predict without the weights.
     """
-    # The key in .ubj or .json. The text of a large model takes seconds: it is parsed only where the key is there.
+    # The key in .ubj or .json: the trees are parsed only where it is there.
     if re.search(rb'weight_drop(\[|"\s*:)', file) is None:
         return None
-    weights = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"].get("weight_drop")
+    weights = _trees(booster).get("weight_drop")
     if weights is not None and all(weight == 1 for weight in weights):
         return None
     return "it was trained with dropout (dart, rate_drop), and the converter leaves out the weights of its trees"
@@ -205,7 +210,7 @@ def _name_classes(converted: Any, booster: Any) -> None:
     for node in converted.graph.node:
         found = {attribute.name: attribute for attribute in node.attribute}
         if node.op_type == "TreeEnsembleClassifier" and len(set(found["class_ids"].ints)) > 1:
-            classes = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"]["tree_info"]
+            classes = _trees(booster)["tree_info"]
             found["class_ids"].ints[:] = [classes[tree] for tree in found["class_treeids"].ints]
 
 

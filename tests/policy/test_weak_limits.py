@@ -142,7 +142,7 @@ def test_options_of_a_backend_that_no_target_uses_are_a_warning(write) -> None:
 
 
 def test_a_lock_on_a_target_that_is_not_there_is_a_warning(write) -> None:
-    """Broken: a misspelt lock protects nothing, and nobody is told."""
+    """Broken: a misspelt lock protects nothing, and nobody sees it."""
     path = write("locked: [targets.egde.threads, targets.edge.threads]\ntargets: {edge: {}}\n")
     assert lint([path]) == []
     assert one(path).endswith("one of: edge, or * for all of them; did you mean targets.edge.threads?")

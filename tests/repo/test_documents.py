@@ -105,8 +105,8 @@ def test_relative_links_lead_somewhere():
 
 def unknown_targets(document: Path) -> list[str]:
     targets = set(re.findall(r"^([a-z][\w-]*):", text_of(ROOT / "Makefile"), flags=re.MULTILINE))
-    told = set(re.findall(r"(?:^|[\s(])make ([a-z][\w-]*)", code_of(document), flags=re.MULTILINE))
-    return sorted(told - targets)
+    named = set(re.findall(r"(?:^|[\s(])make ([a-z][\w-]*)", code_of(document), flags=re.MULTILINE))
+    return sorted(named - targets)
 
 
 def test_make_targets_exist():
@@ -117,8 +117,8 @@ def test_make_targets_exist():
 def unknown_commands(document: Path) -> list[str]:
     from compile_stage.cli.main import cli
 
-    told = set(re.findall(r"^\s*(?:\$ )?compile-stage ([a-z][\w-]*)", code_of(document), flags=re.MULTILINE))
-    return sorted(told - set(cli.commands))
+    named = set(re.findall(r"^\s*(?:\$ )?compile-stage ([a-z][\w-]*)", code_of(document), flags=re.MULTILINE))
+    return sorted(named - set(cli.commands))
 
 
 def test_commands_exist():
