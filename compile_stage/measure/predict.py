@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compile_stage.core.errors import IntegrityError, SourceError, WorkerError
+from compile_stage.core.errors import IntegrityError, SourceError, UsageError, WorkerError
 from compile_stage.core.ports import Session, Worker
 from compile_stage.core.records import SampleSet
 from compile_stage.measure.samples import Samples, tensor_files
@@ -74,7 +74,7 @@ def require_arrays(answer: object) -> None:
 
 def try_predict(
     worker: Worker, samples: SampleSet, batch_size: int, into: Path
-) -> Mapping[str, str] | SourceError | WorkerError:
+) -> Mapping[str, str] | SourceError | UsageError | WorkerError:
     """Have the model that a worker has open answer samples, which it may refuse.
 
     Args:
@@ -88,7 +88,7 @@ def try_predict(
     """
     try:
         written: Mapping[str, str] = worker.call("predict", samples=samples, batch_size=batch_size, into=into)
-    except SourceError as error:
+    except (SourceError, UsageError) as error:  # a backend's session refuses with the latter what it has no type for
         return error
     except WorkerError as error:
         if error.worker_is_gone:

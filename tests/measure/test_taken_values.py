@@ -12,7 +12,7 @@ import pytest
 
 from compile_stage.core.digest import plain as to_plain
 from compile_stage.core.digest import revive
-from compile_stage.core.errors import SourceError, WorkerError
+from compile_stage.core.errors import SourceError, UsageError, WorkerError
 from compile_stage.core.records import Check, DataSpec, Gate, SampleSet, Verdict
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.engine import calls, open_model
@@ -218,6 +218,26 @@ def test_an_artifact_that_computes_in_32_bits_is_given_no_more(
     assert ("otherwise than the original" in check.reason) == (kind != "int32")
     same = rules_of(check_of(original, original, samples, tmp_path / "same", monkeypatch))
     assert same == rules[: most is not None], "one that computes as the original does takes all that it takes"
+
+
+def test_an_artifact_that_refuses_what_takes_more_than_32_bits_is_given_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: LiteRT refuses such numbers by itself, and every model with an attention mask was refused for it."""
+
+    class Refuses(Computes):
+        def run(self, batch: Any) -> Any:
+            if (abs(batch["ids"]) > self._held.max).any():
+                raise UsageError("the compiled model takes int32 only")
+            return super().run(batch)
+
+    original = Computes("int64", "int64")
+    np.savez(tmp_path / "data.npz", ids=np.random.default_rng(0).integers(50, size=(32, 2)))
+    spec = DataSpec(source=f"file:{tmp_path}/data.npz")
+    samples = factories.prepare(spec, original.signature, tmp_path / "samples", seed=0)
+    check = check_of(original, Refuses("int64", "int32"), samples, tmp_path / "asked", monkeypatch)
+    assert rules_of(check) == [(None, -(2**31), 2**31 - 1)]
+    assert "the compiled model takes int32 only" in check.reason
 
 
 def test_an_original_that_ends_its_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
