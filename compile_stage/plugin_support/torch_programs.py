@@ -39,6 +39,21 @@ def flat_module(program: Any) -> Any:
     return Flat()
 
 
+@contextmanager
+def open_einsums() -> Iterator[None]:
+    """Have torch.export leave the sizes in an einsum of three and more tensors open. Where the package opt_einsum is
+    installed, PyTorch has it choose their order by their sizes, and so the trace takes the example's batch for the only
+    one; without, they are multiplied as they stand."""
+    from torch.backends import opt_einsum
+
+    before = opt_einsum.enabled
+    opt_einsum.enabled = False
+    try:
+        yield
+    finally:
+        opt_einsum.enabled = before
+
+
 def changed_tensors(program: Any) -> tuple[str, ...]:
     """The program's inputs, parameters and buffers that running it changes, as their placeholders are named.
 

@@ -26,6 +26,7 @@ from compile_stage.plugin_support.torch_attention import answer_masked_rows
 from compile_stage.plugin_support.torch_programs import (
     changed_tensors,
     keep_inputs,
+    open_einsums,
     read_for,
     threads_restored,
     use_threads,
@@ -271,7 +272,7 @@ def export_graph(
     level = registration.level
     registration.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _small_numbers_kept():
             warnings.simplefilter("ignore")  # deprecations inside the exporter
             exported = torch.onnx.export(
                 program,
@@ -299,6 +300,26 @@ def export_graph(
     _write_fixed_sizes(model)
     graph.rename_symbols(model, symbol_names(program, inputs) if symbols is None else symbols)
     return graph.finish(model, source, shapes, into)
+
+
+@contextmanager
+def _small_numbers_kept() -> Iterator[None]:
+    """Have the exporter's optimiser leave additions of 0 and products by 1 alone. It takes 1e-9 for 0, so the graph of
+    `log(x + 1e-9)` would answer -inf for 0, and that of `x / (x.sum() + 1e-12)` NaN. Runtimes drop what adds nothing
+    themselves."""
+    try:
+        from onnxscript import rewriter
+    except ImportError:  # the exporter says so itself
+        yield
+        return
+    rules = getattr(rewriter, "_DEFAULT_REWRITE_RULES", ())
+    rounding = getattr(rewriter, "_no_op", None) or getattr(rewriter, "no_op", None)
+    left_out = set(map(id, getattr(getattr(rounding, "rules", ()), "rules", ())))
+    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if id(rule) not in left_out)
+    try:
+        yield
+    finally:
+        rewriter._DEFAULT_REWRITE_RULES = rules
 
 
 def _rename_inner(exported: Any, signature: Signature) -> None:
@@ -504,7 +525,7 @@ def _trace(module: Any, arrays: Sequence[Any], axes: Sequence[Sequence[int]]) ->
             array = np.concatenate([array, array], axis=axis) if array.shape[axis] == 1 else array
         example.append(torch.from_numpy(array))
     dynamic = tuple(dict.fromkeys(opened, torch.export.Dim.AUTO) for opened in axes)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), open_einsums():
         warnings.simplefilter("ignore")  # deprecations inside the tracer
         return torch.export.export(module, tuple(example), dynamic_shapes=_by_argument(module, dynamic))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import SourceModel
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.torch_programs import open_einsums
 from compile_stage.sources import graph
 from compile_stage.sources import torch as torch_source
 
@@ -72,7 +73,7 @@ class NetworkInputs:
         dynamic = dict.fromkeys((0, 1) if self.open_axis else (0,), torch.export.Dim.DYNAMIC)
         sizes = {name: dict(dynamic) for name in self.example}
         try:
-            with warnings.catch_warnings(), torch.no_grad():
+            with warnings.catch_warnings(), torch.no_grad(), open_einsums():
                 warnings.simplefilter("ignore")  # deprecations inside the tracer
                 network = self._tensors_only(model)
                 return torch.export.export(network, (dict(self.example),), dynamic_shapes=(sizes,))

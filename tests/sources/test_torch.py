@@ -107,6 +107,54 @@ def test_a_batch_that_the_export_fixed_is_refused_when_the_policy_asks_for_anoth
     assert TorchSource().export(source, {}, tmp_path / "out").signature.fixed_batch == 1
 
 
+def test_an_einsum_of_three_tensors_leaves_the_batch_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: with the package opt_einsum (JAX and TensorFlow bring it), which looks at sizes, a mixture of experts
+    takes its example's batch alone, and is refused for every other."""
+
+    class BySize:
+        @staticmethod
+        def contract_path(_equation: str, *tensors: Any, **_options: Any) -> Any:
+            assert all(int(size) for tensor in tensors for size in tensor.shape)
+            return [(0, 1)] * (len(tensors) - 1), ""
+
+    inside = torch.backends.opt_einsum.get_opt_einsum.__globals__  # as if it were installed
+    monkeypatch.setitem(inside, "_opt_einsum", BySize)
+    monkeypatch.setitem(inside, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.opt_einsum, "enabled", True)
+
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Parameter(torch.rand(4, 6, 3))
+
+        def forward(self, rows: Any, share: Any) -> Any:
+            return torch.einsum("bi,eij,be->bj", rows, self.up, share)
+
+    example = {"rows": np.ones((5, 6), np.float32), "share": np.ones((5, 4), np.float32)}
+    source = save(tmp_path / "net", Experts().eval(), example, serialization_format="pickle")
+    with TorchSource().open(source, Target(name="cpu")) as session:
+        assert session.signature.fixed_batch is None
+    assert TorchSource().export(source, {}, tmp_path / "out").signature.fixed_batch is None
+    assert torch.backends.opt_einsum.enabled, "the setting is the process's own"
+
+
+@pytest.mark.parametrize("least", [1e-12, 1e-9, 2e-8])
+def test_a_small_number_that_keeps_a_logarithm_finite_is_kept(least: float, tmp_path: Path) -> None:
+    """Broken: PyTorch's exporter takes 1e-9 for 0, and every runtime answers silence, or a row of zeros, with -inf and
+    NaN, which no sample need show."""
+
+    class Shares(torch.nn.Module):
+        def forward(self, rows: Any) -> Any:
+            return {"log": (rows + least).log(), "share": rows / (rows.sum(1, keepdim=True) + least)}
+
+    rows = np.zeros((3, 4), np.float32)
+    signature = infer_signature(rows, {"log": rows, "share": rows})
+    source = save(tmp_path / "net", Shares().eval(), rows + 1, serialization_format="pickle", signature=signature)
+    answer = run_onnx(TorchSource().export(source, {}, tmp_path / "out"), {"rows": rows})
+    np.testing.assert_allclose(answer["log"], np.log(np.float32(least)), rtol=1e-5)
+    np.testing.assert_array_equal(answer["share"], 0)
+
+
 def test_an_archive_that_pytorch_cant_read_back_is_refused_with_what_to_change(tmp_path: Path) -> None:
     """Broken: whoever logged some of their pictures, channels moved forward, as the example is told to use the version
     of PyTorch that they have."""
