@@ -95,7 +95,7 @@ class ExecuTorch(Compiler):
         with quiet_logs():
             program = compile_program(model, scheme, bounds, calibration)
             (into / _ENTRY).write_bytes(program)
-            executed, notes = read_back(program, scheme)
+            executed, notes = read_back(program, scheme, _runtime()._get_operator_names())
         session = _ExecuTorchSession(into / _ENTRY, model.signature, target.threads, pinned=False)
         try:
             limits = session.limits

@@ -11,7 +11,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def compile_program(
     """The `.pte` file's bytes."""
     import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
+    from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
     tree = torch.utils._pytree
     program = torch.export.load(model.path)
@@ -59,7 +59,10 @@ def compile_program(
             quantised = _quantise(exported, example, model.signature, scheme, calibration)
             exported = _export(quantised, example, bounds, model.signature.inputs, gathered=False)
         with torch.no_grad():
-            lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+            # Operators with an order of dimensions, and the check of types, call what makes a tensor of a given size
+            # with the largest batch as a number: from then on it is the only one.
+            config = EdgeCompileConfig(_skip_dim_order=True, _check_ir_validity=False)
+            lowered = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()], compile_config=config)
             return bytes(lowered.to_executorch().buffer)
     except (UsageError, NothingCompiledError):
         raise
@@ -208,9 +211,9 @@ def _quantizer() -> Any:
 # ------------------------------------------------------------------------------------------------------- what was made
 
 
-def read_back(program: bytes, scheme: Scheme) -> tuple[dict[str, Any], tuple[str, ...]]:
+def read_back(program: bytes, scheme: Scheme, kernels: Collection[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Which nodes of the file XNNPACK runs, in what types, and what is left to portable operators. Raises when XNNPACK
-    has none, or none in the precision that was asked for."""
+    has none, or none in the precision that was asked for, or one is not among the runtime's `kernels`."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
     read = deserialize_pte_binary(program).program
@@ -233,6 +236,9 @@ def read_back(program: bytes, scheme: Scheme) -> tuple[dict[str, Any], tuple[str
     listed = ", ".join(f"{count} {name}" for name, count in sorted(portable.items()))
     if not taken:
         raise NothingCompiledError(f"XNNPACK took none of the program's nodes; left are {listed or 'none'}")
+    called = {f"{one.name}.{one.overload}" if one.overload else one.name for one in plan.operators}
+    if lacking := sorted(called.difference(kernels)):
+        raise NothingCompiledError(f"ExecuTorch's runtime can't run {', '.join(lacking)}: replace it in the forward")
     outside = {name: count for name, count in sorted(portable.items()) if _MATRIX_OPS.match(name)}
     providers = {DELEGATE: taken.total(), PORTABLE: portable.total()}
     executed = {

@@ -93,6 +93,46 @@ def test_the_file_takes_what_the_target_names_and_says_so_when_more_comes(torch:
 
 
 @pytest.mark.compilers
+def test_tensors_that_the_program_makes_are_as_large_as_the_batch(torch: Any, tmp_path: Path) -> None:
+    """Broken: what makes its own state (a GRU), or pads round a corner, answers the largest batch alone."""
+
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step, self.out = torch.nn.GRUCell(4, 4), torch.nn.Linear(6, 2)
+
+        def forward(self, rows: Any) -> Any:
+            state = self.step(rows, rows.new_zeros(rows.shape[0], 4))
+            return self.out(torch.nn.functional.pad(state[:, None], (1, 1), mode="circular")[:, 0])
+
+    torch.manual_seed(0)
+    answer = TensorSpec(name="answer", dtype="float32", shape=("batch", 2))
+    module = Recurrent().eval()
+    model = portable(module, (torch.ones(2, 4),), Signature(inputs=(ROWS,), outputs=(answer,)), tmp_path / "model")
+    artifact = BACKEND.compile(model, FP32, TARGET, "job", tmp_path / "artifact")
+    with BACKEND.open(artifact, threads=1) as session:
+        for size in (3, 1, 2):
+            rows = torch.rand(size, 4)
+            with torch.no_grad():
+                wanted = module(rows).numpy()
+            np.testing.assert_allclose(session.run({"rows": rows.numpy()})["answer"], wanted, atol=1e-5)
+
+
+@pytest.mark.compilers
+def test_an_operator_that_the_runtime_lacks_is_named(torch: Any, tmp_path: Path) -> None:
+    """Broken: "Failed to load method forward, error: 0x:14", and nobody knows what to replace."""
+
+    class Sorts(torch.nn.Module):
+        def forward(self, rows: Any) -> Any:
+            return torch.sort(rows + 1)[0]
+
+    answer = TensorSpec(name="answer", dtype="float32", shape=("batch", 4))
+    model = portable(Sorts(), (torch.ones(2, 4),), Signature(inputs=(ROWS,), outputs=(answer,)), tmp_path / "model")
+    with pytest.raises(NothingCompiledError, match=r"can't run aten::sort\.values"):
+        BACKEND.compile(model, FP32, TARGET, "job", tmp_path / "artifact")
+
+
+@pytest.mark.compilers
 def test_a_program_of_one_size_has_no_free_axis(torch: Any, tmp_path: Path) -> None:
     """Broken: a target of batch 1 alone would wait for shapes to be solved that nobody asks for, and memory would be
     planned for two rows."""
