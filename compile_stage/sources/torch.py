@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +30,7 @@ from compile_stage.plugin_support.torch_programs import (
     open_einsums,
     read_for,
     threads_restored,
+    use_instead,
     use_threads,
 )
 from compile_stage.sources import graph, mlmodel, pt2
@@ -266,6 +268,7 @@ def export_graph(
     import torch
 
     demand_shapes(signature, shapes, source)
+    _write_own_divisors(program)
     inputs = [spec.name for spec in signature.inputs]
     # The exporter says of every absent optional package what it skips; that is no message for our users.
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
@@ -300,6 +303,27 @@ def export_graph(
     _write_fixed_sizes(model)
     graph.rename_symbols(model, symbol_names(program, inputs) if symbols is None else symbols)
     return graph.finish(model, source, shapes, into)
+
+
+def _write_own_divisors(program: ExportedProgram) -> None:
+    """Write an average pool with a `divisor_override`, which the exporter leaves out, as the average of its window and
+    a factor. With `ceil_mode` the windows at the ends are smaller, and it is left to the proof."""
+    import torch
+
+    program_graph, aten = program.graph_module.graph, torch.ops.aten
+    for node in list(program_graph.nodes):
+        if node.target not in (aten.avg_pool2d.default, aten.avg_pool3d.default) or len(node.args) < 7:
+            continue
+        given, window, stride, padding, ceil_mode, _, divisor = node.args
+        if divisor is None or ceil_mode:
+            continue
+        axes = 2 if node.target is aten.avg_pool2d.default else 3
+        elements = math.prod(window) if len(window) > 1 else window[0] ** axes
+        node.args = (given, window, stride, padding, False, True)
+        with program_graph.inserting_before(node.next):
+            scaled = program_graph.call_function(aten.mul.Tensor, (node, elements / divisor))
+        use_instead(program, node, scaled)
+    program.graph_module.recompile()
 
 
 @contextmanager

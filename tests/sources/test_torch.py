@@ -155,6 +155,14 @@ def test_a_small_number_that_keeps_a_logarithm_finite_is_kept(least: float, tmp_
     np.testing.assert_array_equal(answer["share"], 0)
 
 
+def test_an_average_pool_divides_by_its_own_number(tmp_path: Path, prove: Proof) -> None:
+    """Broken: PyTorch's exporter leaves divisor_override out, and the model is refused with no word of the cause."""
+    pool = torch.nn.AvgPool2d((3, 2), 2, 1, divisor_override=5)
+    signature = infer_signature(IMAGES, pool(torch.from_numpy(IMAGES)).numpy())
+    source = save(tmp_path / "net", pool.eval(), IMAGES, serialization_format="pickle", signature=signature)
+    prove(source, {"input": IMAGES}, compliance=PICKLES)
+
+
 def test_an_archive_that_pytorch_cant_read_back_is_refused_with_what_to_change(tmp_path: Path) -> None:
     """Broken: whoever logged some of their pictures, channels moved forward, as the example is told to use the version
     of PyTorch that they have."""
