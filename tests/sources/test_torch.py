@@ -169,6 +169,12 @@ def test_an_archive_that_pytorch_cant_read_back_is_refused_with_what_to_change(t
     example = np.moveaxis(np.zeros((8, 8, 8, 3), np.float32), -1, 1)[::2]
     signature = infer_signature(example, np.zeros((4, 4, 6, 6), np.float32))
     source = save(tmp_path / "net", torch.nn.Conv2d(3, 4, 3).eval(), example, signature=signature)
+    try:
+        torch.export.load(str(tmp_path / "net" / "data" / "model.pt2"))
+        pytest.skip(f"PyTorch {torch.__version__} reads it: 2.15 and newer do")
+    except AssertionError as error:
+        if not str(error):
+            pytest.skip(f"PyTorch {torch.__version__} does not say why it can't: 2.13 and newer do")
     with (
         pytest.raises(SourceError, match=r"torch.export.load can't read it") as caught,
         TorchSource().open(source, Target(name="cpu")),
