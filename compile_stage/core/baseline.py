@@ -41,8 +41,10 @@ def reference_target(flavor: str, target: Target, jobs: Iterable[Job], hardware:
     """The target as the original is opened for it to predict what artifacts are compared with.
 
     That is where it is measured too. Where none of the artifacts can run on the target's device here, which holds for
-    what is cross-compiled, it is the CPU.
+    what is cross-compiled, it is the CPU. Its threads are the target's, or one (`asked_on_one_thread`).
     """
+    if flavor in plugins.names("sources") and plugins.load("sources", flavor).capabilities.asked_on_one_thread:
+        target = replace(target, threads=1)
     wanted = baseline_target(target)
     if wanted.device == CPU or any(_runs_here(job) for job in jobs):
         return wanted

@@ -131,6 +131,9 @@ class SourceCapabilities(Capabilities):
             asked with the samples as they are, and not rounded (`Exporter.open_as_given`).
         gates: Demanded of every candidate, beside those of the policy, which win where they name the same metric. What
             its models are for, and closeness of numbers alone does not show.
+        asked_on_one_thread: What its models answer is asked for on one thread, since threads of their libraries meet
+            after each tree: on a busy machine a row takes 3 to 25 times as long on two. They are measured on the
+            target's threads all the same.
     """
 
     forms: tuple[str, ...] = ("onnx",)
@@ -140,6 +143,7 @@ class SourceCapabilities(Capabilities):
     reads_raw_samples: bool = False
     computes_wider: bool = False
     gates: tuple[Gate, ...] = ()
+    asked_on_one_thread: bool = False
 
 
 @record

@@ -44,7 +44,7 @@ class LightGBMSource(Exporter):
     requires = ("lightgbm", "onnxmltools")
     extra = "lightgbm"
     framework = "LightGBM"
-    capabilities = SourceCapabilities(computes_wider=True)
+    capabilities = SourceCapabilities(computes_wider=True, asked_on_one_thread=True)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:

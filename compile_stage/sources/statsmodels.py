@@ -40,7 +40,7 @@ class StatsmodelsSource(Exporter):
     requires = ("statsmodels",)
     extra = "statsmodels"
     framework = "statsmodels"
-    capabilities = SourceCapabilities(computes_wider=True)
+    capabilities = SourceCapabilities(computes_wider=True, asked_on_one_thread=True)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:

@@ -37,7 +37,7 @@ class XGBoostSource(Exporter):
     requires = ("xgboost", "onnxmltools")
     extra = "xgboost"
     framework = "XGBoost"
-    capabilities = SourceCapabilities()
+    capabilities = SourceCapabilities(asked_on_one_thread=True)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:

@@ -70,6 +70,13 @@ def test_reference_outputs_come_from_the_cpu_only_where_nothing_runs_on_the_devi
     assert device(away, crossed, native) == "cuda"
 
 
+@pytest.mark.parametrize(("flavor", "threads"), [("sklearn", 1), ("xgboost", 1), ("pytorch", 8)])
+def test_trees_are_asked_on_one_thread_and_networks_on_the_targets(flavor: str, threads: int) -> None:
+    """Broken: on a busy machine gradient boosting took four minutes for answers that one thread gives in seconds."""
+    target = Target(name="cpu", threads=8)
+    assert reference_target(flavor, target, (), HERE).threads == threads
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU that PyTorch can use")
 def test_a_device_that_is_not_here_is_refused_and_never_replaced(tmp_path: Path) -> None:
     """Broken: the baseline of a GPU would be the CPU without a word."""
