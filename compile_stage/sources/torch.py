@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,12 +29,12 @@ from compile_stage.plugin_support.torch_programs import (
     open_einsums,
     read_for,
     threads_restored,
-    use_instead,
     use_threads,
 )
 from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
+from compile_stage.sources.torch_operators import small_numbers_kept, stable_logarithms, write_own_divisors
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -268,14 +267,14 @@ def export_graph(
     import torch
 
     demand_shapes(signature, shapes, source)
-    _write_own_divisors(program)
+    write_own_divisors(program)
     inputs = [spec.name for spec in signature.inputs]
     # The exporter says of every absent optional package what it skips; that is no message for our users.
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = registration.level
     registration.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), _small_numbers_kept():
+        with warnings.catch_warnings(), small_numbers_kept():
             warnings.simplefilter("ignore")  # deprecations inside the exporter
             exported = torch.onnx.export(
                 program,
@@ -284,6 +283,7 @@ def export_graph(
                 input_names=inputs,
                 output_names=[spec.name for spec in signature.outputs],
                 verbose=False,
+                custom_translation_table=stable_logarithms(),
             )
     except Exception as error:
         reason = _reason(error)
@@ -303,47 +303,6 @@ def export_graph(
     _write_fixed_sizes(model)
     graph.rename_symbols(model, symbol_names(program, inputs) if symbols is None else symbols)
     return graph.finish(model, source, shapes, into)
-
-
-def _write_own_divisors(program: ExportedProgram) -> None:
-    """Write an average pool with a `divisor_override`, which the exporter leaves out, as the average of its window and
-    a factor. With `ceil_mode` the windows at the ends are smaller, and it is left to the proof."""
-    import torch
-
-    program_graph, aten = program.graph_module.graph, torch.ops.aten
-    for node in list(program_graph.nodes):
-        if node.target not in (aten.avg_pool2d.default, aten.avg_pool3d.default) or len(node.args) < 7:
-            continue
-        given, window, stride, padding, ceil_mode, _, divisor = node.args
-        if divisor is None or ceil_mode:
-            continue
-        axes = 2 if node.target is aten.avg_pool2d.default else 3
-        elements = math.prod(window) if len(window) > 1 else window[0] ** axes
-        node.args = (given, window, stride, padding, False, True)
-        with program_graph.inserting_before(node.next):
-            scaled = program_graph.call_function(aten.mul.Tensor, (node, elements / divisor))
-        use_instead(program, node, scaled)
-    program.graph_module.recompile()
-
-
-@contextmanager
-def _small_numbers_kept() -> Iterator[None]:
-    """Have the exporter's optimiser leave additions of 0 and products by 1 alone. It takes 1e-9 for 0, so the graph of
-    `log(x + 1e-9)` would answer -inf for 0, and that of `x / (x.sum() + 1e-12)` NaN. Runtimes drop what adds nothing
-    themselves."""
-    try:
-        from onnxscript import rewriter
-    except ImportError:  # the exporter says so itself
-        yield
-        return
-    rules = getattr(rewriter, "_DEFAULT_REWRITE_RULES", ())
-    rounding = getattr(rewriter, "_no_op", None) or getattr(rewriter, "no_op", None)
-    left_out = set(map(id, getattr(getattr(rounding, "rules", ()), "rules", ())))
-    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if id(rule) not in left_out)
-    try:
-        yield
-    finally:
-        rewriter._DEFAULT_REWRITE_RULES = rules
 
 
 def _rename_inner(exported: Any, signature: Signature) -> None:

@@ -155,6 +155,30 @@ def test_a_small_number_that_keeps_a_logarithm_finite_is_kept(least: float, tmp_
     np.testing.assert_array_equal(answer["share"], 0)
 
 
+def test_logarithms_of_sums_are_finite_where_pytorchs_are(tmp_path: Path) -> None:
+    """Broken: logsigmoid is -inf from -30 down and logaddexp inf from 89 up in every runtime: the score of a classifier
+    that is sure, which no validation sample need show."""
+
+    class Scores(torch.nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            target = torch.ones_like(a)
+            return {
+                "sigmoid": torch.nn.functional.logsigmoid(a),
+                "sum": torch.logaddexp(a, b),
+                "loss": torch.nn.functional.binary_cross_entropy_with_logits(a, target, reduction="none"),
+            }
+
+    a = np.array([[-300, -88, -16, 0], [88, 300, -np.inf, np.inf]], np.float32)
+    b = np.array([[-290, -88, 16, 1], [300, 300, -np.inf, 2]], np.float32)
+    expected = {name: value.numpy() for name, value in Scores()(torch.from_numpy(a), torch.from_numpy(b)).items()}
+    signature = infer_signature({"a": a, "b": b}, expected)
+    example = {"a": np.abs(a[:1]) / 100, "b": b[:1] / 100}
+    source = save(tmp_path / "net", Scores().eval(), example, serialization_format="pickle", signature=signature)
+    answer = run_onnx(TorchSource().export(source, {}, tmp_path / "out"), {"a": a, "b": b})
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(answer[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def test_an_average_pool_divides_by_its_own_number(tmp_path: Path, prove: Proof) -> None:
     """Broken: PyTorch's exporter leaves divisor_override out, and the model is refused with no word of the cause."""
     pool = torch.nn.AvgPool2d((3, 2), 2, 1, divisor_override=5)
