@@ -19,6 +19,14 @@ from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.sources import encoders, graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
+from compile_stage.sources.sklearn_converted import (
+    calibrated_scores,
+    count_votes,
+    last_step,
+    prepare,
+    refuse_calibration,
+    write_logarithms,
+)
 from compile_stage.sources.sklearn_missing import write_missing_directions
 
 if TYPE_CHECKING:
@@ -115,7 +123,7 @@ def _open(source: SourceModel, target: Target, *, as_given: bool = False) -> Ite
     _limit_jobs(estimator, target.threads)
     signature = _signature(estimator, source)
     as_frame = _framer(estimator, signature, source, as_given=as_given)
-    likeliest = _LABEL_IS_LIKELIEST.fullmatch(type(_last_step(estimator)).__name__) is not None
+    likeliest = _LABEL_IS_LIKELIEST.fullmatch(type(last_step(estimator)).__name__) is not None
     with tabular.limited_threads(target.threads), warnings.catch_warnings():
         # The model may have been fitted on a data frame; the baseline gets the bare matrix, which is faster.
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
@@ -165,7 +173,7 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
             "skl2onnx converts no categorical_features of a HistGradientBoosting model: encode these columns in a step "
             "before it (OneHotEncoder, OrdinalEncoder), and fit it without categorical_features"
         )
-    if reason := encoders.refuse_rounded(estimator):
+    if reason := encoders.refuse_rounded(estimator) or refuse_calibration(estimator):
         return reason
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):
@@ -375,7 +383,9 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
     from sklearn.base import is_classifier
+    from sklearn.ensemble import VotingClassifier
 
+    prepare(estimator)
     features = int(wanted.inputs[0].shape[1])
     by_name = () if _has_columns(wanted) else _column_names(estimator)
     types = (
@@ -388,10 +398,13 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         types = [(spec.name, kinds[spec.dtype]([None, 1])) for spec in wanted.inputs]
     has_probabilities = any(spec.name == tabular.PROBABILITIES for spec in wanted.outputs)
     # A classifier without probabilities (LinearSVC) must be given an option that it knows, or the converter adds
-    # `zipmap`.
-    options = {id(estimator): {"zipmap": False}} if has_probabilities else {id(_last_step(estimator)): {"nocl": False}}
+    # `zipmap`. That of a vote without probabilities writes the shares of the votes all the same.
+    last = last_step(estimator)
+    known = "zipmap" if isinstance(last, VotingClassifier) else "nocl"
+    options = {id(estimator): {"zipmap": False}} if has_probabilities else {id(last): {known: False}}
     if not is_classifier(estimator):
         options = {}
+    options |= calibrated_scores(estimator)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecations inside the converter
@@ -403,11 +416,13 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             where=source.uri,
         ) from error
     except Exception as error:
-        problem = f"skl2onnx can't convert {type(_last_step(estimator)).__name__}: {first_line(error)}"
+        problem = f"skl2onnx can't convert {type(last_step(estimator)).__name__}: {first_line(error)}"
         unsigned = "log it with a signature: without, every column is taken for numbers"
         fix = "" if mlmodel.read(source).inputs else unsigned
         raise SourceError(problem, fix=fix, where=source.uri) from error
     write_missing_directions(model, estimator)
+    write_logarithms(model, estimator)
+    count_votes(model, estimator)
     if by_name:
         tabular.join_columns(model, _matrix_columns(by_name, source))
     tabular.without_ml_operators(model)
@@ -417,12 +432,6 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
 def _blamed(error: Exception, estimator: Any) -> str:
     match = re.search(r"type '<class '([\w.]+)'>'", str(error)) or re.search(r"<class '([\w.]+)'>", str(error))
     return match[1].rpartition(".")[2] if match else type(estimator).__name__
-
-
-def _last_step(estimator: Any) -> Any:
-    while hasattr(estimator, "steps"):
-        estimator = estimator.steps[-1][1]
-    return estimator
 
 
 def _column_names(estimator: Any) -> tuple[str, ...]:
@@ -467,7 +476,7 @@ def _framer(estimator: Any, signature: Signature, source: SourceModel, *, as_giv
         given = [spec.name for spec in signature.inputs]
         return lambda arrays: pd.DataFrame({name: array[:, 0] for name, array in zip(given, arrays, strict=True)})
     # A clusterer refuses rows of another type than its centers.
-    dtype = getattr(getattr(_last_step(estimator), "cluster_centers_", None), "dtype", None if as_given else "float32")
+    dtype = getattr(getattr(last_step(estimator), "cluster_centers_", None), "dtype", None if as_given else "float32")
     names = _column_names(estimator)
     if not names:
         return lambda arrays: arrays[0].astype(dtype or arrays[0].dtype, copy=False)

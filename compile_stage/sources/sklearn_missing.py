@@ -7,11 +7,12 @@ histogram gradient boosting alone: each NaN would go to the right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from compile_stage.sources.sklearn_parts import is_tree, parts
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -30,7 +31,7 @@ def write_missing_directions(model: ModelProto, estimator: Any) -> None:
         model: As skl2onnx made it of the estimator.
     """
     fitted: dict[int, list[Any]] = {}  # by their number of nodes
-    for tree in _trees(estimator, set()):
+    for tree in filter(is_tree, parts(estimator)):
         if np.any(_goes_left(tree)):
             fitted.setdefault(tree.node_count, []).append(tree)
     if not fitted:
@@ -93,20 +94,3 @@ def _goes_left(tree: Any) -> Array:
     """For each node whether a NaN goes to the left; at leaves 0."""
     said: Array = np.asarray(getattr(tree, "missing_go_to_left", np.zeros(tree.node_count)), np.int64)
     return np.where(tree.children_left >= 0, said, 0)
-
-
-def _trees(value: Any, seen: set[int]) -> Iterator[Any]:
-    """The fitted trees in an estimator, and in all that it holds."""
-    if id(value) in seen or isinstance(value, str | bytes | int | float | type | ModuleType):
-        return
-    seen.add(id(value))
-    if type(value).__module__.startswith("sklearn.tree._") and hasattr(value, "children_left"):
-        yield value
-    elif isinstance(value, Mapping):
-        for held in value.values():
-            yield from _trees(held, seen)
-    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
-        for held in np.ravel(value) if isinstance(value, np.ndarray) else value:
-            yield from _trees(held, seen)
-    elif hasattr(value, "__dict__"):
-        yield from _trees(vars(value), seen)

@@ -1,0 +1,177 @@
+"""Where skl2onnx refuses what it can convert, or converts it to other answers than scikit-learn's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compile_stage.core.errors import SourceError
+from compile_stage.sources.sklearn_parts import parts
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+    from compile_stage.core.tensors import Array
+
+
+def prepare(estimator: Any) -> None:
+    """Change what changes no answer of a fitted model, and what skl2onnx refuses: defaults of two estimators, and the
+    wrapper that keeps a model from being fitted again."""
+    for part in list(parts(estimator)):
+        for name, held in list(getattr(part, "__dict__", {}).items()):
+            if isinstance(held, list):
+                held[:] = [_thawed(item) for item in held]
+            elif held is not _thawed(held):
+                setattr(part, name, _thawed(held))
+        kind = type(part).__name__
+        if kind == "VotingClassifier" and hasattr(part, "estimators_"):
+            part.flatten_transform = False  # the form of transform(), which is not called
+        elif kind == "KBinsDiscretizer" and part.encode == "onehot":
+            part.encode = "onehot-dense"  # ONNX has no sparse tensors; the fitted encoder stays as it is
+
+
+def refuse_calibration(estimator: Any) -> str | None:
+    """The reason when skl2onnx would convert a calibrated classifier to other probabilities without a word, or not at
+    all. Of isotonic calibration it takes the nearest step, where scikit-learn interpolates."""
+    for part in parts(estimator):
+        if type(part).__name__ == "_CalibratedClassifier":
+            if part.method == "isotonic":
+                return (
+                    "skl2onnx converts isotonic calibration to other probabilities: calibrate it with "
+                    "method='sigmoid', or log the model without the calibration"
+                )
+            if type(last := last_step(part.estimator)).__name__ == "LinearSVC" and last is not part.estimator:
+                return (
+                    "skl2onnx converts no calibrated pipeline of a LinearSVC: put the steps before the calibration, as "
+                    "in make_pipeline(StandardScaler(), CalibratedClassifierCV(LinearSVC()))"
+                )
+    return None
+
+
+def calibrated_scores(estimator: Any) -> dict[int, dict[str, bool]]:
+    """Options of skl2onnx by the id of the step that they are for. A calibration takes decision_function() where there
+    is one; the converter asks a classifier for it, and of a pipeline takes the probabilities."""
+    return {
+        id(last_step(part.estimator)): {"raw_scores": True}
+        for part in parts(estimator)
+        if type(part).__name__ == "_CalibratedClassifier"
+        and hasattr(part.estimator, "steps")
+        and hasattr(part.estimator, "decision_function")
+    }
+
+
+def last_step(estimator: Any) -> Any:
+    """Of a pipeline, and of pipelines in it, the model at the end; else the estimator itself."""
+    while hasattr(estimator := _thawed(estimator), "steps"):
+        estimator = estimator.steps[-1][1]
+    return estimator
+
+
+def _thawed(value: Any) -> Any:
+    return value.estimator if type(value).__name__ == "FrozenEstimator" else value
+
+
+def count_votes(model: ModelProto, estimator: Any) -> None:
+    """Have each forest of classifiers add up its trees' answers, and divide once.
+
+    skl2onnx divides in each leaf, in float32: ten times 1/20 are 0.50000006. Where as many trees say one class as the
+    other, scikit-learn answers the first class, and the graph gave the second.
+    """
+    forests = {
+        (len(part.estimators_), sum(inner.tree_.node_count for inner in part.estimators_))
+        for part in parts(estimator)
+        if type(part).__name__ in ("RandomForestClassifier", "ExtraTreesClassifier") and hasattr(part, "estimators_")
+    }
+    for node in list(model.graph.node):
+        if node.op_type == "TreeEnsembleClassifier" and node.domain == "ai.onnx.ml":
+            named = {entry.name: entry for entry in node.attribute}
+            trees = len(set(named["nodes_treeids"].ints))
+            if (trees, len(named["nodes_nodeids"].ints)) in forests:
+                _count_votes(model, node, named, trees)
+
+
+def _count_votes(model: ModelProto, node: NodeProto, named: Mapping[str, Any], trees: int) -> None:
+    from onnx import helper, numpy_helper
+
+    weights = named["class_weights"].floats
+    votes = (np.asarray(weights, np.float64) * trees).astype(np.float32)
+    label, probabilities = node.output
+    counted = f"{probabilities}_votes"
+    behind = [helper.make_node("Div", [counted, f"{counted}_most"], [probabilities], name=f"{counted}_mean")]
+    constants: dict[str, Array] = {f"{counted}_most": np.asarray(trees, np.float32)}
+    if (classes := _two_classes(named)) is not None:
+        # The second class alone is written, under the number of the first, and the runtime takes 1 less its sum for
+        # the other. The label is the second where the sum is above 0.5, which counted votes are not held against.
+        for key in ("class_treeids", "class_nodeids"):
+            named[key].ints[:] = np.repeat(named[key].ints, 2).tolist()
+        named["class_ids"].ints[:] = [0, 1] * len(votes)
+        votes = np.column_stack([np.float32(1) - votes, votes]).ravel()
+        constants[f"{counted}_classes"] = classes
+        behind += [
+            helper.make_node("ArgMax", [counted], [f"{counted}_first"], name=f"{counted}_argmax", axis=1, keepdims=0),
+            helper.make_node("Gather", [f"{counted}_classes", f"{counted}_first"], [label], name=f"{counted}_label"),
+        ]
+        node.output[0] = f"{label}_by_half"
+    weights[:] = votes.tolist()
+    node.output[1] = counted
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+    )
+    at = list(model.graph.node).index(node) + 1
+    for new in reversed(behind):
+        model.graph.node.insert(at, new)
+
+
+def _two_classes(named: Mapping[str, Any]) -> Array | None:
+    """The labels of an ensemble that says for each leaf how likely the second of two classes is; None of others."""
+    numbers, texts = (named.get(f"classlabels_{kind}") for kind in ("int64s", "strings"))
+    if set(named["class_ids"].ints) != {0}:
+        return None
+    labels = (
+        np.asarray(numbers.ints, np.int64)
+        if numbers is not None
+        else np.asarray([text.decode() for text in texts.strings], object)
+        if texts is not None
+        else np.empty(0)
+    )
+    return labels if len(labels) == 2 else None
+
+
+def write_logarithms(model: ModelProto, estimator: Any) -> None:
+    """Histogram gradient boosting adds up logarithms where its loss is `poisson` or `gamma`, and answers with the
+    exponential of the sum, which skl2onnx leaves out.
+
+    Raises:
+        SourceError: One of its trees is not found in the graph.
+    """
+    from onnx import helper
+
+    for part in parts(estimator):
+        fitted = type(part).__name__ == "HistGradientBoostingRegressor" and hasattr(part, "_predictors")
+        if not fitted or part.loss not in ("poisson", "gamma"):
+            continue
+        nodes = list(_made_of(model, part))
+        if not nodes:
+            raise SourceError(
+                f"skl2onnx converts no HistGradientBoostingRegressor(loss={part.loss!r}) inside another model",
+                fix="train it with loss='squared_error' on the logarithm of the target, or log it by itself",
+            )
+        for node in nodes:
+            answer = node.output[0]
+            node.output[0] = f"{answer}_log"
+            exponential = helper.make_node("Exp", [node.output[0]], [answer], name=f"{answer}_exp")
+            model.graph.node.insert(list(model.graph.node).index(node) + 1, exponential)
+
+
+def _made_of(model: ModelProto, booster: Any) -> Iterator[NodeProto]:
+    """The nodes with the same baseline and the same splits."""
+    count = sum(len(tree.nodes) for trees in booster._predictors for tree in trees)
+    baseline = np.asarray(booster._baseline_prediction, np.float32).ravel()
+    for node in model.graph.node:
+        if node.op_type == "TreeEnsembleRegressor" and node.domain == "ai.onnx.ml":
+            named = {entry.name: entry for entry in node.attribute}
+            based = np.asarray(named["base_values"].floats, np.float32) if "base_values" in named else None
+            if based is not None and len(named["nodes_nodeids"].ints) == count and np.array_equal(based, baseline):
+                yield node
