@@ -179,7 +179,18 @@ def _refuse_booster(booster: Any) -> str | None:
         return "it splits on categories (enable_categorical), for which there is no converter: encode them as numbers"
     if int(learner["learner_model_param"].get("num_target", 1)) > 1:
         return "it predicts several targets at once, for which there is no converter"
+    if int(learner["learner_model_param"]["num_class"]) > 1 and _has_wide_leaves(booster):
+        return (
+            "each of its trees answers for all classes (multi_strategy='multi_output_tree'), for which there is no "
+            "converter: train it with multi_strategy='one_output_per_tree'"
+        )
     return None
+
+
+def _has_wide_leaves(booster: Any) -> bool:
+    """Of the first round alone: all have leaves of one width, and all trees of a large model are seconds of text."""
+    trees = _trees(booster[:1])["trees"] if booster.num_boosted_rounds() else []
+    return any(int(tree["tree_param"].get("size_leaf_vector", 1)) > 1 for tree in trees)
 
 
 def _refuse_dropout(file: bytes, booster: Any) -> str | None:

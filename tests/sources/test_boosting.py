@@ -136,6 +136,18 @@ def test_xgboost_takes_truth_values_and_whole_numbers(tmp_path: Path, prove: Pro
     )
 
 
+def test_xgboost_refuses_trees_that_answer_for_all_classes_in_the_plan(tmp_path: Path) -> None:
+    """Broken: such a model passes the plan and fails in the export, by an assertion of XGBoost's own on tree dumps."""
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    exporter = plugins.load("sources", "xgboost")
+    reasons = []
+    for strategy in ("multi_output_tree", "one_output_per_tree"):
+        model = xgboost.XGBClassifier(n_estimators=2, n_jobs=1, multi_strategy=strategy).fit(rows_of(TEN), TEN[1])
+        reasons.append(exporter.refuse(save(tmp_path / strategy, "xgboost", model, rows_of(TEN)), Compliance()))
+    assert "multi_strategy='one_output_per_tree'" in (reasons[0] or "")
+    assert reasons[1] is None
+
+
 # From XGBoost 3.4 on, `booster="dart"` is deprecated, and says so.
 @pytest.mark.filterwarnings("ignore:.*`booster=dart` is deprecated:UserWarning")
 @pytest.mark.parametrize(
