@@ -71,6 +71,11 @@ class CompileStageError(Exception):
         located = f"{self.where}: {self.problem}" if self.where else self.problem
         return f"{located}\n  fix: {self.fix}" if self.fix else located
 
+    @property
+    def reason(self) -> str:
+        """The problem and how to fix it as one sentence, for a caller who names the place and has one text to give."""
+        return f"{self.problem}: {self.fix}" if self.fix else self.problem
+
 
 class PolicyError(CompileStageError):
     """One or more mistakes in policy files; `problems` holds one located line for each, `codes` the code of each."""

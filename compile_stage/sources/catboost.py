@@ -56,7 +56,7 @@ class CatBoostSource(Exporter):
             model = _load(source)
             return _refuse_model(model) or _refuse_names(model, source)
         except SourceError as error:
-            return error.problem
+            return error.reason
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:

@@ -160,7 +160,11 @@ def _spec(value: Any) -> TensorSpec:
 
     tensor = value.type.tensor_type
     if not tensor.elem_type:
-        raise SourceError(f"{value.name!r} is no tensor (a sequence or a map), which no backend takes")
+        raise SourceError(
+            f"{value.name!r} is no tensor (a sequence or a map), which no backend takes",
+            fix="where a converter of classifiers wrote a list of dicts (ZipMap), convert the model again with "
+            "options={id(model): {'zipmap': False}} (skl2onnx), or zipmap=False (onnxmltools)",
+        )
     dtype = "str" if tensor.elem_type == TensorProto.STRING else str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     sizes = [size.dim_value if size.HasField("dim_value") else size.dim_param for size in tensor.shape.dim]
     return TensorSpec(

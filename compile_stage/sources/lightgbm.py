@@ -56,7 +56,7 @@ class LightGBMSource(Exporter):
         try:
             return _refuse_model(_load(source))
         except SourceError as error:
-            return error.problem
+            return error.reason
 
     def open(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
         return _open(source, target)

@@ -62,7 +62,7 @@ class OnnxSource(Exporter):
             model = _load(source, weights=False)
             signature = graph.signature_of(model)
         except SourceError as error:
-            return error.problem
+            return error.reason
         if not signature.inputs:
             return "it has no input, so its outputs never change"
         return _refuse_graph(model, path.parent)

@@ -65,7 +65,7 @@ class PyfuncSource(Exporter):
         try:
             return torch_source.refuse_program(_Marked(source).program)
         except SourceError as error:
-            return error.problem
+            return error.reason
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:

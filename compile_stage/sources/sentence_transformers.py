@@ -84,7 +84,7 @@ class SentenceTransformersSource(Exporter):
                 return reason
             _trace(_Loaded(source))
         except SourceError as error:
-            return error.problem
+            return error.reason
         return None
 
     @contextmanager

@@ -59,7 +59,7 @@ class SklearnSource(Exporter):
         try:
             return _refuse_estimator(_load(source), source)
         except SourceError as error:
-            return error.problem
+            return error.reason
 
     def open(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:
         return _open(source, target)
@@ -412,7 +412,8 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     except (MissingConverter, MissingShapeCalculator) as error:
         raise SourceError(
             f"{_blamed(error, estimator)} has no converter to ONNX",
-            fix="replace that step, or register a converter with skl2onnx.update_registered_converter",
+            fix="replace that step; or, where skl2onnx can be given a converter for it (update_registered_converter; "
+            "onnxmltools has those of XGBoost and LightGBM), convert the model yourself, and log that with mlflow.onnx",
             where=source.uri,
         ) from error
     except Exception as error:

@@ -55,7 +55,7 @@ class StatsmodelsSource(Exporter):
             _link(fitted)
             _weights(fitted, source)
         except SourceError as error:
-            return error.problem
+            return error.reason
         return None
 
     def open(self, source: SourceModel, target: Target) -> AbstractContextManager[Session]:

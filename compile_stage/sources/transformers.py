@@ -101,7 +101,7 @@ class TransformersSource(Exporter):
             else:
                 _inputs(source, model).trace(source, model)
         except SourceError as error:
-            return error.problem
+            return error.reason
         return None
 
     @contextmanager

@@ -57,7 +57,7 @@ class XGBoostSource(Exporter):
                 or mlmodel.refuse_params(source, _own_params(model))
             )
         except SourceError as error:
-            return error.problem
+            return error.reason
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:

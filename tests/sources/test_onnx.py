@@ -168,6 +168,18 @@ def test_a_file_of_the_first_format_is_raised_too(tmp_path: Path, prove: Proof) 
     assert [spec.name for spec in model.signature.inputs] == ["x"]
 
 
+def test_probabilities_as_a_list_of_dicts_are_refused_with_the_option_that_helps(tmp_path: Path) -> None:
+    """Broken: whoever converted a classifier with skl2onnx's defaults reads `no tensor`, and not how to get one."""
+    scores = helper.make_node("ZipMap", ["y"], ["p"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    model = linear()
+    model.graph.node.append(scores)
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    row = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    model.graph.output[0].CopyFrom(helper.make_value_info("p", helper.make_sequence_type_proto(row)))
+    source = save(tmp_path / "model", model)
+    assert "{'zipmap': False}" in (OnnxSource().refuse(source, Compliance()) or "")
+
+
 def test_garbage_is_refused_and_not_raised(tmp_path: Path) -> None:
     source = save(tmp_path / "model", linear())
     (tmp_path / "model" / "model.onnx").write_bytes(b"\xff\xff\xff garbage")

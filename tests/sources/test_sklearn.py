@@ -540,7 +540,9 @@ def test_a_skops_file_that_unpacks_to_far_more_than_it_holds_is_refused(
 
 def test_an_estimator_without_converter_is_named(tmp_path: Path) -> None:
     source = save(tmp_path / "model", scaled(LabelSpreading()).fit(X[:50], Y[:50]), serialization_format="cloudpickle")
-    assert "LabelSpreading has no converter" in (SklearnSource().refuse(source, PICKLES) or "")
+    reason = SklearnSource().refuse(source, PICKLES) or ""
+    assert "LabelSpreading has no converter" in reason
+    assert "mlflow.onnx" in reason, "the plan says what is wrong, and not what helps"
 
 
 def test_categorical_features_of_a_histogram_model_are_refused(tmp_path: Path) -> None:
