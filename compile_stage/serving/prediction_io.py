@@ -114,7 +114,7 @@ def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
         how: The manifest's `answer` (`core.ports.Exporter.prediction_format`).
     """
     names = how.get("outputs") or list(outputs)
-    chosen = {name: outputs[name] for name in names}
+    chosen = {name: _numpys_own(outputs[name]) for name in names}
     if "dtype" in how:
         chosen = {name: array.astype(how["dtype"]) for name, array in chosen.items()}
     kind = how.get("kind", "dict")
@@ -128,6 +128,17 @@ def from_outputs(outputs: Batch, data: Any, how: Mapping[str, Any]) -> Any:
     if kind in ("array", "series") and len(chosen) == 1:
         return next(iter(chosen.values()))
     return list(chosen.values()) if kind == "list" else chosen
+
+
+def _numpys_own(array: Array) -> Array:
+    """In the type that NumPy itself means by its name. C has two types of 64 bits, and ONNX Runtime answers with the
+    other one: it compares equal, but pandas finds no int64 in it, nor does MLflow's spark_udf."""
+    import numpy as np
+
+    if array.dtype.kind not in "iu":
+        return array
+    own = np.dtype(array.dtype.name)
+    return array if array.dtype.char == own.char else array.view(own)
 
 
 def _is_pandas(data: Any, kind: str) -> bool:
