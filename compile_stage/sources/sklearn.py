@@ -173,6 +173,11 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
             "skl2onnx converts no categorical_features of a HistGradientBoosting model: encode these columns in a step "
             "before it (OneHotEncoder, OrdinalEncoder), and fit it without categorical_features"
         )
+    if type(last_step(estimator)).__name__ == "OneVsRestClassifier" and not hasattr(estimator, "predict_proba"):
+        return (
+            "skl2onnx converts a OneVsRestClassifier of models without probabilities to other labels: use one with "
+            "probabilities, such as LogisticRegression, or one that takes several classes by itself, as SVC does"
+        )
     if reason := encoders.refuse_rounded(estimator) or refuse_calibration(estimator):
         return reason
     method = _predict_fn(source)
@@ -383,7 +388,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
     from sklearn.base import is_classifier
-    from sklearn.ensemble import VotingClassifier
+    from sklearn.svm import LinearSVC
 
     prepare(estimator)
     features = int(wanted.inputs[0].shape[1])
@@ -397,10 +402,10 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         kinds = {"str": StringTensorType, "float32": FloatTensorType}
         types = [(spec.name, kinds[spec.dtype]([None, 1])) for spec in wanted.inputs]
     has_probabilities = any(spec.name == tabular.PROBABILITIES for spec in wanted.outputs)
-    # A classifier without probabilities (LinearSVC) must be given an option that it knows, or the converter adds
-    # `zipmap`. That of a vote without probabilities writes the shares of the votes all the same.
+    # Without this option a converter writes a list of dicts, also where there are no probabilities. That of LinearSVC
+    # knows no such option, and must be given one that it knows.
     last = last_step(estimator)
-    known = "zipmap" if isinstance(last, VotingClassifier) else "nocl"
+    known = "nocl" if isinstance(last, LinearSVC) else "zipmap"
     options = {id(estimator): {"zipmap": False}} if has_probabilities else {id(last): {known: False}}
     if not is_classifier(estimator):
         options = {}
