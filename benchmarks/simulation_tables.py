@@ -81,17 +81,21 @@ def two_speeds(page: Page, figures: list[Figure]) -> None:
 
 def percentiles(page: Page, figures: list[Figure]) -> None:
     head = [
-        "calls", "spread of calls", "of a call's variance, its round's", "processes differ by",
-        "a p95 5 % above the limit passes", "processes not looked at",
+        "processes", "calls", "spread of calls", "of a call's variance, its round's", "processes differ by",
+        "a p95 5 % above the limit passes", "processes not looked at", "the bound is too low",
+        "a p95 10 % below the limit passes",
     ]  # fmt: skip
     rows = [
         [
+            str(row.get("starts", 3)),
             str(row["calls"]),
             f"{row.get('spread', 0.5):g}",
             f"{row['shared']:.0%}",
             f"{row.get('processes', 0.0):.0%}",
             percent(row, "passes"),
             percent(row, "before_passes") if "processes" in row else "",
+            percent(row, "too_low"),
+            percent(row, "fast_passes"),
         ]
         for row in (figure.row for figure in figures)
     ]
@@ -109,7 +113,7 @@ def tokens(page: Page, figures: list[Figure]) -> None:
 
 def ruined(page: Page) -> None:
     """Artifacts that ruin a few answers, by metric."""
-    figures = page.newest("ruined-answers", by=("metric",))
+    figures = page.newest("ruined-answers", by=("metric", "labels"))
     if not figures:
         return
     page.section(
@@ -118,7 +122,8 @@ def ruined(page: Page) -> None:
         "one, and loses 5 % more than its limit allows at 0.95. By the bootstrap alone: as it was for artifacts in "
         "floats until 2026-11-28. Beside it artifacts that ruin nothing, at the same limit. What is simulated: "
         "`benchmarks/ruined_answers.py` "
-        "([decision 0122](decisions/0122-a-few-ruined-answers-that-no-sample-shows.md)).",
+        "([decision 0122](decisions/0122-a-few-ruined-answers-that-no-sample-shows.md), "
+        "[0124](decisions/0124-a-loss-that-few-samples-decide.md)).",
     )
     head = [
         "metric", "labels", "answers ruined", "samples", "limit", "it passes", "by the bootstrap alone",

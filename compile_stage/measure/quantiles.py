@@ -6,7 +6,8 @@ below it, which is binomial, whatever the latencies' distribution.
 
 Calls of one round share the machine's state, and so do neighbouring rounds. So they are counted as the number of
 independent calls that tell as much. And calls of one process share what it was born with: the bounds reach as far as
-the quantiles of the single processes differ, or as is assumed where these are too few to show it.
+the quantiles of the single processes differ, or as is assumed where these are too few to show it. What is asked for is
+the quantile of all the processes that a model may be served by, and not of those that were started.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -86,26 +88,56 @@ def _over_processes(
 ) -> Interval:
     """The interval of a quantile that has room for what the processes of one model differ by.
 
-    Of three and more it reaches at least as far as Student's t over the logarithms of their quantiles. Of fewer,
+    It is the quantile of the calls of all processes that there may be: above that of a typical one where q > 0.5, since
+    most of its slowest calls come from slow processes. So how far they differ decides twice: where the middle of all
+    processes lies, and how far beyond it the quantile does (`_beyond`). Of three processes and more, both are taken
+    from the logarithms of their quantiles: Student's t, and the upper bound of their standard deviation by chi-squared,
+    put together as a root of squares (MOVER: Zou and Donner, Statistics in Medicine 27:1693, 2008). Of fewer,
     `ASSUMED_SPREAD` comes to what the calls leave open.
     """
     calls: dict[int, list[float]] = {}
     for turn, process in zip(rounds, processes, strict=True):
         calls.setdefault(process, []).extend(turn)
     both = 2 * interval.confidence - 1  # each end by itself
-    if len(calls) < FEW_PROCESSES:
-        born = ASSUMED_SPREAD.reach(both) / math.sqrt(len(calls))
+    count, logs = len(calls), [_log_quantile(part, q) for part in calls.values()]
+    within = max(0.0, float(np.mean(logs)) - float(np.mean([_log_quantile(part, 0.5) for part in calls.values()])))
+    if count < FEW_PROCESSES:
+        born = ASSUMED_SPREAD.reach(both) / math.sqrt(count)
         below, above = (
             math.hypot(math.log(max(end, _LEAST_S) / interval.value), born) for end in (interval.low, interval.high)
         )
+        above += _beyond(within, ASSUMED_SPREAD.log_sd, q)
     else:
-        logs = [math.log(max(float(np.quantile(part, q)), _LEAST_S)) for part in calls.values()]
-        below = above = student_t(len(logs) - 1, both) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+        spread = float(np.std(logs, ddof=1))
+        below = student_t(count - 1, both) * spread / math.sqrt(count)
+        most = _largest_spread(spread, count - 1, interval.confidence)
+        above = math.hypot(below, _beyond(within, most, q) - _beyond(within, spread, q))
     return replace(
         interval,
         low=min(interval.low, interval.value * math.exp(-below)),
         high=max(interval.high, interval.value * math.exp(above)),
     )
+
+
+def _log_quantile(calls: Sequence[float], q: float) -> float:
+    return math.log(max(float(np.quantile(calls, q)), _LEAST_S))
+
+
+def _beyond(within: float, spread: float, q: float) -> float:
+    """How much further out, on the logarithm, the quantile of all processes' calls lies than that of one.
+
+    Args:
+        within: From the median of one process's calls to their quantile.
+        spread: Standard deviation of what processes differ by.
+    """
+    return math.hypot(within, NormalDist().inv_cdf(q) * spread) - within
+
+
+def _largest_spread(spread: float, freedom: int, confidence: float) -> float:
+    """The upper bound of a standard deviation of normal values that is known with those degrees of freedom."""
+    from scipy.special import gammaincinv
+
+    return spread * math.sqrt(freedom / (2 * float(gammaincinv(freedom / 2, 1 - confidence))))
 
 
 def calls_wanted(q: float, confidence: float = 0.95) -> int:

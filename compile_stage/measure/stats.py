@@ -82,7 +82,7 @@ def bootstrap(
     if number < 2:
         return None
     value = float(statistic(np.ones((1, count)))[0])
-    draws = np.concatenate([statistic(weights) for weights in _resamples(groups, number, resamples, seed)])
+    draws = np.concatenate([statistic(weights) for weights in resamples_of(groups, number, resamples, seed)])
     draws = draws[~np.isnan(draws)]
     if math.isnan(value) or len(draws) < 0.9 * resamples:
         return None
@@ -101,9 +101,15 @@ def bootstrap(
     return Interval(value=value, low=low, high=high, confidence=confidence)
 
 
-def _resamples(groups: NDArray[np.int64], number: int, resamples: int, seed: int) -> Iterator[F64]:
+def resamples_of(groups: NDArray[np.int64], number: int, resamples: int, seed: int, *, width: int = 0) -> Iterator[F64]:
+    """Blocks of `[some, n]` weights, so many rows in all: how often each sample of `[n]` groups, numbered from 0, was
+    drawn.
+
+    Args:
+        width: So many values are made of each row, where that is more than n: blocks are smaller then.
+    """
     generator = np.random.default_rng(seed)
-    step = max(1, _BLOCK // len(groups))
+    step = max(1, _BLOCK // max(len(groups), width))
     for start in range(0, resamples, step):
         rows = min(step, resamples - start)
         drawn = generator.integers(0, number, (rows, number)) + np.arange(rows)[:, None] * number

@@ -1,9 +1,10 @@
 """Intervals of how much a task metric loses against the baseline on the same samples.
 
 Accuracy is a share, and its interval is that of a paired difference of shares (`measure.proportions`). The other
-metrics are bootstrapped. A bootstrap can't tell a few ruined answers from none, so where there are fewer than 10 its
-interval is widened by what the ruined answers that so many samples can't rule out could do. Rounding moves every
-answer a little and ruins none, so an answer of floats counts where it is as far off as those of other samples are.
+metrics are bootstrapped, those that a few samples can decide as functions of means (`measure.skewed_means`). A
+bootstrap can't tell a few ruined answers from none, so where there are fewer than 10 its interval is widened by what
+the ruined answers that so many samples can't rule out could do. Rounding moves every answer a little and ruins none,
+so an answer of floats counts where it is as far off as those of other samples are.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from compile_stage.measure.proportions import (
     samples_needed_for,
     share_interval,
 )
+from compile_stage.measure.skewed_means import Means, compared_means, mean_of, means_interval
 from compile_stage.measure.stats import Interval, Statistic, bootstrap
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ class Score:
         apart: An answer that is further from the original's is a ruined one; 0 where any other answer is.
         costs: `[n]`: each sample's part of the metric, the more the worse, to which a ruined answer adds `influence` on
             average; None where `influence` is the most that one can cost.
+        means: The same as a function of means, where a sample may cost any amount; None where no sample can decide the
+            metric by itself.
     """
 
     value: float
@@ -84,6 +88,7 @@ class Score:
     influence: float | F64
     apart: float = 0.0
     costs: F64 | None = None
+    means: Means | None = None
 
 
 @dataclass(frozen=True)
@@ -139,13 +144,17 @@ def interval_of_drop(wanted: Wanted, own: Score, base: Score, compared: Compared
     if wanted.gate.metric == "accuracy":
         return _accuracy_interval(own, base, wanted)
     count = len(own.answers)
-    interval = bootstrap(
-        lambda weights: compared(own.of(weights), base.of(weights)),
-        count,
-        seed=wanted.seed,
-        confidence=wanted.confidence,
-        groups=wanted.groups,
-    )
+    if own.means is not None and base.means is not None:
+        metric = compared_means(own.means, base.means, compared)
+        interval = means_interval(metric, seed=wanted.seed, confidence=wanted.confidence, groups=wanted.groups)
+    else:
+        interval = bootstrap(
+            lambda weights: compared(own.of(weights), base.of(weights)),
+            count,
+            seed=wanted.seed,
+            confidence=wanted.confidence,
+            groups=wanted.groups,
+        )
     if interval is None:
         raise NotMeasurableError(f"{count} samples are too few to put an interval around {wanted.gate.metric}")
     parts = _parts(own, base, wanted.groups)
@@ -173,13 +182,16 @@ def mean_interval(
     if inside and (few or bool(np.all((parts == 0) | (parts == 1)))):
         share = effective_share(parts, groups, confidence)
         return share_interval(share * float(parts.sum()), share * len(parts), confidence)
-    interval = bootstrap(
-        lambda weights: weights @ parts / weights.sum(axis=1),
-        len(parts),
-        seed=seed,
-        confidence=confidence,
-        groups=groups,
-    )
+    if inside:
+        interval = bootstrap(
+            lambda weights: weights @ parts / weights.sum(axis=1),
+            len(parts),
+            seed=seed,
+            confidence=confidence,
+            groups=groups,
+        )
+    else:  # one sample may be any amount off
+        interval = means_interval(mean_of(parts), seed=seed, confidence=confidence, groups=groups)
     if interval is None or interval.low == interval.high:
         return None
     units = np.arange(len(parts)) if groups is None else groups

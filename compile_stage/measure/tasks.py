@@ -25,6 +25,7 @@ from compile_stage.measure.detection import coco_map
 from compile_stage.measure.elementwise import F64, NotMeasurableError
 from compile_stage.measure.label_needs import RANKINGS, labels_problem, missing_labels
 from compile_stage.measure.ranking import ranking
+from compile_stage.measure.skewed_means import Means, mean_of
 from compile_stage.measure.stats import Statistic
 from compile_stage.measure.task_intervals import (
     Score,
@@ -423,7 +424,7 @@ def _log_loss(scores: _ClassScores) -> Score:
     more = by_others - np.bincount(codes, weights=losses, minlength=len(by_others)) / np.maximum(sizes, 1)
     influence = np.where(more > 0, more, by_others)[codes] / count
     apart = far_apart(probabilities)
-    return Score(float(value), _mean(losses), losses, probabilities, influence, apart, losses / count)
+    return Score(float(value), _mean(losses), losses, probabilities, influence, apart, losses / count, mean_of(losses))
 
 
 def _surprise(probabilities: F64) -> F64:
@@ -517,17 +518,43 @@ def _regression(metric: str, truth: Array, output: Array, baseline: Array) -> Sc
     spans = np.where(np.ptp(before, axis=0) > 0, np.ptp(before, axis=0), 1.0)
     answers, apart = p / spans, far_apart(before / spans)
     if metric == "mae":
-        return Score(value, _mean(losses), losses, answers, influence, apart, costs)
+        return Score(value, _mean(losses), losses, answers, influence, apart, costs, mean_of(losses))
 
-    def rmse(weights: F64) -> F64:
-        return np.asarray(np.sqrt(weights @ errors**2 / weights.sum(axis=1, keepdims=True)).mean(axis=1))
+    means = _root_means(errors**2) if metric == "rmse" else _explained(errors**2, centred)
 
-    def r2(weights: F64) -> F64:
-        total = weights @ centred**2 - (weights @ centred) ** 2 / weights.sum(axis=1, keepdims=True)
-        scale = np.where(total > 1e-12 * (weights @ centred**2), total, np.nan)
-        return np.asarray((1 - weights @ errors**2 / scale).mean(axis=1))
+    def of(weights: F64) -> F64:
+        return means.of(weights @ means.columns / weights.sum(axis=1, keepdims=True))
 
-    return Score(value, rmse if metric == "rmse" else r2, losses, answers, influence, apart, costs)
+    return Score(value, of, losses, answers, influence, apart, costs, means)
+
+
+def _root_means(squares: F64) -> Means:
+    """rmse as a function of the means of `[n, k]` squared errors."""
+
+    def slopes(means: F64) -> F64:
+        return np.asarray(0.5 / np.sqrt(np.maximum(means, np.finfo(float).tiny)) / means.shape[1])
+
+    return Means(squares, lambda means: np.asarray(np.sqrt(np.maximum(means, 0.0)).mean(axis=1)), slopes)
+
+
+def _explained(squares: F64, centred: F64) -> Means:
+    """r2 as a function of the means of `[n, k]` squared errors, labels less their mean, and the squares of these."""
+
+    def parts(means: F64) -> tuple[F64, F64, F64]:
+        error, label, square = np.split(means, 3, axis=1)
+        variance = square - label**2
+        return error, label, np.where(variance > 1e-12 * square, variance, np.nan)
+
+    def of(means: F64) -> F64:
+        error, _, variance = parts(means)
+        return np.asarray((1 - error / variance).mean(axis=1))
+
+    def slopes(means: F64) -> F64:
+        error, label, variance = parts(means)
+        by_variance = error / variance**2
+        return np.asarray(np.hstack([-1 / variance, -2 * label * by_variance, by_variance]) / error.shape[1])
+
+    return Means(np.hstack([squares, centred, centred**2]), of, slopes)
 
 
 def _more_by_others(truth: F64, answers: F64, *, squared: bool) -> F64:

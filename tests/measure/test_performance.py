@@ -9,7 +9,7 @@ import pytest
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing
 from compile_stage.measure.performance import check_performance, ratio_text
-from compile_stage.measure.quantiles import percentile
+from compile_stage.measure.quantiles import percentile, quantile_interval
 
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 P95 = Gate(metric="p95_latency_ms", limit=20, direction="at_most", unit="ms")
@@ -141,6 +141,31 @@ def test_a_p95_has_room_for_what_processes_differ_by() -> None:
     assert width(differ, noted=True) > 1.3 * width(differ, noted=False)
     assert width(differ, noted=True) > 1.3 * width(alike, noted=True)
     assert width([0.0], noted=True) > width([0.0], noted=False)  # 4 % are assumed of one
+
+
+@pytest.mark.parametrize(("starts", "processes"), [(3, 0.1), (5, 0.1), (1, 0.04)])
+def test_the_bound_of_a_p95_is_rarely_below_that_of_all_processes(starts: int, processes: float) -> None:
+    """Broken: where processes differ by more than their calls, the bound was that of a typical process: too low in a
+    quarter of the measurements."""
+    random, too_low, trials = np.random.default_rng(starts), 0, 150
+    truth = 0.05**2 + processes**2
+    for _ in range(trials):
+        born = processes * random.standard_normal(starts)
+        rounds = [np.exp(own + 0.05 * random.standard_normal(6)).tolist() for own in born for _ in range(102 // starts)]
+        of = np.repeat(np.arange(starts), 102 // starts).tolist()
+        interval = quantile_interval(rounds, 0.95, processes=of)
+        too_low += interval is not None and interval.high < np.exp(1.6449 * np.sqrt(truth))
+    assert too_low <= 0.1 * trials
+
+
+def test_a_quiet_machines_p95_is_known_narrowly() -> None:
+    """Broken: room for what processes differ by would be taken where they don't."""
+    random = np.random.default_rng(0)
+    rounds = np.exp(0.05 * random.standard_normal((102, 6))).tolist()
+    over = [quantile_interval(rounds, 0.95, processes=of) for of in (np.repeat(np.arange(3), 34).tolist(), [])]
+    assert over[0] is not None
+    assert over[1] is not None
+    assert over[0].high / over[0].value < (over[1].high / over[1].value) ** 2 < 1.05
 
 
 def test_no_p99_is_known_where_no_p95_is() -> None:
