@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core.digest import digest_of, list_tree
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
 from compile_stage.registry.mlflow_datasets import measured_on, validation_dataset
 from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version
+from compile_stage.registry.mlflow_retries import UnreachableError
 from compile_stage.registry.mlflow_source import demand_listed
 from compile_stage.registry.mlflow_versions import model_of, receipt_of, remove_doubles, taken_away, versions_of
 from compile_stage.registry.model_files import (
@@ -136,7 +138,10 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
         model_id=model.model_id,
         await_creation_for=0,
     )
-    first = versions_of(client, bundle.name, bundle.key)[0]
+    held = versions_of(client, bundle.name, bundle.key)
+    if not held:
+        raise _not_listed(client, receipt_of(created))
+    first = held[0]
     if first.version == created.version:
         return receipt_of(created, created=True)
     client.delete_model_version(bundle.name, created.version)
@@ -147,6 +152,29 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
     if model.tags.get(_WRITER_TAG) == writer and first.model_id != model.model_id:
         client.delete_logged_model(model.model_id)
     return receipt_of(first)
+
+
+def _not_listed(client: Any, receipt: Receipt) -> RegistryError:
+    """What to say where the registry does not list the version that it just made: somebody deleted it, or the answer
+    came empty, and then the push is made again and finds it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.get_model_version(receipt.name, receipt.version)
+    except MlflowException as error:
+        if not is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+            raise
+        return RegistryError(
+            "the version was deleted while it was being published",
+            fix="find out who deletes versions of this model, then run again: it is published anew",
+            where=receipt.uri,
+            code=Code.NOT_IN_REGISTRY,
+        )
+    return UnreachableError(
+        "the registry does not list the version that it just made",
+        fix="look at what is in front of the server (a proxy, a gateway), then run again; it is found then",
+        where=receipt.uri,
+    )
 
 
 def _registered_model(client: Any, name: str, source: SourceModel) -> None:

@@ -530,6 +530,65 @@ def test_a_version_made_twice_by_a_repeated_request_stays_one(
     assert registry.fetch(receipt.uri, tmp_path / "fetched").is_dir()
 
 
+def test_a_version_that_is_deleted_while_it_is_published_is_said_and_made_anew_by_the_next_run(
+    registry: MLflowRegistry,
+    source: SourceModel,
+    make_bundle: MakeBundle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: a clean-up job that deletes the version in that moment ends the run with "a bug of ours"."""
+    from mlflow import MlflowClient
+
+    real = MlflowClient.create_model_version
+
+    def deleted(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
+        created = real(self, *args, **kwargs)
+        self.delete_model_version(created.name, created.version)
+        return created
+
+    bundle = make_bundle("net-compiled")
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "create_model_version", deleted)
+        with pytest.raises(RegistryError, match="was deleted while it was being published") as caught:
+            registry.push(bundle, source, {})
+    assert caught.value.code == Code.NOT_IN_REGISTRY
+    receipt = registry.push(bundle, source, {})
+    assert receipt.created
+    assert [str(v.version) for v in client().search_model_versions("name = 'net-compiled'")] == [receipt.version]
+
+
+def test_a_list_of_versions_that_comes_empty_after_publication_is_asked_for_again(
+    registry: MLflowRegistry,
+    source: SourceModel,
+    make_bundle: MakeBundle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: one empty answer of a gateway, which MLflow reads as a list without versions, ends a run that has
+    published with "a bug of ours"."""
+    from mlflow import MlflowClient
+
+    create, search = MlflowClient.create_model_version, MlflowClient.search_model_versions
+    made, emptied = list[Any](), list[str]()
+
+    def creating(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
+        made.append(create(self, *args, **kwargs))
+        return made[-1]
+
+    def emptying(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
+        if made and not emptied:
+            emptied.append("once")
+            return []
+        return search(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "create_model_version", creating)
+    monkeypatch.setattr(MlflowClient, "search_model_versions", emptying)
+    monkeypatch.setattr("compile_stage.registry.mlflow_retries._PAUSES_S", (0.01,))
+    receipt = registry.push(make_bundle("net-compiled"), source, {})
+    assert receipt.version == "1"
+    assert [str(v.version) for v in client().search_model_versions("name = 'net-compiled'")] == ["1"]
+    assert emptied
+
+
 def test_a_run_that_its_maker_takes_away_is_made_again(
     registry: MLflowRegistry,
     source: SourceModel,
