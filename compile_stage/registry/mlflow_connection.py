@@ -55,6 +55,10 @@ _UNREACHABLE_FIX = (
     "check MLFLOW_TRACKING_URI and that the server runs (`compile-stage doctor` shows what is used), then run again; "
     "what is finished is kept"
 )
+_BUSY_FIX = (
+    "wait for the program that is writing to the database, or end it, then run again; what is finished is kept. A "
+    "tracking server takes several writers"
+)
 _AUTH_FIX = (
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of an account with the rights"
 )
@@ -145,7 +149,7 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
             ) from error
         else:
             raise
-        raise UnreachableError(problem, fix=_UNREACHABLE_FIX, where=place) from error
+        raise UnreachableError(problem, fix=_fix_for(problem), where=place) from error
 
 
 @contextmanager
@@ -285,11 +289,15 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
         )
     if failed_on_the_way(error):
         return UnreachableError(
-            f"the registry can't be reached: {_short_network(text)}", fix=_UNREACHABLE_FIX, where=place
+            f"the registry can't be reached: {_short_network(text)}", fix=_fix_for(text), where=place
         )
     if code == "INVALID_PARAMETER_VALUE":
         return RegistryError(f"the registry refuses: {text}", where=place)
-    return RegistryError(f"the registry fails: {text}", fix=_UNREACHABLE_FIX, where=place)
+    return RegistryError(f"the registry fails: {text}", fix=_fix_for(text), where=place)
+
+
+def _fix_for(problem: str) -> str:
+    return _BUSY_FIX if _BUSY_DATABASE in problem else _UNREACHABLE_FIX
 
 
 def _refused(error: Exception, place: str) -> RegistryError | None:

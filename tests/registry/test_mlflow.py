@@ -422,6 +422,25 @@ def test_a_database_that_cant_be_opened_is_said_in_words(tmp_path: Path, monkeyp
     assert "not a database" in caught.value.problem
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["opened", "asked"])
+def test_a_database_that_another_program_holds_is_not_taken_for_a_server_that_is_down(wrapped: bool) -> None:
+    """Broken: whoever waits for a locked SQLite file is told to look whether a server runs, where there is none."""
+    import sqlite3
+
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
+    from sqlalchemy.exc import OperationalError
+
+    error: Exception = OperationalError("SELECT 1", None, sqlite3.OperationalError("database is locked"))
+    if wrapped:  # as MLflow's store raises it
+        error = MlflowException(message=str(error), error_code=TEMPORARILY_UNAVAILABLE)
+    with pytest.raises(RegistryError, match="database is locked") as caught, trouble("sqlite:///mlflow.db"):
+        raise error
+    assert caught.value.code == Code.REGISTRY_UNREACHABLE
+    assert "program that is writing to the database" in caught.value.fix
+    assert "MLFLOW_TRACKING_URI" not in caught.value.fix
+
+
 def test_doctor_makes_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/new/mlflow.db")
     assert MLflowRegistry().check() is None
