@@ -22,6 +22,7 @@ from compile_stage.sources.session import SourceSession
 from compile_stage.sources.sklearn_converted import (
     calibrated_scores,
     count_votes,
+    keep_fractions,
     last_step,
     prepare,
     refuse_calibration,
@@ -429,6 +430,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     write_missing_directions(model, estimator)
     write_logarithms(model, estimator)
     count_votes(model, estimator)
+    keep_fractions(model)
     if by_name:
         tabular.join_columns(model, _matrix_columns(by_name, source))
     tabular.without_ml_operators(model)

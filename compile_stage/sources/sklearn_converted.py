@@ -139,6 +139,30 @@ def _two_classes(named: Mapping[str, Any]) -> Array | None:
     return labels if len(labels) == 2 else None
 
 
+def keep_fractions(model: ModelProto) -> None:
+    """Have each one-hot encoder of whole numbers know no number between two of them. skl2onnx cuts the fraction off:
+    3.5 would be answered as category 3, which the original takes for an unknown one."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    makers = {output: node for node in model.graph.node for output in node.output}
+    for node in [one for one in model.graph.node if one.op_type == "OneHotEncoder"]:
+        known = next((list(entry.ints) for entry in node.attribute if entry.name == "cats_int64s"), [])
+        cut = makers.get(node.input[0])
+        if not known or cut is None or cut.op_type != "Cast":
+            continue
+        whole, name = node.input[0], f"{node.output[0]}_whole"
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(max(known) + 1, np.int64), f"{name}_unknown"))
+        checks = [
+            helper.make_node("Cast", [cut.input[0]], [f"{name}_given"], name=f"{name}_given", to=TensorProto.FLOAT),
+            helper.make_node("Cast", [whole], [f"{name}_back"], name=f"{name}_back", to=TensorProto.FLOAT),
+            helper.make_node("Equal", [f"{name}_given", f"{name}_back"], [f"{name}_same"], name=f"{name}_same"),
+            helper.make_node("Where", [f"{name}_same", whole, f"{name}_unknown"], [name], name=name),
+        ]
+        node.input[0] = name
+        for check in checks:
+            model.graph.node.insert(list(model.graph.node).index(node), check)
+
+
 def write_logarithms(model: ModelProto, estimator: Any) -> None:
     """Histogram gradient boosting adds up logarithms where its loss is `poisson` or `gamma`, and answers with the
     exponential of the sum, which skl2onnx leaves out.

@@ -201,6 +201,18 @@ def test_a_forest_inside_another_model_counts_its_votes(tmp_path: Path, prove: P
     assert list(run_onnx(made, {"X": rows})["label"]) == list(model.predict(rows))
 
 
+@pytest.mark.filterwarnings("ignore:Found unknown categories")  # taken for the first category
+@pytest.mark.parametrize("drop", [None, "first"])
+def test_a_number_between_two_categories_is_an_unknown_one(tmp_path: Path, prove: Proof, drop: str | None) -> None:
+    """Broken: 3.5 rooms are answered as 3, where the original knows no such category."""
+    rooms = np.column_stack([NOISE.integers(-1, 5, 200), NOISE.normal(size=200)]).astype(np.float64)
+    encoder = OneHotEncoder(handle_unknown="ignore", drop=drop)
+    model = make_pipeline(ColumnTransformer([("rooms", encoder, [0]), ("rest", "passthrough", [1])]), Ridge())
+    model.fit(rooms, rooms[:, 0])
+    asked = np.array([[3, 0], [3.5, 0], [-0.5, 0], [99, 0], [-1, 0]], np.float32)
+    prove(save(tmp_path / "model", model, rooms), {"X": asked}, sizes=(1, len(asked)))
+
+
 VOTERS = [("a", LogisticRegression(max_iter=2000)), ("b", DecisionTreeClassifier(max_depth=3, random_state=0))]
 ACCEPTED: dict[str, Callable[[], Any]] = {
     "a vote over probabilities": lambda: scaled(VotingClassifier(VOTERS, voting="soft")),
