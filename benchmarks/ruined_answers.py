@@ -127,11 +127,7 @@ def cell(case: Case, samples: int, trials: int) -> dict[str, float]:
 
 def by_bootstrap(metric: Means, **options: Any) -> Interval | None:
     """As intervals of means were until commit 85185c7: the bootstrap's, which sees no tail."""
-
-    def of(weights: np.ndarray) -> np.ndarray:
-        return metric.of(weights @ metric.columns / weights.sum(axis=1, keepdims=True))
-
-    return bootstrap(of, len(metric.columns), **options)
+    return bootstrap(metric.weighted, len(metric.columns), **options)
 
 
 def loses(case: Case, truth: np.ndarray, own: np.ndarray, base: np.ndarray) -> float:

@@ -333,7 +333,7 @@ def p95_passes(
         processes: That of a process of the artifact.
         starts: How many of them there are.
         before: Processes of it are not looked at, as until commit fc88241.
-    """  # fmt: skip
+    """
     generator = np.random.default_rng([calls, int(shared * 100), int(spread * 100), int(processes * 100)])
     passed, size = 0, 6
     limit_ms = 1e3 * 0.01 * np.exp(np.hypot(spread, processes) * 1.6449) / over

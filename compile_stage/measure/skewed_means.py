@@ -48,6 +48,10 @@ class Means:
     of: Callable[[F64], F64]
     slopes: Callable[[F64], F64]
 
+    def weighted(self, weights: F64) -> F64:
+        """`[resamples, n]` weights → `[resamples]` values."""
+        return self.of(weights @ self.columns / weights.sum(axis=1, keepdims=True))
+
 
 def mean_of(parts: F64) -> Means:
     """The mean of `[n]` values."""

@@ -424,7 +424,8 @@ def _log_loss(scores: _ClassScores) -> Score:
     more = by_others - np.bincount(codes, weights=losses, minlength=len(by_others)) / np.maximum(sizes, 1)
     influence = np.where(more > 0, more, by_others)[codes] / count
     apart = far_apart(probabilities)
-    return Score(float(value), _mean(losses), losses, probabilities, influence, apart, losses / count, mean_of(losses))
+    means = mean_of(losses)
+    return Score(float(value), means.weighted, losses, probabilities, influence, apart, losses / count, means)
 
 
 def _surprise(probabilities: F64) -> F64:
@@ -518,14 +519,10 @@ def _regression(metric: str, truth: Array, output: Array, baseline: Array) -> Sc
     spans = np.where(np.ptp(before, axis=0) > 0, np.ptp(before, axis=0), 1.0)
     answers, apart = p / spans, far_apart(before / spans)
     if metric == "mae":
-        return Score(value, _mean(losses), losses, answers, influence, apart, costs, mean_of(losses))
-
-    means = _root_means(errors**2) if metric == "rmse" else _explained(errors**2, centred)
-
-    def of(weights: F64) -> F64:
-        return means.of(weights @ means.columns / weights.sum(axis=1, keepdims=True))
-
-    return Score(value, of, losses, answers, influence, apart, costs, means)
+        means = mean_of(losses)
+    else:
+        means = _root_means(errors**2) if metric == "rmse" else _explained(errors**2, centred)
+    return Score(value, means.weighted, losses, answers, influence, apart, costs, means)
 
 
 def _root_means(squares: F64) -> Means:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,16 +41,19 @@ def flat_module(program: Any) -> Any:
 
 
 @contextmanager
-def open_einsums() -> Iterator[None]:
-    """Have torch.export leave the sizes in an einsum of three and more tensors open. Where the package opt_einsum is
-    installed, PyTorch has it choose their order by their sizes, and so the trace takes the example's batch for the only
-    one; without, they are multiplied as they stand."""
+def tracing() -> Iterator[None]:
+    """Around a call of torch.export.export: without its warnings of deprecations inside the tracer, and with the sizes
+    in an einsum of three and more tensors left open. Where the package opt_einsum is installed, PyTorch has it choose
+    their order by their sizes, and so the trace takes the example's batch for the only one; without, they are
+    multiplied as they stand."""
     from torch.backends import opt_einsum
 
     before = opt_einsum.enabled
     opt_einsum.enabled = False
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         opt_einsum.enabled = before
 

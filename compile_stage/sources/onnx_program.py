@@ -23,7 +23,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support import onnx_weights
-from compile_stage.plugin_support.torch_programs import free_axes
+from compile_stage.plugin_support.torch_programs import free_axes, tracing
 from compile_stage.sources import graph
 from compile_stage.sources import torch as programs
 
@@ -237,7 +237,7 @@ def _trace(
     )
     free = free_axes(signature)
     try:
-        with torch.no_grad():
+        with tracing(), torch.no_grad():
             return torch.export.export(Program().eval(), example, dynamic_shapes=(free,))
     except Exception as error:
         where = f" at {last[0].operation_type} (node {last[0].name!r})" if last else ""

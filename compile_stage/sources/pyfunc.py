@@ -9,7 +9,6 @@ policy allows pickles.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.plugin_support.torch_attention import answer_masked_rows
-from compile_stage.plugin_support.torch_programs import keep_inputs, open_einsums, threads_restored, use_threads
+from compile_stage.plugin_support.torch_programs import keep_inputs, threads_restored, tracing, use_threads
 from compile_stage.serving.python_model import CompiledNetwork, load_python_model, replaced
 from compile_stage.sources import mlmodel
 from compile_stage.sources import torch as torch_source
@@ -240,8 +239,7 @@ class _Marked:
         if parameters and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
             sizes = (tuple(free.values()),)
         try:
-            with warnings.catch_warnings(), torch.no_grad(), open_einsums():
-                warnings.simplefilter("ignore")  # deprecations inside the tracer
+            with tracing(), torch.no_grad():
                 program = torch.export.export(self.network, args, kwargs, dynamic_shapes=sizes)
         except Exception as error:
             raise SourceError(

@@ -32,7 +32,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.plugin_support.torch_programs import open_einsums, threads_restored, use_threads
+from compile_stage.plugin_support.torch_programs import threads_restored, tracing, use_threads
 from compile_stage.serving.text import TextProcessor
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources import torch as torch_source
@@ -291,8 +291,7 @@ def _trace(loaded: _Loaded) -> ExportedProgram:
     example = {name: torch.ones((2, 7), dtype=torch.int64) for name in loaded.inputs}
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     try:
-        with warnings.catch_warnings(), torch.no_grad(), open_einsums():
-            warnings.simplefilter("ignore")  # deprecations inside the tracer
+        with tracing(), torch.no_grad():
             return torch.export.export(
                 Network().eval(), (example,), dynamic_shapes=(dict.fromkeys(loaded.inputs, dynamic),)
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,8 +119,12 @@ def _count_votes(model: ModelProto, node: NodeProto, named: Mapping[str, Any], t
     model.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
     )
+    _put_behind(model, node, behind)
+
+
+def _put_behind(model: ModelProto, node: NodeProto, made: Sequence[NodeProto]) -> None:
     at = list(model.graph.node).index(node) + 1
-    for new in reversed(behind):
+    for new in reversed(made):
         model.graph.node.insert(at, new)
 
 
@@ -159,8 +163,7 @@ def keep_fractions(model: ModelProto) -> None:
             helper.make_node("Where", [f"{name}_same", whole, f"{name}_unknown"], [name], name=name),
         ]
         node.input[0] = name
-        for check in checks:
-            model.graph.node.insert(list(model.graph.node).index(node), check)
+        _put_behind(model, cut, checks)
 
 
 def write_logarithms(model: ModelProto, estimator: Any) -> None:
@@ -186,7 +189,7 @@ def write_logarithms(model: ModelProto, estimator: Any) -> None:
             answer = node.output[0]
             node.output[0] = f"{answer}_log"
             exponential = helper.make_node("Exp", [node.output[0]], [answer], name=f"{answer}_exp")
-            model.graph.node.insert(list(model.graph.node).index(node) + 1, exponential)
+            _put_behind(model, node, [exponential])
 
 
 def _made_of(model: ModelProto, booster: Any) -> Iterator[NodeProto]:

@@ -26,9 +26,9 @@ from compile_stage.plugin_support.torch_attention import answer_masked_rows
 from compile_stage.plugin_support.torch_programs import (
     changed_tensors,
     keep_inputs,
-    open_einsums,
     read_for,
     threads_restored,
+    tracing,
     use_threads,
 )
 from compile_stage.sources import graph, mlmodel, pt2
@@ -508,8 +508,7 @@ def _trace(module: Any, arrays: Sequence[Any], axes: Sequence[Sequence[int]]) ->
             array = np.concatenate([array, array], axis=axis) if array.shape[axis] == 1 else array
         example.append(torch.from_numpy(array))
     dynamic = tuple(dict.fromkeys(opened, torch.export.Dim.AUTO) for opened in axes)
-    with warnings.catch_warnings(), open_einsums():
-        warnings.simplefilter("ignore")  # deprecations inside the tracer
+    with tracing():
         return torch.export.export(module, tuple(example), dynamic_shapes=_by_argument(module, dynamic))
 
 

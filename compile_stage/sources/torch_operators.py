@@ -59,11 +59,8 @@ def small_numbers_kept() -> Iterator[None]:
     """Have the exporter's optimiser leave additions of 0 and products by 1 alone. It takes 1e-9 for 0, so the graph of
     `log(x + 1e-9)` would answer -inf for 0, and that of `x / (x.sum() + 1e-12)` NaN. Runtimes drop what adds nothing
     themselves."""
-    try:
-        from onnxscript import rewriter
-    except ImportError:  # the exporter says so itself
-        yield
-        return
+    from onnxscript import rewriter
+
     rules = getattr(rewriter, "_DEFAULT_REWRITE_RULES", ())
     rounding = getattr(rewriter, "_no_op", None) or getattr(rewriter, "no_op", None)
     left_out = set(map(id, getattr(getattr(rounding, "rules", ()), "rules", ())))

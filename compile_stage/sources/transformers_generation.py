@@ -18,7 +18,7 @@ from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.generation import INPUT_IDS, LOGITS, MASK, POSITIONS, present_of
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import CACHE_INPUTS, Signature, TensorSpec
-from compile_stage.plugin_support.torch_programs import open_einsums
+from compile_stage.plugin_support.torch_programs import tracing
 from compile_stage.sources import graph
 from compile_stage.sources import torch as torch_source
 
@@ -115,8 +115,7 @@ class CausalNetwork:
         for name in example:
             sizes[name] = [{0: free, 2: free} for _ in example[name]] if name == PAST else {0: free, 1: free}
         try:
-            with warnings.catch_warnings(), torch.no_grad(), open_einsums():
-                warnings.simplefilter("ignore")  # deprecations inside the tracer
+            with tracing(), torch.no_grad():
                 return torch.export.export(self._flat(), (example,), dynamic_shapes=(sizes,))
         except Exception as error:
             raise SourceError(

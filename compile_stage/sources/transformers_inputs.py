@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import SourceModel
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.plugin_support.torch_programs import open_einsums
+from compile_stage.plugin_support.torch_programs import tracing
 from compile_stage.sources import graph
 from compile_stage.sources import torch as torch_source
 
@@ -73,8 +72,7 @@ class NetworkInputs:
         dynamic = dict.fromkeys((0, 1) if self.open_axis else (0,), torch.export.Dim.DYNAMIC)
         sizes = {name: dict(dynamic) for name in self.example}
         try:
-            with warnings.catch_warnings(), torch.no_grad(), open_einsums():
-                warnings.simplefilter("ignore")  # deprecations inside the tracer
+            with tracing(), torch.no_grad():
                 network = self._tensors_only(model)
                 return torch.export.export(network, (dict(self.example),), dynamic_shapes=(sizes,))
         except Exception as error:

@@ -13,13 +13,12 @@ from typing import Any
 
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.records import PortableModel
+from compile_stage.plugin_support.torch_programs import tracing
 
 
 def to_program(model: PortableModel, into: Path) -> PortableModel:
     """One of the kit's ONNX models as `into/model.pt2`, of the form `torch-export`. Raises NotImplementedError for an
     operator that the kit's models don't have."""
-    import warnings
-
     import torch
 
     if (into / "model.pt2").is_file():
@@ -30,8 +29,7 @@ def to_program(model: PortableModel, into: Path) -> PortableModel:
     )
     shapes = tuple({0: torch.export.Dim.AUTO} for _ in example) if fixed is None else None
     into.mkdir(parents=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations inside the tracer
+    with tracing():
         program = torch.export.export(_module(model), example, dynamic_shapes=(shapes,) if shapes else None)
         torch.export.save(program, str(into / "model.pt2"))
     return _describe(model, into)

@@ -424,7 +424,7 @@ def test_a_database_that_cant_be_opened_is_said_in_words(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["opened", "asked"])
 def test_a_database_that_another_program_holds_is_not_taken_for_a_server_that_is_down(wrapped: bool) -> None:
-    """Broken: whoever waits for a locked SQLite file is told to look whether a server runs, where there is none."""
+    """Broken: the advice for a locked SQLite file is to look whether a server runs, where there is none."""
     import sqlite3
 
     from mlflow.exceptions import MlflowException
