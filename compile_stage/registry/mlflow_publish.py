@@ -49,6 +49,7 @@ _EXPERIMENT = "compile-stage"
 _NOTE_CHARS = 7500  # MLflow cuts a run's tags at 8000
 _PARAM_CHARS = 6000
 _REFUSED = ("PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
+_UNFINISHED = ("RUNNING", "KILLED")  # a run of which no version was made yet
 _ATTEMPTS = 4  # as many machines at once
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0)
 _ABANDONED_S = 24 * 3600  # what another machine began so long ago is dead: large models take hours on a slow line
@@ -117,7 +118,8 @@ def _set_aside(client: Any, receipt: Receipt, key: str) -> None:
 
 
 def _push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], writer: str) -> Receipt:
-    runs = _runs(client, bundle, source)
+    runs = _runs(client, bundle, source, writer)
+    _end_killed(client, runs, writer)
     _describe(client, runs, bundle, source, files)
     model = _logged_model(client, bundle, source, runs, writer)
     _lineage(client, runs, model, source)
@@ -263,7 +265,7 @@ def _clear_away_unpublished(client: Any, runs: Runs, models: Sequence[Any], writ
 
     Where the run has ended, there was a version, and what becomes of its files is for people to say."""
     left = [model for model in models if model.status == "READY" and model.tags.get(_WRITER_TAG) == writer]
-    if not left or client.get_run(runs.child).info.status != "RUNNING":
+    if not left or client.get_run(runs.child).info.status not in _UNFINISHED:
         return
     used = {model_of(version) for version in client.search_model_versions(f"run_id = '{runs.child}'")}
     for model in left:
@@ -326,25 +328,25 @@ def _compare(client: Any, model_id: str, staged: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- runs and lineage
 
 
-def _runs(client: Any, bundle: Bundle, source: SourceModel) -> Runs:
+def _runs(client: Any, bundle: Bundle, source: SourceModel, writer: str) -> Runs:
     """Parent and child run, in the source's own experiment where that is allowed: only there MLflow's page shows the
     lineage."""
     from mlflow.exceptions import MlflowException
 
     if os.environ.get("MLFLOW_EXPERIMENT_ID") or os.environ.get("MLFLOW_EXPERIMENT_NAME") or not source.experiment_id:
-        return _runs_in(client, _experiment(client), bundle, source)
+        return _runs_in(client, _experiment(client), bundle, source, writer)
     try:
-        return _runs_in(client, source.experiment_id, bundle, source)
+        return _runs_in(client, source.experiment_id, bundle, source, writer)
     except MlflowException as error:
         if not is_code(error, *_REFUSED):
             raise
-    return _runs_in(client, _experiment(client), bundle, source)
+    return _runs_in(client, _experiment(client), bundle, source, writer)
 
 
-def _runs_in(client: Any, experiment: str, bundle: Bundle, source: SourceModel) -> Runs:
+def _runs_in(client: Any, experiment: str, bundle: Bundle, source: SourceModel, writer: str) -> Runs:
     policy = prefixed(bundle.tags).get(TAG + "policy_digest", "")
     parent_key = digest_of({"source": source.digest, "uri": source.uri, "policy": policy, "name": bundle.name})
-    common = prefixed({"source": source.uri, "source_digest": source.digest})
+    common = {**prefixed({"source": source.uri, "source_digest": source.digest}), _WRITER_TAG: writer}
     model = "-".join(filter(None, (source.name, source.version)))
     rules = prefixed(bundle.tags).get(TAG + "policy", "")
     parent = _run(client, experiment, parent_key, " · ".join(filter(None, (f"compile {model}", rules))), common)
@@ -364,7 +366,7 @@ def _run(client: Any, experiment: str, key: str, name: str, tags: Mapping[str, s
         runs = _runs_with(client, experiment, key) or [created]
     # A request whose answer was lost was sent again, and left a second run; or another machine made one at that moment.
     for other in runs[1:]:
-        if other.info.status == "RUNNING":
+        if other.info.status in _UNFINISHED:
             try:
                 client.delete_run(other.info.run_id)
             except MlflowException as error:
@@ -377,6 +379,32 @@ def _runs_with(client: Any, experiment: str, key: str) -> list[Any]:
     """The runs with a key, the oldest first."""
     runs = client.search_runs([experiment], filter_string=f"tags.`{_RUN_TAG}` = '{key}'", max_results=100)
     return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
+
+
+def _end_killed(client: Any, runs: Runs, writer: str) -> None:
+    """End what earlier holders of this place were killed in while they published under another key, such as that of
+    another policy: nobody will push that key again. A run that another machine goes on with is only marked, and its
+    push marks it FINISHED; an upload that is READY stays, since another machine may be making a version of it."""
+    from mlflow.exceptions import MlflowException
+
+    mine = f"tags.`{_WRITER_TAG}` = '{writer}' and attributes.status = 'RUNNING'"
+    left = client.search_runs([runs.experiment_id], filter_string=mine)
+    for run in sorted(left, key=lambda run: "mlflow.parentRunId" not in run.data.tags):  # the parents last
+        run_id = run.info.run_id
+        if run_id in (runs.parent, runs.child):
+            continue
+        try:
+            for model in client.search_logged_models([runs.experiment_id], filter_string=f"source_run_id = '{run_id}'"):
+                if model.status != "READY" and model.tags.get(_WRITER_TAG) == writer:
+                    client.delete_logged_model(model.model_id)
+            finished = f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'"
+            published = client.search_model_versions(f"run_id = '{run_id}'") or client.search_runs(
+                [runs.experiment_id], filter_string=finished, max_results=1
+            )
+            client.set_terminated(run_id, "FINISHED" if published else "KILLED")
+        except MlflowException as error:  # somebody deleted it meanwhile, or keeps it from this account
+            if not is_code(error, *_REFUSED):
+                raise
 
 
 def _experiment(client: Any) -> str:
@@ -507,7 +535,7 @@ def _metric_name(key: str) -> str:
 def _end_runs(client: Any, name: str, receipt: Receipt) -> None:
     """Mark the runs of a published version as finished, also those of a push that was killed before it could."""
     for run in _runs_of(client, client.get_model_version(name, receipt.version)):
-        if run.info.status == "RUNNING":
+        if run.info.status in _UNFINISHED:
             client.set_terminated(run.info.run_id, "FINISHED")
 
 

@@ -744,6 +744,52 @@ def test_an_upload_that_a_killed_run_finished_and_the_next_measured_anew_is_clea
     assert held() == sorted([second.digest, third.digest])
 
 
+@pytest.mark.parametrize(
+    ("deadly", "status", "models"),
+    [
+        ("log_model_artifacts", "KILLED", ["PENDING", "READY"]),
+        ("set_terminated", "FINISHED", ["PENDING", "READY", "READY"]),
+    ],
+)
+def test_a_push_of_another_policy_ends_what_a_killed_one_left(
+    embedded: str,
+    unique: str,
+    log_model: Any,
+    make_bundle: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deadly: str,
+    status: str,
+    models: list[str],
+) -> None:
+    """Broken: runs stay RUNNING and an upload PENDING for ever where the policy is changed after a kill; or the upload
+    that another machine has under way for that run is deleted, or what it then publishes stays KILLED."""
+    from mlflow import MlflowClient
+
+    registry, client = MLflowRegistry(), MlflowClient()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    ours, place = f"tags.`compile_stage.source` = '{source.uri}'", [source.experiment_id]
+    bundles = (make_bundle(f"{unique}-compiled", key=key) for key in "ab")
+    killed, other = (replace(one, tags={**one.tags, "policy_digest": one.key}) for one in bundles)
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, deadly, kill)
+        with pytest.raises(KeyboardInterrupt):
+            registry.push(killed, source, {})
+    begun = [run.info.run_id for run in client.search_runs(place, ours)]
+    theirs = {"compile_stage.source": source.uri, "compile_stage.writer": "another machine"}
+    for run in begun:
+        client.create_logged_model(source.experiment_id, "theirs", run, tags=theirs)
+    registry.push(other, source, {})
+    assert [client.get_run(run).info.status for run in begun] == [status] * 2
+    assert sorted(str(model.status) for model in client.search_logged_models(place, ours)) == ["PENDING", *models]
+    registry.push(killed, source, {})
+    assert [run.info.status for run in client.search_runs(place, ours)] == ["FINISHED"] * 4
+
+
 def test_a_version_whose_files_are_gone_is_no_registry_that_is_down(server: Any, unique: str, log_model: Any) -> None:
     """Broken: `watch` says of a version whose files were deleted that the registry can't be reached, and people look
     at a server that is well."""
