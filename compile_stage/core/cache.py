@@ -36,6 +36,7 @@ from compile_stage.core.errors import UsageError, WorkerError
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import record
 from compile_stage.core.reuse import Reuse, made_here
+from compile_stage.core.storage import raise_if_full
 
 
 class SharedEntries(Protocol):
@@ -276,9 +277,11 @@ class Cache:
         self._used.add(part)
         try:
             yield part
-        except BaseException:
+        except BaseException as error:
             if part.exists():  # else `removed` is to name it
                 self._used.discard(part)
+                if isinstance(error, OSError):
+                    raise_if_full(error, part)
             raise
         else:
             self._used.discard(part)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from compile_stage.core.records import Event, Plan
+from compile_stage.core.storage import storage_error
 
 
 class Reporter(Protocol):
@@ -76,7 +77,9 @@ class EventLog:
         try:
             yield mark
         except BaseException as error:
-            mark.problem = str(getattr(error, "problem", "") or error or type(error).__name__)
+            # Of a tree that could not be copied, Python's own error is a list of all its files.
+            said = (isinstance(error, OSError) and storage_error(error)) or error
+            mark.problem = str(getattr(said, "problem", "") or said or type(said).__name__)
             raise
         finally:
             ended = self.elapsed_s

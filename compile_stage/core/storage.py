@@ -14,6 +14,7 @@ from pathlib import Path
 from compile_stage.core import address_space
 from compile_stage.core.errors import CompileStageError, InternalError, RemovedError, StorageError, UsageError
 
+NO_SPACE_BYTES = 1_000_000  # with less free, a disk is full: what was too large for the rest leaves a little
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG, errno.EFBIG)
 _FIX = (
@@ -146,6 +147,14 @@ def _too_many_open(error: BaseException) -> UsageError | None:
 def disk_full(error: BaseException) -> StorageError | None:
     """What to say when a full disk of this machine is at the bottom of `error`; None when it is something else."""
     return storage_error(error, _FULL)
+
+
+def raise_if_full(error: OSError, folder: Path) -> None:
+    """Raise StorageError where an error that names no file came while files were written into the folder, and its disk
+    has no space left. A file that can't be written on has no name in the kernel's error, and for a large array NumPy
+    gives not even the error's number."""
+    if error.filename is None and shutil.disk_usage(folder).free < NO_SPACE_BYTES:
+        raise no_space_below(str(folder)) from error
 
 
 def no_space_below(place: str) -> StorageError:

@@ -248,8 +248,12 @@ def _bring_folder(folder: int, destination: Path) -> None:
         else:
             with _open_regular(name, folder) as file:
                 place.unlink(missing_ok=True)
-                with open(place, "xb") as copied:
-                    shutil.copyfileobj(file, copied, _COPY_BYTES)
+                try:
+                    with open(place, "xb") as copied:
+                        shutil.copyfileobj(file, copied, _COPY_BYTES)
+                except OSError as error:  # the kernel names no file that can't be written on
+                    error.filename = error.filename or str(place)
+                    raise
                 place.chmod(stat.S_IMODE(mode) & 0o755)
             os.unlink(name, dir_fd=folder)
 

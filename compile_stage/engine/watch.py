@@ -18,13 +18,13 @@ import psutil
 
 from compile_stage.core import control_groups
 from compile_stage.core.errors import FailureKind
+from compile_stage.core.storage import NO_SPACE_BYTES
 from compile_stage.engine.protocol import says_out_of_memory
 from compile_stage.engine.usage import descendants_of
 
 _FIND_CHILDREN_EVERY_S = 0.5  # where /proc does not name children, it is read whole
 _LOOK_AT_DISK_EVERY_S = 2.0
 _LOOK_AT_DISK_SHARE = 0.02  # of the time, where there are very many files
-_NO_SPACE_BYTES = 1_000_000  # with less free, a disk is full: what was too large for the rest leaves a little
 _NEAR = 0.8  # of the limit or of the machine's memory: a kill from outside that late is memory's doing
 
 
@@ -93,7 +93,7 @@ class DiskWatch:
         """See whether there is space left. Takes microseconds."""
         for folder in self._folders:
             with contextlib.suppress(OSError):  # its guard removed it
-                if shutil.disk_usage(folder).free < _NO_SPACE_BYTES:
+                if shutil.disk_usage(folder).free < NO_SPACE_BYTES:
                     self.full = folder
 
     def excess(self) -> int | None:

@@ -283,8 +283,8 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
         said = "it takes no more requests for now" if number == "429" else "it, or what is in front of it, fails"
         return UnreachableError(
             f"the server answers with error {number} again and again: {said}",
-            fix="run again later; what is finished is kept. If it stays so, look at the server and at what is in front "
-            "of it, also at limits on requests",
+            fix="run again later; what is finished is kept. If it stays so, look at the server (its log, and "
+            "whether its disk is full) and at what is in front of it, also at limits on requests",
             where=place,
         )
     if failed_on_the_way(error):

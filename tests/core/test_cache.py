@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -14,13 +15,14 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
 
 from compile_stage.core.cache import Cache, cache_secret
 from compile_stage.core.digest import digest_of
-from compile_stage.core.errors import UsageError, WorkerError
+from compile_stage.core.errors import StorageError, UsageError, WorkerError
 from compile_stage.core.storage import storage_error
 
 KEY = {"input": "sha256:1", "toolchain": {"onnxruntime": "1.31"}}
@@ -39,6 +41,23 @@ def test_the_second_time_is_a_hit_with_the_same_answer(tmp_path: Path) -> None:
     assert second.value == {"answer": 42}
     assert (Path(second.path) / "model.bin").read_bytes() == b"weights"
     assert (cache.locate("compile/1", KEY) / "entry.json").exists()
+
+
+@pytest.mark.parametrize("said", [(errno.ENOSPC, "No space left on device"), ("100 requested and 50 written",)])
+def test_a_disk_that_fills_up_in_the_middle_of_a_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[object, ...]
+) -> None:
+    """Broken: "the disk is full" without a word of which one, or, for NumPy's error of a large array, a bug of ours."""
+
+    def fill(into: Path) -> None:
+        raise OSError(*said)
+
+    with pytest.raises(OSError, match=str(said[-1])):  # there is room here: it is another disk's trouble
+        Cache(tmp_path).fetch("compile/1", KEY, fill)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    with pytest.raises(StorageError, match="the disk is full") as caught:
+        Cache(tmp_path).fetch("compile/1", KEY, fill)
+    assert caught.value.where.startswith(str(tmp_path))
 
 
 def test_an_entry_that_was_given_out_and_is_gone_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from compile_stage.core.errors import IntegrityError, RemovedError, SourceError, StorageError, UsageError
+from compile_stage.core.events import EventLog
 from compile_stage.core.storage import (
     demand_writable,
     disk_full,
@@ -38,6 +39,16 @@ def test_what_a_library_wraps_is_found() -> None:
         copy_as_a_library_does()
     assert caught.value.where == "/disk/file"
     assert "COMPILE_STAGE_CACHE" in caught.value.fix
+
+
+def test_a_step_that_can_not_copy_a_tree_ends_with_a_sentence() -> None:
+    """Broken: the line of the step would be Python's list of every file of the tree, several hundred."""
+    said: list[str] = []
+    log = EventLog()
+    log.reporter.ended = lambda step, job_id, seconds, outcome: said.append(outcome)  # type: ignore[method-assign]
+    with pytest.raises(shutil.Error), log.step("package"):
+        raise shutil.Error([("a", "/disk/a", f"[Errno 28] {os.strerror(errno.ENOSPC)}: '/disk/a'")])
+    assert said == ["the disk is full"]
 
 
 def test_copying_a_tree_to_a_full_disk_is_one() -> None:

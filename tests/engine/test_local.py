@@ -28,7 +28,7 @@ from compile_stage.core.errors import (
 )
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import Gate
-from compile_stage.engine import local, watch
+from compile_stage.engine import handover, local, watch
 from compile_stage.engine.local import LocalEngine
 
 LIMITS = WorkerLimits(timeout_s=60.0)
@@ -353,6 +353,21 @@ def test_log_of_the_call_is_the_detail(engine: LocalEngine) -> None:
         with pytest.raises(WorkerError) as caught:
             worker.call("exit", status=1)
     assert "from C" not in caught.value.detail
+
+
+def test_a_disk_that_is_full_where_a_calls_files_go_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: "the disk is full" without a word of which one, where the cache's disk is the smaller one."""
+    written, wanted = tmp_path / "written", tmp_path / "wanted"
+    written.mkdir()
+    (written / "x.npy").write_bytes(b"1")
+
+    def fill(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(handover.shutil, "copyfileobj", fill)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
+        handover._bring(written, wanted)
+    assert caught.value.filename == str(wanted / "x.npy")
 
 
 @pytest.mark.parametrize(
