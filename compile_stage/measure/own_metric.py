@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_stage.measure.elementwise import F64, Measured, NotMeasurableError
-from compile_stage.measure.stats import bootstrap
+from compile_stage.measure.skewed_means import interval_of_any
 
 if TYPE_CHECKING:
     from compile_stage.core.records import Gate
@@ -207,7 +207,7 @@ def _interval(
         return values
 
     with np.errstate(all="ignore"):
-        interval = bootstrap(
+        interval = interval_of_any(
             of, count, seed=seed, confidence=gate.confidence or 0.95, resamples=RESAMPLES, groups=groups
         )
     if interval is None:

@@ -77,6 +77,51 @@ def bootstrap(
         None when the statistic is undefined on the sample itself or on more than one resample in ten, and for a single
         observation or group: it says nothing of how the next would differ.
     """
+    found = resampled(statistic, count, seed=seed, resamples=resamples, groups=groups)
+    return None if found is None else found.interval(confidence)
+
+
+@record
+class Resampled:
+    """A statistic of the observations at hand, and of others that might have been.
+
+    Attributes:
+        draws: Of the resamples that define it.
+        left_out: Of the observations without a part of them, for each part; empty where all draws are the value.
+    """
+
+    value: float
+    draws: F64
+    left_out: F64
+
+    def interval(self, confidence: float) -> Interval:
+        """The BCa interval."""
+        value, draws = self.value, self.draws
+        if not len(self.left_out):
+            return Interval(value=value, low=value, high=value, confidence=confidence)
+        # A share of 0 or 1 would put the correction at infinity; the most extreme that so many resamples can tell is
+        # half a draw.
+        below = (np.sum(draws < value) + 0.5 * np.sum(draws == value)) / len(draws)
+        bias = _NORMAL.inv_cdf(float(np.clip(below, 0.5 / len(draws), 1 - 0.5 / len(draws))))
+        acceleration = self._acceleration()
+        tail = _NORMAL.inv_cdf((1 + confidence) / 2)
+        low, high = (
+            float(np.quantile(draws, _NORMAL.cdf(bias + (bias + z) / max(1 - acceleration * (bias + z), 1e-6))))
+            for z in (-tail, tail)
+        )
+        return Interval(value=value, low=low, high=high, confidence=confidence)
+
+    def _acceleration(self) -> float:
+        left_out = self.left_out
+        spread = np.nanmean(left_out) - left_out if not np.all(np.isnan(left_out)) else np.zeros(1)
+        scale = float(np.nansum(spread**2)) ** 1.5
+        return float(np.nansum(spread**3)) / (6 * scale) if scale > 0 else 0.0
+
+
+def resampled(
+    statistic: Statistic, count: int, *, seed: int, resamples: int = 2000, groups: NDArray[np.int64] | None = None
+) -> Resampled | None:
+    """What `bootstrap` makes its interval of; arguments and None as there."""
     groups = np.arange(count) if groups is None else groups
     number = int(groups.max()) + 1 if count else 0
     if number < 2:
@@ -86,19 +131,9 @@ def bootstrap(
     draws = draws[~np.isnan(draws)]
     if math.isnan(value) or len(draws) < 0.9 * resamples:
         return None
-    if draws.min() == draws.max() == value:
-        return Interval(value=value, low=value, high=value, confidence=confidence)
-    # A share of 0 or 1 would put the correction at infinity; the most extreme that so many resamples can tell is half a
-    # draw.
-    below = (np.sum(draws < value) + 0.5 * np.sum(draws == value)) / len(draws)
-    bias = _NORMAL.inv_cdf(float(np.clip(below, 0.5 / len(draws), 1 - 0.5 / len(draws))))
-    acceleration = _acceleration(statistic, groups, number)
-    tail = _NORMAL.inv_cdf((1 + confidence) / 2)
-    low, high = (
-        float(np.quantile(draws, _NORMAL.cdf(bias + (bias + z) / max(1 - acceleration * (bias + z), 1e-6))))
-        for z in (-tail, tail)
-    )
-    return Interval(value=value, low=low, high=high, confidence=confidence)
+    alike = draws.min() == draws.max() == value
+    left_out = np.zeros(0) if alike else _jackknife(statistic, groups, number)
+    return Resampled(value=value, draws=draws, left_out=left_out)
 
 
 def resamples_of(groups: NDArray[np.int64], number: int, resamples: int, seed: int, *, width: int = 0) -> Iterator[F64]:
@@ -117,19 +152,15 @@ def resamples_of(groups: NDArray[np.int64], number: int, resamples: int, seed: i
         yield weights if number == len(groups) else weights[:, groups]
 
 
-def _acceleration(statistic: Statistic, groups: NDArray[np.int64], number: int) -> float:
-    """From the jackknife; observations are left out in at most 400 parts, which has the same limit and a bounded
-    cost."""
+def _jackknife(statistic: Statistic, groups: NDArray[np.int64], number: int) -> F64:
+    """Observations are left out in at most 400 parts, which has the same limit and a bounded cost."""
     parts = groups * min(number, 400) // number
     values = []
     step = max(1, _BLOCK // len(groups))
     for start in range(0, min(number, 400), step):
         left_out = np.arange(start, min(start + step, number, 400))
         values.append(statistic((parts[None, :] != left_out[:, None]).astype(np.float64)))
-    jackknife = np.concatenate(values)
-    spread = np.nanmean(jackknife) - jackknife if not np.all(np.isnan(jackknife)) else np.zeros(1)
-    scale = float(np.nansum(spread**2)) ** 1.5
-    return float(np.nansum(spread**3)) / (6 * scale) if scale > 0 else 0.0
+    return np.concatenate(values)
 
 
 # --------------------------------------------------------------------------------------------------------------- ratios

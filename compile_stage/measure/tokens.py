@@ -20,6 +20,7 @@ from compile_stage.core.records import Gate
 from compile_stage.core.sample_sizes import samples_for_drop
 from compile_stage.measure.elementwise import BLOCK, F64, Measured, NotMeasurableError, release
 from compile_stage.measure.proportions import FEW_CHANGES, share_interval
+from compile_stage.measure.skewed_means import Means, means_interval
 from compile_stage.measure.stats import Interval, Statistic, bootstrap
 from compile_stage.measure.task_intervals import FAR, TaskResult, mean_interval
 
@@ -205,7 +206,10 @@ def measure_text(gate: Gate, tokens: Tokens, *, seed: int, groups: NDArray[np.in
     loss = _perplexity(tokens, kept) if gate.metric == "perplexity" else _accuracy(tokens, kept, relative=relative)
     number = len(loss.lost)
     value = float(loss.of(np.ones((1, number)))[0])
-    interval = bootstrap(loss.of, number, seed=seed, confidence=confidence, groups=groups)
+    if loss.means is not None:
+        interval = means_interval(loss.means, seed=seed, confidence=confidence, groups=groups)
+    else:
+        interval = bootstrap(loss.of, number, seed=seed, confidence=confidence, groups=groups)
     if interval is None and gate.confidence is not None:
         raise NotMeasurableError(f"{number} prompts are too few to put an interval around {gate.metric}")
     needed = None
@@ -229,6 +233,8 @@ class _Loss:
         lost: `[prompts]`: what each loses per token; 0 where nothing changed.
         worst: What a whole share of prompts of 1 that change can cost at most, as far as it is known.
         apart: A prompt that loses more, or gains it, has changed.
+        means: The same as a function of means, where a prompt may lose any amount; None where no prompt can decide it
+            by itself.
     """
 
     candidate: float
@@ -237,6 +243,7 @@ class _Loss:
     lost: F64
     worst: float
     apart: float
+    means: Means | None = None
 
 
 def _perplexity(tokens: Tokens, kept: NDArray[np.bool_]) -> _Loss:
@@ -246,13 +253,18 @@ def _perplexity(tokens: Tokens, kept: NDArray[np.bool_]) -> _Loss:
     with np.errstate(over="ignore"):
         candidate, baseline = (float(np.exp(side.sum() / counts.sum())) for side in (own, base))
 
-    def increase(weights: F64) -> F64:
+    def increase(means: F64) -> F64:
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(np.expm1((weights @ (own - base)) / (weights @ counts)))
+            return np.asarray(np.expm1(means[:, 0] / means[:, 1]))
 
+    def slopes(means: F64) -> F64:
+        rise = (increase(means) + 1) / means[:, 1]
+        return np.stack([rise, -rise * means[:, 0] / means[:, 1]], axis=1)
+
+    means = Means(np.stack([own - base, counts], axis=1), increase, slopes)
     # A text has no worst loss: as far as the worst prompt that was seen.
     lost = (own - base) / counts
-    return _Loss(candidate, baseline, increase, lost, float(np.expm1(np.abs(lost).max())), 0.0)
+    return _Loss(candidate, baseline, means.weighted, lost, float(np.expm1(np.abs(lost).max())), 0.0, means)
 
 
 def _accuracy(tokens: Tokens, kept: NDArray[np.bool_], *, relative: bool) -> _Loss:

@@ -12,6 +12,7 @@ import pytest
 from compile_stage.core.records import Gate, Outcome
 from compile_stage.measure import own_metric
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
+from compile_stage.measure.stats import bootstrap
 
 SCORES = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
 
@@ -72,3 +73,35 @@ def test_an_interrupted_run_waits_for_no_metric(endless: Gate) -> None:
         checks = check_outputs([endless], outputs, outputs, SINGLE_CALL, batch_size=1, seed=0)
     assert time.monotonic() - began < 10
     assert {check.outcome for check in checks if check.gate == endless} == {Outcome.NOT_RUN}
+
+
+def rmse_rise(own: np.ndarray, base: np.ndarray, labels: np.ndarray) -> float:
+    """How much the root mean square error rises, as a share."""
+    squares = [float(np.mean((answers - labels) ** 2)) for answers in (own, base)]
+    return float(np.sqrt(squares[0] / squares[1])) - 1
+
+
+@pytest.mark.parametrize("metric", ["rmse_rise", "median_rise"])
+def test_one_number_that_few_samples_decide_has_the_bounds_of_such_losses(
+    metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a policy's own rmse passes what the rmse of this library does not, since three samples make up the loss;
+    or a median, which no single sample can decide, is bounded as if one could."""
+
+    def median_rise(own: np.ndarray, base: np.ndarray, labels: np.ndarray) -> float:
+        return float(np.median(np.abs(own - labels)) / np.median(np.abs(base - labels))) - 1
+
+    function = rmse_rise if metric == "rmse_rise" else median_rise
+    monkeypatch.setattr(own_metric, "_imported", lambda _: function)
+    random = np.random.default_rng(3)
+    labels = np.exp(random.standard_normal(150))
+    base = labels + 0.5 * labels.std() * random.standard_normal(150)
+    own = base + 0.4 * labels**1.5 * random.standard_normal(150)
+    gate = Gate(metric="python:own:metric", limit=0.1, direction="at_most", confidence=0.95)
+    found = own_metric.measure_own(gate, own, base, labels, seed=0)
+    monkeypatch.setattr(own_metric, "interval_of_any", bootstrap)
+    simple = own_metric.measure_own(gate, own, base, labels, seed=0)
+    assert found.interval is not None
+    assert simple.interval is not None
+    further = (found.interval[1] - found.value) / (simple.interval[1] - simple.value)
+    assert further > 1.5 if metric == "rmse_rise" else further < 1.4

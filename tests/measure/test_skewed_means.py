@@ -61,13 +61,15 @@ def test_the_bound_of_a_skewed_mean_is_rarely_below_it() -> None:
 
 
 def test_of_light_tails_the_interval_is_hardly_wider_than_the_bootstraps() -> None:
-    """Broken: honest artifacts would be asked for many times more samples."""
-    parts = np.random.default_rng(2).normal(size=1000)
-    interval = means_interval(mean_of(parts), seed=0)
-    simple = bootstrap(lambda weights: weights @ parts / weights.sum(axis=1), 1000, seed=0)
-    assert interval is not None
-    assert simple is not None
-    assert interval.high - interval.value < 1.5 * (simple.high - simple.value)
+    """Broken: honest artifacts would be asked for many times more samples: for 64 normal values the end was 1.6 times
+    as far away as the bootstrap's."""
+    for count, wider in ((64, 1.25), (1000, 1.15)):
+        parts = np.random.default_rng(2).normal(size=count)
+        interval = means_interval(mean_of(parts), seed=0)
+        simple = bootstrap(lambda w, p=parts: w @ p / w.sum(axis=1), count, seed=0)  # type: ignore[misc]
+        assert interval is not None
+        assert simple is not None
+        assert interval.high - interval.value < wider * (simple.high - simple.value)
 
 
 def test_samples_of_a_group_count_as_one() -> None:

@@ -15,7 +15,14 @@ from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.elementwise import NotMeasurableError
 from compile_stage.measure.metrics import SINGLE_CALL, ComparedSamples, check_outputs
 from compile_stage.measure.stats import bootstrap
-from compile_stage.measure.tokens import IGNORED, compare_tokens, divergence_interval, measure_tokens
+from compile_stage.measure.tokens import (
+    IGNORED,
+    Tokens,
+    compare_tokens,
+    divergence_interval,
+    measure_text,
+    measure_tokens,
+)
 
 PROMPTS, PROMPT, NEW, WORDS = 48, 6, 10, 40
 
@@ -240,6 +247,20 @@ def test_prompts_are_the_unit_and_not_tokens() -> None:
         too_low_by_tokens += naive.high < truth
     assert too_low / trials <= 0.1, "the bound holds in 95 % of cases, here of 150"
     assert too_low_by_tokens / trials >= 0.2
+
+
+def test_the_bound_of_a_perplexity_that_few_prompts_decide_is_rarely_below_it() -> None:
+    """Broken: of artifacts whose perplexity rises by the limit, mostly for a few prompts, 9 % and more passed with 64
+    prompts instead of 5, as by the bootstrap's end."""
+    random, too_low, count = np.random.default_rng(0), 0, 64
+    for trial in range(120):
+        loses = 0.02 * np.exp(1.5 * random.standard_normal(count) - 1.5**2 / 2)
+        base = 3 + random.standard_normal(count)
+        tokens = Tokens(np.full(count, 32.0), loses, loses, loss=32 * (base + loses), base_loss=32 * base)
+        interval = measure_text(PERPLEXITY, tokens, seed=trial, groups=None).interval
+        assert interval is not None
+        too_low += interval.high < math.expm1(0.02)
+    assert too_low <= 0.07 * 120
 
 
 def test_what_was_not_seen_in_few_changed_prompts_widens_the_interval() -> None:
