@@ -18,6 +18,9 @@ def statistics(page: Page) -> None:
     two_speeds(page, [figure for figure in figures if figure.row["question"] == "speeds"])
     accuracy(page, [figure for figure in figures if figure.row["question"] == "accuracy"])
     percentiles(page, [figure for figure in figures if figure.row["question"] == "p95"])
+    undecided(page, [figure for figure in figures if figure.row["question"] == "undecided"])
+    perplexity(page, [figure for figure in figures if figure.row["question"] == "perplexity"])
+    own_metrics(page, [figure for figure in figures if figure.row["question"] == "own"])
     tokens(page, [figure for figure in figures if figure.row["question"] == "tokens"])
 
 
@@ -97,6 +100,49 @@ def percentiles(page: Page, figures: list[Figure]) -> None:
             percent(row, "too_low"),
             percent(row, "fast_passes"),
         ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def undecided(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "a limit that is open after three starts", "processes differ by", "what misses it passes", "always five starts",
+        "what is at it passes", "always five", "what holds it by 5 % passes", "always five", "by 10 %", "always five",
+    ]  # fmt: skip
+    names = {"p95": "`p95_latency_ms`", "speedup": "`min_speedup`"}
+    keys = [key for name in ("misses", "at", "five_below", "ten_below") for key in (name, f"five_{name}")]
+    rows = [
+        [names[row["kind"]], f"{row['processes']:.0%}", *(percent(row, key) for key in keys)]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def perplexity(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "prompts", "what they lose", "the bound on `perplexity` is too low", "bootstrap (BCa)",
+        "half of the limit passes", "bootstrap (BCa)",
+    ]  # fmt: skip
+    rows = [
+        [
+            str(row["count"]),
+            f"lognormal, spread {row['spread']:g}" if row["spread"] else "normal",
+            *(percent(row, key) for key in ("too_low", "bca_too_low", "good_passes", "bca_good_passes")),
+        ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def own_metrics(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "a user's rmse: samples", "labels", "5 % above the limit passes", "bootstrap (BCa)",
+        "errors of half that size pass", "bootstrap (BCa)",
+    ]  # fmt: skip
+    keys = ("bad_passes", "bca_bad_passes", "good_passes", "bca_good_passes")
+    rows = [
+        [str(row["count"]), row["labels"], *(percent(row, key) for key in keys)]
         for row in (figure.row for figure in figures)
     ]
     page.table(head, rows, figures)

@@ -27,6 +27,15 @@ Seeded: the same figures on every machine.
   come in rounds of 6; the share of a call's spread that its round decides is `shared`; what its processes differ by is
   `processes`. Its p95 is that of the calls of all processes that it could be served by. One at its limit passes as
   often as the bound is too low.
+- **Undecided**: a limit that is open after three starts: by the stage's rule there are nine then, else five (`five`:
+  always five), in the same time. A p95 of 600 calls with a spread of 10 %, or a speedup of 120 rounds that remember
+  (autocorrelation 0.5); `processes` as above.
+- **Perplexity**: how often the upper bound of a rise of perplexity by 2 % is below it, and an artifact with half of
+  that rise passes a limit of 2 %. What a prompt loses is normal, with a standard deviation of four times its mean
+  (`spread` 0), or lognormal with that spread. Beside it the bootstrap's end (BCa), as until commit 7807596.
+- **Own**: a user's metric with one number, the rise of the root mean square error, of an artifact that loses 5 % more
+  than the limit, and of one whose own errors are half as large. Labels are normal, or lognormal, and errors grow with
+  these. Beside it the bootstrap's end (BCa).
 - **Tokens**: how often the upper bound of a language model's mean divergence is below the true one, where it is taken
   over prompts, and where all tokens count as independent. Divergences are lognormal; the logarithm of a token's has the
   standard deviation 1, an autocorrelation of 0.9 from token to token, and `prompts` from prompt to prompt beside it.
@@ -39,6 +48,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,11 +60,18 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 import results  # noqa: E402
 
-from compile_stage.core.records import Gate, Measurement, Outcome, Timing  # noqa: E402
-from compile_stage.measure import stats  # noqa: E402
+from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing  # noqa: E402
+from compile_stage.measure import own_metric, stats, tokens  # noqa: E402
 from compile_stage.measure.families import widened  # noqa: E402
-from compile_stage.measure.performance import check_performance  # noqa: E402
-from compile_stage.measure.restarts import AGREEING_SHARE, LEAST_HALF_WIDTHS, MORE_PROCESSES, Schedule  # noqa: E402
+from compile_stage.measure.performance import check_performance, is_too_uncertain  # noqa: E402
+from compile_stage.measure.restarts import (  # noqa: E402
+    AGREEING_SHARE,
+    LEAST_HALF_WIDTHS,
+    MORE_PROCESSES,
+    MOST_PROCESSES,
+    Schedule,
+)
+from compile_stage.measure.skewed_means import Means  # noqa: E402
 from compile_stage.measure.tasks import measure_task  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS, enough  # noqa: E402
 from compile_stage.measure.tokens import divergence_interval  # noqa: E402
@@ -90,16 +107,17 @@ class Machine:
     def __init__(
         self, memory: float, spread: float, generator: np.random.Generator, *, wanders: float = WANDERS,
         most: int = MOST_ROUNDS,
+        starts: int = MORE_PROCESSES,
     ) -> None:  # fmt: skip
-        self._most = most
-        self._slowed = wanders * np.array([wander(memory, generator, MORE_PROCESSES * (most + GAP)) for _ in range(2)])
+        self.most = most
+        self._slowed = wanders * np.array([wander(memory, generator, starts * (most + GAP)) for _ in range(2)])
         self._spread, self._generator = spread, generator
         self._now = 0
 
     def start(self) -> Iterator[tuple[list[float], list[float]]]:
         """Rounds of new processes of both models: seconds per call."""
         born = self._spread * self._generator.standard_normal(2)
-        for _ in range(self._most):
+        for _ in range(self.most):
             noise = np.abs(self._generator.normal(0, CALL_NOISE, (2, CALLS)))
             calls = LATENCY_S * np.exp(self._slowed[:, self._now, None] + born[:, None] + noise)
             self._now += 1
@@ -187,7 +205,7 @@ class Neighbour(Machine):
 
     def start(self) -> Iterator[tuple[list[float], list[float]]]:
         born, order = self._spread * self._generator.standard_normal(2), np.arange(2)
-        for number in range(self._most):
+        for number in range(self.most):
             order = order[::-1] if number % 2 else self._generator.permutation(2)
             calls = {int(which): self._turn(float(born[which])) for which in order}
             yield calls[0], calls[1]
@@ -268,12 +286,17 @@ def allocation_cell(noise: float, spread: float, trials: int, *, three: bool) ->
 
 def passes(ratio: Any, slower: float = SLOWER) -> bool:
     """Whether an artifact that is slower passes `min_speedup: 1.0` by an interval that was measured like this one."""
+    return judged(ratio, slower).outcome is Outcome.PASS
+
+
+def judged(ratio: Any, slower: float) -> Check:
+    """The check of `min_speedup: 1.0`."""
     timing = Timing(
         latency_s=(0.001,), batch_size=1, stable=True, environment="", rounds=1,
         speedup=ratio.value / slower, speedup_interval=(ratio.low / slower, ratio.high / slower),
     )  # fmt: skip
     measured = Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1)
-    return check_performance((SPEEDUP,), measured, 1)[0].outcome is Outcome.PASS
+    return check_performance((SPEEDUP,), measured, 1)[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- accuracy
@@ -351,6 +374,131 @@ def p95_passes(
         measured = Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1)
         passed += check_performance((gate,), measured, 1)[0].outcome is Outcome.PASS
     return passed / trials
+
+
+# ------------------------------------------------------------------------------------------------------------ undecided
+
+
+def undecided_cell(kind: str, processes: float, trials: int, *, five: bool) -> dict[str, float]:
+    """How often an artifact passes that misses its limit (by 5 % of a p95, 3 % of a speedup), is at it (of a speedup at
+    the 2 % below it that are not told apart), and holds it by 5 % and 10 %."""
+    generator = np.random.default_rng([len(kind), int(100 * processes)])
+    over = {"misses": 1.05, "at": 1.0, "five_below": 1 / 1.05, "ten_below": 1 / 1.1}
+    if kind == "speedup":
+        over |= {"misses": SLOWER, "at": 1 / (1 - stats.RESOLUTION)}
+    passed = dict.fromkeys(over, 0)
+    for trial in range(trials):
+        for name, by in over.items():
+            judge = p95_of_starts if kind == "p95" else speedup_of_starts
+            passed[name] += judge(processes, by, generator, trial, five=five)
+    return {name: count / trials for name, count in passed.items()}
+
+
+def p95_of_starts(processes: float, over: float, generator: np.random.Generator, _: int, *, five: bool) -> bool:
+    """Whether a p95 passes that is so many times its limit."""
+    spread, size, calls = 0.1, 6, 120
+    limit_ms = 10 * np.exp(np.hypot(spread, processes) * 1.6449) / over
+    gate = Gate(metric="p95_latency_ms", limit=limit_ms, direction="at_most", unit="ms")
+    latency, owners = np.empty(0), list[int]()
+
+    def check(starts: Sequence[int], each: int) -> Check:
+        nonlocal latency, owners
+        for start in starts:
+            own = processes * generator.standard_normal() + spread * generator.standard_normal(each)
+            latency, owners = np.append(latency, 0.01 * np.exp(own)), owners + [start] * (each // size)
+        timing = Timing(
+            latency_s=tuple(latency.tolist()), batch_size=1, stable=True, environment="", rounds=len(owners),
+            turns=(size,) * len(owners), processes=tuple(owners),
+        )  # fmt: skip
+        return check_performance((gate,), Measurement(timings=(timing,), load_s=0.0, peak_memory_bytes=1), 1)[0]
+
+    more = MOST_PROCESSES if is_too_uncertain(check(range(3), calls)) and not five else MORE_PROCESSES
+    each = 2 * calls // (more - 3) // size * size
+    return check(range(3, more), each).outcome is Outcome.PASS
+
+
+def speedup_of_starts(
+    processes: float, slower: float, generator: np.random.Generator, seed: int, *, five: bool
+) -> bool:  # fmt: skip
+    """Whether an artifact passes `min_speedup: 1.0` that takes so many times as long as the baseline."""
+    machine = Machine(0.5, processes, generator, starts=MOST_PROCESSES)
+    base: Rounds = []
+    own: Rounds = []
+    owners: list[int] = []
+
+    def check(starts: Sequence[int], rounds: int) -> Check:
+        for start in starts:
+            machine.most = rounds
+            for calls in machine.start():
+                base.append(calls[0])
+                own.append(calls[1])
+                owners.append(start)
+            machine.rest()
+        return judged(stats.ratio_interval(base, own, seed=seed, processes=owners), slower)
+
+    more = MOST_PROCESSES if is_too_uncertain(check(range(3), MOST_ROUNDS)) and not five else MORE_PROCESSES
+    return check(range(3, more), 2 * MOST_ROUNDS // (more - 3)).outcome is Outcome.PASS
+
+
+# --------------------------------------------------------------------------------------------- perplexity, own metrics
+
+
+def perplexity_cell(count: int, spread: float, trials: int, *, bca: bool) -> dict[str, float]:
+    """How often the bound of so many prompts is below the true rise, and one of half the limit passes."""
+    gate = Gate(
+        metric="perplexity", limit=np.expm1(0.02), direction="at_most", confidence=0.95,
+        options={"drop": "max_relative_drop"},
+    )  # fmt: skip
+    generator, low, passed = np.random.default_rng([count, int(10 * spread)]), 0, 0
+    with patch.object(tokens, "means_interval", by_bootstrap) if bca else nullcontext():
+        for trial in range(trials):
+            lengths, base = generator.integers(16, 65, count).astype(np.float64), generator.gamma(4, 0.75, count)
+            loses = 1 + 4 * generator.standard_normal(count)
+            if spread:
+                loses = np.exp(spread * generator.standard_normal(count) - spread**2 / 2)
+            ends = []
+            for rise in (0.02, 0.01):
+                own, none = lengths * (base + rise * loses), np.zeros(count)
+                known = tokens.Tokens(lengths, none, none, loss=own, base_loss=lengths * base)
+                interval = tokens.measure_text(gate, known, seed=trial, groups=None).interval
+                ends.append(np.inf if interval is None else interval.high)
+            low, passed = low + int(ends[0] < gate.limit), passed + int(ends[1] <= gate.limit)
+    return {"too_low": low / trials, "good_passes": passed / trials}
+
+
+def by_bootstrap(metric: Means, **options: Any) -> stats.Interval | None:
+    """The bootstrap's end in place of that of means."""
+    return stats.bootstrap(metric.weighted, len(metric.columns), **options)
+
+
+def rmse_rise(own: np.ndarray, base: np.ndarray, labels: np.ndarray | None) -> float:
+    """A user's metric with one number."""
+    squares = [float(np.mean((answers - labels) ** 2)) for answers in (own, base)]
+    return float(np.sqrt(squares[0] / squares[1])) - 1
+
+
+def own_cell(count: int, labels: str, trials: int, *, bca: bool) -> dict[str, float]:
+    """How often an artifact passes that loses 5 % more than its limit, and one whose own errors are half as large."""
+    generator = np.random.default_rng([count, len(labels)])
+
+    def draw(samples: int, off: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        truth = generator.standard_normal(samples)
+        truth = np.exp(truth) if labels == "lognormal" else truth
+        base = truth + 0.5 * (2.161 if labels == "lognormal" else 1) * generator.standard_normal(samples)
+        sizes = np.abs(truth) if labels == "lognormal" else 1.0
+        return base + off * sizes * generator.standard_normal(samples), base, truth
+
+    gate = Gate(
+        metric="python:simulations:rmse_rise", limit=rmse_rise(*draw(400_000, 0.4)) / 1.05, direction="at_most",
+        confidence=0.95,
+    )  # fmt: skip
+    passed = dict.fromkeys((0.4, 0.2), 0)
+    with patch.object(own_metric, "interval_of_any", stats.bootstrap) if bca else nullcontext():
+        for trial in range(trials):
+            for off in passed:
+                found = own_metric.measure_own(gate, *draw(count, off), seed=trial)
+                passed[off] += found.interval is not None and found.interval[1] <= gate.limit
+    return {"bad_passes": passed[0.4] / trials, "good_passes": passed[0.2] / trials}
 
 
 # ----------------------------------------------------------------------------------------------------------- the tables
@@ -471,6 +619,21 @@ def p95_rows(trials: int) -> list[dict[str, Any]]:
     return rows
 
 
+def undecided_rows(trials: int) -> list[dict[str, Any]]:
+    cells = [{"kind": kind, "processes": spread} for kind in ("p95", "speedup") for spread in (0.0, 0.02, 0.04, 0.1)]
+    return paired_rows("undecided", cells, undecided_cell, trials, "five")
+
+
+def perplexity_rows(trials: int) -> list[dict[str, Any]]:
+    cells = [{"count": count, "spread": spread} for count in (32, 64, 128, 512) for spread in (0.0, 1.0, 1.5, 2.0)]
+    return paired_rows("perplexity", cells, perplexity_cell, trials, "bca")
+
+
+def own_rows(trials: int) -> list[dict[str, Any]]:
+    cells = [{"count": count, "labels": labels} for count in (40, 150, 600) for labels in ("normal", "lognormal")]
+    return paired_rows("own", cells, own_cell, trials, "bca")
+
+
 def tokens_rows(trials: int) -> list[dict[str, Any]]:
     rows = []
     for count in (32, 64, 128, 512):
@@ -505,7 +668,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
-    questions = ("speedup", "starts", "allocation", "speeds", "accuracy", "p95", "tokens")
+    questions = (
+        "speedup", "starts", "allocation", "speeds", "accuracy", "p95", "undecided", "perplexity", "own", "tokens",
+    )  # fmt: skip
     parser.add_argument("--question", choices=questions, help="only this one")
     results.add_save_option(parser)
     options = parser.parse_args(arguments)
@@ -524,6 +689,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += accuracy_rows(options.trials, before)
         if options.question in (None, "p95"):
             record.rows += p95_rows(options.trials)
+        if options.question in (None, "undecided"):
+            record.rows += undecided_rows(max(50, options.trials // 5))
+        if options.question in (None, "perplexity"):
+            record.rows += perplexity_rows(max(50, options.trials // 5))
+        if options.question in (None, "own"):
+            record.rows += own_rows(max(50, options.trials // 10))
         if options.question in (None, "tokens"):
             record.rows += tokens_rows(options.trials)
 

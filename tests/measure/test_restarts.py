@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -328,3 +328,16 @@ def test_candidates_that_processes_of_chance_tell_apart_tie() -> None:
     assert stats.tied(a, b)
     plain = [replace(timing, processes=()) for timing in (a, b)]
     assert not stats.tied(plain[0], replace(plain[1], latency_s=tuple(0.9 * call for call in plain[1].latency_s)))
+
+
+@pytest.mark.parametrize(
+    ("restart_s", "left_s", "starts"), [(0.5, 24.0, 9), (3.0, 24.0, 7), (8.0, 24.0, 5), (3.0, 0.0, 5)]
+)
+def test_an_open_gate_has_as_many_more_starts_as_the_time_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, restart_s: float, left_s: float, starts: int
+) -> None:
+    """Broken: starts that are all loading and no rounds, or fewer than were planned."""
+    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    schedule = Schedule(60.0, restart_s=restart_s, _ends=100.0 + left_s)
+    schedule.more(3)
+    assert schedule.starts == starts
