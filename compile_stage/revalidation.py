@@ -51,7 +51,7 @@ from compile_stage.serving.manifest import artifact_of, data_folder
 from compile_stage.serving.missing_numbers import proven_missing
 from compile_stage.serving.taken_values import TAKEN, proven_taken
 from compile_stage.serving.trust import Trust
-from compile_stage.steps.benchmark import benchmark
+from compile_stage.steps.benchmark import are_decided, benchmark
 from compile_stage.steps.export import inspect
 from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.package import timings
@@ -303,6 +303,9 @@ def measure(
     """
     candidate, job = validated.candidate, validated.candidate.job
     gates: tuple[Gate, ...] = revive(tuple[Gate, ...], manifest["performance"])
+    beside_itself = baseline == validated.artifact
+    looked_at = tuple(gate for gate in gates if not (beside_itself and gate.metric == "speedup"))
+    size_bytes = validated.artifact.size_bytes
     request = MeasurementRequest(
         label=job.target.name,
         samples=validated.samples,
@@ -310,11 +313,12 @@ def measure(
         budget=budget,
         seed=validated.data.seed,
         min_calls=calls_needed(gates),
+        decided=lambda _, found: are_decided(looked_at, found, size_bytes),
         proof=validated.proof,
     )
     measured = benchmark(context, baseline or validated.source, {job.id: validated.artifact}, request)
     measurement = measured.measurements.get(job.id)
-    if measurement is not None and baseline == validated.artifact:
+    if measurement is not None and beside_itself:
         alone = (replace(timing, speedup=None, speedup_interval=None, stable=True) for timing in measurement.timings)
         measurement = replace(measurement, timings=tuple(alone))
     candidate = replace(candidate, measurement=measurement)

@@ -14,6 +14,7 @@ from compile_stage import revalidation
 from compile_stage.core.digest import plain
 from compile_stage.core.records import Budget, Check, Gate, Outcome, SampleSet, Verdict
 from compile_stage.measure.recompute import refuse_verdict
+from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.steps.benchmark import Measured
 
@@ -82,3 +83,25 @@ def test_a_model_is_not_made_unfit_for_the_machine_that_its_run_measured_it_on(m
     assert notes == ("throughput_at_p99 and cost_per_million: as its run measured, not measured again",)
     elsewhere, notes = measured(SPEEDUP, *SERVED, verdict=published, fingerprint="another")
     assert (elsewhere.verdict.passed, notes) == (False, ())
+
+
+def test_an_open_gate_is_measured_as_long_as_in_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Broken: a version proven anew on a noisier machine fails as too uncertain after three starts, where the run
+    that published it would have made more."""
+    requests: list[MeasurementRequest] = []
+
+    def benchmark(*arguments: Any) -> Measured:
+        requests.append(arguments[-1])
+        return Measured(measurements={}, failures={}, cached=False)
+
+    monkeypatch.setattr(revalidation, "benchmark", benchmark)
+    before = validated()
+    measured = before.candidate.measurement
+    assert measured is not None
+    manifest = {"performance": plain((SPEEDUP,)), "verdict": None, "waivers": [], "fingerprint": "x"}
+    for interval in ((0.9, 1.2), (1.9, 2.1)):
+        timing = replace(measured.timings[0], speedup=1.05, speedup_interval=interval)
+        for baseline in (None, before.artifact):
+            revalidation.measure(factories.run_context(tmp_path), manifest, Budget(), before, baseline)
+            decided = requests.pop().decided("", replace(measured, timings=(timing,)))
+            assert decided == (interval[0] > 1 or baseline is not None), "beside itself nothing is faster"

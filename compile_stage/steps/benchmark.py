@@ -22,6 +22,7 @@ from compile_stage.core.records import (
     Candidate,
     Check,
     Failure,
+    Gate,
     Measurement,
     Outcome,
     Plan,
@@ -105,8 +106,7 @@ def benchmark_candidates(
     drop_behind = holding if target_policy.prunes_slow else None
 
     def decided(name: str, measured: Measurement) -> bool:
-        checks = check_performance(gates, measured, validated[name].size_bytes)
-        return bool(measured.stopped_early) or not any(_left_open(check, measured) for check in checks)
+        return bool(measured.stopped_early) or are_decided(gates, measured, validated[name].size_bytes)
 
     def holds(name: str, measured: Measurement) -> bool | None:
         return gates_hold(gates, measured, validated[name].size_bytes)
@@ -302,6 +302,11 @@ def _unstable(measured: Mapping[str, Measurement]) -> list[str]:
         for name, measurement in measured.items()
         if not measurement.stopped_early and not all(timing.stable for timing in measurement.timings)
     ]
+
+
+def are_decided(gates: Sequence[Gate], measured: Measurement, size_bytes: int | None) -> bool:
+    """Whether more measuring could not change what the gates on performance say (`MeasurementRequest.decided`)."""
+    return not any(_left_open(check, measured) for check in check_performance(gates, measured, size_bytes))
 
 
 def _left_open(check: Check, measured: Measurement) -> bool:
