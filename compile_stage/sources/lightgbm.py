@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
 _BOOSTER = "lightgbm.basic.Booster"
-_WRAPPERS = (
+WRAPPERS = (
     _BOOSTER,
     "lightgbm.compat._LGBMLabelEncoder",
     *(f"lightgbm.sklearn.{name}" for name in ("LGBMClassifier", "LGBMModel", "LGBMRanker", "LGBMRegressor")),
@@ -50,11 +50,11 @@ class LightGBMSource(Exporter):
         if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:
             return reason
         if not _is_text(source):
-            reason = saved.refuse(_file(source), _format(source), _trusted(source), compliance, _WRAPPERS)
+            reason = saved.refuse(_file(source), _format(source), _trusted(source), compliance, WRAPPERS)
             if reason is not None:
                 return reason
         try:
-            return _refuse_model(_load(source))
+            return refuse_model(_load(source))
         except SourceError as error:
             return error.reason
 
@@ -163,7 +163,8 @@ def _rounds(model: Any) -> int | None:
     return int(best) if best and best > 0 else None
 
 
-def _refuse_model(model: Any) -> str | None:
+def refuse_model(model: Any) -> str | None:
+    """The reason when a booster or wrapper has no proven conversion."""
     objective = _objective(model)
     if objective not in (*_NUMBER, *_CLASSES):
         return (

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compile_stage.core.errors import SourceError
-from compile_stage.sources.sklearn_parts import parts
+from compile_stage.sources.sklearn_parts import is_tree, parts
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
     from compile_stage.core.tensors import Array
 
+_SCALERS = ("StandardScaler", "RobustScaler", "MaxAbsScaler")
+
 
 def prepare(estimator: Any) -> None:
-    """Change what changes no answer of a fitted model, and what skl2onnx refuses: defaults of two estimators, and the
-    wrapper that keeps a model from being fitted again."""
+    """Change what changes no answer of a fitted model, and what skl2onnx refuses or gets wrong: defaults of two
+    estimators, a list of weights, and what is wrapped around a fitted model."""
     for part in list(parts(estimator)):
         for name, held in list(getattr(part, "__dict__", {}).items()):
             if isinstance(held, list):
@@ -28,7 +30,9 @@ def prepare(estimator: Any) -> None:
         kind = type(part).__name__
         if kind == "VotingClassifier" and hasattr(part, "estimators_"):
             part.flatten_transform = False  # the form of transform(), which is not called
-        elif kind == "KBinsDiscretizer" and part.encode == "onehot":
+        if kind in ("VotingClassifier", "VotingRegressor") and isinstance(part.weights, list | tuple):
+            part.weights = np.asarray(part.weights)
+        if kind == "KBinsDiscretizer" and part.encode == "onehot":
             part.encode = "onehot-dense"  # ONNX has no sparse tensors; the fitted encoder stays as it is
 
 
@@ -42,7 +46,7 @@ def refuse_calibration(estimator: Any) -> str | None:
                     "skl2onnx converts isotonic calibration to other probabilities: calibrate it with "
                     "method='sigmoid', or log the model without the calibration"
                 )
-            if type(last := last_step(part.estimator)).__name__ == "LinearSVC" and last is not part.estimator:
+            if type(last := last_step(part.estimator)).__name__ == "LinearSVC" and last is not _thawed(part.estimator):
                 return (
                     "skl2onnx converts no calibrated pipeline of a LinearSVC: put the steps before the calibration, as "
                     "in make_pipeline(StandardScaler(), CalibratedClassifierCV(LinearSVC()))"
@@ -62,6 +66,38 @@ def calibrated_scores(estimator: Any) -> dict[int, dict[str, bool]]:
     }
 
 
+def scalers_before_trees(estimator: Any, *, is_given_float32: bool) -> dict[int, dict[str, str]]:
+    """Options of skl2onnx by the id of the scaler that they are for: compute in the type that scikit-learn computes in,
+    and divide as it does, where the model has trees. Many thresholds are values of the training data, and one of these
+    that is rounded otherwise goes the other way."""
+    held = list(parts(estimator))
+    trees = any(is_tree(part) or type(part).__name__ in ("TreePredictor", "Booster") for part in held)
+    how = "div" if is_given_float32 else "div_cast"
+    return {id(part): {"div": how} for part in held if trees and type(part).__name__ in _SCALERS}
+
+
+def keep_means(model: ModelProto, estimator: Any) -> None:
+    """Write the means of scalers that compute in float64 as they are: skl2onnx rounds them to float32."""
+    from onnx import numpy_helper
+
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    makers = {output: node for node in model.graph.node for output in node.output}
+    scalers = [part for part in parts(estimator) if type(part).__name__ in _SCALERS]
+    for node in [one for one in model.graph.node if one.op_type == "Div" and one.input[1] in tensors]:
+        subtraction = makers.get(node.input[0])
+        if subtraction is None or subtraction.op_type != "Sub" or subtraction.input[1] not in tensors:
+            continue
+        scale, written = (numpy_helper.to_array(tensors[one.input[1]]) for one in (node, subtraction))
+        for part in scalers:
+            mean = getattr(part, "mean_", getattr(part, "center_", None))
+            if mean is None or scale.dtype != np.float64 or not np.array_equal(part.scale_, scale.ravel()):
+                continue
+            if np.array_equal(mean.astype(np.float32), written.ravel()):
+                exact = numpy_helper.from_array(mean.reshape(written.shape), subtraction.input[1])
+                tensors[subtraction.input[1]].CopyFrom(exact)
+                break
+
+
 def last_step(estimator: Any) -> Any:
     """Of a pipeline, and of pipelines in it, the model at the end; else the estimator itself."""
     while hasattr(estimator := _thawed(estimator), "steps"):
@@ -69,8 +105,13 @@ def last_step(estimator: Any) -> Any:
     return estimator
 
 
+def without_search(estimator: Any) -> Any:
+    """The model that a search (GridSearchCV, RandomizedSearchCV) found and answers with; else the estimator itself."""
+    return getattr(estimator, "best_estimator_", estimator)
+
+
 def _thawed(value: Any) -> Any:
-    return value.estimator if type(value).__name__ == "FrozenEstimator" else value
+    return value.estimator if type(value).__name__ == "FrozenEstimator" else without_search(value)
 
 
 def count_votes(model: ModelProto, estimator: Any) -> None:

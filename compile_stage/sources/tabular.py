@@ -256,8 +256,7 @@ def as_predict_gets(source: SourceModel, inputs: Batch) -> Batch:
     import numpy as np
 
     specs = mlmodel.read(source).inputs or ()
-    types = [spec.get("tensor-spec", {}).get("dtype") or spec.get("type") for spec in specs]
-    narrow = [dtype in ("float", "float32") for dtype in types]
+    narrow = _narrow(source)
     if len(inputs) > 1:
         named = {str(spec.get("name")) for spec, rounds in zip(specs, narrow, strict=True) if rounds}
         return {name: array.astype(np.float32) if name in named else array for name, array in inputs.items()}
@@ -269,6 +268,19 @@ def as_predict_gets(source: SourceModel, inputs: Batch) -> Batch:
     if len(narrow) != matrix.shape[-1]:
         return inputs
     return {name: np.where(narrow, matrix.astype(np.float32), matrix)}
+
+
+def is_given_float32(source: SourceModel) -> bool:
+    """Whether the signature lets no other numbers than float32 through to predict()."""
+    narrow = _narrow(source)
+    return bool(narrow) and all(narrow)
+
+
+def _narrow(source: SourceModel) -> list[bool]:
+    """For each input of the signature whether it is float32."""
+    specs = mlmodel.read(source).inputs or ()
+    types = [spec.get("tensor-spec", {}).get("dtype") or spec.get("type") for spec in specs]
+    return [dtype in ("float", "float32") for dtype in types]
 
 
 def refuse_columns(source: SourceModel) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,11 @@ from compile_stage.sources import graph, mlmodel, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
+    from onnx import NodeProto
+
     from compile_stage.core.tensors import Batch
 
-_WRAPPERS = ("XGBClassifier", "XGBRegressor", "XGBRFClassifier", "XGBRFRegressor")
+WRAPPERS = ("XGBClassifier", "XGBRegressor", "XGBRFClassifier", "XGBRFRegressor")
 
 # Objectives whose transformation the converter gets right, as tests/sources shows for each.
 _NUMBER = ("reg:squarederror", "reg:absoluteerror", "reg:pseudohubererror", "count:poisson", "reg:gamma", "reg:tweedie")
@@ -43,16 +45,16 @@ class XGBoostSource(Exporter):
         if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:
             return reason
         kind = _class_name(source)
-        if kind not in ("Booster", *_WRAPPERS):
+        if kind not in ("Booster", *WRAPPERS):
             return (
-                f"a model of class {kind} can't be converted; there are converters for Booster, {', '.join(_WRAPPERS)}"
+                f"a model of class {kind} can't be converted; there are converters for Booster, {', '.join(WRAPPERS)}"
             )
         try:
             model = _load(source)
             booster = _booster(model)
             return (
-                _refuse_booster(booster)
-                or _refuse_dropout(_file(source).read_bytes(), booster)
+                refuse_booster(booster)
+                or refuse_dropout(_file(source).read_bytes(), booster)
                 or tabular.refuse_names(source, booster.feature_names or ())
                 or mlmodel.refuse_params(source, _own_params(model))
             )
@@ -88,17 +90,8 @@ class XGBoostSource(Exporter):
         wanted = _signature(model)
         demand_shapes(wanted, shapes, source)
         booster = _booster(model)
-        booster.feature_names = None  # the converter knows columns by number only
-        # Else XGBoost writes no threshold of truth values, and cuts whole ones beyond 32 bits.
-        booster.feature_types = None
-        if model is booster:
-            # A bare booster predicts with all its trees; the converter would stop at the best round of early stopping.
-            booster.set_attr(best_iteration=None, best_score=None)
-        elif (best := booster.attr("best_iteration")) is not None:
-            # The converter takes one tree of each class for a round.
-            booster.set_attr(best_iteration=str((int(best) + 1) * _trees_at_once(booster) - 1))
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), convertible(model):
                 warnings.simplefilter("ignore")  # deprecations inside the converter
                 converted = convert_xgboost(
                     model,
@@ -107,8 +100,7 @@ class XGBoostSource(Exporter):
                 )
         except Exception as error:
             raise SourceError(f"onnxmltools can't convert it: {first_line(error)}", where=source.uri) from error
-        if _trees_at_once(booster) > 1:
-            _name_classes(converted, booster)
+        name_classes(converted.graph.node, model)
         names = [value.name for value in graph.signature_of(converted).outputs]
         tabular.standardize(converted, wanted, _repairs(names, model, booster))
         return graph.finish(converted, source, shapes, into)
@@ -168,7 +160,8 @@ def _objective(booster: Any) -> str:
     return str(_learner(booster)["objective"]["name"])
 
 
-def _refuse_booster(booster: Any) -> str | None:
+def refuse_booster(booster: Any) -> str | None:
+    """The reason when it has no proven conversion."""
     learner = _learner(booster)
     kind, objective = learner["gradient_booster"]["name"], learner["objective"]["name"]
     if kind != "gbtree":
@@ -193,7 +186,7 @@ def _has_wide_leaves(booster: Any) -> bool:
     return any(int(tree["tree_param"].get("size_leaf_vector", 1)) > 1 for tree in trees)
 
 
-def _refuse_dropout(file: bytes, booster: Any) -> str | None:
+def refuse_dropout(file: bytes, booster: Any) -> str | None:
     """Why a model can't be taken in which dropout left a weight for each tree.
 
     XGBoost 3.4 and newer say `gbtree` of these models too. Older ones load such a file and predict without the weights.
@@ -212,13 +205,40 @@ def _trees_at_once(booster: Any) -> int:
     return int(_learner(booster)["gradient_booster"]["gbtree_model_param"]["num_parallel_tree"])
 
 
-def _name_classes(converted: Any, booster: Any) -> None:
+@contextmanager
+def convertible(model: Any) -> Iterator[None]:
+    """A booster or wrapper as onnxmltools converts it to the model's own answers, and afterwards as it was."""
+    booster = _booster(model)
+    names, types, best = booster.feature_names, booster.feature_types, booster.attr("best_iteration")
+    booster.feature_names = None  # the converter knows columns by number only
+    # Else XGBoost writes no threshold of truth values, and cuts whole ones beyond 32 bits.
+    booster.feature_types = None
+    if model is booster:
+        # A bare booster predicts with all its trees; the converter would stop at the best round of early stopping.
+        booster.set_attr(best_iteration=None)
+    elif best is not None:
+        # The converter takes one tree of each class for a round.
+        booster.set_attr(best_iteration=str((int(best) + 1) * _trees_at_once(booster) - 1))
+    try:
+        yield
+    finally:
+        booster.feature_names, booster.feature_types = names, types
+        booster.set_attr(best_iteration=best)
+
+
+def name_classes(nodes: Iterable[NodeProto], model: Any) -> None:
     """Say in the graph which class each tree is of.
 
     The converter takes the trees for one of each class in turn. Where a round adds several of a class, they stand
     beside each other.
+
+    Args:
+        nodes: What the converter wrote of the booster or wrapper.
     """
-    for node in converted.graph.node:
+    booster = _booster(model)
+    if _trees_at_once(booster) == 1:
+        return
+    for node in nodes:
         found = {attribute.name: attribute for attribute in node.attribute}
         if node.op_type == "TreeEnsembleClassifier" and len(set(found["class_ids"].ints)) > 1:
             classes = _trees(booster)["tree_info"]

@@ -31,6 +31,7 @@ from sklearn.ensemble import (
     IsolationForest,
     RandomForestClassifier,
     RandomForestRegressor,
+    StackingClassifier,
     VotingClassifier,
     VotingRegressor,
 )
@@ -39,6 +40,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from sklearn.mixture import GaussianMixture
+from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.neural_network import MLPClassifier
@@ -219,6 +221,17 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
     "a vote over labels": lambda: scaled(VotingClassifier(VOTERS)),
     "vectors of three classes": lambda: scaled(SVC()),
     "ridge": lambda: scaled(RidgeClassifier()),
+    "a vote with a list of weights": lambda: scaled(VotingClassifier(VOTERS, voting="soft", weights=[3, 1])),
+    "a search": lambda: RandomizedSearchCV(scaled(RidgeClassifier()), {"ridgeclassifier__alpha": [1, 2]}, n_iter=1),
+    "a search of a pipeline that picks columns": lambda: GridSearchCV(
+        make_pipeline(
+            ColumnTransformer([("a", StandardScaler(), COLUMNS[:5]), ("b", MinMaxScaler(), COLUMNS[9:4:-1])]),
+            LogisticRegression(),
+        ),
+        {"logisticregression__C": [0.1, 1]},
+        cv=2,
+    ),
+    "a calibrated search": lambda: scaled(CalibratedClassifierCV(GridSearchCV(LinearSVC(), {"C": [0.1]}, cv=2), cv=2)),
     "bins": lambda: make_pipeline(KBinsDiscretizer(4), LogisticRegression(max_iter=2000)),
     "bins of some columns": lambda: make_pipeline(
         ColumnTransformer([("bins", KBinsDiscretizer(4), COLUMNS[:3]), ("numbers", StandardScaler(), COLUMNS[3:])]),
@@ -241,11 +254,13 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_defaults_that_skl2onnx_refuses_are_no_reason_to_refuse(tmp_path: Path, prove: Proof, name: str) -> None:
     """Broken: a VotingClassifier or KBinsDiscretizer with scikit-learn's own defaults is refused, for parameters that
-    change no prediction; so is what scikit-learn's documentation says of calibrating a fitted model. A calibrated
-    pipeline gets other labels: skl2onnx calibrates its probabilities, and scikit-learn its decision_function()."""
+    change no prediction; so is what scikit-learn's documentation says of calibrating a fitted model, and a search as an
+    estimator without converter, though it answers with the model that it found. A calibrated pipeline gets other
+    labels: skl2onnx calibrates its probabilities, and scikit-learn its decision_function()."""
     wanted = Y + (X["mean texture"] > 25) if name.startswith(("vectors", "ridge")) else Y
     model = ACCEPTED[name]().fit(X, wanted)
-    made = prove(save(tmp_path / "model", model), {"X": X.to_numpy()}, sizes=(1, 100))
+    source = save(tmp_path / "model", model, serialization_format="cloudpickle")
+    made = prove(source, {"X": X.to_numpy()}, sizes=(1, 100), compliance=PICKLES)
     assert list(run_onnx(made, {"X": X.to_numpy()})["label"]) == list(model.predict(X))
 
 
@@ -256,6 +271,8 @@ def test_defaults_that_skl2onnx_refuses_are_no_reason_to_refuse(tmp_path: Path, 
         (CalibratedClassifierCV(scaled(LinearSVC()), cv=2), "put the steps before the calibration"),
         (CalibratedClassifierCV(FrozenEstimator(scaled(LinearSVC()).fit(X, Y))), "put the steps"),
         (scaled(OneVsRestClassifier(SVC())), "without probabilities"),
+        (CalibratedClassifierCV(OneVsRestClassifier(LinearSVC()), cv=2), "of the logged example is another"),
+        (StackingClassifier([("a", scaled(SVC()))], passthrough=True, cv=2), "ONNX Runtime can't run"),
     ],
 )
 def test_what_skl2onnx_gets_wrong_is_refused_in_the_plan(tmp_path: Path, model: Any, words: str) -> None:
