@@ -29,6 +29,7 @@ from compile_stage.sources.sklearn_boosters import (
 from compile_stage.sources.sklearn_converted import (
     calibrated_scores,
     count_votes,
+    halve_scores,
     keep_fractions,
     keep_means,
     last_step,
@@ -473,6 +474,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     write_missing_directions(model, estimator)
     write_logarithms(model, estimator)
     count_votes(model, estimator)
+    halve_scores(model, estimator)
     keep_fractions(model)
     keep_means(model, estimator)
     if by_name:

@@ -207,6 +207,21 @@ def keep_fractions(model: ModelProto) -> None:
         _put_behind(model, cut, checks)
 
 
+def halve_scores(model: ModelProto, estimator: Any) -> None:
+    """Halve the coefficients of each linear discriminant of two classes: skl2onnx takes the softmax of the score and
+    its negative, which is the logistic function of twice the score, and scikit-learn that of the score."""
+    for part in parts(estimator):
+        if type(part).__name__ != "LinearDiscriminantAnalysis" or len(getattr(part, "classes_", ())) != 2:
+            continue
+        scores = np.asarray(part.coef_, np.float32).ravel()
+        for node in [one for one in model.graph.node if one.op_type == "LinearClassifier"]:
+            named = {entry.name: entry for entry in node.attribute}
+            written = np.asarray(named["coefficients"].floats, np.float32)
+            if named["post_transform"].s == b"SOFTMAX" and np.array_equal(written, np.append(-scores, scores)):
+                for key in ("coefficients", "intercepts"):
+                    named[key].floats[:] = [value / 2 for value in named[key].floats]
+
+
 def write_logarithms(model: ModelProto, estimator: Any) -> None:
     """Histogram gradient boosting adds up logarithms where its loss is `poisson` or `gamma`, and answers with the
     exponential of the sum, which skl2onnx leaves out.

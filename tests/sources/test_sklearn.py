@@ -20,6 +20,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import (
     BaggingClassifier,
     ExtraTreesClassifier,
@@ -232,6 +233,7 @@ ACCEPTED: dict[str, Callable[[], Any]] = {
         cv=2,
     ),
     "a calibrated search": lambda: scaled(CalibratedClassifierCV(GridSearchCV(LinearSVC(), {"C": [0.1]}, cv=2), cv=2)),
+    "a discriminant of two classes": lambda: scaled(LinearDiscriminantAnalysis()),
     "bins": lambda: make_pipeline(KBinsDiscretizer(4), LogisticRegression(max_iter=2000)),
     "bins of some columns": lambda: make_pipeline(
         ColumnTransformer([("bins", KBinsDiscretizer(4), COLUMNS[:3]), ("numbers", StandardScaler(), COLUMNS[3:])]),
