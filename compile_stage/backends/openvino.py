@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from compile_stage.backends.openvino_layers import read_back
+from compile_stage.backends.openvino_reading import read_graph
 from compile_stage.backends.openvino_session import open_model, sentence
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
@@ -114,10 +115,8 @@ class OpenVino(Compiler):
     def refuse(self, model: PortableModel, target: Target) -> str | None:
         if (reason := super().refuse(model, target) or refuse_types(model.signature)) is not None:
             return reason
-        import openvino
-
         try:
-            openvino.Core().read_model(model.path)
+            read_graph(model)
         except RuntimeError as error:
             return _why_unread(error)
         return None
@@ -139,8 +138,7 @@ class OpenVino(Compiler):
         if (requests := int(asked.get("requests", 1))) > 1:
             _demand_rows(model.signature, requests, target.threads)
             options["requests"] = requests
-        core = openvino.Core()
-        graph = core.read_model(model.path)
+        graph = read_graph(model)
         name_by_place(graph)  # before NNCF, which derives names from these
         if scheme.native and scheme.precision == "int8" and calibration is not None:
             graph = _quantize(graph, model.signature, calibration)

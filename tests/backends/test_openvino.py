@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -395,3 +396,55 @@ def test_types_that_numpy_lacks_are_refused(tmp_path: Path) -> None:
     finding = judge(OpenVino(), case, tmp_path)
     assert finding.found is Found.REFUSED, finding
     assert "'input' is bfloat16" in finding.reason
+
+
+def answers(graph: models.Graph, given: np.ndarray, folder: Path, sizes: tuple[Any, ...]) -> tuple[Any, Any]:
+    """What OpenVINO and ONNX Runtime answer as `answer`, of these sizes, of a graph that reads `given`."""
+    model, _ = models.write(graph, folder, {"given": given}, {"answer": ("float32", ("batch", *sizes))})
+    artifact = OpenVino().compile(model, scheme("fp32"), TARGET, "job", folder / "artifact")
+    expected = onnxruntime.InferenceSession(model.path).run(None, {"given": given})[0]
+    with OpenVino().open(artifact, 1) as session:
+        return session.run({"given": given})["answer"], expected
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"op": "MaxPool", "kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+        {"op": "MaxPool", "kernel_shape": [2, 2], "strides": [3, 3], "dilations": [2, 1]},
+        {"op": "AveragePool", "kernel_shape": [3, 2], "strides": [3, 2], "pads": [1, 0, 1, 0], "count_include_pad": 1},
+        {"op": "AveragePool", "kernel_shape": [3, 3], "strides": [2, 3], "pads": [0, 1, 1, 1], "count_include_pad": 1},
+        {"op": "AveragePool", "kernel_shape": [3, 3], "strides": [3, 2], "pads": [1, 1, 1, 1]},
+    ],
+)
+def test_pools_that_round_their_size_up_have_no_window_behind_the_end(attributes: Any, tmp_path: Path) -> None:
+    """Broken: OpenVINO gives a maximum another shape than the model has, and an average counts what lies behind the
+    end, so that the model of a network with `ceil_mode` is refused."""
+    graph = models.Graph()
+    given = graph.random.standard_normal((4, 3, 9, 12)).astype(np.float32)
+    pool = {**attributes, "ceil_mode": 1}
+    graph.add(pool.pop("op"), "given", name="answer", **pool)
+    found, expected = answers(graph, given, tmp_path, (3, "height", "width"))
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+@pytest.mark.parametrize("form", ["onesided", "twosided", "inverse", "stft"])
+def test_spectra_are_those_of_onnx(form: str, axis: int, tmp_path: Path) -> None:
+    """Broken: OpenVINO gives the spectrum of a recording an axis too many, transforms another axis than a negative one
+    names, and reads no STFT of a free batch: every model that makes its own spectrogram is refused."""
+    graph = models.Graph()
+    given = graph.random.standard_normal((4, 16)).astype(np.float32)
+    signal = graph.add("Unsqueeze", "given", graph.constant(np.array([2], np.int64)))
+    if form == "stft":
+        window = graph.constant(np.hanning(8).astype(np.float32))
+        graph.add("STFT", signal, graph.constant(np.int64(4)), window, name="answer")
+    elif form == "inverse":
+        half = graph.add("DFT", signal, axis=1, onesided=1)
+        graph.add("DFT", half, graph.constant(np.int64(16)), name="answer", axis=axis, inverse=1)
+    else:
+        graph.add("DFT", signal, name="answer", axis=axis, onesided=int(form == "onesided"))
+    found, expected = answers(graph, given, tmp_path, ("a", "b", "c")[: 3 if form == "stft" else 2])
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
