@@ -34,7 +34,7 @@ from compile_stage.plugin_support.torch_programs import (
 from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
-from compile_stage.sources.torch_operators import small_numbers_kept, stable_logarithms, write_own_divisors
+from compile_stage.sources.torch_operators import small_numbers_kept, translations, write_for_exporter
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -267,7 +267,7 @@ def export_graph(
     import torch
 
     demand_shapes(signature, shapes, source)
-    write_own_divisors(program)
+    write_for_exporter(program)
     inputs = [spec.name for spec in signature.inputs]
     # The exporter says of every absent optional package what it skips; that is no message for our users.
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
@@ -283,7 +283,7 @@ def export_graph(
                 input_names=inputs,
                 output_names=[spec.name for spec in signature.outputs],
                 verbose=False,
-                custom_translation_table=stable_logarithms(),
+                custom_translation_table=translations(),
             )
     except Exception as error:
         reason = _reason(error)

@@ -165,6 +165,7 @@ def test_logarithms_of_sums_are_finite_where_pytorchs_are(tmp_path: Path) -> Non
             return {
                 "sigmoid": torch.nn.functional.logsigmoid(a),
                 "sum": torch.logaddexp(a, b),
+                "sum2": torch.logaddexp2(a, b),
                 "loss": torch.nn.functional.binary_cross_entropy_with_logits(a, target, reduction="none"),
             }
 
@@ -177,6 +178,54 @@ def test_logarithms_of_sums_are_finite_where_pytorchs_are(tmp_path: Path) -> Non
     answer = run_onnx(TorchSource().export(source, {}, tmp_path / "out"), {"a": a, "b": b})
     for name, wanted in expected.items():
         np.testing.assert_allclose(answer[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_the_angle_of_a_negative_number_is_pytorchs(tmp_path: Path) -> None:
+    """Broken: the phase of a spectrum's first number, which has no imaginary part, is -pi where PyTorch's is pi; and
+    not a number, or infinity beside infinity, answers 0."""
+
+    class Angle(torch.nn.Module):
+        def forward(self, y: Any, x: Any) -> Any:
+            return torch.atan2(y, x)
+
+    y = np.array([[0, 0, 0, 1, -1, 2, -2, 3, np.nan, 1e-20]], np.float32).repeat(2, axis=0)
+    x = np.array([[-1, 1, 0, -1, -1, 0, 0, 4, 1, -1e20]], np.float32).repeat(2, axis=0)
+    signature = infer_signature({"y": y, "x": x}, y)
+    example = {"y": np.ones_like(y), "x": x}
+    source = save(tmp_path / "net", Angle().eval(), example, signature=signature, serialization_format="pickle")
+    (found,) = run_onnx(TorchSource().export(source, {}, tmp_path / "out"), {"y": y, "x": x}).values()
+    np.testing.assert_allclose(found, np.arctan2(y, x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_a_scattered_mean_is_one(dtype: Any, include_self: bool, tmp_path: Path, prove: Proof) -> None:
+    """Broken: PyTorch's exporter writes the last value of each place, and every network on graphs that takes the mean
+    of its neighbours is refused."""
+
+    class Neighbours(torch.nn.Module):
+        def forward(self, rows: Any, place: Any) -> Any:
+            held = torch.full_like(rows[:, :3], 5)
+            return held.scatter_reduce(1, place, rows, "mean", include_self=include_self)
+
+    rows = np.arange(-20, 20, 2).reshape(4, 5).astype(dtype)
+    example = {"rows": rows, "place": np.array([[0, 0, 0, 2, 2]]).repeat(4, axis=0)}
+    signature = infer_signature(example, rows[:, :3])
+    source = save(tmp_path / "net", Neighbours().eval(), example, signature=signature, serialization_format="pickle")
+    prove(source, example, compliance=PICKLES)
+
+
+def test_a_hamming_window_has_pytorchs_numbers(tmp_path: Path, prove: Proof) -> None:
+    """Broken: ONNX's window is 9 % off at its ends, and one that is not periodic is not exported at all."""
+
+    class Windowed(torch.nn.Module):
+        def forward(self, rows: Any) -> Any:
+            return rows * torch.hamming_window(8), rows * torch.hamming_window(8, periodic=False)
+
+    rows = IMAGES[:, 0, 0]
+    signature = infer_signature(rows, {"a": rows, "b": rows})
+    source = save(tmp_path / "net", Windowed().eval(), rows, signature=signature, serialization_format="pickle")
+    prove(source, {"rows": rows}, compliance=PICKLES)
 
 
 def test_an_average_pool_divides_by_its_own_number(tmp_path: Path, prove: Proof) -> None:
