@@ -66,6 +66,9 @@ _CLASSES: Mapping[str, re.Pattern[str]] = {
     "keras.src.ops.numpy": _OPERATION,
     "keras.src.ops.nn": _OPERATION,
     "keras.src.ops.math": _OPERATION,
+    # Not those that call a function of the model's: Map, Scan, Cond, WhileLoop and their kin.
+    "keras.src.ops.core": re.compile("Cast|SaturateCast|Scatter|ScatterUpdate|Slice|SliceUpdate|StopGradient|Unstack"),
+    "keras.src.ops.linalg": re.compile("Norm"),
     "keras.src.ops.image": re.compile("Resize|PadImages|CropImages|AffineTransform"),
 }  # fmt: skip
 _FUNCTION = re.compile(

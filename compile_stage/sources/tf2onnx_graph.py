@@ -39,6 +39,7 @@ def convert(function: Any, specs: Sequence[Any], signature: Signature, source: S
         raise SourceError(
             f"tf2onnx can't convert it: {type(error).__name__}: {first_line(error)}", where=source.uri
         ) from error
+    _hold_constants(model, function.get_concrete_function(*specs).graph)
     _write_erfc(model.graph)
     _demand_known(model, source)
     _fix_reshapes(model)
@@ -46,6 +47,21 @@ def convert(function: Any, specs: Sequence[Any], signature: Signature, source: S
     _rename(model, signature)
     _declare(model, signature)
     return model
+
+
+def _hold_constants(model: ModelProto, traced: Any) -> None:
+    """Tensors that the traced function holds and that are no variables, such as the mean and variance of Keras's
+    Normalization, become weights: tf2onnx leaves them as inputs."""
+    from onnx import numpy_helper
+
+    held = {
+        inner.name: outer.numpy()
+        for outer, inner in zip(traced.external_captures, traced.internal_captures, strict=True)
+        if outer.dtype.name != "resource"
+    }
+    for value in [value for value in model.graph.input if value.name in held]:
+        model.graph.initializer.append(numpy_helper.from_array(held[value.name], value.name))
+        model.graph.input.remove(value)
 
 
 def _demand_known(model: ModelProto, source: SourceModel) -> None:

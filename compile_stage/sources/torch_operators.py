@@ -84,10 +84,11 @@ def _write_hamming_windows(program: ExportedProgram) -> None:
     import torch
 
     program_graph, aten = program.graph_module.graph, torch.ops.aten
+    defaults = [True, 0.54, 0.46]
     for node in list(program_graph.nodes):
         if getattr(node.target, "overloadpacket", None) is not aten.hamming_window:
             continue
-        length, periodic, alpha, beta = (*node.args, *(True, 0.54, 0.46)[len(node.args) - 1 :])
+        length, periodic, alpha, beta = list(node.args) + defaults[len(node.args) - 1 :]
         if not isinstance(length, int) or length < 2:
             continue
         turn = 2 * math.pi / (length if periodic else length - 1)

@@ -56,6 +56,15 @@ def functional() -> keras.Model:
     return keras.Model({"b": b, "a": a}, {"right": keras.ops.mean(joined, axis=-1, keepdims=True), "left": left})
 
 
+def normalized() -> keras.Model:
+    """With tensors that are no variables, and operations of `keras.ops` that are no layers."""
+    mean, variance = np.linspace(-1, 1, 4), np.linspace(0.5, 2, 4)
+    x = keras.Input((4,), name="x")
+    scaled = layers.Normalization(mean=mean, variance=variance)(x)
+    positive = keras.ops.cast(scaled > 0.0, "float32")
+    return keras.Model(x, layers.Dense(3)(keras.ops.concatenate([scaled, positive], axis=-1)))
+
+
 def recurrent() -> keras.Model:
     x = keras.Input((None, 4), name="steps")
     y = layers.Bidirectional(layers.LSTM(6, return_sequences=True))(x)
@@ -185,6 +194,7 @@ def exported(folder: Path, model: keras.Model) -> SourceModel:
 MODELS: Mapping[str, Callable[[Path], SourceModel]] = {
     "sequential": lambda folder: archived(folder, sequential()),
     "functional": lambda folder: archived(folder, functional()),
+    "normalized": lambda folder: archived(folder, normalized()),
     "recurrent": lambda folder: archived(folder, recurrent()),
     "named-outputs": lambda folder: with_names(archived(folder, two_heads()), size=1, classes=3),
     "attention": lambda folder: archived(folder, attention()),

@@ -115,6 +115,14 @@ def test_what_is_more_than_data_is_refused(tmp_path: Path, config: Any, says: st
     assert says in reason
 
 
+@pytest.mark.parametrize("operation", ["core.Cast", "core.Slice", "linalg.Norm", "numpy.Add", "nn.Relu"])
+def test_operations_that_only_compute_are_taken(operation: str, tmp_path: Path) -> None:
+    """Broken: a functional model with `keras.ops.cast` in it could only be compiled where pickles are allowed."""
+    module, _, name = operation.partition(".")
+    config = sequential(layer(name, module=f"keras.src.ops.{module}"))
+    assert keras_archive.refuse(archive(tmp_path, config)) is None
+
+
 def test_a_refusal_says_what_to_do(tmp_path: Path) -> None:
     """Broken: who trusts the model's author would not learn how to say so."""
     reason = keras_archive.refuse(archive(tmp_path, sequential(LAMBDA)))

@@ -269,6 +269,7 @@ def proofs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 ANSWERS = {
     "sequential": ["output"],
     "functional": ["left", "right"],
+    "normalized": ["output"],
     "recurrent": ["output_0", "output_1"],
     "named-outputs": ["classes", "size"],
     "attention": ["output"],
