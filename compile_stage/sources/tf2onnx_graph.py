@@ -34,7 +34,9 @@ def convert(function: Any, specs: Sequence[Any], signature: Signature, source: S
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its own, on NumPy's and TensorFlow's deprecations
-            model: ModelProto = tf2onnx.convert.from_function(function, input_signature=specs, opset=graph.OPSET)[0]
+            model: ModelProto = tf2onnx.convert.from_function(
+                function, input_signature=specs, opset=graph.OPSET, custom_op_handlers={"SelectV2": (_choose, [])}
+            )[0]
     except Exception as error:
         raise SourceError(
             f"tf2onnx can't convert it: {type(error).__name__}: {first_line(error)}", where=source.uri
@@ -47,6 +49,12 @@ def convert(function: Any, specs: Sequence[Any], signature: Signature, source: S
     _rename(model, signature)
     _declare(model, signature)
     return model
+
+
+def _choose(_context: Any, node: Any, _name: str, _arguments: Any) -> None:
+    """`tf.where` as ONNX's Where. tf2onnx writes products with 0 and 1 and a sum, which are no number where the branch
+    that is not taken is infinite, as in `where(x > 0, log(x), 0)`, and round whole numbers to float32."""
+    node.type = "Where"
 
 
 def _hold_constants(model: ModelProto, traced: Any) -> None:

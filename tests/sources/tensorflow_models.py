@@ -57,12 +57,14 @@ def functional() -> keras.Model:
 
 
 def normalized() -> keras.Model:
-    """With tensors that are no variables, and operations of `keras.ops` that are no layers."""
+    """With tensors that are no variables, operations of `keras.ops` that are no layers, and a branch that is NaN where it
+    is not taken."""
     mean, variance = np.linspace(-1, 1, 4), np.linspace(0.5, 2, 4)
     x = keras.Input((4,), name="x")
     scaled = layers.Normalization(mean=mean, variance=variance)(x)
     positive = keras.ops.cast(scaled > 0.0, "float32")
-    return keras.Model(x, layers.Dense(3)(keras.ops.concatenate([scaled, positive], axis=-1)))
+    logarithm = keras.ops.where(scaled > 0.0, keras.ops.log(scaled), -scaled)
+    return keras.Model(x, layers.Dense(3)(keras.ops.concatenate([scaled, positive, logarithm], axis=-1)))
 
 
 def recurrent() -> keras.Model:
