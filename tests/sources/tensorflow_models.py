@@ -57,8 +57,8 @@ def functional() -> keras.Model:
 
 
 def normalized() -> keras.Model:
-    """With tensors that are no variables, operations of `keras.ops` that are no layers, and a branch that is NaN where it
-    is not taken."""
+    """With tensors that are no variables, operations of `keras.ops` that are no layers, and a branch that is NaN where
+    it is not taken."""
     mean, variance = np.linspace(-1, 1, 4), np.linspace(0.5, 2, 4)
     x = keras.Input((4,), name="x")
     scaled = layers.Normalization(mean=mean, variance=variance)(x)
