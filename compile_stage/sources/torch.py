@@ -274,7 +274,7 @@ def export_graph(
     level = registration.level
     registration.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), small_numbers_kept():
+        with warnings.catch_warnings(), small_numbers_kept(), torch.no_grad():
             warnings.simplefilter("ignore")  # deprecations inside the exporter
             exported = torch.onnx.export(
                 program,

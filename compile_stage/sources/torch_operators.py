@@ -1,4 +1,4 @@
-"""Operators that PyTorch's ONNX exporter would write with other answers than PyTorch's."""
+"""Operators that PyTorch's ONNX exporter would refuse, or write with other answers than PyTorch's."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 def write_for_exporter(program: ExportedProgram) -> None:
-    """Write in other operators what the exporter writes with other answers than PyTorch's."""
+    """Write in other operators what the exporter refuses, or writes with other answers than PyTorch's."""
     _write_own_divisors(program)
     _write_scattered_means(program)
     _write_hamming_windows(program)
+    _keep_layouts_of_attention(program)
     program.graph_module.recompile()
 
 
@@ -121,6 +122,25 @@ def _write_own_divisors(program: ExportedProgram) -> None:
         with program_graph.inserting_before(node.next):
             scaled = program_graph.call_function(aten.mul.Tensor, (node, elements / divisor))
         use_instead(program, node, scaled)
+
+
+def _keep_layouts_of_attention(program: ExportedProgram) -> None:
+    """Have each attention (`scaled_dot_product_attention`) lie in memory as the trace saw it.
+
+    PyTorch's kernels lay their answers out differently, and which one it takes depends on whether the mask is trained
+    and on gradients. The exporter traces the program again: with another layout it refuses the `view` that puts the
+    heads together, as it did for transformers with trained biases (Swin, BEiT).
+    """
+    import torch
+
+    program_graph, aten = program.graph_module.graph, torch.ops.aten
+    for node in list(program_graph.nodes):
+        if node.target is not aten.scaled_dot_product_attention.default or not node.meta["val"].is_contiguous():
+            continue
+        with program_graph.inserting_before(node.next):
+            kept = {"memory_format": torch.contiguous_format}
+            laid_out = program_graph.call_function(aten.clone.default, (node,), kept)
+        use_instead(program, node, laid_out)
 
 
 @contextmanager

@@ -236,6 +236,29 @@ def test_an_average_pool_divides_by_its_own_number(tmp_path: Path, prove: Proof)
     prove(source, {"input": IMAGES}, compliance=PICKLES)
 
 
+@pytest.mark.parametrize("kept", ["pickle", "pt2"])
+def test_attention_with_a_trained_bias_is_exported(tmp_path: Path, kept: str) -> None:
+    """Broken: Swin, BEiT and whoever else adds a computed bias to attention are refused: "Cannot view a tensor"."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = torch.nn.Linear(8, 24)
+            self.bias = torch.nn.Parameter(torch.linspace(-1, 1, 2 * 3 * 3).reshape(2, 3, 3))
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.heads(x).view(x.shape[0], 3, 3, 2, 4).permute(2, 0, 3, 1, 4)
+            together = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias[None])
+            return together.transpose(1, 2).reshape(x.shape[0], 3, 8)
+
+    network = Attention().eval()
+    rows = np.random.default_rng(0).normal(size=(4, 3, 8)).astype(np.float32)
+    signature = infer_signature(rows, rows)
+    source = save(tmp_path / "net", network, rows, signature=signature, serialization_format=kept)
+    answer = run_onnx(TorchSource().export(source, {}, tmp_path / "out"), {"x": rows})
+    np.testing.assert_allclose(answer["output"], network(torch.from_numpy(rows)).detach().numpy(), atol=1e-5)
+
+
 def test_an_archive_that_pytorch_cant_read_back_is_refused_with_what_to_change(tmp_path: Path) -> None:
     """Broken: whoever logged some of their pictures, channels moved forward, as the example is told to use the version
     of PyTorch that they have."""
