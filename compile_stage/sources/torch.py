@@ -180,10 +180,13 @@ def refuse_program(program: ExportedProgram) -> str | None:
             return f"it draws random numbers ({schema.name.removeprefix('aten::')}), so nothing can be compared with it"
     if (reason := _refuse_names(program)) is not None:
         return reason
-    for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
-        if spec.kind.name in ("USER_INPUT", "USER_OUTPUT") and type(spec.arg).__name__ != "TensorArgument":
-            side = "input" if spec.kind.name == "USER_INPUT" else "output"
-            return f"its {side} {getattr(spec.arg, 'name', '')!r} is not a tensor"
+    for side, specs in (("input", program.graph_signature.input_specs), ("output", program.graph_signature.output_specs)):
+        given = [spec.arg for spec in specs if spec.kind.name == f"USER_{side.upper()}"]
+        for number, argument in enumerate(given, 1):
+            if type(argument).__name__ == "TensorArgument":
+                continue
+            known = f" but {argument.value!r}" if type(argument).__name__ == "ConstantArgument" else ""
+            return f"its {side} {number} of {len(given)} is no tensor{known}: log a model whose {side}s are all tensors"
     if state := _state(program):
         return (
             f"running it changes its own state ({', '.join(state)}), so two calls differ: log a model that takes its "

@@ -236,6 +236,18 @@ def test_an_average_pool_divides_by_its_own_number(tmp_path: Path, prove: Proof)
     prove(source, {"input": IMAGES}, compliance=PICKLES)
 
 
+def test_an_output_that_is_no_tensor_is_refused_with_its_place(tmp_path: Path) -> None:
+    """Broken: whoever returns None beside a tensor, as many layers do, is told that output '' is not a tensor."""
+
+    class WithNothing(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2, None
+
+    source = save(tmp_path / "net", WithNothing().eval(), ROWS, signature=infer_signature(ROWS, ROWS))
+    reason = TorchSource().refuse(source, Compliance())
+    assert reason == "its output 2 of 2 is no tensor but None: log a model whose outputs are all tensors"
+
+
 @pytest.mark.parametrize("kept", ["pickle", "pt2"])
 def test_attention_with_a_trained_bias_is_exported(tmp_path: Path, kept: str) -> None:
     """Broken: Swin, BEiT and whoever else adds a computed bias to attention are refused: "Cannot view a tensor"."""
