@@ -180,7 +180,10 @@ def refuse_program(program: ExportedProgram) -> str | None:
             return f"it draws random numbers ({schema.name.removeprefix('aten::')}), so nothing can be compared with it"
     if (reason := _refuse_names(program)) is not None:
         return reason
-    for side, specs in (("input", program.graph_signature.input_specs), ("output", program.graph_signature.output_specs)):
+    for side, specs in (
+        ("input", program.graph_signature.input_specs),
+        ("output", program.graph_signature.output_specs),
+    ):
         given = [spec.arg for spec in specs if spec.kind.name == f"USER_{side.upper()}"]
         for number, argument in enumerate(given, 1):
             if type(argument).__name__ == "TensorArgument":
