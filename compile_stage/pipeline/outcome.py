@@ -217,7 +217,10 @@ class RunState:
         """Everything that is known so far, as one record."""
         context, targets, plan = self.context, self.targets, self.plan
         policy = self.policy or _no_policy(self._policy_path)
-        notes = [*(plan.notes if plan else ()), *self.notes, *(note for target in targets for note in target.notes)]
+        notes = [*(plan.notes if plan else ()), *self.notes]
+        for target in targets:
+            portable = target.winner.portable if target.winner is not None else None
+            notes += [*(portable.notes if portable is not None else ()), *target.notes]
         notes += context.cache.notes() if context else ()
         return RunResult(
             status=self.outcome.status,

@@ -45,17 +45,58 @@ def tracing() -> Iterator[None]:
     """Around a call of torch.export.export: without its warnings of deprecations inside the tracer, and with the sizes
     in an einsum of three and more tensors left open. Where the package opt_einsum is installed, PyTorch has it choose
     their order by their sizes, and so the trace takes the example's batch for the only one; without, they are
-    multiplied as they stand."""
+    multiplied as they stand. LSTM and GRU keep an open length (`recurrent_lengths_open`)."""
     from torch.backends import opt_einsum
 
     before = opt_einsum.enabled
     opt_einsum.enabled = False
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), recurrent_lengths_open():
             warnings.simplefilter("ignore")
             yield
     finally:
         opt_einsum.enabled = before
+
+
+@contextmanager
+def recurrent_lengths_open() -> Iterator[None]:
+    """Have PyTorch's traces take the shapes of LSTM and GRU from their inputs. To find them, PyTorch goes through each
+    step of the sequence, and so takes the example's length for the only one. The values are computed as before."""
+    import torch
+    from torch._decomp import decomposition_table as steps
+
+    alone = torch._C.DispatchKey.CompositeImplicitAutograd
+    operators = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input]
+    before = [(operator, steps.get(operator), operator.py_kernels.get(alone)) for operator in operators]
+    for operator in operators:
+        steps[operator] = operator.py_kernels[alone] = _recurrent_shapes
+        operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operator, step, kernel in before:
+            for table, key, known in ((steps, operator, step), (operator.py_kernels, alone, kernel)):
+                table.pop(key)
+                if known is not None:
+                    table[key] = known
+            operator._dispatch_cache.clear()
+
+
+def _recurrent_shapes(rows: Any, states: Any, _weights: Any, *settings: Any) -> tuple[Any, ...]:
+    """What an LSTM or GRU answers, as tensors without values: all steps, and the last state or states.
+
+    Args:
+        settings: has_biases, num_layers, dropout, train, bidirectional and batch_first, as in the operators' schemas.
+    """
+    *_, bidirectional, batch_first = settings
+    held = [states] if hasattr(states, "shape") else list(states)
+    *sizes, _ = rows.shape
+    width = held[0].shape[-1] * (2 if bidirectional else 1)
+    if batch_first and len(sizes) > 1:  # as it lies in memory: the sequence goes before the batch
+        answers = rows.new_empty(sizes[1], sizes[0], width).transpose(0, 1)
+    else:
+        answers = rows.new_empty(*sizes, width)
+    return answers, *(state.new_empty(state.shape) for state in held)
 
 
 def changed_tensors(program: Any) -> tuple[str, ...]:

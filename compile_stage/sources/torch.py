@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from compile_stage.plugin_support.torch_programs import (
     changed_tensors,
     keep_inputs,
     read_for,
+    recurrent_lengths_open,
     threads_restored,
     tracing,
     use_threads,
@@ -118,11 +120,15 @@ class TorchSource(Exporter):
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         program = _program(source, shapes)
         answer_masked_rows(program)
-        return export_graph(program, signature_of(program, *_names(source, program)), source, shapes, into)
+        signature = signature_of(program, *_names(source, program))
+        model = export_graph(program, signature, source, shapes, into)
+        return replace(model, notes=(*model.notes, *_fixed_sizes(source, model.signature)))
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         program = _program(source, shapes)
-        return save_program(program, signature_of(program, *_names(source, program)), source, shapes, into)
+        signature = signature_of(program, *_names(source, program))
+        model = save_program(program, signature, source, shapes, into)
+        return replace(model, notes=(*model.notes, *_fixed_sizes(source, signature)))
 
     def example(self, source: SourceModel) -> Batch | None:
         program = _program(source)
@@ -280,7 +286,7 @@ def export_graph(
     level = registration.level
     registration.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), small_numbers_kept(), torch.no_grad():
+        with warnings.catch_warnings(), small_numbers_kept(), recurrent_lengths_open(), torch.no_grad():
             warnings.simplefilter("ignore")  # deprecations inside the exporter
             exported = torch.onnx.export(
                 program,
@@ -531,6 +537,18 @@ def _open_axes(
             axes |= {axis for axis, sizes in enumerate(ends) if len(set(sizes)) > 1}
         found.append(tuple(sorted(axis for axis in axes if axis < array.ndim)))
     return found
+
+
+def _fixed_sizes(source: SourceModel, signature: Signature) -> list[str]:
+    """Notes of the sizes that the logged signature leaves open, and of which the program takes one alone."""
+    logged = mlmodel.open_axes(source)
+    return [
+        f"the logged signature leaves axis {axis} of {spec.name!r} open, and its program takes {spec.shape[axis]} "
+        f"alone: so does what is made of it"
+        for spec in signature.inputs
+        for axis in logged.get(spec.name, ())
+        if axis < len(spec.shape) and isinstance(spec.shape[axis], int)
+    ]
 
 
 def _arguments(module: Any, count: int) -> tuple[str, ...]:

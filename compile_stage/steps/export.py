@@ -131,7 +131,7 @@ def _as_program(context: Context, worker: Worker, source: SourceModel, target: T
         "made_by": plugins.cache_identity("sources", source.flavor),
     }
     stored = context.cached(
-        "export-program/3",
+        "export-program/4",
         "",
         key,
         lambda into: _relative(

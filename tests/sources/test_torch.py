@@ -236,6 +236,66 @@ def test_an_average_pool_divides_by_its_own_number(tmp_path: Path, prove: Proof)
     prove(source, {"input": IMAGES}, compliance=PICKLES)
 
 
+class Recurrent(torch.nn.Module):
+    """Of a sequence the last step's answer, and all states."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.recurrent = getattr(torch.nn, kind)(3, 4, num_layers=2, batch_first=True, bidirectional=True)
+
+    def forward(self, steps: Any) -> Any:
+        answers, states = self.recurrent(steps)
+        return {
+            "last": answers.contiguous().view(-1, answers.shape[1], 8)[:, -1],
+            "states": torch.stack(states if isinstance(states, tuple) else (states,)).flatten(1, 2),
+        }
+
+
+def saved_recurrent(path: Path, kind: str) -> Any:
+    """Of steps of any number, logged with seven."""
+    torch.manual_seed(0)
+    steps = np.zeros((4, 7, 3), np.float32)
+    signature = ModelSignature(
+        Schema([SpecOfTensor(np.dtype(np.float32), (-1, -1, 3), "steps")]),
+        Schema(
+            [
+                SpecOfTensor(np.dtype(np.float32), (-1, 8), "last"),
+                SpecOfTensor(np.dtype(np.float32), (-1, -1, 4), "states"),
+            ]
+        ),
+    )
+    return save(path, Recurrent(kind).eval(), steps, serialization_format="pickle", signature=signature)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_recurrent_network_keeps_its_open_length(tmp_path: Path, kind: str) -> None:
+    """Broken: an LSTM of sequences of any length is published as one of the example's length, and refuses all
+    others."""
+    source = saved_recurrent(tmp_path / "net", kind)
+    model = TorchSource().export(source, {}, tmp_path / "out")
+    assert [len(spec.shape) - sum(isinstance(size, int) for size in spec.shape) for spec in model.signature.inputs] == [
+        2
+    ]
+    assert model.notes == ()
+    torch.manual_seed(0)
+    network = Recurrent(kind).eval()
+    for batch, length in ((1, 1), (4, 7), (3, 19)):
+        steps = np.random.default_rng(length).normal(size=(batch, length, 3)).astype(np.float32)
+        answer = run_onnx(model, {"steps": steps})
+        for name, wanted in network(torch.from_numpy(steps)).items():
+            np.testing.assert_allclose(answer[name], wanted.detach().numpy(), atol=1e-5, err_msg=name)
+
+
+def test_a_length_that_the_trace_fixes_is_said(tmp_path: Path) -> None:
+    """Broken: a network whose steps PyTorch's trace unrolls is published as one of the example's length, and nobody is
+    told."""
+    source = saved_recurrent(tmp_path / "net", "RNN")
+    [note] = TorchSource().export(source, {}, tmp_path / "out").notes
+    assert note == (
+        "the logged signature leaves axis 1 of 'steps' open, and its program takes 7 alone: so does what is made of it"
+    )
+
+
 def test_an_output_that_is_no_tensor_is_refused_with_its_place(tmp_path: Path) -> None:
     """Broken: whoever returns None beside a tensor, as many layers do, is told that output '' is not a tensor."""
 
