@@ -24,23 +24,25 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     import torch
     from onnxscript import opset18 as op
 
-    def log_sigmoid(x: Any) -> Any:
-        return op.Neg(op.Softplus(op.Neg(x)))
+    # Arguments are called as in PyTorch's schemas: 2.9 leaves a translation aside whose arguments are called otherwise.
+    def log_sigmoid(self: Any) -> Any:
+        return op.Neg(op.Softplus(op.Neg(self)))
 
-    def logaddexp(a: Any, b: Any) -> Any:
-        apart = op.Where(op.Equal(a, b), op.CastLike(0.0, a), op.Sub(a, b))  # infinity less infinity is no number
-        return op.Add(op.Max(a, b), op.Softplus(op.Neg(op.Abs(apart))))
+    def logaddexp(self: Any, other: Any) -> Any:
+        zero = op.CastLike(0.0, self)
+        apart = op.Where(op.Equal(self, other), zero, op.Sub(self, other))  # infinity less infinity is no number
+        return op.Add(op.Max(self, other), op.Softplus(op.Neg(op.Abs(apart))))
 
-    def logaddexp2(a: Any, b: Any) -> Any:
-        two = op.CastLike(math.log(2), a)
-        return op.Div(logaddexp(op.Mul(a, two), op.Mul(b, two)), two)
+    def logaddexp2(self: Any, other: Any) -> Any:
+        two = op.CastLike(math.log(2), self)
+        return op.Div(logaddexp(op.Mul(self, two), op.Mul(other, two)), two)
 
-    def atan2(y: Any, x: Any) -> Any:
-        zero, pi = op.CastLike(0.0, y), op.CastLike(math.pi, y)
-        nothing = op.And(op.Equal(y, zero), op.Equal(x, zero))
-        angle = op.Where(nothing, zero, op.Atan(op.Div(op.Abs(y), op.Abs(x))))
-        angle = op.Where(op.Less(x, zero), op.Sub(pi, angle), angle)
-        return op.Where(op.Less(y, zero), op.Neg(angle), angle)
+    def atan2(self: Any, other: Any) -> Any:
+        zero, pi = op.CastLike(0.0, self), op.CastLike(math.pi, self)
+        nothing = op.And(op.Equal(self, zero), op.Equal(other, zero))
+        angle = op.Where(nothing, zero, op.Atan(op.Div(op.Abs(self), op.Abs(other))))
+        angle = op.Where(op.Less(other, zero), op.Sub(pi, angle), angle)
+        return op.Where(op.Less(self, zero), op.Neg(angle), angle)
 
     aten = torch.ops.aten
     return {
