@@ -395,23 +395,21 @@ def _refuse_answers(estimator: Any, signature: Signature, source: SourceModel, c
         found = session.run(None, fed)
     except Exception as error:  # noqa: BLE001 - whatever the runtime says of a graph that it can't take
         return f"ONNX Runtime can't run what it is converted to: {first_line(error)}"
+    rtol, atol, most = (1e-3, 1e-4, 0.0) if texts else (0.01, None, 0.5)
     for spec, one, other in zip(signature.outputs, found, expected, strict=False):
-        given, answer = np.asarray(one), np.asarray(other)
-        near = (
-            1e-4 if texts else 0.01 * float(np.nanmax(np.abs(answer), initial=0.0)) if answer.dtype.kind == "f" else 0.0
-        )
-        wrong = _rows_apart(given, answer, rtol=1e-3 if texts else 0.01, atol=near)
-        if wrong.mean() > (0 if texts else 0.5):
+        if _rows_apart(np.asarray(one), np.asarray(other), rtol, atol).mean() > most:
             return f"skl2onnx does not convert it exactly: its {spec.name} of the logged example is another"
     return None
 
 
-def _rows_apart(one: Any, other: Any, *, rtol: float, atol: float) -> Any:
-    """For each row whether two answers differ, [rows] in bool."""
+def _rows_apart(one: Any, other: Any, rtol: float, atol: float | None) -> Any:
+    """For each row whether an answer differs from the other, [rows] in bool. `atol` is by default that share, `rtol`,
+    of the other's largest number."""
     import numpy as np
 
     one, other = one.reshape(len(other), -1), other.reshape(len(other), -1)
     if other.dtype.kind == "f":
+        atol = rtol * float(np.nanmax(np.abs(other), initial=0.0)) if atol is None else atol
         return ~np.isclose(one, other, rtol=rtol, atol=atol, equal_nan=True).all(axis=1)
     return (one != other).any(axis=1)
 
