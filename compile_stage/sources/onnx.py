@@ -20,7 +20,7 @@ from compile_stage.sources.session import SourceSession
 if TYPE_CHECKING:
     from onnx import ModelProto, TensorProto
 
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Batch, Signature, TensorSpec
     from compile_stage.plugin_support.profiling import ProfileRequest
 
 OLDEST_OPSET = 13
@@ -29,6 +29,10 @@ OLDEST_OPSET = 13
 
 _WEIGHTS_ARE_NO_INPUTS = 4
 """The file format from which weights need not be listed among the inputs."""
+
+_RESIZE_SAYS_ITS_PLACES = 11
+"""The operator set from which `Resize` has an attribute for them. Before, an output's place is divided by the scale,
+and ONNX Runtime rounds it down for `nearest`, or up where a picture gets smaller."""
 
 
 _PROVIDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -227,11 +231,52 @@ def _modern(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     try:
         onnx_weights.take_in(model)
         converted = onnx.version_converter.convert_version(model, graph.OPSET)
+        _keep_meaning(converted, have)
+        onnx.checker.check_model(converted)
     except (RuntimeError, ValueError, onnx.checker.ValidationError, onnx.version_converter.ConvertError):
         return model, (f"its operator set {have} could not be raised to {graph.OPSET}; some precisions may be refused",)
-    if graph.signature_of(converted) != graph.signature_of(model):  # a Scan of the first operator sets loses its batch
+    if not _alike(graph.signature_of(converted), graph.signature_of(model)):  # a first Scan loses its batch
         return model, (
             f"raising its operator set {have} to {graph.OPSET} would change its inputs or outputs; some precisions may "
             "be refused",
         )
+    for now, declared in zip(converted.graph.output, model.graph.output, strict=True):
+        now.CopyFrom(declared)  # the converter writes down the sizes that it infers
     return converted, (f"its operator set was raised from {have} to {graph.OPSET}",)
+
+
+def _alike(converted: Signature, before: Signature) -> bool:
+    """The same but for sizes that one of them leaves open."""
+
+    def same(a: TensorSpec, b: TensorSpec) -> bool:
+        sizes = zip(a.shape, b.shape, strict=False)
+        known = all(isinstance(x, str) or isinstance(y, str) or x == y for x, y in sizes)
+        return (a.name, a.dtype, len(a.shape)) == (b.name, b.dtype, len(b.shape)) and known
+
+    pairs = zip(converted.outputs, before.outputs, strict=True)
+    return converted.inputs == before.inputs and all(same(a, b) for a, b in pairs)
+
+
+def _keep_meaning(converted: ModelProto, have: int) -> None:
+    """Fix what onnx's converter leaves out: where `Upsample` and the first `Resize` take their values from, which are
+    other places than those that a later one takes by default, and a number of `Pad` that its mode does not use.
+
+    Raises:
+        ConvertError: An operator whose new version says something else, which is not fixed here."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    weights = {tensor.name: tensor for tensor in converted.graph.initializer}
+    for node in graph.nodes(converted.graph):
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            weights[node.output[0]] = node.attribute[0].t
+        elif node.op_type == "Resize" and have < _RESIZE_SAYS_ITS_PLACES:
+            scales = weights.get(node.input[2])
+            smaller = scales is not None and (numpy_helper.to_array(scales) <= 1).all()
+            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            node.attribute.append(helper.make_attribute("nearest_mode", "ceil" if smaller else "floor"))
+        elif node.op_type == "Hardmax" and have < OLDEST_OPSET:  # it took all axes from its own on as one
+            raise onnx.version_converter.ConvertError("Hardmax has another meaning there")
+        elif node.op_type == "Pad":
+            for attribute in [attribute for attribute in node.attribute if attribute.name == "value"]:
+                node.attribute.remove(attribute)
