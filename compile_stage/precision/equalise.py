@@ -222,7 +222,7 @@ def _takes(view: View, node: NodeProto, channels: int, images: bool) -> bool:
         images: The channels are on axis 1; else on the last.
     """
     constant = [name in view.constants for name in node.input[1:] if name]
-    if not constant or not all(constant):
+    if not all(constant) or len(node.input) < 2 or not node.input[1]:  # `Clip` may have a highest value alone
         return False
     shape = list(view.constants[node.input[1]].dims)
     if images or node.op_type == "Conv":

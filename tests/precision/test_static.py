@@ -200,6 +200,23 @@ def test_a_tensor_that_has_the_sources_name_has_its_meaning(make: Callable[[Path
         assert error < 0.05, f"{name} is off by {error:.0%}"
 
 
+@pytest.mark.parametrize(
+    ("kind", "constants"), [("Clip", ["", np.float32(6)]), ("Resize", ["", np.array([1, 1, 2, 2], np.float32)])]
+)
+def test_an_operator_before_a_layer_may_leave_out_its_second_input(
+    kind: str, constants: list[Any], tmp_path: Path
+) -> None:
+    """Broken: a limit from above alone (`torch.clamp(max=6)`), or an upsampling, before a convolution ended all
+    quantisation of the model with a KeyError."""
+    g = models.Graph(13)
+    x = g.add("Conv", "image", g.weight(16, 3, 3, 3))
+    x = g.add(kind, x, *(one if isinstance(one, str) else g.constant(one) for one in constants))
+    g.add("Conv", x, g.weight(16, 16, 1, 1), name="y")
+    images = g.random.standard_normal((16, 3, 8, 8)).astype(np.float32)
+    made = models.write(g, tmp_path / "model", {"image": images}, {"y": ("float32", ("batch", 16, "height", "width"))})
+    assert snr_db(made, lower(made, UNSIGNED, tmp_path / "out").path) > 25
+
+
 @SCHEMES
 @EACH_NET
 def test_every_unit_can_be_given_back(make: Callable[[Path], Made], scheme: Scheme, tmp_path: Path) -> None:
