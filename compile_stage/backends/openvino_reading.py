@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from compile_stage.core.records import PortableModel
+from compile_stage.core.tensors import TensorSpec
 
 
 def read_graph(model: PortableModel) -> Any:
@@ -18,8 +19,17 @@ def read_graph(model: PortableModel) -> Any:
     core.add_extension(ConversionExtension("DFT", "", partial(_dft, -2 if model.opset >= 20 else 1)))
     core.add_extension(ConversionExtension("STFT", "", _stft))
     graph = core.read_model(model.path)
+    _keep_names(graph.inputs, model.signature.inputs)
     _leave_out_empty_windows(graph)
     return graph
+
+
+def _keep_names(inputs: Sequence[Any], specs: Sequence[TensorSpec]) -> None:
+    """Give inputs back the names that they lost: OpenVINO's reader calls what goes into a Dropout like what comes out
+    of it."""
+    for port, spec in zip(inputs, specs, strict=False):
+        if len(inputs) == len(specs) and spec.name not in port.get_names():
+            port.get_tensor().add_names({spec.name})
 
 
 def _inputs(node: Any, count: int) -> list[Any]:
