@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError
 from compile_stage.core.records import Scheme
 
@@ -23,7 +24,7 @@ def read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any]
     """
     operations = graph.get_ops()
     matrices = {op.get_friendly_name() for op in operations if op.get_type_name() in _MATRIX_OPS}
-    quantised = any(op.get_type_name() == "FakeQuantize" for op in operations)
+    quantised = any(op.get_type_name() == "FakeQuantize" or _opens_integers(op) for op in operations)
     layers: Counter[str] = Counter()
     precisions: Counter[str] = Counter()
     heavy: Counter[str] = Counter()
@@ -48,6 +49,16 @@ def read_back(compiled: Any, graph: Any, scheme: Scheme) -> tuple[dict[str, Any]
     return executed, check_precision(scheme, heavy, quantised=quantised)
 
 
+def _opens_integers(operation: Any) -> bool:
+    """Whether it makes floats of weights that are kept in few bits."""
+    if operation.get_type_name() != "Convert":
+        return False
+    made_of = operation.input_value(0).get_node()
+    while made_of.get_type_name() in ("Reshape", "Unsqueeze", "Transpose"):
+        made_of = made_of.input_value(0).get_node()
+    return made_of.get_type_name() == "Constant" and made_of.get_element_type().to_string() in (*_INTEGER, *_BLOCKS)
+
+
 def check_precision(scheme: Scheme, heavy: Counter[str], *, quantised: bool) -> tuple[str, ...]:
     """What to say of the precision that the matrix and convolution layers run in.
 
@@ -67,7 +78,7 @@ def check_precision(scheme: Scheme, heavy: Counter[str], *, quantised: bool) -> 
     rest = {precision: count for precision, count in sorted(heavy.items()) if precision not in wanted}
     listed = ", ".join(f"{count} in {precision}" for precision, count in rest.items())
     if scheme.precision == "fp32":
-        if quantised and set(rest) <= set(_INTEGER):  # no lowering has touched it
+        if quantised and set(rest) <= {*_INTEGER, *_BLOCKS}:  # no lowering has touched it
             integer = sum(rest.values())
             return (
                 (f"the source's own graph is quantised: {integer} matrix and convolution layers do not run in float",)
@@ -85,8 +96,6 @@ def check_precision(scheme: Scheme, heavy: Counter[str], *, quantised: bool) -> 
             + (f": {listed}" if listed else "; the graph has none")
         )
     if scheme.precision == "int4":
-        return (
-            f"{taken} matrix layers read weights in 4 bits and compute in floats, "
-            f"{listed or 'none in other precisions'}",
-        )
+        how = "compute in floats" if hardware().sums_saturate else "multiply them with inputs rounded to 8 bits"
+        return (f"{taken} matrix layers read weights in 4 bits and {how}, {listed or 'none in other precisions'}",)
     return (f"{taken} matrix and convolution layers run in {scheme.precision}, {listed}",) if rest else ()

@@ -9,6 +9,10 @@ from typing import Any
 from compile_stage.core.records import PortableModel
 from compile_stage.core.tensors import TensorSpec
 
+_REDUCTIONS_WITHOUT_AXES = range(13, 18)
+"""The operator sets of which OpenVINO looks for the axes of some reductions among the inputs, where they are from 18
+on, and so reduces over all."""
+
 
 def read_graph(model: PortableModel) -> Any:
     """The `openvino.Model` of an ONNX file. Raises RuntimeError with OpenVINO's words where it can't read it."""
@@ -18,6 +22,9 @@ def read_graph(model: PortableModel) -> Any:
     core = openvino.Core()
     core.add_extension(ConversionExtension("DFT", "", partial(_dft, -2 if model.opset >= 20 else 1)))
     core.add_extension(ConversionExtension("STFT", "", _stft))
+    if model.opset in _REDUCTIONS_WITHOUT_AXES:
+        for name in ("ReduceL1", "ReduceLogSum", "ReduceLogSumExp"):
+            core.add_extension(ConversionExtension(name, "", partial(_reduce, name)))
     graph = core.read_model(model.path)
     _keep_names(graph.inputs, model.signature.inputs)
     _leave_out_empty_windows(graph)
@@ -39,6 +46,10 @@ def _inputs(node: Any, count: int) -> list[Any]:
     return (known + [None] * count)[:count]
 
 
+def _rank(value: Any) -> int:
+    return int(value.get_partial_shape().rank.get_length())
+
+
 def _dft(default_axis: int, node: Any) -> list[Any]:
     """ONNX's DFT. OpenVINO's reader leaves the last axis of a real signal, of size 1, in what a one-sided transform
     answers, and counts a negative axis without it."""
@@ -46,7 +57,7 @@ def _dft(default_axis: int, node: Any) -> list[Any]:
 
     signal, length, place = _inputs(node, 3)
     sizes = signal.get_partial_shape()
-    last = sizes.rank.get_length() - 1
+    last = _rank(signal) - 1
     # An input from operator set 20 on, an attribute before.
     axis = int(node.get_attribute("axis", default_axis)) if place is None else int(place.get_node().get_data())
     how = ([axis % (last + 1)], *(() if length is None else (op.reshape(length, [1], False),)))
@@ -72,6 +83,24 @@ def _stft(node: Any) -> list[Any]:
     if window is None:
         window = op.broadcast(op.convert_like(1.0, signal), op.unsqueeze(length, [0]))
     return list(op.stft(op.squeeze(signal, [2]), window, length, step, False).outputs())
+
+
+def _reduce(name: str, node: Any) -> list[Any]:
+    """A reduction whose axes are an attribute; over all axes where it has none."""
+    import numpy as np
+    from openvino import opset14 as op
+
+    given, keep = node.get_input(0), bool(node.get_attribute("keepdims", 1))
+    axes = list(node.get_attribute("axes") if node.has_attribute("axes") else range(_rank(given)))
+    if name == "ReduceL1":
+        return list(op.reduce_l1(given, axes, keep).outputs())
+    if name == "ReduceLogSum":
+        return list(op.log(op.reduce_sum(given, axes, keep)).outputs())
+    # Less than its largest, so that nothing overflows; an infinite one would leave NaN.
+    most = float(np.finfo(np.float32).max)
+    largest = op.clamp(op.reduce_max(given, axes, True), -most, most)
+    total = op.log(op.reduce_sum(op.exp(op.subtract(given, largest)), axes, keep))
+    return list(op.add(total, largest if keep else op.squeeze(largest, axes)).outputs())
 
 
 def _leave_out_empty_windows(graph: Any) -> None:
