@@ -28,6 +28,7 @@ def read_graph(model: PortableModel) -> Any:
     graph = core.read_model(model.path)
     _keep_names(graph.inputs, model.signature.inputs)
     _leave_out_empty_windows(graph)
+    _keep_order_of_ties(graph)
     return graph
 
 
@@ -131,6 +132,21 @@ def _leave_out_empty_windows(graph: Any) -> None:
         new.set_friendly_name(node.get_friendly_name())
         replace_node(node, new)
     graph.validate_nodes_and_infer_types()
+
+
+def _keep_order_of_ties(graph: Any) -> None:
+    """Have `TopK` answer the lower of two places that hold the same value, as ONNX does. OpenVINO's reader does not ask
+    for that, and the CPU plug-in then does it only in batches whose size it knows beforehand."""
+    from openvino import opset14 as op
+    from openvino.utils import replace_node
+
+    for node in graph.get_ordered_ops():
+        said = node.get_attributes()
+        if node.get_type_name() == "TopK" and said["sort"] != "none" and not said["stable"]:
+            how = (said["axis"], said["mode"], said["sort"], said["index_element_type"])
+            new = op.topk(node.input_value(0), node.input_value(1), *how, stable=True)
+            new.set_friendly_name(node.get_friendly_name())
+            replace_node(node, new)
 
 
 def _average_with_padding(

@@ -514,3 +514,19 @@ def test_a_source_with_quantised_weights_alone_is_noted_too(tmp_path: Path) -> N
     assert artifact.notes == (
         "the source's own graph is quantised: 1 matrix and convolution layers do not run in float",
     )
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_of_equal_values_the_first_comes_first_in_every_batch(rows: int, tmp_path: Path) -> None:
+    """Broken: OpenVINO keeps ONNX's order of equal values in batches of the target's sizes, which are proven, and gives
+    places of its own choice in any other."""
+    nodes = [
+        helper.make_node("TopK", ["given", "count"], ["values", "places"], axis=1),
+        helper.make_node("Cast", ["places"], ["answer"], to=TensorProto.FLOAT),
+    ]
+    model = written(nodes, (20,), ("batch", 5), 18, tmp_path / "model", {"count": np.array([5])})
+    artifact = OpenVino().compile(model, scheme("fp32"), TARGET, "job", tmp_path / "artifact")
+    given = np.random.default_rng(7).integers(0, 4, (rows, 20)).astype(np.float32)
+    with OpenVino().open(artifact, 1) as session:
+        found = session.run({"given": given})["answer"]
+    np.testing.assert_array_equal(found, np.argsort(-given, axis=1, kind="stable")[:, :5])
