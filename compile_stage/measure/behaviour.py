@@ -34,6 +34,9 @@ SAME, OTHER, LARGER, REPEATABLE, INPUT_UNCHANGED, ANSWER_KEPT = BEHAVIOUR
 CALL_FACTOR = 2.0
 """Times its tolerance that a gate may use in one call: a mean over few rows varies more than over all."""
 
+_ROWS_OF_LABELS = 3
+"""Of so many rows not all may have another label, though two rows may, and twice that in one call."""
+
 _REMAINDER = 2
 """Rows of the larger batch beyond the largest: where the policy names no batch of 2, they are filled up."""
 
@@ -284,7 +287,11 @@ def refuse_call(
         own, original: Output name → array, axis 0 being the row.
         size: Rows that the call was made with, for the record.
     """
-    used, check = worst(check_outputs(gates, own, original, SINGLE_CALL, batch_size=size, seed=seed))
+    checks = check_outputs(gates, own, original, SINGLE_CALL, batch_size=size, seed=seed)
+    for check in checks:
+        if check.gate.metric == "agreement" and check.measured == 0 and check.samples >= _ROWS_OF_LABELS:
+            return check.reason
+    used, check = worst(checks)
     return f"{check.reason}{times_text(used)}" if used > CALL_FACTOR else ""
 
 

@@ -104,6 +104,25 @@ def failures(own: Model, original: Model, tmp_path: Path) -> dict[str, str]:
     return {check.gate.metric: check.reason for check in checks if check.outcome is not Outcome.PASS}
 
 
+@pytest.mark.parametrize(("wrong", "fails"), [(0, False), (1, False), (3, True)])
+def test_labels_that_are_all_wrong_in_a_few_rows_are_found(wrong: int, fails: bool, tmp_path: Path) -> None:
+    """Broken: of an artifact that answers labels alone, all could be wrong in batches of up to four rows, since two
+    times two of so few may change."""
+
+    def labels(model: Model, x: Any, y: Any) -> Any:
+        found = y.argmax(axis=1)
+        return found if len(x) == 4 else np.where(np.arange(len(found)) < wrong, found + 1, found)
+
+    calls = calls_to_compare(SAMPLES.count, (4,), 0)
+    own = make_calls(Model(labels), SAMPLES, calls, tmp_path / "own")
+    original = make_calls(Model(lambda model, x, y: y.argmax(axis=1)), SAMPLES, calls, tmp_path / "original")
+    gates = (Gate(metric="agreement", limit=0.99, direction="at_least"),)
+    failed = {
+        check.gate.metric for check in judge_calls(gates, calls, own, original, 0) if check.outcome is not Outcome.PASS
+    }
+    assert failed == ({"other_batch_sizes"} if fails else set())
+
+
 def test_answers_that_no_gate_can_judge_must_resemble_the_originals(tmp_path: Path) -> None:
     """Broken: where a policy looks at labels alone, any answer would pass in another order and in other sizes."""
     calls = calls_to_compare(SAMPLES.count, (8,), 0)
