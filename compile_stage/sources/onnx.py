@@ -85,6 +85,7 @@ class OnnxSource(Exporter):
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         from onnx.inliner import inline_local_functions
+        from onnx.shape_inference import infer_shapes
 
         model = _load(source, weights=True)
         # Files of the first formats list weights among the inputs; the ones that are no real inputs go.
@@ -93,7 +94,15 @@ class OnnxSource(Exporter):
             model.graph.input.remove(value)
         model.ir_version = max(model.ir_version, _WEIGHTS_ARE_NO_INPUTS)
         if model.functions:  # compilers know ONNX's operators, and not what a file defines itself
-            model = inline_local_functions(model, convert_version=True)
+            try:
+                # With the types of what is between nodes: a function of another operator set is converted by them.
+                model = inline_local_functions(infer_shapes(model), convert_version=True)
+            except RuntimeError as error:
+                raise SourceError(
+                    f"its functions can't be replaced by what they consist of: {first_line(error)}",
+                    fix="export the model again without functions (PyTorch: `export_modules_as_functions=False`)",
+                    where=source.uri,
+                ) from error
         model, notes = _modern(model)
         return graph.finish(model, source, shapes, into, notes=notes)
 

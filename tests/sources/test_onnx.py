@@ -71,6 +71,20 @@ def test_functions_of_the_file_become_what_they_consist_of(tmp_path: Path, prove
     assert not written.functions
 
 
+def test_a_function_of_another_operator_set_is_converted(tmp_path: Path, prove: Proof) -> None:
+    """Broken: the run would end as a bug of ours: onnx's converter wants the types between nodes, and few files say."""
+    model = linear()
+    model.graph.node.insert(0, helper.make_node("Own", ["x"], ["h"], domain="own"))
+    model.graph.node[1].input[0] = "h"
+    sets = [helper.make_opsetid("", 13)]
+    model.functions.append(
+        helper.make_function("own", "Own", ["a"], ["c"], [helper.make_node("Relu", ["a"], ["c"])], sets)
+    )
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    exported = prove(save(tmp_path / "model", model), {"x": X})
+    assert [node.op_type for node in onnx.load(exported.path).graph.node] == ["Relu", "MatMul"]
+
+
 def test_unnamed_dimensions_get_names_on_both_sides(tmp_path: Path, prove: Proof) -> None:
     model = prove(save(tmp_path / "model", linear(batch=None)), {"x": X})
     assert model.signature.inputs[0].shape == ("batch", 3)
