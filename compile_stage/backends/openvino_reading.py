@@ -29,6 +29,7 @@ def read_graph(model: PortableModel) -> Any:
     _keep_names(graph.inputs, model.signature.inputs)
     _leave_out_empty_windows(graph)
     _keep_order_of_ties(graph)
+    _pad_transposed_convolutions(graph)
     return graph
 
 
@@ -147,6 +148,36 @@ def _keep_order_of_ties(graph: Any) -> None:
             new = op.topk(node.input_value(0), node.input_value(1), *how, stable=True)
             new.set_friendly_name(node.get_friendly_name())
             replace_node(node, new)
+
+
+def _pad_transposed_convolutions(graph: Any) -> None:
+    """Have a `ConvTranspose` with `SAME_UPPER` or `SAME_LOWER` answer its input's size times the stride, as ONNX does:
+    OpenVINO's reader hands the words on, and they pad nothing where no size of the answer is given."""
+    from openvino import opset14 as op
+    from openvino.utils import replace_node
+
+    kinds = {
+        "ConvolutionBackpropData": op.convolution_backprop_data,
+        "GroupConvolutionBackpropData": op.group_convolution_backprop_data,
+    }
+    for node in graph.get_ordered_ops():
+        make, said = kinds.get(node.get_type_name()), node.get_attributes()
+        if make is None or not said["auto_pad"].startswith("same") or node.get_input_size() > 2:
+            continue
+        strides, dilations, more = said["strides"], said["dilations"], said["output_padding"]
+        window = node.input_value(1).get_partial_shape().to_shape()[-len(strides) :]
+        beyond = [
+            max((wide - 1) * apart + 1 - step + rest, 0)
+            for wide, apart, step, rest in zip(window, dilations, strides, more, strict=True)
+        ]
+        half = [size // 2 for size in beyond]
+        rest = [size - part for size, part in zip(beyond, half, strict=True)]
+        begins, ends = (half, rest) if said["auto_pad"] == "same_upper" else (rest, half)
+        how = {"pads_begin": begins, "pads_end": ends, "dilations": dilations, "output_padding": more}
+        new = make(node.input_value(0), node.input_value(1), strides, auto_pad="explicit", **how)
+        new.set_friendly_name(node.get_friendly_name())
+        replace_node(node, new)
+    graph.validate_nodes_and_infer_types()
 
 
 def _average_with_padding(

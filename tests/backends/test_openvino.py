@@ -530,3 +530,18 @@ def test_of_equal_values_the_first_comes_first_in_every_batch(rows: int, tmp_pat
     with OpenVino().open(artifact, 1) as session:
         found = session.run({"given": given})["answer"]
     np.testing.assert_array_equal(found, np.argsort(-given, axis=1, kind="stable")[:, :5])
+
+
+@pytest.mark.parametrize("side", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("attributes", [{"group": 1}, {"group": 2, "output_padding": [1, 0]}])
+def test_a_transposed_convolution_has_the_size_that_onnx_gives_it(side: str, attributes: Any, tmp_path: Path) -> None:
+    """Broken: OpenVINO pads nothing, so that every network with such an upsampling is refused, as one whose outputs
+    have another shape."""
+    graph = models.Graph()
+    given = graph.random.standard_normal((3, 4, 5, 6)).astype(np.float32)
+    graph.add(
+        "ConvTranspose", "given", graph.weight(4, 2, 4, 3), name="answer", auto_pad=side, strides=[2, 2], **attributes
+    )
+    found, expected = answers(graph, given, tmp_path, ("channels", "height", "width"))
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
