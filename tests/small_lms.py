@@ -15,6 +15,7 @@ TEMPLATE = (
 )
 PROMPTS = ["The artifact", "a model is", "What is "]
 END = "<end>"
+PARTS = {"mistral": {"sliding_window": 6}, "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2}}
 
 
 def bytes_tokenizer(**settings: Any) -> Any:
@@ -43,9 +44,10 @@ def network(kind: str, tokenizer: Any) -> Any:
             initializer_range=0.02 if kind == "trained" else 0.3,
         )  # fmt: skip
     else:
-        configuration = transformers.LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        configuration = transformers.AutoConfig.for_model(
+            kind, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3, **ends,
+            **PARTS.get(kind, {}),
         )  # fmt: skip
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(configuration).eval()
@@ -74,7 +76,8 @@ def save(path: Path, kind: str = "gpt2", **settings: Any) -> Path:
     """Log a pipeline to a folder, as `mlflow.transformers.save_model` of a user does.
 
     Args:
-        kind: `gpt2` or `llama` with random weights, or `trained`.
+        kind: `gpt2`, `llama`, `mistral` (a sliding window) or `mixtral` (a mixture of experts) with random weights, or
+            `trained`.
         settings: `params`, `model_config` and `task` are MLflow's, `tokenizer` takes the place of ours.
     """
     import mlflow

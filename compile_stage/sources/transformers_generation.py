@@ -34,6 +34,10 @@ TOKENS, PAST = "tokens", "past"
 
 _ROWS, _TOKENS, _PAST = 2, 3, 5  # of the traced example: sizes of 0 and 1 would be fixed, and equal ones tied together
 
+_CACHES = {"DynamicLayer": (_TOKENS,), "DynamicSlidingWindowLayer": range(1, _TOKENS + 1)}
+"""Layers of transformers' caches that have one key and one value for each token → how many they hold after the example.
+The second forgets the tokens that have left its window. The graph is given all, and its mask leaves out the same."""
+
 
 def refuse(model: Any) -> str | None:
     """The reason why this network has no cache that could be handed on as tensors."""
@@ -41,7 +45,16 @@ def refuse(model: Any) -> str | None:
         return "it has an encoder and a decoder, and only decoders can be compiled with their cache"
     if not hasattr(model.config, "num_hidden_layers"):
         return "its configuration does not say how many layers it has, so its cache is not known"
+    if "dynamic" in _position_types(model.config):
+        return "its rotary positions (rope_type: dynamic) are computed anew for each length, and a graph can't do that"
     return None
+
+
+def _position_types(config: Any) -> set[str]:
+    """Kinds of rotary positions: one, or one for each kind of layer. transformers 4 calls them `rope_scaling`."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    each = [one for one in (found, *found.values()) if isinstance(one, Mapping)]
+    return {str(one.get("rope_type", one.get("type"))) for one in each}
 
 
 @dataclass(frozen=True)
@@ -70,8 +83,8 @@ class CausalNetwork:
         for layer in getattr(cache, "layers", ()):
             keys: Any = getattr(layer, "keys", None)
             values: Any = getattr(layer, "values", None)
-            plain = type(layer).__name__ == "DynamicLayer" and keys is not None and values is not None
-            if not plain or keys.shape[::2] != (_ROWS, _TOKENS) or values.shape[:3] != keys.shape[:3]:
+            kept = _CACHES.get(type(layer).__name__) if keys is not None and values is not None else None
+            if not kept or keys.shape[0] != _ROWS or keys.shape[2] not in kept or values.shape[:3] != keys.shape[:3]:
                 problem = f"its cache is of {type(layer).__name__}, which is not one key and one value for each token"
                 raise SourceError(problem, where=source.uri)
             heads.append((int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3])))
