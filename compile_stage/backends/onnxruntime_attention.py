@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 _SMALL = 3  # numbers of a mask's graph up to this are axes and steps
-_NO_END = 2**31 - 1  # and from here on they say that a slice has no end
+_NO_END = 2**31 - 1  # and from here on, or below its negative, they say that a slice has no end
 _HIDES = -10_000.0  # the score of a hidden key is less
 _PASSES_ON = {"Reshape", "Transpose", "Expand", "Unsqueeze", "Identity"}  # from a cache to its product
 
@@ -33,6 +33,7 @@ class Attention:
         key, value: Tensors [batch, key heads, tokens, size] that are appended to the cache.
         past: Names of the cache's two inputs.
         scale: Of the products of queries and keys.
+        window: Tokens that a query sees, itself among them; 0 where it sees all before it.
         answer: Tensor [batch, tokens, heads · size], or what is made so by the Reshape that alone reads it.
     """
 
@@ -41,6 +42,7 @@ class Attention:
     value: str
     past: tuple[str, str]
     scale: float
+    window: int
     answer: str
 
 
@@ -117,14 +119,15 @@ class DecoderGraph:
         for at in (0, 1):
             inner, scale = self._unscaled(scores.input[at])
             matmul = self.made_by.get(inner)
-            if not is_op(matmul, "MatMul") or not self._is_causal(scores.input[1 - at]):
+            window = self._window(scores.input[1 - at]) if is_op(matmul, "MatMul") else None
+            if window is None:
                 continue
             assert matmul is not None
             query, of_query = self._unscaled(matmul.input[0])
             key, answer = self._cached(matmul.input[1]), self._answer_of(product.output[0])
             if key is not None and answer is not None and value[2] == 1:
                 past = (self._past_of[key[0]], self._past_of[value[0]])
-                return Attention(query, key[1], value[1], past, scale * of_query * key[2], answer)
+                return Attention(query, key[1], value[1], past, scale * of_query * key[2], window, answer)
         return None
 
     def _softmax_of(self, product: NodeProto) -> NodeProto | None:
@@ -185,28 +188,38 @@ class DecoderGraph:
         )  # a Gemm wants [batch · tokens, heads · size]
         return str(merged.output[0] if keeps_tokens else merged.input[0])
 
-    def _is_causal(self, mask: str) -> bool:
-        """Nothing that the mask is made of could be the length of a window: how it looks at near tokens is compared."""
-        seen, left = set(), [mask]
-        compares = False
+    def _window(self, mask: str) -> int | None:
+        """The length of the window of a mask: the one number that it is made of, or 0 where there is none; None where
+        it is no mask of this kind. How it looks at near tokens, and at those around the window's end, is compared."""
+        seen: set[str] = set()
+        numbers: set[int] = set()
+        left, compares = [mask], False
         while left:
             name = left.pop()
             if name in seen:
                 continue
             seen.add(name)
             if name in self._weights or is_op(self.made_by.get(name), "Constant"):
-                if not self._is_harmless(name):
-                    return False
+                if (found := self._lengths(name)) is None:
+                    return None
+                numbers |= found
             elif (made := self.made_by.get(name)) is not None:
                 compares |= made.op_type in ("LessOrEqual", "GreaterOrEqual", "Less", "Greater", "Trilu")
                 left += [] if made.op_type in ("Shape", "Size") else list(reads(made))
-        return compares
+        return max(numbers, default=0) if compares and len(numbers) < 2 else None
 
-    def _is_harmless(self, name: str) -> bool:
+    def _lengths(self, name: str) -> set[int] | None:
+        """Numbers of a constant that could be the length of a window; None where it is more than a few numbers."""
         numbers = self._constant(name)
         if numbers is None or numbers.size > 8:
-            return False
-        return all(abs(one) <= _SMALL or one >= _NO_END or one <= _HIDES for one in numbers.ravel().tolist())
+            return None
+        whole = numbers.dtype.kind in "iub"  # none of these is a score
+        others = [
+            float(one)
+            for one in numbers.ravel().tolist()
+            if not abs(one) <= _SMALL and not abs(one) >= _NO_END and (whole or not one <= _HIDES)
+        ]
+        return {abs(int(one)) for one in others} if all(one.is_integer() for one in others) else None
 
     def _constant(self, name: str) -> Any:
         from onnx import numpy_helper

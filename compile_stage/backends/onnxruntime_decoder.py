@@ -6,14 +6,16 @@ appends to the cache, in place where past and present are the same memory; rotar
 `com.microsoft.RotaryEmbedding`; and a reciprocal root becomes a division, so that the runtime's own fusion knows an RMS
 norm.
 
-GroupQueryAttention looks at all tokens before, and at no padding. Whether a graph does so is asked twice. The mask's
-part of the graph may hold no number that could be a window's length; and both graphs have to answer alike, at random,
-with and without a cache. What neither tells is how rows that begin with padding are answered: no session of ours sends
+GroupQueryAttention looks at all tokens before, or at the last ones in a window, and at no padding. Whether a graph does
+so is asked twice. The mask's part of the graph may hold one number that could be a window's length, and none where it
+looks at all; and both graphs have to answer alike, at random, with and without a cache, and where tokens leave the
+window. What neither tells is how rows that begin with padding are answered: no session of ours sends
 any.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +44,9 @@ COMPARED = ((2, 0, 9), (1, 7, 3), (2, 9, 1))
 """Rows, tokens in the cache and new tokens of the calls that are compared: prompts, a prompt's second part, one token.
 The operator takes a second part of one row only."""
 
+LARGEST_CACHE_BYTES = 2**30
+"""Of a call that is compared: one in which tokens leave a window has a cache as long as the window."""
+
 
 class Decoder:
     """A graph with a cache, whose attentions are found when it is made.
@@ -65,6 +70,14 @@ class Decoder:
         """Tensors [batch, heads, tokens, size], whose shapes say how many heads there are."""
         return tuple(found.query for found in self.attentions)
 
+    @property
+    def compared(self) -> tuple[tuple[int, int, int], ...]:
+        """Calls by which both graphs are compared, as `COMPARED`: also tokens of which one is the first to leave each
+        window, and one that is far beyond its end."""
+        windows = sorted({found.window for found in self.attentions if found.window})
+        around = (((1, max(0, window - 2), 5), (1, window + 5, 1)) for window in windows)
+        return (*COMPARED, *itertools.chain.from_iterable(around))
+
     def fuse(self, heads: Sequence[int]) -> None:
         """Rewrite the graph in place.
 
@@ -82,6 +95,8 @@ class Decoder:
             inputs = [self._flat(name, int(size)) for name in (found.query, found.key, found.value)]
             outputs = [found.answer, *map(present_of, found.past)]
             settings = {"num_heads": count, "kv_num_heads": int(key_heads), "scale": found.scale}
+            if found.window:
+                settings["local_window_size"] = found.window
             self._add("GroupQueryAttention", [*inputs, *found.past, *lengths], outputs, **settings)
         kept = [node for node in self._found.nodes if not replaced.intersection(node.output)]
         wanted = self._found.outputs | captured(self._graph)
@@ -200,6 +215,9 @@ def fuse(path: Path, signature: Signature, run: Any) -> str | None:
     decoder = Decoder(model, signature)
     if not decoder.attentions:
         return "not every layer's attention is one that ONNX Runtime's operator computes"
+    compared = decoder.compared
+    if max(_cache_bytes(signature, call) for call in compared) > LARGEST_CACHE_BYTES:
+        return "its window is too long to look at what happens beyond it"
     asked, now = path.with_name("asked.onnx"), path.with_name("fused.onnx")
     try:
         probed = type(model)()
@@ -210,11 +228,11 @@ def fuse(path: Path, signature: Signature, run: Any) -> str | None:
                 probed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
         onnx.save_model(probed, asked)
         names = [spec.name for spec in signature.outputs]
-        calls = list(_calls(signature))
+        calls = list(_calls(signature, compared))
         before = run(asked, [*names, *decoder.queries], calls)
         decoder.fuse([answer.shape[1] for answer in before[0][len(names) :]])
         onnx.save_model(model, now)
-        if (reason := _differs(names, before, run(now, names, calls))) is None:
+        if (reason := _differs(compared, names, before, run(now, names, calls))) is None:
             now.replace(path)
         return reason
     except Exception as error:  # noqa: BLE001 - a graph that this runtime can't run so stays as it is
@@ -224,13 +242,18 @@ def fuse(path: Path, signature: Signature, run: Any) -> str | None:
         now.unlink(missing_ok=True)
 
 
-def _calls(signature: Signature) -> Iterator[dict[str, Array]]:
+def _cache_bytes(signature: Signature, call: tuple[int, int, int]) -> int:
+    rows, past, _ = call
+    return sum(4 * rows * int(spec.shape[1]) * past * int(spec.shape[3]) for spec in cache_specs(signature))
+
+
+def _calls(signature: Signature, compared: Sequence[tuple[int, int, int]]) -> Iterator[dict[str, Array]]:
     """Inputs at random: the tokens, and a cache with so many before."""
     import numpy as np
 
     random = np.random.default_rng(0)
     vocabulary = next(int(spec.shape[-1]) for spec in signature.outputs if spec.name == LOGITS)
-    for rows, past, tokens in COMPARED:
+    for rows, past, tokens in compared:
         ids = random.integers(0, vocabulary, (rows, tokens))
         cache = {
             spec.name: random.standard_normal((rows, int(spec.shape[1]), past, int(spec.shape[3])), np.float32)
@@ -239,9 +262,14 @@ def _calls(signature: Signature) -> Iterator[dict[str, Array]]:
         yield {**token_inputs(signature, ids, past), **cache}
 
 
-def _differs(names: Sequence[str], before: Sequence[Sequence[Array]], after: Sequence[Sequence[Array]]) -> str | None:
+def _differs(
+    compared: Sequence[tuple[int, int, int]],
+    names: Sequence[str],
+    before: Sequence[Sequence[Array]],
+    after: Sequence[Sequence[Array]],
+) -> str | None:
     """The first answer that is another, in words; None where there is none."""
-    for (_, past, tokens), was_all, now_all in zip(COMPARED, before, after, strict=True):
+    for (_, past, tokens), was_all, now_all in zip(compared, before, after, strict=True):
         for name, was, now in zip(names, was_all, now_all, strict=False):
             place = f"of {tokens} tokens behind {past}, the output {name!r}"
             if was.shape != now.shape:

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import small_lms
 
+from compile_stage.backends.onnxruntime_attention import DecoderGraph
 from compile_stage.core import plugins
 from compile_stage.core.errors import PolicyError, SourceError, UsageError
 from compile_stage.core.generation import session_signature
@@ -102,6 +103,7 @@ def test_sliding_windows_and_mixtures_of_experts_are_the_originals(kind: str, ex
     (window,) = exporter.token_windows(source, [TEXT * 2], GENERATION.tokens)
     compiler = plugins.load("backends", "onnxruntime")
     artifact = compiler.compile(portable, compiler.schemes(TARGET, "fp32")[0], TARGET, "job", tmp_path / "artifact")
+    assert artifact.executed["ops"].get("com.microsoft.GroupQueryAttention", 0) == 2  # one a layer, with the window
     with (
         exporter.open(source, TARGET) as original,
         opened_as_called(compiler, replace(artifact, generation=GENERATION), 1) as compiled,
@@ -109,6 +111,19 @@ def test_sliding_windows_and_mixtures_of_experts_are_the_originals(kind: str, ex
         for session in (original, compiled):
             logits = session.run({"input_ids": window})["logits"]
             np.testing.assert_allclose(logits, _without_cache(source, window), atol=2e-4)
+
+
+@pytest.mark.parametrize("window", [0, 5, 7])
+def test_a_window_of_another_length_is_not_put_into_the_graph(
+    window: int, exporter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a window is read off the graph wrongly, and tokens outside of it are looked at, or one inside is not."""
+    monkeypatch.setattr(DecoderGraph, "_window", lambda self, mask: window)
+    path = small_lms.save(tmp_path / "model", "mistral")  # its window has 6
+    source = SourceModel(uri=f"folder:{path}", name="m", version="", flavor="transformers", path=str(path), digest="d")
+    portable, compiler = exporter.export(source, {}, tmp_path / "graph"), plugins.load("backends", "onnxruntime")
+    artifact = compiler.compile(portable, compiler.schemes(TARGET, "fp32")[0], TARGET, "job", tmp_path / "artifact")
+    assert "com.microsoft.GroupQueryAttention" not in artifact.executed["ops"]
 
 
 def test_a_session_without_a_way_for_the_cache_is_given_arrays(
