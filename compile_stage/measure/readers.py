@@ -73,6 +73,8 @@ class SampleRequest:
         dataset: The file of an `mlflow-dataset`, which was fetched.
         keep_given: Keep the samples as they were too, where they are rounded to the types of the inputs
             (`core.sample_files.GIVEN`); whole numbers may be rounded then as well.
+        columns: Of a data frame, those that make up a single input, in order, where a manifest says so and the original
+            is not here to be asked; empty where it names none.
     """
 
     spec: DataSpec
@@ -81,6 +83,7 @@ class SampleRequest:
     shapes: Mapping[str, ShapeRange] = field(default_factory=dict)
     dataset: str | None = None
     keep_given: bool = False
+    columns: tuple[str, ...] | None = None
 
 
 def read(request: SampleRequest, example: Batch | None) -> Table:

@@ -70,7 +70,8 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
     if model.windows is not None and table.real:
         table = _read_windows(request, table, model.windows)
     notes = list(table.notes)
-    chosen = _choose(spec, _inputs(spec, table, signature, notes, model.columns), table, seed)
+    named = model.columns if request.columns is None else lambda: request.columns
+    chosen = _choose(spec, _inputs(spec, table, signature, notes, named), table, seed)
     files = {name: f"inputs/{file}" for name, file in tensor_files([t.name for t in signature.inputs]).items()}
     (into / "inputs").mkdir(parents=True, exist_ok=True)
     symbols: dict[str, tuple[str, int]] = {}

@@ -241,8 +241,10 @@ def prediction_format(
 
     columns = mlmodel.columns(source) or (fitted if mlmodel.read(source).inputs is None else None)
     answered = np.asarray(classes).dtype if classes is not None and list(outputs) == [LABEL] else np.dtype(np.int64)
+    # The name of NumPy's texts of up to three letters would be str96, which is no type that it reads.
+    dtype = f"U{answered.itemsize // 4}" if answered.kind == "U" else answered.name
     return {
-        **({"dtype": answered.name} if answered.kind in "iuf" and answered != np.int64 else {}),
+        **({"dtype": dtype} if answered.kind in "iufU" and answered != np.int64 else {}),
         "kind": "array",
         "outputs": list(outputs),
         "columns": list(columns) if columns else None,
@@ -288,9 +290,10 @@ def refuse_columns(source: SourceModel) -> str | None:
     text = mlmodel.text_columns(source)
     if not text:
         return None
+    which = f"columns {', '.join(text[:5])} hold" if len(text) > 1 else f"column {text[0]} holds"
     return (
-        f"its column{'s' if len(text) > 1 else ''} {', '.join(text[:5])} hold no numbers, and a compiled model takes "
-        "one matrix of numbers: encode them before the model, and log the model that takes the encoded columns"
+        f"its {which} no numbers, and a compiled model takes one matrix of numbers: encode them before the model, and "
+        "log the model that takes the encoded columns"
     )
 
 
