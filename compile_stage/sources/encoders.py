@@ -37,6 +37,15 @@ def refuse_rounded(estimator: Any) -> str | None:
     return None
 
 
+def column_parts(step: Any, columns: Sequence[int | None]) -> list[tuple[str, Any, list[int | None]]]:
+    """Of a ColumnTransformer that is given these columns: name, transformer and columns of each part."""
+    names = [str(name) for name in getattr(step, "feature_names_in_", ())]
+    return [
+        (name, inner, [columns[at] for at in _numbers(chosen, names, len(columns))])
+        for name, inner, chosen in step.transformers_
+    ]
+
+
 def _found(step: Any, columns: Sequence[int | None]) -> Iterator[tuple[int | None, Sequence[Any]]]:
     """Args: columns: The model's columns that the step is given, in order; None for what is none of them."""
     if step is None or isinstance(step, str) or getattr(step, "n_features_in_", len(columns)) != len(columns):
@@ -52,7 +61,7 @@ def _found(step: Any, columns: Sequence[int | None]) -> Iterator[tuple[int | Non
                 filled.append(inner.missing_values)
             columns = _after(inner, columns)
     elif hasattr(step, "transformers_"):
-        for _, inner, chosen in _parts(step, columns):
+        for _, inner, chosen in column_parts(step, columns):
             yield from _found(inner, chosen)
     elif hasattr(step, "transformer_list"):
         for _, inner in step.transformer_list:
@@ -74,21 +83,12 @@ def _inner(model: Any) -> list[Any]:
     return []
 
 
-def _parts(step: Any, columns: Sequence[int | None]) -> list[tuple[str, Any, list[int | None]]]:
-    """Of a ColumnTransformer: name, transformer and columns of each part."""
-    names = [str(name) for name in getattr(step, "feature_names_in_", ())]
-    return [
-        (name, inner, [columns[at] for at in _numbers(chosen, names, len(columns))])
-        for name, inner, chosen in step.transformers_
-    ]
-
-
 def _after(step: Any, columns: Sequence[int | None]) -> Sequence[int | None]:
     """The columns behind a step, in order. Where it keeps their count it is taken to keep their places."""
     if hasattr(step, "transformers_"):
         places = step.output_indices_
         behind: list[int | None] = [None] * max((part.stop for part in places.values()), default=0)
-        for name, inner, chosen in _parts(step, columns):
+        for name, inner, chosen in column_parts(step, columns):
             after = _after(inner, chosen)
             if name in places and inner != "drop" and len(after) == places[name].stop - places[name].start:
                 behind[places[name]] = after

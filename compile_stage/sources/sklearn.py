@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from compile_stage.sources.sklearn_boosters import (
 )
 from compile_stage.sources.sklearn_converted import (
     calibrated_scores,
+    columns_by_number,
     count_votes,
     halve_scores,
     keep_fractions,
@@ -40,6 +41,8 @@ from compile_stage.sources.sklearn_converted import (
     write_logarithms,
 )
 from compile_stage.sources.sklearn_missing import write_missing_directions
+from compile_stage.sources.sklearn_parts import parts
+from compile_stage.sources.sklearn_targets import refuse_targets, register_target_converter
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -191,7 +194,9 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
             "skl2onnx converts a OneVsRestClassifier of models without probabilities to other labels: use one with "
             "probabilities, such as LogisticRegression, or one that takes several classes by itself, as SVC does"
         )
-    if reason := encoders.refuse_rounded(estimator) or refuse_calibration(estimator) or refuse_boosters(estimator):
+    if reason := encoders.refuse_rounded(estimator) or refuse_calibration(estimator):
+        return reason
+    if reason := refuse_boosters(estimator) or refuse_targets(estimator):
         return reason
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):
@@ -424,11 +429,14 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
     from sklearn.base import is_classifier
+    from sklearn.compose import ColumnTransformer
     from sklearn.svm import LinearSVC
 
     prepare(estimator)
     features = int(wanted.inputs[0].shape[1])
-    by_name = () if _has_columns(wanted) else _column_names(estimator)
+    names = () if _has_columns(wanted) else _column_names(estimator)
+    by_name = names if any(isinstance(step, ColumnTransformer) for step in _steps(estimator)) else ()
+    by_number = bool(names) and not by_name
     types = (
         [(name, FloatTensorType([None, 1])) for name in by_name]
         if by_name
@@ -452,9 +460,10 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         with takers_of_sparse(estimator) as fed_sparse:
             _answer(estimator, wanted.inputs, source)
         register_converters(estimator, fed_sparse)
+    register_target_converter(estimator)
     options |= scalers_before_trees(estimator, is_given_float32=tabular.is_given_float32(source))
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), columns_by_number(estimator) if by_number else nullcontext():
             warnings.simplefilter("ignore")  # deprecations inside the converter
             model = to_onnx(estimator, initial_types=types, options=options, target_opset=tabular.opsets())
     except (MissingConverter, MissingShapeCalculator) as error:
@@ -477,6 +486,8 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     keep_means(model, estimator)
     if by_name:
         tabular.join_columns(model, _matrix_columns(by_name, source))
+    elif by_number and (ordered := _matrix_columns(names, source)) != names:
+        tabular.pick_columns(model, [ordered.index(name) for name in names])
     tabular.without_ml_operators(model)
     return model
 
@@ -487,16 +498,16 @@ def _blamed(error: Exception, estimator: Any) -> str:
 
 
 def _column_names(estimator: Any) -> tuple[str, ...]:
-    """Names of the columns when a step picks them by name; else empty."""
+    """Names of the columns when a step, or one of a model inside, picks them by name; else empty."""
     from sklearn.compose import ColumnTransformer
 
     names = getattr(estimator, "feature_names_in_", None)
     if names is None:
         return ()
-    for step in _steps(estimator):
-        if isinstance(step, ColumnTransformer) and any(
+    for part in parts(estimator):
+        if isinstance(part, ColumnTransformer) and any(
             isinstance(column, str)
-            for _, _, chosen in step.transformers_
+            for _, _, chosen in getattr(part, "transformers_", ())
             for column in ([chosen] if isinstance(chosen, str) else chosen if isinstance(chosen, list) else [])
         ):
             return tuple(str(name) for name in names)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compile_stage.core.errors import SourceError
+from compile_stage.sources.encoders import column_parts
 from compile_stage.sources.sklearn_parts import is_tree, parts
 
 if TYPE_CHECKING:
@@ -96,6 +98,21 @@ def keep_means(model: ModelProto, estimator: Any) -> None:
                 exact = numpy_helper.from_array(mean.reshape(written.shape), subtraction.input[1])
                 tensors[subtraction.input[1]].CopyFrom(exact)
                 break
+
+
+@contextmanager
+def columns_by_number(estimator: Any) -> Iterator[None]:
+    """Each ColumnTransformer in it picks its columns by number. Only in a pipeline does skl2onnx take columns by name;
+    ensembles, calibrations and the like have one matrix there."""
+    pickers = [part for part in parts(estimator) if hasattr(part, "transformers_")]
+    by_name = [picker.transformers_ for picker in pickers]
+    for picker in pickers:
+        picker.transformers_ = column_parts(picker, range(picker.n_features_in_))
+    try:
+        yield
+    finally:
+        for picker, transformers in zip(pickers, by_name, strict=True):
+            picker.transformers_ = transformers
 
 
 def last_step(estimator: Any) -> Any:
