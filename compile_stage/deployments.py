@@ -180,7 +180,8 @@ class CompileStageDeployments(BaseDeploymentClient):
         _refuse_endpoint(endpoint)
         now, _ = _found(deployment_name or "")
         try:
-            answers = mlflow.pyfunc.load_model(now.uri).predict(inputs)
+            model = mlflow.pyfunc.load_model(now.uri)
+            answers = model.predict(with_floats(inputs, model.metadata.get_input_schema()))
         except Exception as error:  # the model's own code, its runtime, or MLflow that compares with the signature
             code = getattr(error, "exit_code", EXIT_USAGE)  # an error of the loader that the version carries has one
             raise DeploymentError(f"{now.uri} does not answer that: {error}", code) from error
@@ -192,6 +193,23 @@ class CompileStageDeployments(BaseDeploymentClient):
             "compile-stage computes no explanations of predictions",
             "explain the source model: the published one answers as it does, within the policy's limits",
         )
+
+
+def with_floats(inputs: Any, schema: Any) -> Any:
+    """A data frame whose whole numbers are floats in the columns that a schema of MLflow has as such. The command line
+    reads its file with pandas, which makes a whole number of `[{"income": 30000.0}]`, and MLflow refuses those for
+    doubles. What is no data frame, or has no schema, stays as it is."""
+    if schema is None or not schema.has_input_names() or not hasattr(inputs, "dtypes"):
+        return inputs
+    wanted = {
+        name: spec.type.to_numpy() for name, spec in schema.input_dict().items() if hasattr(spec.type, "to_numpy")
+    }
+    floats = {
+        name: dtype
+        for name, dtype in wanted.items()
+        if name in inputs.columns and dtype.kind == "f" and inputs[name].dtype.kind in "iu"
+    }
+    return inputs.astype(floats)
 
 
 def run_local(name: str, model_uri: str, flavor: str | None = None, config: Mapping[str, str] | None = None) -> None:
