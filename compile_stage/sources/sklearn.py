@@ -33,6 +33,7 @@ from compile_stage.sources.sklearn_converted import (
     halve_scores,
     keep_fractions,
     keep_means,
+    label_by_score,
     last_step,
     prepare,
     refuse_calibration,
@@ -482,6 +483,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     write_logarithms(model, estimator)
     count_votes(model, estimator)
     halve_scores(model, estimator)
+    label_by_score(model, estimator)
     keep_fractions(model)
     keep_means(model, estimator)
     if by_name:

@@ -224,6 +224,39 @@ def keep_fractions(model: ModelProto) -> None:
         _put_behind(model, cut, checks)
 
 
+def label_by_score(model: ModelProto, estimator: Any) -> None:
+    """Have each SGDClassifier(loss='modified_huber') of several classes take the class of the highest score, as
+    scikit-learn does. skl2onnx takes that of the highest probability, and probabilities are cut off at 0 and 1: where
+    two classes are certain, it is the first of them."""
+    from onnx import numpy_helper
+
+    written = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for part in parts(estimator):
+        fitted = type(part).__name__ == "SGDClassifier" and hasattr(part, "coef_")
+        if not fitted or part.loss != "modified_huber" or len(part.classes_) < 3:
+            continue
+        weights = np.asarray(part.coef_.T, np.float32)
+        for node in [one for one in model.graph.node if one.op_type == "MatMul" and one.input[1] in written]:
+            if np.array_equal(written[node.input[1]], weights):
+                _choose_by_score(model, node)
+
+
+def _choose_by_score(model: ModelProto, product: NodeProto) -> None:
+    """The classes' scores are the product and an intercept; what chooses a class lies behind their probabilities."""
+    reached = set(product.output)
+    scores = ""
+    for node in model.graph.node:  # in the order of computation
+        if not reached & set(node.input):
+            continue
+        if node.op_type == "Clip" and not scores:
+            scores = node.input[0]
+        if node.op_type == "ArgMax":
+            if scores:
+                node.input[0] = scores
+            return
+        reached.update(node.output)
+
+
 def halve_scores(model: ModelProto, estimator: Any) -> None:
     """Halve the coefficients of each linear discriminant of two classes: skl2onnx takes the softmax of the score and
     its negative, which is the logistic function of twice the score, and scikit-learn that of the score."""

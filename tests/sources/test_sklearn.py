@@ -39,7 +39,7 @@ from sklearn.ensemble import (
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.multiclass import OneVsRestClassifier
@@ -401,6 +401,17 @@ def test_columns_are_picked_by_name_in_a_model_inside_another(
     given = X[COLUMNS[:10][::order]]
     source = save(tmp_path / "model", model, given, serialization_format="cloudpickle")
     prove(source, {"X": given.to_numpy()}, sizes=(1, 300), compliance=Compliance(allow_pickle=True))
+
+
+@pytest.mark.parametrize("votes", [False, True])
+def test_of_two_certain_classes_the_one_with_the_higher_score_is_answered(
+    tmp_path: Path, prove: Proof, *, votes: bool
+) -> None:
+    """Broken: many labels of an SGDClassifier with the loss `modified_huber` are others, and nothing passes."""
+    model = SGDClassifier(loss="modified_huber", random_state=0)
+    model = VotingClassifier([("one", model)], voting="hard") if votes else model
+    source = save(tmp_path / "model", model.fit(NOISY, SIDES), NOISY, serialization_format="cloudpickle")
+    prove(source, {"X": NOISY}, sizes=(1, 400), compliance=Compliance(allow_pickle=True))
 
 
 SUGAR = DIABETES.target.to_numpy(np.float64)
