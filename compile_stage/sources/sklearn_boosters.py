@@ -61,12 +61,15 @@ def register_converters(estimator: Any, fed_sparse: set[int]) -> None:
 
     for kind in {type(part) for part in boosters(estimator)}:
         classifies = kind.__name__ in _CLASSIFIERS
+        options = {"nocl": [True, False], "zipmap": [True, False, "columns"]}
+        if kind.__name__.startswith("LGBM") and hasattr(kind, "decision_function"):  # from LightGBM 4.7 on
+            options["raw_scores"] = [True, False]  # a calibration asks for them where it can be had
         update_registered_converter(
             kind,
             f"CompileStage{kind.__name__}",
             calculate_linear_classifier_output_shapes if classifies else calculate_linear_regressor_output_shapes,
             _convert_lightgbm if kind.__name__.startswith("LGBM") else _xgboost_converter(fed_sparse),
-            options={"nocl": [True, False], "zipmap": [True, False, "columns"]} if classifies else None,
+            options=options if classifies else None,
         )
 
 
@@ -115,7 +118,16 @@ def _refuse_xgboost(part: Any) -> str | None:
 def _convert_lightgbm(scope: Any, operator: Any, container: Any) -> None:
     from onnxmltools.convert.lightgbm.operator_converters.LightGbm import convert_lightgbm
 
+    written = len(container.nodes)
     convert_lightgbm(scope, operator, container)
+    options = (
+        container.get_options(operator.raw_operator, {"raw_scores": False}, fail=False) or {}
+    )  # None: a regressor's
+    if not options.get("raw_scores"):
+        return
+    for entry in [entry for node in container.nodes[written:] for entry in node.attribute]:
+        if entry.name == "post_transform":
+            entry.s = b"NONE"
 
 
 def _xgboost_converter(fed_sparse: set[int]) -> Callable[[Any, Any, Any], None]:

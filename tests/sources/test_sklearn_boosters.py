@@ -90,6 +90,10 @@ MODELS: dict[str, Callable[[], Any]] = {
         ROWS, TWO
     ),
     "calibrated": lambda: CalibratedClassifierCV(XGBClassifier(**FEW), cv=2).fit(ROWS, TWO),
+    "calibrated-scores": lambda: CalibratedClassifierCV(LGBMClassifier(**LIGHT), cv=2).fit(ROWS, TWO),
+    "calibrated-scores-of-pipelines": lambda: CalibratedClassifierCV(encoded(LGBMClassifier(**LIGHT)), cv=2).fit(
+        ROWS, THREE
+    ),
     "vote": lambda: VotingClassifier(
         [("x", XGBClassifier(**FEW)), ("l", LGBMClassifier(**LIGHT))], voting="soft", weights=[1, 2]
     ).fit(ROWS, TWO),
