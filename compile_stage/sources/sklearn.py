@@ -37,6 +37,7 @@ from compile_stage.sources.sklearn_converted import (
     last_step,
     prepare,
     refuse_calibration,
+    scale_exactly,
     scalers_before_trees,
     without_search,
     write_logarithms,
@@ -486,6 +487,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     label_by_score(model, estimator)
     keep_fractions(model)
     keep_means(model, estimator)
+    scale_exactly(model, estimator, is_given_float32=tabular.is_given_float32(source))
     if by_name:
         tabular.join_columns(model, _matrix_columns(by_name, source))
     elif by_number and (ordered := _matrix_columns(names, source)) != names:

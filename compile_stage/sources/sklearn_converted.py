@@ -73,9 +73,55 @@ def scalers_before_trees(estimator: Any, *, is_given_float32: bool) -> dict[int,
     and divide as it does, where the model has trees. Many thresholds are values of the training data, and one of these
     that is rounded otherwise goes the other way."""
     held = list(parts(estimator))
-    trees = any(is_tree(part) or type(part).__name__ in ("TreePredictor", "Booster") for part in held)
-    how = "div" if is_given_float32 else "div_cast"
+    trees, how = _has_trees(held), "div" if is_given_float32 else "div_cast"
     return {id(part): {"div": how} for part in held if trees and type(part).__name__ in _SCALERS}
+
+
+def _has_trees(held: Sequence[Any]) -> bool:
+    return any(is_tree(part) or type(part).__name__ in ("TreePredictor", "Booster") for part in held)
+
+
+def scale_exactly(model: ModelProto, estimator: Any, *, is_given_float32: bool) -> None:
+    """Have each MinMaxScaler before trees compute in float64, as scikit-learn does, and round both of its steps where
+    it is given float32. What `scalers_before_trees` asks of the others is no option of this one."""
+    from onnx import numpy_helper
+
+    held = list(parts(estimator))
+    scalers = [part for part in held if type(part).__name__ == "MinMaxScaler" and hasattr(part, "scale_")]
+    constants = {tensor.name: numpy_helper.to_array(tensor).ravel() for tensor in model.graph.initializer}
+    users = {name: node for node in model.graph.node for name in node.input[:1]}
+    for product in [node for node in model.graph.node if node.op_type == "Mul"] if _has_trees(held) else ():
+        total = users.get(product.output[0])
+        if total is None or total.op_type != "Add" or not {product.input[1], total.input[1]} <= constants.keys():
+            continue
+        for part in scalers:
+            steps = ((product, part.scale_), (total, part.min_))
+            found = [np.array_equal(constants[node.input[1]], exact.astype(np.float32)) for node, exact in steps]
+            if all(found) and part.scale_.dtype == np.float64:
+                _compute_in_float64(model, steps, rounds_each=is_given_float32)
+                break
+
+
+def _compute_in_float64(model: ModelProto, steps: Sequence[tuple[NodeProto, Array]], *, rounds_each: bool) -> None:
+    """Of nodes that take each other's answer and a constant: casts around each, or around all of them."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    last = len(steps) - 1
+    for place, (node, exact) in enumerate(steps):
+        given, answer = node.input[0], node.output[0]
+        node.input[1] = f"{answer}_exact"
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(exact, np.float64), node.input[1]))
+        if place == 0 or rounds_each:
+            node.input[0] = f"{answer}_given"
+            cast = helper.make_node("Cast", [given], [node.input[0]], name=node.input[0], to=TensorProto.DOUBLE)
+            model.graph.node.insert(list(model.graph.node).index(node), cast)
+        if place == last or rounds_each:
+            node.output[0] = f"{answer}_wide"
+            _put_behind(
+                model,
+                node,
+                [helper.make_node("Cast", [node.output[0]], [answer], name=node.output[0], to=TensorProto.FLOAT)],
+            )
 
 
 def keep_means(model: ModelProto, estimator: Any) -> None:

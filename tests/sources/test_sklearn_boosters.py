@@ -18,7 +18,7 @@ from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, StackingRegressor, VotingClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, RobustScaler, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, RobustScaler, StandardScaler
 from xgboost import XGBClassifier, XGBRegressor, XGBRFClassifier
 
 from compile_stage.core.records import Compliance, SourceModel
@@ -154,8 +154,9 @@ def test_boosters_need_no_pickle(tmp_path: Path, model: Any) -> None:
     [RandomForestClassifier(20, random_state=0), HistGradientBoostingClassifier(max_iter=20), XGBClassifier(**FEW)],
     ids=["forest", "histogram", "xgboost"],
 )
-def test_a_scaler_before_trees_computes_as_the_original(tmp_path: Path, model: Any, dtype: Any) -> None:
+@pytest.mark.parametrize("scaler", [StandardScaler(), MinMaxScaler((-1, 2))], ids=["standard", "min-max"])
+def test_a_scaler_before_trees_computes_as_the_original(tmp_path: Path, model: Any, dtype: Any, scaler: Any) -> None:
     """Broken: thresholds are values of the scaled training data, or the middle of two, and the graph's scaler rounds
     these to the other side: some rows get the answer of another leaf, and no candidate passes."""
     rows = ROWS.astype(dtype)
-    prove(tmp_path, make_pipeline(StandardScaler(), model).fit(rows, THREE), rows)
+    prove(tmp_path, make_pipeline(scaler, model).fit(rows, THREE), rows)
