@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.tensors import Signature, TensorSpec
@@ -278,8 +279,12 @@ def _is_null(value: Any) -> bool:
 def _numbers(array: Array, spec: TensorSpec) -> Array:
     import numpy as np
 
-    if np.dtype(spec.dtype).kind == "f":  # a column of null alone comes as objects
-        array = np.where([value is None for value in array.flat], np.nan, array.ravel()).reshape(array.shape)
+    if np.dtype(spec.dtype).kind == "f":  # a column of null alone comes as objects, and databases give decimals
+        array = np.array(array, order="C")
+        flat = array.reshape(-1)
+        for at, value in enumerate(flat):
+            if value is None or isinstance(value, Decimal):
+                flat[at] = math.nan if value is None else float(value)
     try:
         return np.asarray(array.tolist()) if array.size else np.empty(array.shape, dtype=spec.dtype)
     except ValueError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from compile_stage.sources.sklearn_parts import parts
+
 _INNER = ("best_estimator_", "estimators_", "estimator_", "regressor_", "calibrated_classifiers_", "estimator")
 """Where searches, ensembles and other models around a model keep it."""
 
@@ -34,6 +36,18 @@ def refuse_rounded(estimator: Any) -> str | None:
                     f"its encoder knows the category {value!r} of column {name}, which float32 rounds, and a compiled "
                     "model takes numbers in float32: train it on that column as text"
                 )
+    return None
+
+
+def refuse_dropped(estimator: Any) -> str | None:
+    """The reason when an encoder both drops a category and puts rare ones together, which skl2onnx does not convert."""
+    for part in parts(estimator):
+        rare = getattr(part, "infrequent_categories_", None) if type(part).__name__ == "OneHotEncoder" else None
+        if rare is not None and part.drop is not None and any(values is not None for values in rare):
+            return (
+                "skl2onnx converts no OneHotEncoder that drops a category and puts rare ones together: leave out its "
+                "drop, or its min_frequency and max_categories"
+            )
     return None
 
 

@@ -196,9 +196,9 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
             "skl2onnx converts a OneVsRestClassifier of models without probabilities to other labels: use one with "
             "probabilities, such as LogisticRegression, or one that takes several classes by itself, as SVC does"
         )
-    if reason := encoders.refuse_rounded(estimator) or refuse_calibration(estimator):
+    if reason := encoders.refuse_rounded(estimator) or encoders.refuse_dropped(estimator):
         return reason
-    if reason := refuse_boosters(estimator) or refuse_targets(estimator):
+    if reason := refuse_calibration(estimator) or refuse_boosters(estimator) or refuse_targets(estimator):
         return reason
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):

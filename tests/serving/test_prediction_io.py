@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ FRAME = pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "c": [True, False]})
         FRAME[["c", "a", "b"]],
         FRAME.assign(text="not a column of the model"),
         FRAME.astype(object),
+        FRAME.assign(b=[Decimal("0.5"), Decimal("1.5")]),  # as a database gives them
         {name: FRAME[name].to_numpy() for name in FRAME},
         {name: FRAME[name].tolist() for name in reversed(FRAME.columns)},
         {name: FRAME[name].iloc[::-1] if name == "a" else FRAME[name] for name in FRAME},  # aligned by the index

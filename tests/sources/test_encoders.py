@@ -19,7 +19,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
-from compile_stage.sources.encoders import known_categories
+from compile_stage.sources.encoders import known_categories, refuse_dropped
 
 RANDOM = np.random.default_rng(0)
 ROWS = np.column_stack([RANDOM.normal(size=90), np.tile([1.0, 5.0, 9.0], 30), np.tile([0.0, 2.0], 45)])
@@ -87,3 +87,24 @@ def test_columns_behind_an_encoder_are_others() -> None:
 def test_columns_may_be_numbers_a_slice_or_a_mask(chosen: Any) -> None:
     """Broken: another column's categories would be asked for."""
     assert known_categories(columns((OrdinalEncoder(), chosen)).fit(ROWS)) == {1: [1.0, 5.0, 9.0]}
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({}, False),
+        ({"drop": "first"}, False),
+        ({"min_frequency": 2}, False),
+        ({"drop": "first", "min_frequency": 2}, True),
+    ],
+)
+def test_a_dropped_category_beside_rare_ones_is_refused_by_its_encoder(
+    options: dict[str, Any], *, refused: bool
+) -> None:
+    """Broken: the message blames the classifier at the end of the pipeline, and says nothing that helps."""
+    rows = np.array([["a"], ["a"], ["b"], ["b"], ["c"]], dtype=object)
+    model = make_pipeline(OneHotEncoder(**options), LogisticRegression()).fit(rows, [0, 1, 0, 1, 0])
+    reason = refuse_dropped(model)
+    assert (reason is not None) is refused
+    if reason is not None:
+        assert "leave out its drop, or its min_frequency and max_categories" in reason
