@@ -23,7 +23,6 @@ from compile_stage.core.records import (
     Artifact,
     Budget,
     Check,
-    Compliance,
     Data,
     Gate,
     Job,
@@ -36,7 +35,7 @@ from compile_stage.core.records import (
 from compile_stage.pipeline.inputs import TargetInputs, source_errors, source_limits
 from compile_stage.serving.manifest import ARTIFACT_NAME, artifact_of, data_folder, pin
 from compile_stage.steps.compile import compile_job
-from compile_stage.steps.export import inspect
+from compile_stage.steps.export import inspect_published
 from compile_stage.steps.lower import lower
 from compile_stage.steps.resolve import resolve
 from compile_stage.steps.serve import compare_answers
@@ -136,7 +135,7 @@ def _build(context: Context, recipe: _Recipe, name: str) -> tuple[Rebuilt, Sampl
         context.worker(job.id, compiler) as compiling,
     ):
         with source_errors(source):
-            inspect(context, source_worker, source, Compliance(allow_pickle=recipe.allow_pickle))
+            inspect_published(context, source_worker, source, allow_pickle=recipe.allow_pickle)
             inputs = TargetInputs(context, source_worker, source, data, job.target, (job,))
             given = inputs.model_for(job)
             samples = inputs.validation

@@ -25,7 +25,6 @@ from compile_stage.core.records import (
     Budget,
     Candidate,
     Check,
-    Compliance,
     Data,
     FetchedVersion,
     Gate,
@@ -52,7 +51,7 @@ from compile_stage.serving.missing_numbers import proven_missing
 from compile_stage.serving.taken_values import TAKEN, proven_taken
 from compile_stage.serving.trust import Trust
 from compile_stage.steps.benchmark import are_decided, benchmark
-from compile_stage.steps.export import inspect
+from compile_stage.steps.export import inspect_published
 from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.package import timings
 from compile_stage.steps.resolve import resolve
@@ -251,7 +250,7 @@ def compare(
             job.id, WorkerLimits.within(budget, target.threads, plugins.interpreter_of(job.backend))
         ) as worker,
     ):
-        inspect(context, source_worker, source, Compliance(allow_pickle=allow_pickle))
+        inspect_published(context, source_worker, source, allow_pickle=allow_pickle)
         inputs = TargetInputs(context, source_worker, source, data, target, (job,))
         expected = inputs.reference
         checks = validate(run_by, worker, job, artifact, inputs.validation_set(waivers)).verdict.checks

@@ -15,7 +15,6 @@ from compile_stage.core.errors import CompileStageError, IntegrityError, Storage
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import (
     Budget,
-    Compliance,
     Data,
     Job,
     Plan,
@@ -30,7 +29,7 @@ from compile_stage.core.records import (
 from compile_stage.pipeline.evaluate import compile_candidate
 from compile_stage.pipeline.inputs import TargetInputs, TargetRun, source_errors, source_limits
 from compile_stage.serving.manifest import artifact_of, data_folder
-from compile_stage.steps.export import inspect
+from compile_stage.steps.export import inspect, inspect_published
 from compile_stage.steps.profile import BASELINE, profile_artifact, profile_original
 from compile_stage.steps.resolve import resolve
 
@@ -131,7 +130,7 @@ def profile_published(
         context.source_worker(source, source_limits(budget, source, data)) as source_worker,
         source_errors(source),
     ):
-        inspect(context, source_worker, source, Compliance(allow_pickle=allow_pickle))
+        inspect_published(context, source_worker, source, allow_pickle=allow_pickle)
         inputs = TargetInputs(context, source_worker, source, data, job.target, (job,))
         profiles = (
             _original(context, source_worker, source, inputs.validation, job.target),

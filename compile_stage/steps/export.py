@@ -44,7 +44,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "compliance": compliance,
     }
     stored = context.cached(
-        "inspect/10",
+        "inspect/11",
         "",
         key,
         lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),
@@ -52,6 +52,17 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
     plugins.demand(exporter)  # after the model's own faults, so that nobody installs gigabytes to be refused
     origin: Origin = revive(Origin, stored.value)
     return replace(origin, processor=replace(origin.processor, path=stored.path))
+
+
+def inspect_published(context: Context, worker: Worker, source: SourceModel, *, allow_pickle: bool) -> Origin:
+    """As `inspect`, of what a published model was made from: an option allows pickles there, and no policy."""
+    try:
+        return inspect(context, worker, source, Compliance(allow_pickle=allow_pickle))
+    except SourceError as error:
+        if allow_pickle or "compliance.allow_pickle" not in f"{error.problem} {error.fix}":
+            raise
+        fix = "if you trust where it comes from: --allow-pickle, or from Python allow_pickle=True"
+        raise SourceError(error.problem, fix=fix, where=source.uri) from error
 
 
 def predict_original(context: Context, worker: Worker, source: SourceModel, samples: SampleSet) -> Predictions | None:

@@ -301,7 +301,8 @@ def test_verify_unpickles_nothing_unless_asked(
     assert result.status == "passed", result.problem
     bundle = tmp_path / "out" / "bundles" / "cpu"
     monkeypatch.setenv("COMPILE_STAGE_CACHE", str(tmp_path / "empty-cache"))
-    with pytest.raises(SourceError, match="pickle"):
+    with pytest.raises(SourceError, match="pickle") as refused:
         api.verify(str(bundle))
+    assert "--allow-pickle" in refused.value.fix  # the policy is not read here
     assert api.verify(str(bundle), allow_pickle=True).passed
     assert api.verify(str(bundle), revalidate=False).passed
