@@ -477,8 +477,12 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         ) from error
     except Exception as error:
         problem = f"skl2onnx can't convert {type(last_step(estimator)).__name__}: {first_line(error)}"
-        unsigned = "log it with a signature: without, every column is taken for numbers"
-        fix = "" if mlmodel.read(source).inputs else unsigned
+        fix = (
+            "" if mlmodel.read(source).inputs else "log it with a signature: without, every column is taken for numbers"
+        )
+        if _has_columns(wanted) and not any(isinstance(step, ColumnTransformer) for step in _steps(estimator)):
+            kind = type(last_step(estimator)).__name__
+            fix = f"put what encodes text before it: make_pipeline(ColumnTransformer(...), {kind}(...))"
         raise SourceError(problem, fix=fix, where=source.uri) from error
     write_missing_directions(model, estimator)
     write_logarithms(model, estimator)

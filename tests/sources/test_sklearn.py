@@ -771,6 +771,20 @@ def test_text_that_can_not_be_converted_exactly_is_refused_with_the_reason(tmp_p
     assert "missing values" in reason
 
 
+def test_text_columns_inside_of_a_calibration_are_refused_with_what_helps(tmp_path: Path) -> None:
+    """Broken: the message is skl2onnx's own, about the number of its inputs, and the model was never compiled."""
+    words = OneHotEncoder(handle_unknown="ignore")
+    inside = mixed(words, StandardScaler(), LogisticRegression())
+    refused = CalibratedClassifierCV(inside, cv=2).fit(PEOPLE, OLD)
+    source = save(tmp_path / "model", refused, PEOPLE, serialization_format="cloudpickle")
+    with pytest.raises(SourceError) as error:
+        SklearnSource().export(source, {}, tmp_path / "made")
+    assert "make_pipeline(ColumnTransformer(...), CalibratedClassifierCV(...))" in error.value.fix
+    helped = mixed(words, StandardScaler(), CalibratedClassifierCV(LogisticRegression(), cv=2))
+    source = save(tmp_path / "helped", helped, PEOPLE, serialization_format="cloudpickle")
+    assert SklearnSource().refuse(source, Compliance(allow_pickle=True)) is None
+
+
 def test_a_list_of_texts_is_refused_with_the_columns_that_would_do(tmp_path: Path) -> None:
     """Broken: a fitted pipeline was called "not fitted"."""
     texts = ["a cat", "a dog", "two cats", "no dog"]
