@@ -61,10 +61,13 @@ def warm_up(run: Callable[[Batch], Any], batches: Sequence[Batch]) -> None:
         run(batch)
 
 
-def call_repeatedly(run: Callable[[Batch], Any], batches: Sequence[Batch]) -> list[float]:
-    """Call for a quarter of a second, 2 to 50 times; the seconds of each call."""
+def call_repeatedly(
+    run: Callable[[Batch], Any], batches: Sequence[Batch], most_calls: int = _MOST_CALLS
+) -> list[float]:
+    """Call for a quarter of a second, 2 to 50 times, or to `most_calls` where these are fewer; the seconds of each
+    call."""
     taken: list[float] = []
-    for batch in itertools.islice(itertools.cycle(batches), _MOST_CALLS):
+    for batch in itertools.islice(itertools.cycle(batches), min(max(most_calls, _FEWEST_CALLS), _MOST_CALLS)):
         began = time.perf_counter()
         run(batch)
         taken.append(time.perf_counter() - began)

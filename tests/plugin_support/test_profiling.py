@@ -139,6 +139,24 @@ def test_pytorch_names_the_planted_product_first(tmp_path: Path) -> None:
     assert sum(event["name"] == "aten::mm" for event in events) == profile.calls
 
 
+def test_a_model_of_many_operators_is_profiled_in_few_calls(tmp_path: Path) -> None:
+    """Broken: a recurrent network in eager PyTorch, of thousands of small operators, is called 50 times, and to read
+    the record of these takes longer than to measure all candidates."""
+    torch = pytest.importorskip("torch")
+    from compile_stage.plugin_support import torch_profiler
+
+    class Session:
+        def run(self, batch: Any) -> Any:
+            x = torch.from_numpy(batch["x"])
+            for _ in range(4000):
+                x = x + 1
+            return {"y": x.numpy()}
+
+    profile = torch_profiler._profile(Session(), request(tmp_path, x=np.ones((1, 2), np.float32)))
+    assert profile.calls <= 5
+    assert profile.operators[0].calls == 4000 * profile.calls
+
+
 def test_a_trace_and_a_profile_have_an_end(tmp_path: Path) -> None:
     """Broken: a model of many nodes would fill the disk beside each report, or result.json."""
     kernels = [Kernel(name=f"node {i}" + "x" * 100, kind="Conv", start_s=i, seconds=0.5) for i in range(15_000)]
