@@ -59,8 +59,12 @@ _BUSY_FIX = (
     "wait for the program that is writing to the database, or end it, then run again; what is finished is kept. A "
     "tracking server takes several writers"
 )
-_AUTH_FIX = (
-    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of an account with the rights"
+_ACCOUNT = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+_LOGIN_FIX = f"set {_ACCOUNT}, of an account with the rights"
+_RIGHTS_FIX = (
+    "have the account granted READ on the source's model and its experiment, and, to publish, EDIT on the compiled "
+    "model and on the experiment of its runs (MLFLOW_EXPERIMENT_NAME, else compile-stage); or name another one: "
+    f"{_ACCOUNT}"
 )
 
 
@@ -275,9 +279,9 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
             code=Code.NOT_IN_REGISTRY,
         )
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or status in (401, 403):
-        return RegistryError(
-            f"the registry refuses: {text}", fix=_AUTH_FIX, where=place, code=Code.REGISTRY_UNREACHABLE
-        )
+        known = code == "PERMISSION_DENIED" or status == 403  # who asks, and has not the right to
+        fix = _RIGHTS_FIX if known else _LOGIN_FIX
+        return RegistryError(f"the registry refuses: {text}", fix=fix, where=place, code=Code.REGISTRY_UNREACHABLE)
     if (refusals := _TOO_MANY.search(text)) is not None:
         number = refusals[1]
         said = "it takes no more requests for now" if number == "429" else "it, or what is in front of it, fails"
@@ -312,7 +316,8 @@ def _refused(error: Exception, place: str) -> RegistryError | None:
         )
     if status is not None:
         problem = f"the registry refuses its files: {_sentence(error)}"
-        return RegistryError(problem, fix=_AUTH_FIX, where=place, code=Code.REGISTRY_UNREACHABLE)
+        fix = _RIGHTS_FIX if status == 403 else _LOGIN_FIX
+        return RegistryError(problem, fix=fix, where=place, code=Code.REGISTRY_UNREACHABLE)
     return None
 
 
