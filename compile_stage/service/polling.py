@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from compile_stage.core import plugins
 from compile_stage.core.environment import hardware
@@ -31,6 +32,7 @@ class Poller:
     def __init__(self, settings: Settings, queue: Queue, policies: PolicyFolder) -> None:
         self._settings, self._queue, self._policies = settings, queue, policies
         self.succeeded_at, self.problem = 0.0, ""
+        self._broken: dict[Path, str] = {}
 
     def work(self, stop: threading.Event) -> None:
         """Until it is stopped. The first search is made at once: the service may have been down for long."""
@@ -47,6 +49,7 @@ class Poller:
 
     def poll(self) -> int:
         """Search once; returns how many versions are to be looked at."""
+        self._log_broken_policies()
         versions = list(plugins.load("registries", self._settings.registry).versions())
         known = self._queue.known()
         if known is None:
@@ -61,6 +64,15 @@ class Poller:
         self._requalify_if_due()
         self.succeeded_at, self.problem = time.time(), ""
         return found
+
+    def _log_broken_policies(self) -> None:
+        """A line for each policy that is left out, when it breaks and when its problem changes: what is meant for it
+        is not compiled, and nothing else would say so in the log."""
+        broken = {file.path: file.problem for file in self._policies.files() if file.problem}
+        for path, problem in broken.items():
+            if self._broken.get(path) != problem:
+                _log.warning("%s is left out until it is fixed: %s", path.name, problem)
+        self._broken = broken
 
     def _look_if_new(self, version: RegisteredVersion) -> bool:
         if self._queue.is_awaited(version.name, version.version):

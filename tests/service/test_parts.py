@@ -16,7 +16,7 @@ import pytest
 from factories import POLICY_TEXT
 from service.conftest import PATIENCE_S, SECRET
 
-from compile_stage.core.errors import UsageError
+from compile_stage.core.errors import RegistryError, UsageError
 from compile_stage.core.records import RegisteredVersion
 from compile_stage.policy.folder import PolicyFolder
 from compile_stage.service import runs
@@ -136,6 +136,36 @@ def test_policies_are_read_again_and_a_broken_one_stops_no_other(tmp_path: Path)
     assert meant("churn") == ["b"]
     with pytest.raises(UsageError, match="no such folder of policies"):
         PolicyFolder(tmp_path / "none")
+
+
+def test_a_broken_policy_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Broken: nothing in the log says why a model is not compiled, or each search repeats it; or it isn't said while
+    the registry is away."""
+
+    def away(*_: str) -> object:
+        raise RegistryError("away")
+
+    monkeypatch.setattr("compile_stage.core.plugins.load", away)
+    poller = Poller(Settings(tmp_path, tmp_path / "state"), None, PolicyFolder(tmp_path))  # type: ignore[arg-type]
+
+    def logged() -> list[str]:
+        caplog.clear()
+        with pytest.raises(RegistryError):
+            poller.poll()
+        return caplog.messages
+
+    (tmp_path / "good.yaml").write_text(named("good"))
+    (tmp_path / "bad.yaml").write_text(named("bad", nmae="x"))
+    (line,) = logged()
+    assert line.startswith("bad.yaml is left out until it is fixed: ")
+    assert "nmae" in line
+    assert logged() == []
+    (tmp_path / "bad.yaml").write_text("name: [")
+    assert len(logged()) == 1, "another problem"
+    (tmp_path / "bad.yaml").write_text(named("bad"))
+    assert logged() == []
 
 
 def version_of(**fields: object) -> RegisteredVersion:
