@@ -250,6 +250,8 @@ def _perplexity(tokens: Tokens, kept: NDArray[np.bool_]) -> _Loss:
     if tokens.loss is None or tokens.base_loss is None:
         raise NotMeasurableError(_NO_TEXT)
     counts, own, base = tokens.count[kept], tokens.loss[kept], tokens.base_loss[kept]
+    if not np.isfinite(base).all():
+        raise NotMeasurableError("the original gives a token of the text no probability: its perplexity is infinite")
     with np.errstate(over="ignore"):
         candidate, baseline = (float(np.exp(side.sum() / counts.sum())) for side in (own, base))
 

@@ -263,6 +263,17 @@ def test_the_bound_of_a_perplexity_that_few_prompts_decide_is_rarely_below_it() 
     assert too_low <= 0.07 * 120
 
 
+def test_a_text_that_the_original_rules_out_has_no_perplexity() -> None:
+    """Broken: where the original masks a token that the text has, the prompts are said to be too few."""
+    ruled_out = BASE.copy()
+    ruled_out[3, 1, LABELS[3, 1]] = -np.inf
+    samples = ComparedSamples(min_samples=8, real=True, labels=LABELS)
+    checks = check_outputs(GATES, {"logits": ruled_out}, {"logits": ruled_out}, samples, batch_size=1, seed=0)
+    (check,) = (check for check in checks if check.gate.metric == "perplexity")
+    assert check.outcome is Outcome.NOT_RUN
+    assert "the original gives a token of the text no probability" in check.reason
+
+
 def test_what_was_not_seen_in_few_changed_prompts_widens_the_interval() -> None:
     """Broken: one prompt of 48 that went wrong may as well have been four, and nobody is told."""
     parts = np.zeros(48)
