@@ -250,7 +250,11 @@ class _Packaging:
             source, policy.publish_name.replace("{model}", source.name)
         )
         with context.events.step("package", chosen.job.id):
-            self._write(chosen, name, into, version)
+            try:
+                self._write(chosen, name, into, version)
+            except BaseException:  # half a bundle is none, and on a full disk the reports need its room
+                shutil.rmtree(into, ignore_errors=True)
+                raise
             manifest = read_manifest(into)
             digest = digest_tree(into / "data")
             remember_packaged(digest)

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from compile_stage import api
 from compile_stage.core.errors import CompileStageError, StorageError
 from compile_stage.core.events import Silent
 from compile_stage.report import files
+from compile_stage.steps import package
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
@@ -92,3 +94,22 @@ def test_a_run_that_can_not_write_its_reports_leaves_none(
     with pytest.raises((StorageError, OSError)):
         api.run(f"folder:{small_model}", passed, out=out, publish=False)
     assert [name for name in REPORTS if (out / name).exists()] == []
+
+
+def test_a_bundle_that_has_no_room_is_removed(
+    passed: Path, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: half a bundle keeps the disk full, so that nobody learns from a report how the run ended, and the next
+    run is refused for want of room."""
+    out = tmp_path / "out"
+
+    def full(_: str, into: Path, *__: Any, **___: Any) -> None:
+        into.mkdir(parents=True)
+        (into / "half").write_bytes(b"x")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(into))
+
+    monkeypatch.setattr(package, "save_model", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        api.run(f"folder:{small_model}", passed, out=out, publish=False)
+    assert not list((out / "bundles").glob("*"))
+    assert json.loads((out / "result.json").read_text())["exit_code"] == 2
