@@ -9,8 +9,7 @@ norm.
 GroupQueryAttention looks at all tokens before, or at the last ones in a window, and at no padding. Whether a graph does
 so is asked twice. The mask's part of the graph may hold one number that could be a window's length, and none where it
 looks at all; and both graphs have to answer alike, at random, with and without a cache, and where tokens leave the
-window. What neither tells is how rows that begin with padding are answered: no session of ours sends
-any.
+window. What neither tells is how rows that begin with padding are answered: no session of ours sends any.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Decoder:
     @property
     def compared(self) -> tuple[tuple[int, int, int], ...]:
         """Calls by which both graphs are compared, as `COMPARED`: also tokens of which one is the first to leave each
-        window, and one that is far beyond its end."""
+        window, and one behind a cache that is longer than it."""
         windows = sorted({found.window for found in self.attentions if found.window})
         around = (((1, max(0, window - 2), 5), (1, window + 5, 1)) for window in windows)
         return (*COMPARED, *itertools.chain.from_iterable(around))

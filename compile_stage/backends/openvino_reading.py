@@ -105,12 +105,19 @@ def _reduce(name: str, node: Any) -> list[Any]:
     return list(op.add(total, largest if keep else op.squeeze(largest, axes)).outputs())
 
 
+def _replace(node: Any, new: Any) -> None:
+    """The new operation takes the node's place, and its name."""
+    from openvino.utils import replace_node
+
+    new.set_friendly_name(node.get_friendly_name())
+    replace_node(node, new)
+
+
 def _leave_out_empty_windows(graph: Any) -> None:
     """Have pools that round their size up do it as ONNX does: no window begins behind the end, and an average counts
     nothing that lies there. OpenVINO's reader has a maximum begin there, and its CPU plug-in counts it where padding
     counts."""
     from openvino import opset14 as op
-    from openvino.utils import replace_node
 
     for node in graph.get_ordered_ops():
         kind, said = node.get_type_name(), node.get_attributes()
@@ -130,8 +137,7 @@ def _leave_out_empty_windows(graph: Any) -> None:
                 new = op.avg_pool(given, said["strides"], *edges, window, said["exclude-pad"], *how)
         else:
             continue
-        new.set_friendly_name(node.get_friendly_name())
-        replace_node(node, new)
+        _replace(node, new)
     graph.validate_nodes_and_infer_types()
 
 
@@ -139,22 +145,19 @@ def _keep_order_of_ties(graph: Any) -> None:
     """Have `TopK` answer the lower of two places that hold the same value, as ONNX does. OpenVINO's reader does not ask
     for that, and the CPU plug-in then does it only in batches whose size it knows beforehand."""
     from openvino import opset14 as op
-    from openvino.utils import replace_node
 
     for node in graph.get_ordered_ops():
         said = node.get_attributes()
         if node.get_type_name() == "TopK" and said["sort"] != "none" and not said["stable"]:
             how = (said["axis"], said["mode"], said["sort"], said["index_element_type"])
             new = op.topk(node.input_value(0), node.input_value(1), *how, stable=True)
-            new.set_friendly_name(node.get_friendly_name())
-            replace_node(node, new)
+            _replace(node, new)
 
 
 def _pad_transposed_convolutions(graph: Any) -> None:
     """Have a `ConvTranspose` with `SAME_UPPER` or `SAME_LOWER` answer its input's size times the stride, as ONNX does:
     OpenVINO's reader hands the words on, and they pad nothing where no size of the answer is given."""
     from openvino import opset14 as op
-    from openvino.utils import replace_node
 
     kinds = {
         "ConvolutionBackpropData": op.convolution_backprop_data,
@@ -175,8 +178,7 @@ def _pad_transposed_convolutions(graph: Any) -> None:
         begins, ends = (half, rest) if said["auto_pad"] == "same_upper" else (rest, half)
         how = {"pads_begin": begins, "pads_end": ends, "dilations": dilations, "output_padding": more}
         new = make(node.input_value(0), node.input_value(1), strides, auto_pad="explicit", **how)
-        new.set_friendly_name(node.get_friendly_name())
-        replace_node(node, new)
+        _replace(node, new)
     graph.validate_nodes_and_infer_types()
 
 

@@ -231,7 +231,7 @@ def _text(record: Any, number: int, task: str) -> Any:
     if isinstance(record, Mapping):
         if task == "text-classification" and set(record) == _PAIR:
             record = (_cell(record["text"]), _cell(record["text_pair"]))
-        elif task == "text-classification" and (len(record) > 1 or _is_other_name(*record)):
+        elif task == "text-classification" and (len(record) > 1 or any(map(_is_other_name, record))):
             raise InputRefusedError(f"text {number} has the keys {', '.join(map(str, record))}, not text and text_pair")
         else:
             record = _cell(next(iter(record.values())))
@@ -241,7 +241,7 @@ def _text(record: Any, number: int, task: str) -> Any:
     return record
 
 
-def _is_other_name(key: Any = 0) -> bool:
+def _is_other_name(key: Any) -> bool:
     """Columns without names have numbers."""
     return isinstance(key, str) and key != "text"
 

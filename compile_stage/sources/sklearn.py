@@ -437,7 +437,9 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     prepare(estimator)
     features = int(wanted.inputs[0].shape[1])
     names = () if _has_columns(wanted) else _column_names(estimator)
-    by_name = names if any(isinstance(step, ColumnTransformer) for step in _steps(estimator)) else ()
+    picks = any(isinstance(step, ColumnTransformer) for step in _steps(estimator))
+    is_given_float32 = tabular.is_given_float32(source)
+    by_name = names if picks else ()
     by_number = bool(names) and not by_name
     types = (
         [(name, FloatTensorType([None, 1])) for name in by_name]
@@ -463,7 +465,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             _answer(estimator, wanted.inputs, source)
         register_converters(estimator, fed_sparse)
     register_target_converter(estimator)
-    options |= scalers_before_trees(estimator, is_given_float32=tabular.is_given_float32(source))
+    options |= scalers_before_trees(estimator, is_given_float32=is_given_float32)
     try:
         with warnings.catch_warnings(), columns_by_number(estimator) if by_number else nullcontext():
             warnings.simplefilter("ignore")  # deprecations inside the converter
@@ -480,7 +482,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         fix = (
             "" if mlmodel.read(source).inputs else "log it with a signature: without, every column is taken for numbers"
         )
-        if _has_columns(wanted) and not any(isinstance(step, ColumnTransformer) for step in _steps(estimator)):
+        if _has_columns(wanted) and not picks:
             kind = type(last_step(estimator)).__name__
             fix = f"put what encodes text before it: make_pipeline(ColumnTransformer(...), {kind}(...))"
         raise SourceError(problem, fix=fix, where=source.uri) from error
@@ -491,7 +493,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     label_by_score(model, estimator)
     keep_fractions(model)
     keep_means(model, estimator)
-    scale_exactly(model, estimator, is_given_float32=tabular.is_given_float32(source))
+    scale_exactly(model, estimator, is_given_float32=is_given_float32)
     if by_name:
         tabular.join_columns(model, _matrix_columns(by_name, source))
     elif by_number and (ordered := _matrix_columns(names, source)) != names:

@@ -19,8 +19,8 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     The exporter writes `logsigmoid` as Log(Sigmoid(x)), which in ONNX Runtime is -inf from -30 down and 4 % off at -16,
     and `logaddexp` as Log(Exp(a) + Exp(b)), which is inf from 89 up (`logaddexp2` from 128). ONNX's Softplus,
     log(1 + exp(x)), has neither. Its `atan2` is -pi where PyTorch's is pi, for 0 and a negative number: the angle of
-    the first number of every spectrum. It refuses the product of each group of rows with the group's
-    own matrix, by which transformers computes a mixture of experts.
+    the first number of every spectrum. It refuses the product of each group of rows with the group's own
+    matrix, by which transformers computes a mixture of experts.
     """
     import torch
     from onnx import TensorProto
@@ -46,22 +46,19 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         angle = op.Where(op.Less(other, zero), op.Sub(pi, angle), angle)
         return op.Where(op.Less(self, zero), op.Neg(angle), angle)
 
-    def by_groups(rows: Any, weight: Any, ends: Any) -> Any:
-        """[rows, in] by [groups, in, out], where `ends` says behind which row each group ends."""
-        ends, begin, products = op.Cast(ends, to=TensorProto.INT64), op.Constant(value_ints=[0]), []
+    def grouped_mm(input: Any, weight: Any, offs: Any) -> Any:  # noqa: A002 - the schema's name
+        """[rows, in] by [groups, in, out], where `offs` says behind which row each group ends."""
+        ends, begin, products = op.Cast(offs, to=TensorProto.INT64), op.Constant(value_ints=[0]), []
         for group in range(weight.shape[0]):
             end = op.Slice(ends, op.Constant(value_ints=[group]), op.Constant(value_ints=[group + 1]))
-            own = op.Slice(rows, begin, end, op.Constant(value_ints=[0]))
+            own = op.Slice(input, begin, end, op.Constant(value_ints=[0]))
             products.append(op.MatMul(own, op.Gather(weight, op.Constant(value_int=group))))
             begin = end
         return op.Concat(*products, axis=0)
 
-    def grouped_mm_fallback(input: Any, weight: Any, offs: Any) -> Any:  # noqa: A002 - the schema's name
-        return by_groups(input, weight, offs)
-
     aten, mixtures = torch.ops.aten, {}
     if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
-        mixtures[torch.ops.transformers.grouped_mm_fallback.default] = grouped_mm_fallback
+        mixtures[torch.ops.transformers.grouped_mm_fallback.default] = grouped_mm
     return {
         **mixtures,
         aten.log_sigmoid.default: log_sigmoid,

@@ -487,7 +487,7 @@ def test_a_refused_upload_is_not_taken_for_a_server_that_is_gone(status: int, na
 def test_a_refused_account_is_told_what_it_needs(
     status: int, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: an account that is logged in, and lacks a right, is told to log in, and not which right it lacks."""
+    """Broken: of an account that the server knows, and that lacks a right, the error advises to set its name."""
 
     class Refuses(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
